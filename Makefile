@@ -1,0 +1,42 @@
+# Needs Python 3.11 or later with pip, and nothing else. PYTHON=python3.12 chooses another interpreter.
+# On Linux the default torch wheel brings CUDA. PIP_EXTRA_INDEX_URL in the environment can name PyTorch's index of
+# the far smaller CPU builds.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+# pip from outside the environment: where Debian splits Python up, "-m venv" cannot install pip by itself.
+PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check
+TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
+
+.PHONY: demo test test-slow lint types clean
+.DELETE_ON_ERROR:
+
+demo: $(READY)
+	$(BIN)/lightning-gnn-dist demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not slow and not gpu" --durations=10
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m "slow and not gpu" --durations=10
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# torch by its exact version and first: resolving an open range downloads several gigabytes of builds.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=...")'
+	rm -rf .venv
+	$(PYTHON) -m venv --without-pip .venv
+	$(PIP) install --constraint constraints.txt pip "$(TORCH)"
+	$(PIP) install --constraint constraints.txt --editable ".[dev]"
+	touch $@
