@@ -1,0 +1,126 @@
+"""From the forms in which graphs come to the CSR and its arrays, refusing what would go wrong later."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+ROWS_AT_ONCE = 1 << 16
+
+
+def compress(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The in-neighbour CSR, rows sorted by sender: ``indptr``, ``indices`` and the order of the edges."""
+    _check_edge_index(edge_index, num_nodes)
+    sender, receiver = edge_index.to(torch.int64)
+    order = torch.argsort(receiver * num_nodes + sender, stable=True)
+    degrees = torch.bincount(receiver, minlength=num_nodes)
+    indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+    return indptr, sender[order].to(index_dtype(num_nodes)), order
+
+
+def index_dtype(num_nodes: int) -> torch.dtype:
+    """The smallest dtype that holds every node id."""
+    return torch.int32 if num_nodes < 2**31 else torch.int64
+
+
+def _check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
+        raise ValueError(
+            f"edge_index must be integers of shape (2, E), got {edge_index.dtype} {tuple(edge_index.shape)}."
+        )
+    if edge_index.numel() == 0:
+        return
+    low, high = int(edge_index.min()), int(edge_index.max())
+    if low < 0 or high >= num_nodes:
+        bad = low if low < 0 else high
+        raise ValueError(
+            f"edge_index names node {bad}, but the graph has {num_nodes} nodes: ids must lie in [0, {num_nodes})."
+        )
+
+
+def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of ``data`` with a row per node, and those with a row per edge."""
+    _check_data(data)
+    nodes: dict[str, Tensor] = {}
+    edges: dict[str, Tensor] = {}
+    for name, value in data.to_dict().items():
+        if name == "edge_index" or not isinstance(value, Tensor):
+            continue
+        if value.layout != torch.strided:
+            raise ValueError(
+                f"{name} is sparse ({value.layout}): store it dense, data.{name} = data.{name}.to_dense()."
+            )
+        belongs = data.num_edges if name.startswith("edge_") else data.num_nodes
+        if value.dim() == 0 or len(value) != belongs:
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}, but the graph has {data.num_nodes} nodes and "
+                f"{data.num_edges} edges: give it one row per node (or per edge, under a name that starts with "
+                f"'edge_'), or remove it with `del data.{name}`."
+            )
+        (edges if name.startswith("edge_") else nodes)[name] = value.detach().cpu().contiguous()
+    return nodes, edges
+
+
+def _check_data(data: Data) -> None:
+    if isinstance(data, HeteroData):
+        raise NotImplementedError(
+            "HeteroData is not supported yet. data.to_homogeneous() gives a Data whose node_type and edge_type "
+            "travel with the graph."
+        )
+    if not isinstance(data, Data):
+        raise TypeError(f"Graph.from_pyg() takes a torch_geometric.data.Data, got {type(data).__name__}.")
+    if data.edge_index is None:
+        raise ValueError("The data has no edge_index. (adj_t is not read: keep edge_index beside it.)")
+    if not data.num_nodes:
+        raise ValueError("The data has no nodes. Set data.x or data.num_nodes.")
+
+
+def check_arrays(arrays: dict[str, Tensor], *, check_features: bool, float_labels: bool) -> None:
+    """Refuse masks, labels and features that would fail or mislead in training."""
+    for name, array in arrays.items():
+        if name.endswith("_mask"):
+            _check_mask(name, array)
+    if (y := arrays.get("y")) is not None:
+        _check_labels(y, arrays.get("train_mask"), float_labels)
+    if check_features and (x := arrays.get("x")) is not None:
+        _check_finite(x)
+
+
+def _check_mask(name: str, mask: Tensor) -> None:
+    if mask.dtype != torch.bool:
+        raise ValueError(f"{name} must be boolean, got {mask.dtype}: data.{name} = data.{name}.bool().")
+    if mask.dim() != 1:
+        raise ValueError(
+            f"{name} has shape {tuple(mask.shape)}, one column per split: choose one, data.{name} = data.{name}[:, 0]."
+        )
+
+
+def _check_labels(y: Tensor, train_mask: Tensor | None, float_labels: bool) -> None:
+    one_per_node = y.dim() == 1 or y.shape[1:].numel() == 1
+    if y.is_floating_point() and one_per_node and not float_labels:
+        raise ValueError(
+            f"y holds one {y.dtype} per node, but classes are integers: data.y = data.y.long(). "
+            "If the task is regression, say so: Graph.from_pyg(data, float_labels=True)."
+        )
+    if y.is_floating_point() or y.dim() != 1 or train_mask is None:
+        return
+    unlabelled = (y < 0) & train_mask
+    if unlabelled.any():
+        raise ValueError(
+            f"train_mask marks {int(unlabelled.sum())} nodes whose label is negative (the first is node "
+            f"{int(unlabelled.nonzero()[0])}): train_mask must mark labelled nodes, data.train_mask &= data.y >= 0."
+        )
+
+
+def _check_finite(x: Tensor) -> None:
+    if not x.is_floating_point():
+        return
+    for start in range(0, len(x), ROWS_AT_ONCE):
+        rows = x[start : start + ROWS_AT_ONCE]
+        if not bool(torch.isfinite(rows).all()):
+            node = start + int((~torch.isfinite(rows.reshape(len(rows), -1))).any(1).nonzero()[0])
+            raise ValueError(
+                f"x holds NaN or infinite values (the first at node {node}): replace them, for instance by "
+                "torch.nan_to_num(data.x), or switch this check off: Graph.from_pyg(data, check_features=False)."
+            )

@@ -1,0 +1,263 @@
+"""The graph: who sends messages to whom, and what each node and edge carries."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from lightning_gnn_dist.graph import convert, store
+
+EDGES_AT_ONCE = 1 << 24  # bounds what a pass over a memory-mapped graph holds in RAM
+
+
+class Graph:
+    """One CSR whose row ``v`` lists the nodes that send messages to ``v``, and arrays beside it.
+
+    The arrays are tensors in RAM or tensors over a memory map; nothing here knows which. A graph is
+    not changed after it is built. Most users call :meth:`from_pyg` or :meth:`open`.
+
+    Args:
+        indptr: Where each row starts, int64, shape ``(N + 1,)``.
+        indices: The in-neighbours, row after row, shape ``(E,)``.
+        node_arrays: Arrays with one row per node: ``x``, ``y``, ``train_mask``, ...
+        edge_arrays: Arrays with one row per edge, in the order of ``indices``: ``edge_weight``, ...
+        path: Where the graph is saved, if it was opened from disk.
+        fingerprint: Identifies structure and training nodes. Computed when left out.
+    """
+
+    def __init__(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        node_arrays: Mapping[str, Tensor] | None = None,
+        edge_arrays: Mapping[str, Tensor] | None = None,
+        *,
+        path: Path | None = None,
+        fingerprint: str | None = None,
+    ) -> None:
+        self.indptr = indptr
+        self.indices = indices
+        self.node_arrays = dict(node_arrays or {})
+        self.edge_arrays = dict(edge_arrays or {})
+        self.path = path
+        self._fingerprint = fingerprint
+        self._check_lengths()
+
+    @classmethod
+    def from_pyg(cls, data: Data, *, check_features: bool = True, float_labels: bool = False) -> Graph:
+        """Take over a PyG ``Data``: its edges, and every tensor with one row per node or per edge.
+
+        Args:
+            data: A homogeneous graph with ``edge_index``. Other attributes than tensors stay behind.
+            check_features: Look for NaN and infinite features (one pass over ``x``).
+            float_labels: Accept a floating point ``y`` with one value per node, for regression.
+        """
+        nodes, edges = convert.arrays_of(data)
+        convert.check_arrays(nodes, check_features=check_features, float_labels=float_labels)
+        return cls.from_edge_index(data.edge_index, data.num_nodes, nodes, edges)
+
+    @classmethod
+    def from_edge_index(
+        cls,
+        edge_index: Tensor,
+        num_nodes: int,
+        node_arrays: Mapping[str, Tensor] | None = None,
+        edge_arrays: Mapping[str, Tensor] | None = None,
+    ) -> Graph:
+        """Build the CSR of a list of edges: ``edge_index[0]`` sends to ``edge_index[1]``."""
+        indptr, indices, order = convert.compress(edge_index, num_nodes)
+        edges = {name: array[order] for name, array in (edge_arrays or {}).items()}
+        return cls(indptr, indices, node_arrays, edges)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Graph:
+        """Open a saved graph. Its arrays are memory-mapped: this costs milliseconds and no RAM."""
+        path = Path(path)
+        arrays, fingerprint = store.read(path)
+        nodes = {name.removeprefix("nodes/"): t for name, t in arrays.items() if name.startswith("nodes/")}
+        edges = {name.removeprefix("edges/"): t for name, t in arrays.items() if name.startswith("edges/")}
+        return cls(arrays["indptr"], arrays["indices"], nodes, edges, path=path.resolve(), fingerprint=fingerprint)
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write the graph to a directory that :meth:`open` reads. All of it appears at once, or nothing."""
+        arrays = {"indptr": self.indptr, "indices": self.indices}
+        arrays |= {f"nodes/{name}": array for name, array in self.node_arrays.items()}
+        arrays |= {f"edges/{name}": array for name, array in self.edge_arrays.items()}
+        if self.path is not None and Path(path).resolve() == self.path:
+            raise ValueError(f"The graph is read from {path} itself: save it to another path.")
+        store.write(Path(path), arrays, self.fingerprint, overwrite=overwrite)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.indptr.numel() - 1
+
+    @property
+    def num_edges(self) -> int:
+        return self.indices.numel()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays, in RAM or on disk."""
+        tensors = [self.indptr, self.indices, *self.node_arrays.values(), *self.edge_arrays.values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what a partition depends on: the edges and which nodes are trained on."""
+        if self._fingerprint is None:
+            digest = hashlib.blake2b(digest_size=16)
+            for tensor in (self.indptr, self.indices, self.node_arrays.get("train_mask")):
+                if tensor is not None:
+                    digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+                    for piece in tensor.split(EDGES_AT_ONCE):
+                        digest.update(piece.contiguous().numpy())
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    def degrees(self) -> Tensor:
+        """In-degrees, shape ``(N,)``."""
+        return self.indptr.diff()
+
+    def split(self, name: str) -> Tensor:
+        """The ids of the nodes that ``<name>_mask`` marks, in increasing order."""
+        mask = self.node_arrays.get(f"{name}_mask")
+        if mask is None:
+            masks = sorted(key for key in self.node_arrays if key.endswith("_mask"))
+            raise ValueError(
+                f"The graph has no {name}_mask (it has: {masks}). Set data.{name}_mask, a boolean per node, "
+                "before Graph.from_pyg(data)."
+            )
+        return mask.nonzero().view(-1)
+
+    def induced(self, nodes: Tensor) -> Graph:
+        """The graph among ``nodes`` alone, copied into RAM, with ids local to it.
+
+        Node ``i`` of the result is ``nodes[i]``; its id in this graph is kept in ``node_arrays["n_id"]``.
+        Costs memory in proportion to the result, also when this graph is a memory map.
+        """
+        nodes = nodes.to(torch.int64)
+        self._check_nodes(nodes)
+        lookup = _Lookup(nodes)
+        columns, positions, counts = [nodes[:0]], [nodes[:0]], [nodes[:0]]
+        for rows, at in self._row_pieces(nodes):
+            local, found = lookup(self.indices[at].to(torch.int64))
+            columns.append(local)
+            if self.edge_arrays:
+                positions.append(at[found])
+            counts.append(_count_per_row(self.indptr, rows, found))
+        indptr = _pointers(torch.cat(counts))
+        indices = torch.cat(columns).to(convert.index_dtype(nodes.numel()))
+        arrays = {name: take_rows(array, nodes) for name, array in self.node_arrays.items()}
+        arrays.setdefault("n_id", nodes)
+        edges = {name: take_rows(array, torch.cat(positions)) for name, array in self.edge_arrays.items()}
+        return Graph(indptr, indices, arrays, edges)
+
+    def halo(self, nodes: Tensor) -> Tensor:
+        """The nodes outside ``nodes`` that send messages into it, in increasing order."""
+        nodes = nodes.to(torch.int64)
+        self._check_nodes(nodes)
+        lookup = _Lookup(nodes)
+        outside = [nodes[:0]]
+        for _, at in self._row_pieces(nodes):
+            senders = self.indices[at].to(torch.int64).unique()
+            outside.append(senders[~lookup.contains(senders)])
+        halo: Tensor = torch.cat(outside).unique()
+        return halo
+
+    def _row_pieces(self, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The rows of ``nodes`` in pieces: some of the nodes, and where their edges stand in ``indices``."""
+        degree = self.indptr[nodes + 1] - self.indptr[nodes]
+        piece = (degree.cumsum(0) - degree) // EDGES_AT_ONCE
+        for rows in nodes.split(piece.unique_consecutive(return_counts=True)[1].tolist()):
+            yield rows, edge_positions(self.indptr, rows)
+
+    def _check_nodes(self, nodes: Tensor) -> None:
+        if nodes.numel() and not (int(nodes.min()) >= 0 and int(nodes.max()) < self.num_nodes):
+            raise ValueError(
+                f"Node ids must lie in [0, {self.num_nodes}), got {int(nodes.min())} to {int(nodes.max())}."
+            )
+
+    def _check_lengths(self) -> None:
+        if self.indptr.dim() != 1 or self.indptr.numel() == 0 or self.indices.dim() != 1:
+            raise ValueError("indptr and indices must be vectors, and indptr must hold one entry more than nodes.")
+        if int(self.indptr[-1]) != self.num_edges:
+            raise ValueError(f"indptr ends at {int(self.indptr[-1])}, but indices holds {self.num_edges} edges.")
+        for kind, arrays, length in (
+            ("node", self.node_arrays, self.num_nodes),
+            ("edge", self.edge_arrays, self.num_edges),
+        ):
+            for name, array in arrays.items():
+                if array.dim() == 0 or len(array) != length:
+                    raise ValueError(
+                        f"{name} has shape {tuple(array.shape)}, but the graph has {length} {kind}s: "
+                        f"a {kind} array needs one row per {kind}."
+                    )
+
+    def __repr__(self) -> str:
+        arrays = [*self.node_arrays, *self.edge_arrays]
+        where = f", path={str(self.path)!r}" if self.path else ""
+        return f"Graph(num_nodes={self.num_nodes}, num_edges={self.num_edges}, arrays={arrays}{where})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A memory map travels between processes as its path, never as its bytes.
+        if self.path is not None:
+            return Graph.open, (self.path,)
+        return Graph, (self.indptr, self.indices, self.node_arrays, self.edge_arrays)
+
+
+class _Lookup:
+    """From ids of the graph to positions in ``nodes``, without an array as long as the graph."""
+
+    def __init__(self, nodes: Tensor) -> None:
+        self.ids, self.order = nodes.sort()
+        if (self.ids[1:] == self.ids[:-1]).any():
+            twice = int(self.ids[1:][self.ids[1:] == self.ids[:-1]][0])
+            raise ValueError(f"Every node may be given once, but node {twice} is given twice.")
+
+    def contains(self, ids: Tensor) -> Tensor:
+        return self._nearest(ids)[1]
+
+    def __call__(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions of the ids that are present, and which are."""
+        at, found = self._nearest(ids)
+        return self.order[at[found]], found
+
+    def _nearest(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        if self.ids.numel() == 0:
+            return ids, torch.zeros_like(ids, dtype=torch.bool)
+        at = torch.searchsorted(self.ids, ids).clamp_(max=self.ids.numel() - 1)
+        return at, self.ids[at] == ids
+
+
+def edge_positions(indptr: Tensor, rows: Tensor) -> Tensor:
+    """Where the edges of ``rows`` stand in the CSR, row after row."""
+    start = indptr[rows]
+    degree = indptr[rows + 1] - start
+    before = degree.cumsum(0) - degree
+    return torch.arange(int(degree.sum())) + (start - before).repeat_interleave(degree)
+
+
+def take_rows(array: Tensor, rows: Tensor) -> Tensor:
+    """``array[rows]`` in RAM. In increasing order, so that a memory map is read forwards."""
+    if rows.numel() < 2 or bool((rows[1:] > rows[:-1]).all()):
+        return array.index_select(0, rows)
+    order = rows.argsort()
+    out = array.new_empty((rows.numel(), *array.shape[1:]))
+    out[order] = array.index_select(0, rows[order])
+    return out
+
+
+def _count_per_row(indptr: Tensor, rows: Tensor, found: Tensor) -> Tensor:
+    degree = indptr[rows + 1] - indptr[rows]
+    row = torch.arange(rows.numel()).repeat_interleave(degree)
+    return torch.bincount(row[found], minlength=rows.numel())
+
+
+def _pointers(counts: Tensor) -> Tensor:
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])

@@ -1,0 +1,129 @@
+"""A saved graph: one directory of ``.npy`` files and a ``meta.json`` that describes them."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import platform
+import shutil
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FORMAT = "lightning_gnn_dist graph"
+VERSION = 1
+# Linux's MAP_NORESERVE, which Python's mmap module does not name.
+_NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in {"x86_64", "aarch64"} else 0
+
+
+def write(path: Path, arrays: Mapping[str, Tensor], fingerprint: str, *, overwrite: bool) -> None:
+    """Write under a temporary name beside ``path``, then rename: a reader sees all of it or nothing."""
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists already. Choose another path, or graph.save(path, overwrite=True).")
+    if path.exists() and not (path / "meta.json").exists():
+        raise FileExistsError(f"{path} exists and is not a saved graph, so it is not overwritten. Choose another path.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+    try:
+        _write(draft, arrays, fingerprint)
+        _replace(draft, path)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], str]:
+    """Map every array. Sizes are checked against ``meta.json``; contents are not read."""
+    meta = _read_meta(path)
+    arrays = {name: _map(path / f"{name}.npy", entry) for name, entry in meta["arrays"].items()}
+    return arrays, meta["fingerprint"]
+
+
+def _write(directory: Path, arrays: Mapping[str, Tensor], fingerprint: str) -> None:
+    for name, tensor in arrays.items():
+        file = directory / f"{name}.npy"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.save(file, _as_numpy(tensor), allow_pickle=False)
+    entries = {name: {"dtype": _dtype_name(t.dtype), "shape": list(t.shape)} for name, t in arrays.items()}
+    meta = {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "arrays": entries}
+    (directory / "meta.json").write_text(json.dumps(meta, indent=1))
+
+
+def _replace(draft: Path, path: Path) -> None:
+    """Put ``draft`` in the place of ``path``. The old directory is moved aside first and removed last."""
+    if not path.exists():
+        os.rename(draft, path)
+        return
+    old = path.parent / f".{path.name}.{uuid.uuid4().hex}.old"
+    os.rename(path, old)
+    os.rename(draft, path)
+    shutil.rmtree(old)
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    file = path / "meta.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{path} is not a saved graph: it has no meta.json. Write one with graph.save(path).")
+    try:
+        meta = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}). Save the graph again.") from error
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a graph saved by this package: its meta.json does not say {FORMAT!r}.")
+    if meta["version"] > VERSION:
+        raise ValueError(
+            f"{path} was saved in format version {meta['version']}, and this release reads up to {VERSION}: "
+            "upgrade lightning_gnn_dist, or save the graph again with this release."
+        )
+    return meta
+
+
+def _map(file: Path, entry: dict[str, Any]) -> Tensor:
+    dtype = getattr(torch, entry["dtype"])
+    try:
+        tensor = torch.from_numpy(_map_npy(file))
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{file} is missing or truncated ({error}). Save the graph again.") from error
+    if dtype == torch.bfloat16:  # numpy has no bfloat16: its bits are stored as int16
+        tensor = tensor.view(torch.bfloat16)
+    if list(tensor.shape) != entry["shape"] or tensor.dtype != dtype:
+        raise ValueError(
+            f"{file} holds {tensor.dtype} {tuple(tensor.shape)}, but meta.json says {dtype} "
+            f"{tuple(entry['shape'])}: the directory mixes two graphs. Save the graph again."
+        )
+    return tensor
+
+
+def _map_npy(file: Path) -> np.ndarray[Any, Any]:
+    """Map a file, copy on write: torch wants writable memory, and the file must never change.
+
+    Not ``np.load(mmap_mode="c")``: Linux refuses such a map when it is larger than the memory there is, unless
+    told that no page of it needs to be held in reserve.
+    """
+    with file.open("rb") as stream:
+        np.lib.format.read_magic(stream)
+        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
+        if fortran_order:
+            raise ValueError("its columns are contiguous")
+        count, offset = math.prod(shape), stream.tell()
+        if count == 0:
+            return np.empty(shape, dtype)
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        whole = mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=protection)
+    return np.frombuffer(whole, dtype, count, offset).reshape(shape)
+
+
+def _as_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    tensor = tensor.contiguous()
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,78 @@
+"""A graph made to order: communities whose members look alike only from a distance.
+
+Degree-corrected stochastic blocks (Karrer and Newman, Physical Review E 2011, arXiv:1008.3926). Features are
+noisy, so a node is recognised through its neighbours; a partition that follows the communities leaves every
+part with few of the classes. Both are what distributed training has to cope with.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lightning_gnn_dist.graph.graph import Graph
+
+
+def communities(
+    num_nodes: int = 20_000,
+    num_classes: int = 8,
+    *,
+    mean_degree: float = 10.0,
+    homophily: float = 0.6,
+    num_features: int = 64,
+    noise: float = 8.0,
+    train_share: float = 0.1,
+    seed: int = 0,
+) -> Graph:
+    """A graph of communities with ``x``, ``y`` and the three masks. The same seed gives the same graph.
+
+    Args:
+        num_nodes: How many nodes.
+        num_classes: How many communities; the community is the label.
+        mean_degree: In-neighbours per node. Edges run in both directions.
+        homophily: The share of edges that stay inside a community by choice.
+        num_features: Length of a feature vector.
+        noise: Standard deviation of the features around the mean of their class, whose entries have deviation 1.
+        train_share: Share of nodes to train on. Half of the others validate, half test.
+        seed: Everything is drawn from it.
+    """
+    if num_nodes < 2 * num_classes:
+        raise ValueError(f"num_nodes ({num_nodes}) must be at least twice num_classes ({num_classes}).")
+    if not 0.0 <= homophily <= 1.0 or not 0.0 < train_share < 1.0:
+        raise ValueError(f"homophily must lie in [0, 1] and train_share in (0, 1), got {homophily} and {train_share}.")
+    generator = np.random.default_rng(seed)
+    label = generator.integers(num_classes, size=num_nodes)
+    edge_index = _edges(label, round(num_nodes * mean_degree / 2), homophily, generator)
+    centre = generator.normal(size=(num_classes, num_features))
+    x = centre[label] + noise * generator.normal(size=(num_nodes, num_features))
+    place = generator.permutation(num_nodes) / num_nodes
+    middle = (1 + train_share) / 2
+    arrays = {
+        "x": torch.from_numpy(x.astype(np.float32)),
+        "y": torch.from_numpy(label),
+        "train_mask": torch.from_numpy(place < train_share),
+        "val_mask": torch.from_numpy((train_share <= place) & (place < middle)),
+        "test_mask": torch.from_numpy(middle <= place),
+    }
+    return Graph.from_edge_index(torch.from_numpy(edge_index), num_nodes, arrays)
+
+
+def _edges(label: NDArray[np.int64], count: int, homophily: float, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Distinct edges in both directions, ends drawn in proportion to heavy-tailed weights."""
+    weight = np.minimum(generator.pareto(2.5, label.size) + 1.0, 30.0)
+    order = np.argsort(label, kind="stable")  # community after community
+    ladder = np.concatenate([[0.0], np.cumsum(weight[order])])
+    first = np.searchsorted(label[order], np.arange(label.max() + 2))  # where a community starts
+    left = order[_climb(ladder, generator.random(count) * ladder[-1])]
+    inside = generator.random(count) < homophily
+    low = np.where(inside, ladder[first[label[left]]], 0.0)
+    high = np.where(inside, ladder[first[label[left] + 1]], ladder[-1])
+    right = order[_climb(ladder, low + generator.random(count) * (high - low))]
+    both = np.concatenate([left * label.size + right, right * label.size + left])
+    sender, receiver = np.divmod(np.unique(both[np.concatenate([left != right] * 2)]), label.size)
+    return np.stack([sender, receiver])
+
+
+def _climb(ladder: NDArray[np.float64], height: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.minimum(np.searchsorted(ladder, height, side="right") - 1, ladder.size - 2)
