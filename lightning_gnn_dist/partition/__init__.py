@@ -1,0 +1,1 @@
+"""Partitioners: every node of the graph in exactly one part."""

@@ -1,0 +1,95 @@
+"""A partition: every node in exactly one part. And what makes one: a partitioner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.report import PartitionReport
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which part each node belongs to.
+
+    Args:
+        assignment: The part of each node, int32, shape ``(N,)``.
+        num_parts: How many parts there are. A part may be empty; no partitioner here leaves one empty.
+    """
+
+    assignment: Tensor
+    num_parts: int
+
+    def __post_init__(self) -> None:
+        if self.num_parts < 1:
+            raise ValueError(f"num_parts must be at least 1, got {self.num_parts}.")
+        if self.assignment.dtype != torch.int32 or self.assignment.dim() != 1:
+            raise ValueError(
+                "assignment must be a vector of torch.int32, one entry per node, got "
+                f"{self.assignment.dtype} of shape {tuple(self.assignment.shape)}: convert it with "
+                "assignment.to(torch.int32).view(-1)."
+            )
+        self._check_range()
+
+    def _check_range(self) -> None:
+        if self.assignment.numel() == 0:
+            return
+        low, high = (int(bound) for bound in self.assignment.aminmax())
+        if low < 0 or high >= self.num_parts:
+            raise ValueError(
+                f"assignment names part {low if low < 0 else high}, but there are {self.num_parts} parts: "
+                f"part ids must lie in [0, {self.num_parts})."
+            )
+
+    def nodes(self, part: int) -> Tensor:
+        """The nodes of ``part``, in increasing order."""
+        if not 0 <= part < self.num_parts:
+            raise ValueError(f"part must lie in [0, {self.num_parts}), got {part}.")
+        return (self.assignment == part).nonzero().view(-1)
+
+    def counts(self) -> Tensor:
+        """How many nodes each part holds, shape ``(P,)``."""
+        return torch.bincount(self.assignment, minlength=self.num_parts)
+
+    def report(self, graph: Graph) -> PartitionReport:
+        """What this partition does to ``graph``: cut edges, halo, label skew. One pass over the edges."""
+        if graph.num_nodes != self.assignment.numel():
+            raise ValueError(
+                f"The partition assigns {self.assignment.numel()} nodes, but the graph has "
+                f"{graph.num_nodes}: report on the graph that was partitioned."
+            )
+        return PartitionReport.of(graph, self.assignment, self.num_parts)
+
+
+class Partitioner(Protocol):
+    """Maps every node of a graph to a part.
+
+    To write one, make a frozen dataclass whose fields are its settings and give it this one method. Its
+    result must be a function of the settings and the three arguments alone: ranks that never talk to
+    each other rely on it, and so does the cache. Start it with :func:`check_request`.
+    """
+
+    def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition: ...
+
+
+def check_request(graph: Graph, num_parts: int, seed: int) -> None:
+    """Refuse what no partitioner can do."""
+    if num_parts < 1:
+        raise ValueError(f"num_parts must be at least 1, got {num_parts}.")
+    if num_parts > graph.num_nodes:
+        raise ValueError(
+            f"num_parts ({num_parts}) must not exceed the graph's nodes ({graph.num_nodes}): "
+            "every part needs a node. Ask for fewer parts."
+        )
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, got {seed}.")
+
+
+def part_capacity(count: int, num_parts: int, slack: float) -> int:
+    """How many of ``count`` things a part may hold: ``(1 + slack)`` times the average, in whole things."""
+    return max(ceil(count / num_parts), int((1 + slack) * count / num_parts))

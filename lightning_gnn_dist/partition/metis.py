@@ -1,0 +1,141 @@
+r"""METIS: a fast and high quality multilevel scheme (Karypis & Kumar, SIAM J. Sci. Comput. 20(1), 1998).
+
+.. math::
+    \min_{\pi} \; \bigl|\{ \{u, v\} \in E : \pi(u) \ne \pi(v) \}\bigr|
+    \qquad\text{such that}\qquad
+    |\{ v : \pi(v) = p \}| \;\le\; (1 + \epsilon) \, \frac{N}{P} \quad\text{for every part } p
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal
+
+import numpy as np
+import pymetis
+import torch
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition import kernels
+from lightning_gnn_dist.partition.base import Partition, check_request, part_capacity
+from lightning_gnn_dist.partition.kernels import Array
+
+
+@dataclass(frozen=True)
+class MetisPartitioner:
+    r"""Few cut edges and parts of equal size.
+
+    METIS sees the graph without directions, self loops and duplicate edges, and bisects it recursively. It
+    needs that graph in RAM several times over: one too large for it is one for
+    :class:`~lightning_gnn_dist.partition.streaming.StreamingPartitioner`.
+
+    METIS keeps its bound loosely, above all on small graphs, and may leave parts empty. So a last pass
+    moves nodes out of parts that are too full, those first whose move cuts fewest edges, and then into
+    parts that are empty: the bounds below always hold.
+
+    Args:
+        balance: What parts hold equally much of. ``"nodes"``: nodes. ``"train"``: training nodes *and*
+            nodes, so that ranks have equally many batches in an epoch; no part is left without a training
+            node. METIS itself balances nodes here: its Python binding knows one weight per node, and a mix
+            of both counts as that weight was measured to end with more cut edges than leaving the training
+            nodes to the last pass.
+        imbalance: The share :math:`\epsilon` by which a part may exceed the average, rounded down to whole
+            nodes (but never below what makes all nodes fit).
+    """
+
+    balance: Literal["nodes", "train"] = "nodes"
+    imbalance: float = 0.03
+
+    def __post_init__(self) -> None:
+        if self.balance not in ("nodes", "train"):
+            raise ValueError(f'balance must be "nodes" or "train", got {self.balance!r}.')
+        if not (isfinite(self.imbalance) and self.imbalance >= 0):
+            raise ValueError(
+                f"imbalance must be a share of the average part, 0 or more, got {self.imbalance}: "
+                "0.03 lets a part hold 3% more than the average."
+            )
+
+    def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
+        check_request(graph, num_parts, seed)
+        train = self._train_mask(graph, num_parts)
+        if num_parts == 1:
+            return Partition(torch.zeros(graph.num_nodes, dtype=torch.int32), 1)
+        start, neighbors = undirected(graph)
+        assignment = _call_metis(start, neighbors, num_parts, self.imbalance, seed)
+        self._repair(start, neighbors, train, assignment, num_parts)
+        return Partition(torch.from_numpy(assignment), num_parts)
+
+    def _train_mask(self, graph: Graph, num_parts: int) -> Array | None:
+        if self.balance == "nodes":
+            return None
+        train_nodes = graph.split("train")
+        if train_nodes.numel() < num_parts:
+            raise ValueError(
+                f"num_parts ({num_parts}) must not exceed the training nodes ({train_nodes.numel()}) with "
+                'balance="train": every part needs one. Ask for fewer parts or use balance="nodes".'
+            )
+        mask = np.zeros(graph.num_nodes, np.bool_)
+        mask[train_nodes.numpy()] = True
+        return mask
+
+    def _repair(
+        self, start: Array, neighbors: Array, train: Array | None, assignment: Array, num_parts: int
+    ) -> None:
+        if train is None:
+            train = np.ones(assignment.size, np.bool_)  # every node counts, and every node may move
+        load = np.bincount(assignment[train], minlength=num_parts)
+        capacity = part_capacity(int(train.sum()), num_parts, self.imbalance)
+        kernels.relieve(start, neighbors, assignment, train, load, capacity)
+        kernels.occupy(assignment, train, load)
+        # The training nodes stay where they are now; all others make the node counts right.
+        load = np.bincount(assignment, minlength=num_parts)
+        capacity = part_capacity(assignment.size, num_parts, self.imbalance)
+        kernels.relieve(start, neighbors, assignment, ~train, load, capacity)
+
+
+def undirected(graph: Graph) -> tuple[Array, Array]:
+    """The CSR that METIS wants: every edge both ways, no self loops, no duplicates.
+
+    Counts before it allocates, so it takes no more than the result (and, if the graph's rows are not
+    sorted, a sorted copy).
+    """
+    dtype = pymetis.zero_copy_dtype()
+    limit = int(np.iinfo(dtype).max)
+    refuse_beyond(limit, graph.num_nodes, "nodes")
+    indptr, indices = graph.indptr.numpy(), graph.indices.numpy()
+    if not kernels.rows_are_sorted(indptr, indices):
+        indices = indices.copy()
+        kernels.sort_rows(indptr, indices)
+    start = np.zeros(graph.num_nodes + 1, np.int64)
+    one_way = kernels.count_neighbors(indptr, indices, start[1:])
+    np.cumsum(start, out=start)
+    refuse_beyond(limit, int(start[-1]), "edges, counted in both directions,")
+    neighbors = np.empty(int(start[-1]), dtype)
+    kernels.list_neighbors(indptr, indices, one_way, start[:-1].copy(), neighbors)
+    return start.astype(dtype, copy=False), neighbors
+
+
+def refuse_beyond(limit: int, count: int, what: str) -> None:
+    """Refuse a count that METIS's integers cannot hold: it would wrap around and crash."""
+    if count > limit:
+        raise ValueError(
+            f"The graph has {count} {what} but this build of METIS counts up to {limit}: "
+            "use StreamingPartitioner, which has no such limit."
+        )
+
+
+def _call_metis(start: Array, neighbors: Array, num_parts: int, imbalance: float, seed: int) -> Array:
+    options = pymetis.Options(
+        seed=1 + seed % (2**31 - 1),  # METIS calls srand(), to which 0 is the same as 1
+        ufactor=max(1, round(1000 * imbalance)),  # in thousandths, at least one
+    )
+    result = pymetis.part_graph(
+        num_parts,
+        pymetis.CSRAdjacency(start, neighbors),
+        # METIS's authors advise k-way above 8 parts. Measured on citation, shopping and community graphs,
+        # it cut from 6% fewer to 70% more edges, took up to 7 times as long and left small parts empty.
+        recursive=True,
+        options=options,
+    )
+    return np.asarray(result.vertex_part).astype(np.int32)

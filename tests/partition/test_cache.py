@@ -1,0 +1,258 @@
+"""The cache: one computation, whoever asks, and never a damaged answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.partition.cache import cached_partition, identity
+from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+from tests.partition.graphs import path_graph
+
+GRAPH = path_graph(50)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting:
+    """Writes a file each time it is called, so that calls in all processes can be counted."""
+
+    folder: str
+
+    def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
+        calls = Path(self.folder)
+        (calls / f"{os.getpid()}-{len(list(calls.iterdir()))}").touch()
+        # Unlike any proper partitioner it depends on the process: who asks must get what was stored.
+        return RandomPartitioner()(graph, num_parts, seed + os.getpid())
+
+    @property
+    def calls(self) -> int:
+        return len(list(Path(self.folder).iterdir()))
+
+
+@pytest.fixture
+def counting(tmp_path: Path) -> Counting:
+    (tmp_path / "calls").mkdir()
+    return Counting(str(tmp_path / "calls"))
+
+
+def entries(directory: Path) -> list[Path]:
+    """Everything in the cache, so also what should have been tidied up."""
+    return sorted(directory.iterdir())
+
+
+def test_the_second_time_it_is_read(counting: Counting, tmp_path: Path) -> None:
+    first, second = (cached_partition(GRAPH, counting, 4, 0, tmp_path / "cache") for _ in range(2))
+    assert counting.calls == 1
+    assert torch.equal(first.assignment, second.assignment)
+    assert second.num_parts == 4
+    second.assignment[0] = 0  # it is the caller's own: no warning, and the entry stays as it is
+    assert torch.equal(
+        cached_partition(GRAPH, counting, 4, 0, tmp_path / "cache").assignment, first.assignment
+    )
+
+
+def test_whatever_changes_the_result_is_another_entry(tmp_path: Path) -> None:
+    requests: list[tuple[Graph, Partitioner, int, int]] = [
+        (GRAPH, RandomPartitioner(), 4, 0),
+        (path_graph(51), RandomPartitioner(), 4, 0),
+        (GRAPH, RandomPartitioner(), 5, 0),
+        (GRAPH, RandomPartitioner(), 4, 1),
+        (GRAPH, MetisPartitioner(), 4, 0),
+        (GRAPH, MetisPartitioner(imbalance=0.5), 4, 0),
+        (GRAPH, MetisPartitioner(balance="train"), 4, 0),
+        (GRAPH, SuperNodePartitioner(10), 4, 0),
+    ]
+    for request in requests * 2:
+        partition = cached_partition(*request, tmp_path)
+        assert torch.equal(partition.assignment, request[1](request[0], *request[2:]).assignment)
+    assert len(entries(tmp_path)) == len(requests)
+
+
+def test_beside_a_saved_graph(tmp_path: Path) -> None:
+    GRAPH.save(tmp_path / "graph")
+    cached_partition(Graph.open(tmp_path / "graph"), RandomPartitioner(), 4, 0)
+    assert len(entries(tmp_path / "graph" / "partitions")) == 1
+
+
+def test_in_the_users_cache_for_a_graph_in_ram(cache: Path) -> None:
+    cached_partition(GRAPH, RandomPartitioner(), 4, 0)
+    assert len(entries(cache / "lightning_gnn_dist" / "partitions")) == 1
+
+
+def test_in_the_home_directory_without_a_cache_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cached_partition(GRAPH, RandomPartitioner(), 4, 0)
+    assert len(entries(tmp_path / ".cache" / "lightning_gnn_dist" / "partitions")) == 1
+
+
+def test_beside_a_saved_graph_only_if_one_can_write_there(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    GRAPH.save(tmp_path / "graph")
+    graph = Graph.open(tmp_path / "graph")
+    # Tests may run as root, who may write anywhere: let the system say no.
+    monkeypatch.setattr(os, "access", lambda path, mode: not Path(path).is_relative_to(tmp_path))
+    cached_partition(graph, RandomPartitioner(), 4, 0)
+    assert len(entries(cache / "lightning_gnn_dist" / "partitions")) == 1
+    with pytest.raises(PermissionError, match="choose another cache_dir"):
+        cached_partition(graph, RandomPartitioner(), 4, 0, tmp_path / "mine")
+
+
+def truncate(entry: Path) -> None:
+    file = entry / "assignment.npy"
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def flip(entry: Path) -> None:
+    assignment = np.load(entry / "assignment.npy")
+    assignment[7] = (assignment[7] + 1) % 4
+    np.save(entry / "assignment.npy", assignment)
+
+
+def garble(entry: Path) -> None:
+    (entry / "meta.json").write_text('{"version"')
+
+
+def misplace(entry: Path) -> None:
+    meta = json.loads((entry / "meta.json").read_text())
+    (entry / "meta.json").write_text(json.dumps(meta | {"seed": 17}))
+
+
+def shout(entry: Path) -> None:
+    (entry / "assignment.npy").write_bytes(b"\xff" * 300)
+
+
+def empty(entry: Path) -> None:
+    shutil.rmtree(entry)
+    entry.mkdir()
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, garble, misplace, shout, empty])
+def test_a_damaged_entry_is_computed_again(
+    damage: object, counting: Counting, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert callable(damage)
+    directory = tmp_path / "cache"
+    first = cached_partition(GRAPH, counting, 4, 0, directory)
+    damage(entries(directory)[0])
+    again = cached_partition(GRAPH, counting, 4, 0, directory)
+    assert "computed again" in caplog.text
+    assert torch.equal(first.assignment, again.assignment)
+    assert counting.calls == 2
+    cached_partition(GRAPH, counting, 4, 0, directory)
+    assert counting.calls == 2
+    assert len(entries(directory)) == 1
+
+
+def test_a_partitioner_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be at least num_parts"):
+        cached_partition(GRAPH, SuperNodePartitioner(2), 4, 0, tmp_path)
+    assert entries(tmp_path) == []
+
+
+def ask(barrier: Barrier, counting: Counting, directory: Path, answers: Path) -> None:
+    barrier.wait(timeout=60)
+    partition = cached_partition(path_graph(200_000), counting, 4, 0, directory)
+    np.save(answers / f"{os.getpid()}.npy", partition.assignment.numpy())
+
+
+def test_processes_that_ask_at_once_get_the_same_parts(counting: Counting, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(2)
+    (tmp_path / "answers").mkdir()
+    arguments = (barrier, counting, tmp_path / "cache", tmp_path / "answers")
+    processes = [context.Process(target=ask, args=arguments) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=60)
+        assert process.exitcode == 0
+    first, second = (np.load(file) for file in entries(tmp_path / "answers"))
+    assert np.array_equal(first, second)
+    assert counting.calls in (1, 2)
+    assert len(entries(tmp_path / "cache")) == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Overtaken:
+    """While it computes for the first time, somebody else asks for the same, and is faster."""
+
+    folder: str
+
+    def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
+        calls = len(list(Path(self.folder).iterdir()))
+        (Path(self.folder) / str(calls)).touch()
+        if calls == 0:
+            cached_partition(graph, self, num_parts, seed, Path(self.folder).parent / "cache")
+        return RandomPartitioner()(graph, num_parts, seed=calls)
+
+
+def test_who_comes_second_takes_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "calls").mkdir()
+    partition = cached_partition(GRAPH, Overtaken(str(tmp_path / "calls")), 4, 0, tmp_path / "cache")
+    assert torch.equal(partition.assignment, RandomPartitioner()(GRAPH, 4, seed=1).assignment)
+    assert len(entries(tmp_path / "calls")) == 2
+    assert len(entries(tmp_path / "cache")) == 1
+
+
+@dataclasses.dataclass
+class Thawed:
+    def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
+        return RandomPartitioner()(graph, num_parts, seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Within:
+    inner: object
+    also: tuple[object, ...] = (1, "two", None)
+
+    def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
+        return RandomPartitioner()(graph, num_parts, seed)
+
+
+@pytest.mark.parametrize("partitioner", [Thawed(), Within(Thawed()), Within(torch.ones(3)), lambda *_: None])
+def test_what_does_not_identify_itself_is_refused(partitioner: Partitioner, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="must be a frozen dataclass"):
+        cached_partition(GRAPH, partitioner, 4, 0, tmp_path)
+
+
+def test_identity_names_the_class_in_full_and_every_field() -> None:
+    assert identity(Within(RandomPartitioner())) == (
+        "tests.partition.test_cache.Within(inner=lightning_gnn_dist.partition.random.RandomPartitioner(), "
+        "also=(1, 'two', None))"
+    )
+
+
+def test_impossible_requests_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must not exceed"):
+        cached_partition(GRAPH, RandomPartitioner(), 51, 0, tmp_path)
+    assert entries(tmp_path) == []
+
+
+def test_one_line_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="lightning_gnn_dist.partition.cache")
+    cached_partition(GRAPH, RandomPartitioner(), 4, 0, tmp_path)
+    (computed,) = caplog.messages
+    assert computed.startswith("Partitioned 50 nodes into 4 parts by RandomPartitioner() in 0.")
+    assert computed.endswith("% of the edges are cut")
+    caplog.clear()
+    cached_partition(GRAPH, RandomPartitioner(), 4, 0, tmp_path)
+    (read,) = caplog.messages
+    assert read.startswith("Read the partition into 4 parts by RandomPartitioner() from ")

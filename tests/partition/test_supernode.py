@@ -1,0 +1,58 @@
+"""Super-nodes lie between METIS and random parts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+from tests.partition.graphs import path_graph
+
+GRAPH = communities(4000, 8, num_features=2, train_share=0.5, homophily=0.9)
+
+
+def test_supernodes_stay_whole_and_are_dealt_evenly() -> None:
+    supernodes = MetisPartitioner()(GRAPH, 50, seed=4).assignment
+    partition = SuperNodePartitioner(50)(GRAPH, 8, seed=4)
+    pairs = torch.stack([supernodes, partition.assignment]).unique(dim=1)  # (2, distinct pairs)
+    assert pairs.shape[1] == 50
+    dealt = torch.bincount(pairs[1], minlength=8)
+    assert dealt.max() - dealt.min() <= 1
+
+
+def test_they_lie_between_metis_and_random_in_cut_and_in_skew() -> None:
+    metis = MetisPartitioner()(GRAPH, 8, seed=0).report(GRAPH)
+    supernodes = SuperNodePartitioner(80)(GRAPH, 8, seed=0).report(GRAPH)
+    random = RandomPartitioner()(GRAPH, 8, seed=0).report(GRAPH)
+    assert metis.cut_ratio < supernodes.cut_ratio < random.cut_ratio
+    assert metis.worst_label_skew is not None
+    assert supernodes.worst_label_skew is not None
+    assert random.worst_label_skew is not None
+    assert metis.worst_label_skew > supernodes.worst_label_skew > random.worst_label_skew
+
+
+def test_one_supernode_per_node_is_random() -> None:
+    graph = path_graph(64)
+    partition = SuperNodePartitioner(64)(graph, 4, seed=0)
+    assert partition.counts().tolist() == [16, 16, 16, 16]
+    assert partition.report(graph).cut_ratio > 0.5
+
+
+@pytest.mark.parametrize(
+    ("num_supernodes", "message"),
+    [
+        (2, r"num_supernodes \(2\) must be at least num_parts \(4\): every part needs a super-node"),
+        (11, r"num_supernodes \(11\) must not exceed the graph's nodes \(10\)"),
+    ],
+)
+def test_impossible_numbers_are_refused(num_supernodes: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SuperNodePartitioner(num_supernodes)(path_graph(10), 4, seed=0)
+
+
+def test_no_supernode_at_all_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="num_supernodes must be at least 1, got 0"):
+        SuperNodePartitioner(0)
