@@ -1,0 +1,214 @@
+"""Batches in time: the next bulk is sampled and its features gathered while this one trains."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count, islice
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler, check_seeds, refuse_repeated
+from lightning_gnn_dist.sampling.batch import SampledData, assemble
+from lightning_gnn_dist.sampling.pool import BufferPool, gather_rows
+from lightning_gnn_dist.sampling.rng import permutation
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+THREAD_NAME = "lightning_gnn_dist.loader"
+
+
+class BatchLoader:
+    """The batches of one set of seeds: pass by pass, or as an endless stream.
+
+    A pass deals every seed to exactly one of ``num_batches`` batches of nearly equal size. If there are fewer
+    seeds than batches, every batch gets one seed and seeds repeat: ranks that must take the same number of
+    steps ask for the same number of batches. Batch ``t`` of the stream is batch ``t % len(self)`` of pass
+    ``t // len(self)``, and it is the same whatever the bulk size, the threads and the look-ahead.
+
+    Iterating starts nothing before the first batch is asked for, and no thread outlives its iterator.
+    At most ``(prefetch + 1) * bulk_size + 1`` batches exist at a time, and as many buffers for each large
+    array, beside the batches that the user keeps.
+
+    Args:
+        graph: The graph to sample, in RAM or memory-mapped.
+        sampler: Draws the neighbourhoods.
+        seeds: Ids of the nodes to compute on, none twice.
+        num_batches: Batches a pass.
+        seed: Decides every random choice, together with the pass, the batch and the node.
+        shuffle: Deal the seeds in another order every pass, instead of in the order given.
+        bulk_size: Batches that are sampled together.
+        num_threads: Threads that sample in the background. With 0, a bulk is sampled when it is due.
+        prefetch: Bulks made ahead of the one being consumed.
+    """
+
+    batch_sampler = None  # Lightning asks any loader that has a sampler for this too
+
+    def __init__(
+        self,
+        graph: Graph,
+        sampler: Sampler,
+        seeds: Tensor,
+        num_batches: int,
+        *,
+        seed: int,
+        shuffle: bool = True,
+        bulk_size: int = 2,
+        num_threads: int = 1,
+        prefetch: int = 2,
+    ) -> None:
+        _check_at_least(num_batches=(num_batches, 1), bulk_size=(bulk_size, 1), num_threads=(num_threads, 0))
+        _check_at_least(prefetch=(prefetch, max(1, num_threads)))
+        seeds = check_seeds(seeds, graph.num_nodes)
+        refuse_repeated(seeds)
+        if seeds.numel() == 0:
+            raise ValueError("There are no seeds to make batches of: is the mask that marks them all false?")
+        self._graph, self._sampler, self._seeds, self._num_batches = graph, sampler, seeds, num_batches
+        self._seed, self._shuffle = seed, shuffle
+        self._bulk_size, self._num_threads, self._prefetch = bulk_size, num_threads, prefetch
+        self._next_pass = 0
+        self._orders: dict[int, Tensor] = {}
+        self._pools: dict[str, BufferPool] = {}
+        self._constant: tuple[Sample, SampledData] | None = None
+        self._running: set[_Ahead[list[int], deque[SampledData]]] = set()
+        self.waited_seconds = 0.0  # time that the consumer stood still, since the loader was made
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    @property
+    def num_seeds(self) -> int:
+        return self._seeds.numel()
+
+    @property
+    def sampler(self) -> BatchLoader:
+        """The loader itself: Lightning calls ``loader.sampler.set_epoch``, never ``loader.set_epoch``."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Number the next pass that begins. Without this, passes count from 0."""
+        self._next_pass = epoch
+
+    def __iter__(self) -> Iterator[SampledData]:
+        # A generator, so that all of this waits for the first batch to be asked for. Lightning creates
+        # the iterator of its first epoch before it calls set_epoch.
+        begin = self._next_pass * len(self)
+        self._next_pass += 1
+        yield from self._batches(range(begin, begin + len(self)))
+
+    def stream(self, start: int) -> Iterator[SampledData]:
+        """Batches without end, from number ``start``; passes are numbered by this alone."""
+        if start < 0:
+            raise ValueError(f"A stream starts at batch 0 or later, got {start}.")
+        return self._batches(count(start))
+
+    def close(self) -> None:
+        """End what runs in the background and free the buffers. Iterators that are open fail from here on."""
+        for ahead in list(self._running):
+            ahead.close()
+        self._pools.clear()
+        self._constant = None
+
+    def _batches(self, numbers: Iterable[int]) -> Iterator[SampledData]:
+        ahead = _Ahead(self._make, _chunks(numbers, self._bulk_size), self._num_threads, self._prefetch)
+        self._running.add(ahead)
+        try:
+            while bulk := self._wait_for(ahead):
+                while bulk:
+                    yield bulk.popleft()  # nothing here holds on to a batch that was handed out
+        finally:
+            ahead.close()
+            self._running.discard(ahead)
+
+    def _wait_for(self, ahead: _Ahead[list[int], deque[SampledData]]) -> deque[SampledData] | None:
+        start = time.perf_counter()
+        try:
+            return ahead.next()
+        finally:
+            self.waited_seconds += time.perf_counter() - start
+
+    def _make(self, numbers: list[int]) -> deque[SampledData]:
+        """One bulk, a pure function of the numbers of its batches. Runs in several threads at once."""
+        places = [BatchKey(self._seed, *divmod(number, len(self))) for number in numbers]
+        seeds = [self._seeds_of(place) for place in places]
+        return deque(map(self._assemble, self._sampler.sample_bulk(self._graph, seeds, places)))
+
+    def _seeds_of(self, place: BatchKey) -> Tensor:
+        begin, end = (batch * self.num_seeds // len(self) for batch in (place.batch, place.batch + 1))
+        if self.num_seeds < len(self):
+            begin = place.batch % self.num_seeds
+            end = begin + 1
+        return self._seeds[self._order(place.epoch)[begin:end]] if self._shuffle else self._seeds[begin:end]
+
+    def _order(self, epoch: int) -> Tensor:
+        order = self._orders.get(epoch)
+        if order is None:
+            order = permutation(self.num_seeds, self._seed, epoch)
+            # Kept for two passes, as a bulk may belong to both. Two threads may compute the same order.
+            self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) == 1} | {epoch: order}
+        return order
+
+    def _assemble(self, sample: Sample) -> SampledData:
+        if not sample.is_constant:
+            return assemble(self._graph, sample, self._gather)
+        kept = self._constant
+        if kept is None or kept[0] is not sample:
+            self._constant = kept = sample, assemble(self._graph, sample)
+        return copy.copy(kept[1])  # the user may set attributes of a batch, or drop them
+
+    def _gather(self, name: str, array: Tensor, rows: Tensor) -> Tensor:
+        pool = self._pools.get(name)
+        if pool is None:  # one for each array, whose batches are all of nearly the same size
+            pool = self._pools.setdefault(name, BufferPool((self._prefetch + 1) * self._bulk_size + 1))
+        return gather_rows(array, rows, pool)
+
+
+class _Ahead(Generic[Item, Result]):
+    """Applies ``work`` to items ahead of their consumer, in order, on threads that end with it."""
+
+    def __init__(
+        self, work: Callable[[Item], Result], items: Iterator[Item], num_threads: int, depth: int
+    ) -> None:
+        self._work, self._items, self._depth = work, items, depth
+        self._threads = ThreadPoolExecutor(num_threads, THREAD_NAME) if num_threads else None
+        self._pending: deque[Future[Result]] = deque()
+        self._closed = False
+
+    def next(self) -> Result | None:
+        """The next result, or None after the last."""
+        if self._closed:
+            raise RuntimeError("The loader was closed while it was iterated over. Iterate over it anew.")
+        if self._threads is None:
+            return next(map(self._work, self._items), None)
+        # The one that is consumed, and `depth` ahead of it.
+        for item in islice(self._items, self._depth + 1 - len(self._pending)):
+            self._pending.append(self._threads.submit(self._work, item))
+        return self._pending.popleft().result() if self._pending else None
+
+    def close(self) -> None:
+        """Forget what is not begun and wait for what is. An exception may be under way: raise none here."""
+        self._closed = True
+        self._pending.clear()
+        if self._threads is not None:
+            # A worker may be the one whose garbage collection finds an abandoned iterator.
+            is_worker = threading.current_thread().name.startswith(THREAD_NAME)
+            self._threads.shutdown(wait=not is_worker, cancel_futures=True)
+
+
+def _chunks(numbers: Iterable[int], size: int) -> Iterator[list[int]]:
+    iterator = iter(numbers)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+def _check_at_least(**limits: tuple[int, int]) -> None:
+    for name, (value, minimum) in limits.items():
+        if not isinstance(value, int) or value < minimum:
+            raise ValueError(f"{name} must be a whole number of at least {minimum}, got {value!r}.")

@@ -1,0 +1,1 @@
+"""Seeds of many batches in, many batches out."""

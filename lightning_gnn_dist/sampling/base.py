@@ -1,0 +1,89 @@
+"""What a sampler is: the seeds of many batches in, their sampled neighbourhoods out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph
+
+
+class BatchKey(NamedTuple):
+    """Which batch it is. All that a sampler may draw at random depends on these three numbers."""
+
+    seed: int
+    epoch: int
+    batch: int
+
+
+class Sample(NamedTuple):
+    """The sampled neighbourhood of one batch.
+
+    Row ``i`` lists the sampled in-neighbours of ``nodes[i]``. Nodes stand in the order of hops, and only the
+    last hop's have no row: so the first rows of this one CSR are the CSR of every later layer.
+
+    Attributes:
+        nodes: Ids of the batch's nodes, int64, the seeds first, shape ``(n,)``.
+        indptr: Where each row starts, shape ``(rows + 1,)``.
+        indices: The rows' entries, as positions in ``nodes``, shape ``(nnz,)``.
+        num_sampled_nodes: New nodes per hop; hop 0 is the seeds.
+        num_sampled_edges: Edges per hop.
+        edge_ids: Each edge's position in the graph's ``indices``, or None if the graph has no edge arrays.
+        is_constant: The same sample will come again: what is built from it is worth keeping.
+    """
+
+    nodes: Tensor
+    indptr: Tensor
+    indices: Tensor
+    num_sampled_nodes: list[int]
+    num_sampled_edges: list[int]
+    edge_ids: Tensor | None
+    is_constant: bool = False
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Draws the neighbourhoods that batches compute on. A new one is a frozen dataclass with one method.
+
+    Whatever it draws must depend on the graph, a batch's seeds and its key, and on nothing else: not on which
+    batches share a bulk, nor on the thread. It runs in several threads at once.
+    """
+
+    @property
+    def num_hops(self) -> int:
+        """How many layers a batch feeds."""
+        ...
+
+    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        """Sample one batch for every entry of ``seeds``, each of which holds distinct ids."""
+        ...
+
+
+def check_seeds(seeds: Tensor, num_nodes: int) -> Tensor:
+    """Refuse seeds that are no vector of ids of the graph; return them as contiguous int64."""
+    if seeds.dim() != 1 or seeds.is_floating_point() or seeds.dtype == torch.bool:
+        raise ValueError(
+            f"The seeds of a batch must be a vector of node ids, got shape {tuple(seeds.shape)} "
+            f"of {seeds.dtype}. Turn a mask into ids with mask.nonzero().view(-1)."
+        )
+    seeds = seeds.to(torch.int64).contiguous()
+    low, high = (int(seeds.min()), int(seeds.max())) if seeds.numel() else (0, -1)
+    if low < 0 or high >= num_nodes:
+        raise ValueError(
+            f"The seeds of a batch must lie in [0, {num_nodes}), got {low} to {high}: they are ids of "
+            "the graph that is sampled, which for a part means local ids."
+        )
+    return seeds
+
+
+def refuse_repeated(seeds: Tensor) -> None:
+    """Say which seed of a batch was given more than once, if one was."""
+    ids, counts = seeds.unique(return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(
+            f"The seeds of a batch must be distinct, but node {int(ids[counts > 1][0])} is given "
+            f"{int(counts[counts > 1][0])} times. Pass seeds.unique()."
+        )

@@ -1,0 +1,53 @@
+"""Two machine instructions that Python has no word for: prefetch a cache line, copy bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+_FLAG, _INT, _SIZE = ir.IntType(1), ir.IntType(32), ir.IntType(64)
+_ADDRESS = ir.IntType(8).as_pointer()
+
+
+def _prefetch(_: Any, array: Any, index: Any) -> Any:
+    """Ask for ``array[index]`` to be brought into the cache. Any index will do, also one out of bounds."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        arguments = [_ADDRESS, _INT, _INT, _INT]
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch", arguments[:1], ir.FunctionType(ir.VoidType(), arguments)
+        )
+        read, keep, data = _INT(0), _INT(3), _INT(1)
+        builder.call(function, [_address(context, builder, signature.args, args, 0), read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+def _copy_bytes(_: Any, target: Any, target_start: Any, source: Any, source_start: Any, count: Any) -> Any:
+    """``target[target_start : target_start + count] = source[source_start : source_start + count]``."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        arguments = [_ADDRESS, _ADDRESS, _SIZE, _FLAG]
+        function = builder.module.declare_intrinsic(
+            "llvm.memcpy", arguments[:3], ir.FunctionType(ir.VoidType(), arguments)
+        )
+        to, origin = (_address(context, builder, signature.args, args, place) for place in (0, 2))
+        builder.call(function, [to, origin, args[4], _FLAG(0)])
+        return context.get_dummy_value()
+
+    return types.void(target, types.intp, source, types.intp, types.intp), generate
+
+
+def _address(context: Any, builder: Any, kinds: Any, args: Any, place: int) -> Any:
+    """The address of the item ``args[place + 1]`` of the array ``args[place]``."""
+    array = context.make_array(kinds[place])(context, builder, args[place])
+    return builder.bitcast(builder.gep(array.data, [args[place + 1]]), _ADDRESS)
+
+
+prefetch = cast(Callable[..., None], intrinsic(_prefetch))
+copy_bytes = cast(Callable[..., None], intrinsic(_copy_bytes))

@@ -1,0 +1,264 @@
+"""The compiled loops of sampling: fused gather, Floyd's draw and deduplication, and the gather of rows.
+
+One hop reads three places at random: a row's start in ``indptr``, its neighbours in ``indices``, and the
+table that says where in the batch a node already stands. None of them fits a cache, so the loops walk the
+frontier in blocks of ``BLOCK`` rows, and every place is prefetched one block before it is read.
+
+Kernels check nothing: their Python callers do. They hold no lock, and threads share none of their arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from lightning_gnn_dist.sampling.intrinsics import copy_bytes, prefetch
+from lightning_gnn_dist.sampling.rng import below, draw, inlined
+
+Array = npt.NDArray[Any]
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+BLOCK = 64  # frontier rows a stage: measured flat between 32 and 128
+ROWS_AHEAD = 48  # reads of indptr in flight
+COPIES_AHEAD = 8  # rows of features in flight
+LINE = 64  # bytes of a cache line
+REPEATED_SEED = -1
+
+_U = np.uint64  # indices of this type spare the test for negative ones
+_HASH = _U(0x9E3779B97F4A7C15)
+
+
+class Table(NamedTuple):
+    """Where nodes stand in the batch: open addressing, or a slot for every node.
+
+    Attributes:
+        entries: ``epoch`` plus the position of the node in the batch, uint32.
+        shift: 64 less the bits of a slot, or 0 when the slot is the node.
+        epoch: Entries below this number are of earlier batches: the slot is free.
+    """
+
+    entries: Array
+    shift: int
+    epoch: int
+
+
+class Work(NamedTuple):
+    """The arrays that one batch is sampled into.
+
+    Attributes:
+        nodes: The batch's nodes in the order in which they were found.
+        starts: Where each expanded node's edges start in the next two, int64.
+        positions: Each edge's position in the graph's ``indices``, int64.
+        columns: Each edge's source, at first as a node, in the end as a position in ``nodes``.
+        first: Where the row of each frontier node starts in the graph's ``indices``, int64.
+        degree: The length of that row, int64.
+    """
+
+    nodes: Array
+    starts: Array
+    positions: Array
+    columns: Array
+    first: Array
+    degree: Array
+
+
+def compiled(function: Kernel) -> Kernel:
+    """Compile with numba: kept on disk, and without the interpreter's lock."""
+    return cast(Kernel, njit(cache=True, nogil=True)(function))
+
+
+def part(function: Kernel) -> Kernel:
+    """Compile as a part of a kernel, which Python never calls itself."""
+    return cast(Kernel, njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+
+
+@compiled
+def sample(
+    indptr: Array,
+    indices: Array,
+    seeds: Array,
+    fanouts: Array,
+    keys: Array,
+    work: Work,
+    table: Table,
+    num_nodes: Array,
+    num_edges: Array,
+) -> Any:
+    """Sample one batch into ``work``; return how many seeds and edges it has.
+
+    If ``work`` has room for fewer, the batch is not complete: the caller makes room and starts again.
+    ``REPEATED_SEED`` says that a seed was given twice.
+
+    Args:
+        indptr: The graph's row starts, int64.
+        indices: The graph's in-neighbours, int32 or int64.
+        seeds: The batch's first nodes, int64; ``work`` has room for them.
+        fanouts: Neighbours to draw per hop, int64; -1 takes all.
+        keys: The key of each hop, uint64.
+        work: Receives the batch.
+        table: Without valid entries.
+        num_nodes: Receives the new nodes per hop, the seeds first.
+        num_edges: Receives the edges per hop.
+    """
+    work.starts[0] = 0
+    for i in range(len(seeds)):  # as a slice this line would take longer to compile than all others
+        work.columns[_U(i)] = seeds[_U(i)]
+    begin, end = 0, _place(0, len(seeds), work, table, 0)
+    if end != len(seeds):
+        return REPEATED_SEED
+    num_nodes[0] = end
+    for hop in range(len(fanouts)):
+        total = _open_rows(indptr, begin, end, fanouts[hop], work)
+        if len(seeds) + total > len(work.positions):
+            return len(seeds) + total
+        found = _expand(indices, begin, end, fanouts[hop], keys[hop], work, table)
+        num_edges[hop] = total - work.starts[begin]
+        num_nodes[hop + 1] = found - end
+        begin, end = end, found
+    return len(seeds) + work.starts[begin]
+
+
+@part
+def _open_rows(indptr: Array, begin: int, end: int, fanout: int, work: Work) -> Any:
+    """Find the frontier's rows and where their edges will stand; return how many edges that makes."""
+    total = work.starts[_U(begin)]
+    for i in range(begin, end):
+        prefetch(indptr, work.nodes[_U(min(i + ROWS_AHEAD, end - 1))])
+        node = _U(work.nodes[_U(i)])
+        degree = indptr[node + _U(1)] - indptr[node]
+        work.first[_U(i - begin)] = indptr[node]
+        work.degree[_U(i - begin)] = degree
+        total += degree if fanout < 0 else min(degree, fanout)
+        work.starts[_U(i + 1)] = total
+    return total
+
+
+@part
+def _expand(
+    indices: Array, begin: int, end: int, fanout: int, key: np.uint64, work: Work, table: Table
+) -> Any:
+    """One hop in three stages, each a block of rows behind the last; return how many nodes there are."""
+    found = end
+    blocks = (end - begin + BLOCK - 1) // BLOCK
+    for block in range(blocks + 2):
+        low = begin + block * BLOCK
+        if block < blocks:
+            _draw_rows(indices, begin, low, min(low + BLOCK, end), fanout, key, work)
+        if 1 <= block <= blocks:
+            _read(indices, work.starts[low - BLOCK], work.starts[min(low, end)], work, table)
+        if block >= 2:
+            low -= 2 * BLOCK
+            found = _place(work.starts[low], work.starts[min(low + BLOCK, end)], work, table, found)
+    return found
+
+
+@part
+def _draw_rows(
+    indices: Array, begin: int, low: int, high: int, fanout: int, key: np.uint64, work: Work
+) -> None:
+    """Choose the edges of the frontier rows ``low`` to ``high``."""
+    for i in range(low, high):
+        out, first, degree = work.starts[_U(i)], work.first[_U(i - begin)], work.degree[_U(i - begin)]
+        if fanout < 0 or degree <= fanout:
+            for edge in range(degree):
+                work.positions[_U(out + edge)] = first + edge
+            for edge in range(0, degree, LINE // 8):
+                prefetch(indices, first + edge)
+        else:
+            _draw_row(indices, first, degree, fanout, key, work.nodes[_U(i)], work.positions, out)
+
+
+@inlined
+def _draw_row(
+    indices: Array,
+    first: int,
+    degree: int,
+    fanout: int,
+    key: np.uint64,
+    node: int,
+    positions: Array,
+    out: int,
+) -> None:
+    """Floyd's algorithm (Bentley and Floyd, CACM 1987): ``fanout`` of ``degree`` edges, none twice.
+
+    It reads nothing of the row. Looking for a repetition takes time quadratic in ``fanout``, which is cheaper
+    than a set up to some hundred neighbours: the comparisons run side by side.
+    """
+    for i in range(fanout):
+        last = degree - fanout + i
+        chosen = first + below(draw(key, node, i), last + 1)
+        is_taken = False
+        for j in range(i):
+            is_taken |= positions[_U(out + j)] == chosen
+        chosen = first + last if is_taken else chosen
+        positions[_U(out + i)] = chosen
+        prefetch(indices, chosen)
+
+
+@part
+def _read(indices: Array, low: int, high: int, work: Work, table: Table) -> None:
+    """Fetch the sources of the edges ``low`` to ``high``."""
+    for edge in range(low, high):
+        source = indices[_U(work.positions[_U(edge)])]
+        work.columns[_U(edge)] = source
+        prefetch(table.entries, _slot(_U(source), table.shift))
+
+
+@inlined
+def _slot(node: np.uint64, shift: int) -> np.uint64:
+    return (node * (_HASH if shift else _U(1))) >> _U(shift)
+
+
+@part
+def _place(low: int, high: int, work: Work, table: Table, found: Any) -> Any:
+    """Turn the sources of the edges ``low`` to ``high`` into positions in ``nodes``, appending the new ones.
+
+    Whether a node is new is a toss that no processor predicts, so the common path has no branch: an old
+    entry is written again, and an append that should not be is undone by not counting it.
+    """
+    epoch, mask = _U(table.epoch), _U(len(table.entries) - 1)
+    for edge in range(low, high):
+        node = _U(work.columns[_U(edge)])
+        slot = _slot(node, table.shift)
+        at = _U(table.entries[slot]) - epoch
+        is_new = at >> _U(63)  # the difference wrapped: the entry is below the epoch
+        if table.shift:  # else nobody but the node itself uses its slot
+            while (is_new - _U(1)) & (_U(work.nodes[at & (is_new - _U(1))]) ^ node):
+                slot = (slot + _U(1)) & mask
+                at = _U(table.entries[slot]) - epoch
+                is_new = at >> _U(63)
+        is_old = is_new - _U(1)  # all bits
+        at = (at & is_old) | (_U(found) & ~is_old)
+        table.entries[slot] = at + epoch
+        work.nodes[_U(found)] = node
+        work.columns[_U(edge)] = at
+        found += np.int64(is_new)
+    return found
+
+
+@compiled
+def gather(source: Array, rows: Array, out: Array, width: int) -> None:
+    """Copy ``rows`` of ``source`` to ``out``; both are bytes, and a row has ``width`` of them."""
+    if width == 8:  # labels; a width known to the compiler is one instruction instead of a call
+        _copy_rows(source, rows, out, 8)
+    elif width == 4:
+        _copy_rows(source, rows, out, 4)
+    elif width == 1:  # masks
+        _copy_rows(source, rows, out, 1)
+    else:
+        _copy_rows(source, rows, out, width)
+
+
+@inlined
+def _copy_rows(source: Array, rows: Array, out: Array, width: int) -> None:
+    last = len(rows) - 1
+    ahead = min(width, 8 * LINE)  # the hardware follows a longer row by itself
+    for i in range(len(rows)):
+        start = rows[_U(min(i + COPIES_AHEAD, last))] * width
+        for offset in range(0, ahead, LINE):
+            prefetch(source, start + offset)
+        copy_bytes(out, i * width, source, rows[_U(i)] * width, width)

@@ -1,0 +1,85 @@
+"""Gathering rows, and buffers that already have their pages.
+
+The features of a batch may be 100 MB. Fresh memory of that size costs several times the copy itself: the
+system maps it page by page and clears every page. So buffers are used again. But a user may keep a batch, or
+three rows of it, or autograd may: a buffer comes back only when no tensor shares its memory any more.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.sampling.kernels import gather
+
+Bytes = npt.NDArray[np.uint8]
+
+POOLED_BYTES = 1 << 20  # the allocator of the C library keeps smaller pieces by itself
+ALIGNMENT = 64  # bytes of a cache line
+
+
+class BufferPool:
+    """Lends byte buffers, and takes one back when the last tensor on it is gone.
+
+    At most ``max_free`` buffers wait here. All others belong to batches that somebody still holds, so there
+    are never more than ``max_free`` plus the batches alive, which the loader's look-ahead bounds.
+
+    Args:
+        max_free: Buffers that wait for their next use; what comes back beyond that is freed.
+    """
+
+    def __init__(self, max_free: int) -> None:
+        # Buffers come back from whichever thread drops the last tensor, even in the middle of a garbage
+        # collection, where a lock could already be held. A deque's append and pop are atomic.
+        self._free: deque[Bytes] = deque(maxlen=max_free)
+        self._largest = 0
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, num_bytes: int) -> Bytes:
+        """A buffer of exactly so many bytes, with whatever was last written there."""
+        self._largest = max(self._largest, num_bytes)
+        buffer = self._pop(num_bytes)
+        if buffer is None:
+            buffer = np.empty(self._largest + self._largest // 8 + ALIGNMENT, np.uint8)
+        start = -buffer.ctypes.data % ALIGNMENT
+        view = buffer[start : start + num_bytes]
+        # Each loan has a view object of its own. torch.from_numpy() keeps it alive for as long as any
+        # tensor shares the memory, so the end of the view is the end of the loan.
+        weakref.finalize(view, self._free.append, buffer).atexit = False
+        return view
+
+    def _pop(self, num_bytes: int) -> Bytes | None:
+        """A waiting buffer that is large enough. Smaller ones are let go: batches have grown."""
+        while self._free:
+            try:
+                buffer = self._free.pop()
+            except IndexError:  # another thread was faster
+                break
+            if buffer.size >= num_bytes + ALIGNMENT:
+                return buffer
+        return None
+
+
+def gather_rows(array: Tensor, rows: Tensor, pool: BufferPool | None = None) -> Tensor:
+    """``array[rows]``, one thread, without the interpreter's lock; large results from the pool."""
+    shape = (rows.numel(), *array.shape[1:])
+    num_bytes = prod(shape) * array.element_size()
+    if array.device.type != "cpu" or not array.is_contiguous() or num_bytes == 0:
+        return array.index_select(0, rows)
+    is_pooled = pool is not None and num_bytes >= POOLED_BYTES
+    out = pool.take(num_bytes) if pool is not None and is_pooled else np.empty(num_bytes, np.uint8)
+    gather(_bytes(array), rows.numpy(), out, num_bytes // rows.numel())
+    return torch.from_numpy(out).view(array.dtype).view(shape)
+
+
+def _bytes(array: Tensor) -> Bytes:
+    return array.detach().view(-1).view(torch.uint8).numpy()

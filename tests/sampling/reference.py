@@ -1,0 +1,74 @@
+"""The sampler as it could be written on one page: Python integers, dictionaries, no tricks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.rng import key
+
+MASK = 2**64 - 1
+
+
+def mix(word: int) -> int:
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK
+    return word ^ (word >> 31)
+
+
+def draw(key: int, node: int, i: int) -> int:
+    stream = mix((key + 0xD1342543DE82EF95 * node) & MASK)
+    return mix((stream + 0x9E3779B97F4A7C15 * i) & MASK)
+
+
+def floyd(key: int, node: int, degree: int, fanout: int) -> list[int]:
+    """The places in its row that a node draws, in the order in which it draws them."""
+    if fanout < 0 or degree <= fanout:
+        return list(range(degree))
+    chosen: list[int] = []
+    for i in range(fanout):
+        last = degree - fanout + i
+        place = ((draw(key, node, i) >> 32) * (last + 1)) >> 32
+        chosen.append(last if place in chosen else place)
+    return chosen
+
+
+def sample(
+    graph: Graph, seeds: list[int], fanouts: list[int], place: tuple[int, int, int]
+) -> tuple[list[int], list[list[int]], list[list[int]]]:
+    """Nodes of the batch; for each expanded node the positions of its senders; the same as edge ids."""
+    nodes, rows, edges = list(seeds), [], []
+    position = {node: i for i, node in enumerate(seeds)}
+    begin = 0
+    for hop, fanout in enumerate(fanouts):
+        end = len(nodes)
+        for node in nodes[begin:end]:
+            start, stop = graph.indptr[node : node + 2].tolist()
+            ids = [start + i for i in floyd(int(key(*place, hop)), node, stop - start, fanout)]
+            edges.append(ids)
+            rows.append([])
+            for sender in graph.indices[ids].tolist():
+                if sender not in position:
+                    position[sender] = len(nodes)
+                    nodes.append(sender)
+                rows[-1].append(position[sender])
+        begin = end
+    return nodes, rows, edges
+
+
+def random_graph(
+    num_nodes: int = 60, num_edges: int = 240, seed: int = 0, *, undirected: bool = False, arrays: bool = True
+) -> Graph:
+    """A random graph with self-loops, repeated edges and (the last five) isolated nodes."""
+    generator = torch.Generator().manual_seed(seed)
+    edge_index = torch.randint(num_nodes - 5, (2, num_edges), generator=generator)
+    if undirected:
+        edge_index = torch.cat([edge_index, edge_index.flip(0)], dim=1)
+    nodes: dict[str, Tensor] = {}
+    edges: dict[str, Tensor] = {}
+    if arrays:
+        nodes["x"] = torch.randn(num_nodes, 8, generator=generator)
+        nodes["y"] = torch.randint(4, (num_nodes,), generator=generator)
+        edges["edge_attr"] = torch.randn(edge_index.size(1), 3, generator=generator)
+    return Graph.from_edge_index(edge_index, num_nodes, nodes, edges)

@@ -1,0 +1,160 @@
+"""Blocks compute what edge_index computes, and less."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import GATv2Conv, GINConv, GraphConv, SAGEConv
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.base import BatchKey
+from lightning_gnn_dist.sampling.batch import SampledData, assemble
+from lightning_gnn_dist.sampling.block import Block, _spend_warning
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from tests.sampling.reference import random_graph
+
+SAMPLERS = [
+    NeighborSampler([4, 3]),
+    NeighborSampler([-1, -1]),
+    NeighborSampler([2, 2, 2]),
+    WholePartSampler(2),
+]
+SAMPLERS += [WholePartSampler(3), WholePartSampler(1), NeighborSampler([5])]
+
+
+def make_batch(sampler: NeighborSampler | WholePartSampler, graph: Graph | None = None) -> SampledData:
+    graph = random_graph(200, 1500, seed=2) if graph is None else graph
+    seeds = torch.tensor([4, 190, 7, 60, 33, 199])  # 199 is isolated
+    return assemble(graph, sampler.sample_bulk(graph, [seeds], [BatchKey(0, 0, 0)])[0])
+
+
+class Net(nn.Module):
+    def __init__(self, make, num_hops: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convs = nn.ModuleList(make(8) for _ in range(num_hops))
+
+    def by_block(self, batch: SampledData, *, sparse: bool) -> torch.Tensor:
+        x = batch.x
+        for conv, block in zip(self.convs, batch.blocks, strict=True):
+            x = conv((x, x[: block.num_dst]), block.adj if sparse else block.edge_index).tanh()
+        return x
+
+    def by_edge_index(self, batch: SampledData) -> torch.Tensor:
+        x = batch.x
+        for conv in self.convs:
+            x = conv(x, batch.edge_index).tanh()
+        return x[: batch.batch_size]
+
+
+def assert_same(net: Net, left: torch.Tensor, right: torch.Tensor) -> None:
+    torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-5)
+    weights = torch.linspace(-1, 1, left.numel()).view_as(left)
+    left, right = (
+        torch.autograd.grad((out * weights).sum(), list(net.parameters())) for out in (left, right)
+    )
+    for one, other in zip(left, right, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda f: SAGEConv(f, f, aggr="mean"),
+        lambda f: SAGEConv(f, f, aggr="sum"),
+        lambda f: SAGEConv(f, f, aggr="max"),
+        lambda f: GraphConv(f, f),
+        lambda f: GINConv(nn.Linear(f, f)),
+    ],
+    ids=["mean", "sum", "max", "GraphConv", "GIN"],
+)
+def test_a_model_on_sparse_blocks_is_the_model_on_edge_index(sampler, make):
+    batch = make_batch(sampler)
+    net = Net(make, sampler.num_hops)
+    assert_same(net, net.by_block(batch, sparse=True), net.by_edge_index(batch))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_attention_on_the_edges_of_blocks_is_attention_on_edge_index(sampler):
+    batch = make_batch(sampler)
+    net = Net(lambda f: GATv2Conv(f, f, add_self_loops=False), sampler.num_hops)
+    assert_same(net, net.by_block(batch, sparse=False), net.by_edge_index(batch))
+
+
+def test_edge_weights_are_the_values():
+    plain = random_graph(200, 1500, seed=2)
+    weight = torch.rand(plain.num_edges)
+    graph = Graph(plain.indptr, plain.indices, plain.node_arrays, {"edge_weight": weight})
+    batch = make_batch(NeighborSampler([4, 3]), graph)
+    assert torch.equal(batch.blocks[0].adj.values(), batch.edge_weight)
+    convs = [GraphConv(8, 8), GraphConv(8, 8)]
+    x = y = batch.x
+    for conv, block in zip(convs, batch.blocks, strict=True):
+        x = conv((x, x[: block.num_dst]), block.adj)
+        y = conv(y, batch.edge_index, batch.edge_weight)
+    torch.testing.assert_close(x, y[: batch.batch_size])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_the_ones_have_the_type_of_the_features(dtype):
+    plain = random_graph(200, 1500, seed=2)
+    graph = Graph(plain.indptr, plain.indices, {"x": torch.randn(200, 8).to(dtype)})
+    assert {block.adj.dtype for block in make_batch(NeighborSampler([4, 3]), graph).blocks} == {dtype}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_blocks_are_views_of_one_csr(sampler):
+    batch = make_batch(sampler)
+    first, *others = batch.blocks
+    assert first.edge_index.equal(batch.edge_index)
+    assert (first.num_src, batch.blocks[-1].num_dst) == (batch.num_nodes, batch.batch_size)
+    for outer, inner in zip(batch.blocks, others, strict=False):
+        assert outer.num_dst == inner.num_src
+    for block in batch.blocks:
+        assert block.indptr.data_ptr() == first.indptr.data_ptr()
+        assert block.indices.data_ptr() == first.indices.data_ptr()
+        assert block.indptr.numel() == block.num_dst + 1
+        assert block.indptr[-1] == block.num_edges == block.edge_index.size(1)
+        assert block.adj.shape == (block.num_dst, block.num_src)
+        assert block.adj.col_indices().data_ptr() == first.indices.data_ptr()
+        assert block.edge_index.equal(first.edge_index[:, : block.num_edges])
+        assert block.num_edges == 0 or block.indices.max() < block.num_src
+
+
+def test_what_is_built_is_built_once():
+    block = make_batch(NeighborSampler([4, 3])).blocks[0]
+    assert block.adj is block.adj
+    assert block.edge_index is block.edge_index
+    assert block.to("cpu") is block
+
+
+def test_a_block_is_frozen_pickled_and_moved():
+    block = make_batch(NeighborSampler([4, 3])).blocks[1]
+    with pytest.raises(AttributeError):
+        block.num_dst = 3
+    assert block.adj.is_sparse_csr
+    for twin in (pickle.loads(pickle.dumps(block)), copy.deepcopy(block), block.apply(torch.clone)):
+        assert isinstance(twin, Block)
+        assert twin.edge_index.equal(block.edge_index)
+    assert block.to("meta").indices.device.type == "meta"
+
+
+def test_nobody_sees_the_warning_about_sparse_tensors():
+    _spend_warning.cache_clear()
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # else torch gives it once a process, and that may be long ago
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(UserWarning, match="beta state"):
+                torch.eye(2).to_sparse_csr()
+            _spend_warning()
+    finally:
+        torch.set_warn_always(before)

@@ -1,0 +1,312 @@
+"""Laws of neighbour sampling."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.utils import k_hop_subgraph
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling import scratch
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from tests.sampling import reference
+from tests.sampling.reference import random_graph
+
+PLACE = BatchKey(seed=0, epoch=1, batch=2)
+
+
+def one(graph: Graph, seeds: list[int], *num_neighbors: int, place: BatchKey = PLACE) -> Sample:
+    return NeighborSampler(num_neighbors).sample_bulk(
+        graph, [torch.tensor(seeds, dtype=torch.int64)], [place]
+    )[0]
+
+
+def edges_of(sample: Sample) -> torch.Tensor:
+    """The sampled edges as ids of the graph, senders first, sorted."""
+    rows = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff())
+    edge_index = torch.stack([sample.nodes[sample.indices.long()], sample.nodes[rows]])
+    return edge_index[:, (edge_index[0] * 10**6 + edge_index[1]).argsort()]
+
+
+def edge_index_of(graph: Graph) -> torch.Tensor:
+    rows = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
+    return torch.stack([graph.indices.long(), rows])
+
+
+def star(degree: int) -> Graph:
+    """Node 0 receives from nodes 1 to `degree`."""
+    return Graph.from_edge_index(
+        torch.stack([torch.arange(1, degree + 1), torch.zeros(degree).long()]), degree + 1
+    )
+
+
+@pytest.fixture(params=["direct", "hashed"])
+def table(request, monkeypatch):
+    """Both tables, whatever the size of the graph."""
+    scratch._THREAD.__dict__.clear()
+    if request.param == "hashed":
+        monkeypatch.setattr(scratch, "DIRECT_NODES", 0)
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("fanouts", [[3], [4, 2], [2, 1, 3], [-1, 2], [2, -1], [40, 40]])
+def test_it_is_the_one_page_sampler(table, fanouts, dtype):
+    graph = random_graph(400, 6000, seed=1)
+    graph = Graph(graph.indptr, graph.indices.to(dtype), graph.node_arrays, graph.edge_arrays)
+    seeds = torch.randperm(400, generator=torch.Generator().manual_seed(0))[:90].tolist()
+    sample = one(graph, seeds, *fanouts)
+    nodes, rows, edges = reference.sample(graph, seeds, fanouts, PLACE)
+    assert sample.nodes.tolist() == nodes
+    assert sample.indptr.tolist() == np.cumsum([0, *map(len, rows)]).tolist()
+    assert sample.indices.tolist() == list(chain(*rows))
+    assert sample.edge_ids is not None
+    assert sample.edge_ids.tolist() == list(chain(*edges))
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+@pytest.mark.parametrize("num_hops", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_without_a_limit_it_is_the_k_hop_subgraph(table, undirected, num_hops, seed):
+    graph = random_graph(60, 90, seed, undirected=undirected)
+    seeds = torch.randperm(60, generator=torch.Generator().manual_seed(seed))[:6]
+    sample = one(graph, seeds.tolist(), *[-1] * num_hops)
+    edge_index = edge_index_of(graph)
+    nodes, _, _, _ = k_hop_subgraph(seeds, num_hops, edge_index, num_nodes=60)
+    assert sample.nodes.sort().values.equal(nodes)
+    assert sample.nodes[:6].equal(seeds)
+    # Every node within num_hops - 1 of the seeds receives all its messages, the outermost receive none.
+    inner, _, _, _ = (
+        k_hop_subgraph(seeds, num_hops - 1, edge_index, num_nodes=60) if num_hops > 1 else (seeds, 0, 0, 0)
+    )
+    expected = edge_index[:, torch.isin(edge_index[1], inner)]
+    assert edges_of(sample).equal(expected[:, (expected[0] * 10**6 + expected[1]).argsort()])
+
+
+def test_nodes_are_expanded_once_in_the_order_of_hops():
+    graph = random_graph(200, 1500, seed=3)
+    sample = one(graph, [5, 9, 100, 3], 4, 3, 2)
+    assert sample.nodes.unique().numel() == sample.nodes.numel() == sum(sample.num_sampled_nodes)
+    assert sample.indptr.numel() - 1 == sum(sample.num_sampled_nodes[:-1])
+    assert sample.indptr[-1] == sample.indices.numel() == sum(sample.num_sampled_edges)
+    ends = np.cumsum(sample.num_sampled_nodes)
+    for hop, fanout in enumerate((4, 3, 2)):
+        rows = range(ends[hop] - sample.num_sampled_nodes[hop], ends[hop])
+        entries = torch.cat([sample.indices[sample.indptr[i] : sample.indptr[i + 1]] for i in rows])
+        assert entries.numel() == sample.num_sampled_edges[hop]
+        assert entries.max() < ends[hop + 1]
+        assert all(sample.indptr[i + 1] - sample.indptr[i] <= fanout for i in rows)
+
+
+def test_no_edge_is_drawn_twice_and_each_belongs_to_its_row():
+    graph = random_graph(50, 2000, seed=4)
+    sample = one(graph, list(range(45)), 7, 7)
+    assert sample.edge_ids is not None
+    assert sample.edge_ids.unique().numel() == sample.edge_ids.numel()
+    rows = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff())
+    receivers = torch.arange(50).repeat_interleave(graph.degrees())
+    assert receivers[sample.edge_ids].equal(sample.nodes[rows])
+    assert graph.indices[sample.edge_ids].long().equal(sample.nodes[sample.indices.long()])
+
+
+def test_short_rows_are_taken_whole():
+    graph = random_graph(60, 240, seed=5)
+    assert edges_of(one(graph, [1, 2, 3], 1000, 1000)).equal(edges_of(one(graph, [1, 2, 3], -1, -1)))
+
+
+@pytest.mark.parametrize(("degree", "fanout"), [(20, 5), (6, 5), (12, 1), (40, 35)])
+def test_every_neighbour_is_as_likely_as_any_other(degree, fanout):
+    graph, trials = star(degree), 4000
+    places = [BatchKey(7, 0, batch) for batch in range(trials)]
+    samples = NeighborSampler([fanout]).sample_bulk(graph, [torch.tensor([0])] * trials, places)
+    counts = torch.bincount(torch.cat([sample.nodes[1:] for sample in samples]), minlength=degree + 1)[1:]
+    expected = trials * fanout / degree
+    statistic = ((counts - expected) ** 2).sum() / (expected * (1 - fanout / degree)) * (degree - 1) / degree
+    # About chi-square with degree - 1 degrees of freedom, whose 0.9999 quantile this bounds from above.
+    assert statistic < degree - 1 + 4 * (2 * (degree - 1)) ** 0.5 + 10
+
+
+def test_pairs_of_neighbours_are_equally_likely():
+    graph, trials = star(5), 6000
+    places = [BatchKey(1, epoch, 0) for epoch in range(trials)]
+    samples = NeighborSampler([2]).sample_bulk(graph, [torch.tensor([0])] * trials, places)
+    pairs = [tuple(sorted(sample.nodes[1:].tolist())) for sample in samples]
+    counts = np.array([pairs.count((a, b)) for a in range(1, 6) for b in range(a + 1, 6)])
+    assert ((counts - trials / 10) ** 2 / (trials / 10)).sum() < 27.9  # 0.999 quantile, 9 degrees of freedom
+
+
+def test_a_node_draws_the_same_neighbours_in_whatever_company():
+    graph = random_graph(300, 6000, seed=6)
+    alone = edges_of(one(graph, [17], 5))
+    crowd = edges_of(one(graph, [200, 3, 17, *range(40, 140)], 5))
+    assert crowd[:, crowd[1] == 17].equal(alone)
+
+
+def test_draws_differ_between_seeds_epochs_and_batches():
+    graph = star(1000)
+    drawn = {
+        tuple(one(graph, [0], 10, place=BatchKey(*place)).nodes.tolist()) for place in np.ndindex(3, 3, 3)
+    }
+    assert len(drawn) == 27
+
+
+def test_a_bulk_is_its_batches_in_any_number_of_threads():
+    graph = random_graph(500, 8000, seed=7)
+    sampler = NeighborSampler([4, 3])
+    seeds = [torch.randperm(500, generator=torch.Generator().manual_seed(i))[: 5 + 3 * i] for i in range(12)]
+    places = [BatchKey(0, 0, i) for i in range(12)]
+    bulk = sampler.sample_bulk(graph, seeds, places)
+    with ThreadPoolExecutor(4) as threads:
+        alone = list(
+            threads.map(lambda ids, place: sampler.sample_bulk(graph, [ids], [place])[0], seeds, places)
+        )
+    for left, right in zip(bulk, alone, strict=True):
+        assert left.nodes.equal(right.nodes)
+        assert left.indptr.equal(right.indptr)
+        assert left.indices.equal(right.indices)
+
+
+def test_batches_are_the_same_in_every_process_and_version():
+    # Weights trained with a seed depend on these numbers: to change them is to change results.
+    receivers = torch.arange(20).repeat_interleave(10)
+    senders = (receivers * 7 + torch.arange(10).repeat(20) * 3) % 20
+    graph = Graph.from_edge_index(torch.stack([senders, receivers]), 20)
+    sample = one(graph, [3, 1, 4], 3, 2, place=BatchKey(0, 0, 0))
+    assert sample.nodes.tolist() == [3, 1, 4, 2, 7, 13, 5, 8, 0, 12, 9, 11, 17, 18, 19]
+    assert sample.indices.tolist() == [
+        3,
+        1,
+        4,
+        5,
+        6,
+        7,
+        0,
+        8,
+        9,
+        8,
+        10,
+        1,
+        9,
+        11,
+        12,
+        13,
+        1,
+        12,
+        14,
+        4,
+        0,
+        2,
+        3,
+    ]
+
+
+def test_the_arrays_are_small_and_the_batchs_own():
+    graph = random_graph(300, 3000, seed=8)
+    first = one(graph, [1, 2, 3], 5, 5)
+    copies = [tensor.clone() for tensor in (first.nodes, first.indptr, first.indices)]
+    one(graph, [250, 251, 252], 9, 9)
+    assert all(map(torch.equal, copies, (first.nodes, first.indptr, first.indices)))
+    assert (first.nodes.dtype, first.indptr.dtype, first.indices.dtype) == (
+        torch.int64,
+        torch.int32,
+        torch.int32,
+    )
+    assert one(random_graph(arrays=False), [1], 2).edge_ids is None
+
+
+def test_a_batch_larger_than_any_before_is_sampled_anew(table):
+    graph = random_graph(3000, 90_000, seed=9)
+    seeds = torch.randperm(3000, generator=torch.Generator().manual_seed(0))[:2000].tolist()
+    large = one(graph, seeds, 20, 20)
+    assert large.indices.numel() > 3 * (1 << 14)
+    assert large.nodes.unique().numel() == large.nodes.numel()
+    again = one(graph, seeds, 20, 20)
+    assert large.nodes.equal(again.nodes)
+    assert large.indices.equal(again.indices)
+
+
+def test_the_table_is_cleared_before_its_numbers_run_out(table, monkeypatch):
+    graph = random_graph(100, 2000, seed=10)
+    expected = one(graph, [1, 2, 3], 4, 4)
+    monkeypatch.setattr(scratch, "ENTRY_LIMIT", 4 * scratch.scratch_of_thread(np.int32).capacity)
+    for _ in range(20):
+        again = one(graph, [1, 2, 3], 4, 4)
+        assert again.nodes.equal(expected.nodes)
+        assert again.indices.equal(expected.indices)
+
+
+def test_graphs_take_turns_in_one_thread():
+    small, large = random_graph(50, 400, seed=11), random_graph(5000, 40_000, seed=12)
+    expected = [one(graph, [1, 2, 3], 4, 4).nodes for graph in (small, large)]
+    for _ in range(3):
+        assert one(small, [1, 2, 3], 4, 4).nodes.equal(expected[0])
+        assert one(large, [1, 2, 3], 4, 4).nodes.equal(expected[1])
+
+
+def test_a_graph_without_edges():
+    graph = Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.int64), 10)
+    sample = one(graph, [4, 7], 5, -1)
+    assert sample.nodes.tolist() == [4, 7]
+    assert sample.num_sampled_nodes == [2, 0, 0]
+    assert sample.num_sampled_edges == [0, 0]
+    assert sample.indptr.tolist() == [0, 0, 0]
+
+
+def test_a_memory_mapped_graph_gives_the_same_batches(tmp_path):
+    graph = random_graph(300, 3000, seed=13)
+    graph.save(tmp_path / "graph")
+    left, right = one(graph, [1, 2, 3], 5, 5), one(Graph.open(tmp_path / "graph"), [1, 2, 3], 5, 5)
+    assert left.nodes.equal(right.nodes)
+    assert left.indices.equal(right.indices)
+
+
+def test_numbers_may_be_given_as_any_sequence():
+    assert NeighborSampler([15, 10]) == NeighborSampler((15, 10)) == NeighborSampler((np.int64(15), 10))
+    assert hash(NeighborSampler([15, 10])) == hash(NeighborSampler((15, 10)))
+    assert NeighborSampler([15, -1, 3]).num_hops == 3
+    assert isinstance(NeighborSampler([1]), Sampler)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "is empty"),
+        (15, "one number per hop, got 15"),
+        ("15", "one number per hop"),
+        ([15, 0], "got 0"),
+        ([15, -2], "got -2"),
+        ([15, 2.0], r"got 2\.0"),
+        ([True], "got True"),
+        ([None], "got None"),
+    ],
+)
+def test_useless_numbers_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        NeighborSampler(given)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "message"),
+    [
+        ([1, 2, 60], r"\[0, 60\), got 1 to 60"),
+        ([-1, 2], "got -1 to 2"),
+        ([1, 2, 1], "node 1 is given 2 times"),
+        ([[1, 2]], "a vector of node ids"),
+        ([0.5], "a vector of node ids"),
+        ([True, False], "Turn a mask into ids"),
+    ],
+)
+def test_useless_seeds_are_refused(seeds, message):
+    with pytest.raises(ValueError, match=message):
+        NeighborSampler([2]).sample_bulk(random_graph(), [torch.tensor(seeds)], [PLACE])
+    assert one(random_graph(), [1, 2], 2).nodes[:2].tolist() == [1, 2]  # the scratch is still sound
+
+
+def test_every_batch_needs_a_key():
+    with pytest.raises(ValueError, match="shorter"):
+        NeighborSampler([2]).sample_bulk(random_graph(), [torch.tensor([1])], [])
