@@ -1,0 +1,136 @@
+"""The only module that calls ``torch.distributed``. It counts every byte it sends.
+
+Every function here is collective: all ranks must call it, in the same order and with tensors of the same
+shapes. With one process they all return at once and send nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass
+class Traffic:
+    """What this process has sent, and how long it stood in collectives, since it started.
+
+    Bytes are those that leave this rank in the usual algorithms: a ring for all-reduce and all-gather, where
+    P ranks send 2 (P - 1) / P and (P - 1) / P of the whole, and for broadcast what the source's copies cost,
+    shared by all.
+    """
+
+    bytes_sent: float = 0.0
+    seconds: float = 0.0
+    calls: int = 0
+
+
+traffic = Traffic()
+
+
+def world_size() -> int:
+    """Number of ranks, 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """This process's place among the ranks, 0 without a process group."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+@torch.no_grad()
+def average_(tensors: Iterable[Tensor], weight: float = 1.0) -> None:
+    """Replace each tensor, in place, by its weighted mean over all ranks; integers by their maximum.
+
+    One collective for each kind of number, whatever the number of tensors. Half precision is summed in
+    float32. Ranks may pass different weights; their sum must be positive.
+    """
+    if world_size() == 1:
+        return
+    for dtype, group in _by_dtype(tensors).items():
+        if not dtype.is_floating_point:
+            flat = torch.cat([t.reshape(-1).to(dtype) for t in group])
+            _all_reduce(flat, dist.ReduceOp.MAX)
+        else:
+            flat = torch.cat([*(t.reshape(-1).to(dtype) for t in group), group[0].new_ones(1, dtype=dtype)])
+            _all_reduce(flat.mul_(weight), dist.ReduceOp.SUM)
+            total = float(flat[-1])
+            if not total > 0:
+                raise ValueError(f"The weights of all ranks add up to {total}: a mean needs a positive sum.")
+            flat = flat[:-1].div_(total)
+        _scatter_back(flat, group)
+
+
+@torch.no_grad()
+def broadcast_(tensors: Iterable[Tensor], source: int = 0) -> None:
+    """Replace each tensor, in place, by the one on rank ``source``."""
+    if world_size() == 1:
+        return
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    for group in groups.values():
+        flat = torch.cat([t.reshape(-1) for t in group])
+        with _counted(flat.numel() * flat.element_size() * (world_size() - 1) / world_size()):
+            dist.broadcast(flat, source)
+        _scatter_back(flat, group)
+
+
+def gather_rows(row: Tensor) -> Tensor:
+    """The rows of all ranks, on every rank: shape ``(P, *row.shape)``."""
+    if world_size() == 1:
+        return row[None]
+    rows = [torch.empty_like(row) for _ in range(world_size())]
+    with _counted(row.numel() * row.element_size() * (world_size() - 1)):
+        dist.all_gather(rows, row.contiguous())
+    return torch.stack(rows)
+
+
+def gather_objects(item: Any) -> list[Any] | None:
+    """The objects of all ranks, on rank 0; ``None`` elsewhere. For checkpoints, not for every step."""
+    if world_size() == 1:
+        return [item]
+    items: list[Any] | None = [None] * world_size() if rank() == 0 else None
+    with _counted(0.0):
+        dist.gather_object(item, items, dst=0)
+    return items
+
+
+def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:
+    with _counted(2 * flat.numel() * flat.element_size() * (world_size() - 1) / world_size()):
+        dist.all_reduce(flat, op=op)
+
+
+@contextmanager
+def _counted(num_bytes: float) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        traffic.bytes_sent += num_bytes
+        traffic.seconds += time.perf_counter() - start
+        traffic.calls += 1
+
+
+def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
+    """Tensors by the type they are summed in. The order of types is the same on all ranks."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        if not tensor.numel():
+            continue
+        floating = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        groups.setdefault(floating if tensor.is_floating_point() else torch.int64, []).append(tensor)
+    return dict(sorted(groups.items(), key=lambda item: str(item[0])))
+
+
+def _scatter_back(flat: Tensor, tensors: list[Tensor]) -> None:
+    for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(piece.view_as(tensor))  # into the old storage: optimizers and compiled graphs hold it

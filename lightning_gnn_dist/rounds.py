@@ -1,0 +1,82 @@
+"""When a round is over. A clock is a frozen dataclass with one method; every rank asks its own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class RoundProgress(NamedTuple):
+    """How far this rank is in the running round."""
+
+    round_idx: int
+    local_steps: int
+    steps_per_pass: int
+    """Steps that visit every training node of the largest part once: the same on all ranks."""
+
+
+class RoundClock(Protocol):
+    """Decides when a round ends."""
+
+    def is_over(self, progress: RoundProgress) -> bool:
+        """Whether the round ends here. Asked after each local step, never before the first."""
+        ...
+
+
+@dataclass(frozen=True)
+class EverySteps:
+    r"""A round of :math:`K_r = \min(K_\mathrm{max}, \lceil K \rho^r \rceil)` local steps.
+
+    Args:
+        steps: :math:`K`, the local steps of the first round.
+        growth: :math:`\rho`, by which rounds grow. 1 keeps them equal.
+        limit: :math:`K_\mathrm{max}`. Needed when rounds grow: 64 steps growing by 1.1 are 74,001 after 75 rounds.
+    """
+
+    steps: int
+    growth: float = 1.0
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise ValueError(f"steps must be a positive integer, got {self.steps!r}.")
+        if not self.growth >= 1.0 or math.isinf(self.growth):
+            raise ValueError(f"growth must be at least 1 (1 keeps rounds equal), got {self.growth!r}.")
+        if self.growth > 1.0 and self.limit is None:
+            raise ValueError(
+                f"Rounds that grow by {self.growth} need a limit, or the last ones never end: "
+                f"EverySteps({self.steps}, growth={self.growth}, limit={16 * self.steps})."
+            )
+        if self.limit is not None and self.limit < self.steps:
+            raise ValueError(f"limit ({self.limit}) must not be below steps ({self.steps}).")
+
+    def local_steps(self, round_idx: int) -> int:
+        """:math:`K_r`."""
+        if self.limit is None:
+            return self.steps
+        grown = math.log(self.steps) + round_idx * math.log(self.growth)
+        if grown >= math.log(self.limit):  # in logarithms: growth ** round_idx overflows in long runs
+            return self.limit
+        return min(self.limit, math.ceil(self.steps * self.growth**round_idx))
+
+    def is_over(self, progress: RoundProgress) -> bool:
+        return progress.local_steps >= self.local_steps(progress.round_idx)
+
+
+@dataclass(frozen=True)
+class EveryPass:
+    """A round of whole passes over the training nodes.
+
+    Args:
+        passes: How many.
+    """
+
+    passes: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.passes, bool) or not isinstance(self.passes, int) or self.passes < 1:
+            raise ValueError(f"passes must be a positive integer, got {self.passes!r}.")
+
+    def is_over(self, progress: RoundProgress) -> bool:
+        return progress.local_steps >= self.passes * progress.steps_per_pass

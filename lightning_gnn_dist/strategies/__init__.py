@@ -1,0 +1,1 @@
+"""How ranks exchange what they learned: one file a method."""

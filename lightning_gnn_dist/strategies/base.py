@@ -1,0 +1,245 @@
+"""A round: local steps on every rank, then one meeting."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from lightning_gnn_dist import collectives
+from lightning_gnn_dist.rounds import EveryPass, RoundClock, RoundProgress
+from lightning_gnn_dist.strategies import refusals, replica_state
+from lightning_gnn_dist.strategies.lightning_internals import announce_sigterm, take_over_sigterm
+from lightning_gnn_dist.strategies.round_loader import RoundLoader
+
+log = logging.getLogger(__name__)
+
+Weights = Literal["uniform", "nodes"]
+Buffers = Literal["average", "local"]
+StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
+
+
+class RoundStrategy(DDPStrategy):
+    """Train one replica per rank; let the replicas meet when a round is over.
+
+    A subclass says what happens at a meeting, in one method:
+
+        class MyStrategy(RoundStrategy):
+            def end_round(self) -> None:
+                self.average_replicas()
+
+    One Lightning epoch is one round: ``max_epochs`` counts rounds, and validation, checkpoints, early stopping
+    and schedulers by epoch come right after a meeting, when all replicas are equal. Between meetings the ranks
+    exchange nothing.
+
+    Args:
+        clock: Decides when a round ends. Default: after each pass over the training nodes.
+        weights: Weigh replicas alike (``"uniform"``) or by the training nodes of their parts (``"nodes"``).
+        buffers: ``"average"`` the buffers (statistics of batch normalisation) at a meeting, or keep them
+            ``"local"``; then every rank validates with its own.
+        average_optimizer: Average the state of the optimizers too (moments, not only weights).
+        timeout: How long a collective may take before the ranks give up.
+        process_group_backend: ``"gloo"`` or ``"nccl"``; by default what fits the device.
+        start_method: How Lightning starts the ranks when no launcher (torchrun, SLURM) did.
+    """
+
+    def __init__(
+        self,
+        clock: RoundClock | None = None,
+        *,
+        weights: Weights = "uniform",
+        buffers: Buffers = "average",
+        average_optimizer: bool = False,
+        timeout: timedelta = timedelta(minutes=30),
+        process_group_backend: str | None = None,
+        start_method: StartMethod = "popen",
+    ) -> None:
+        refusals.check_choice("weights", weights, Weights)
+        refusals.check_choice("buffers", buffers, Buffers)
+        refusals.check_clock(clock)
+        super().__init__(timeout=timeout, process_group_backend=process_group_backend, start_method=start_method)
+        self.clock: RoundClock = EveryPass() if clock is None else clock
+        self.weights = weights
+        self.buffers = buffers
+        self.average_optimizer = average_optimizer
+        self.round_idx = 0
+        self.batches_done = 0
+        self.in_round = False
+        self.stop_requested = False
+        self.sigterm_received = False
+        self._resumed: replica_state.ReplicaState | None = None
+        self._round_loader: RoundLoader | None = None
+        self._companion = _Companion(self)
+
+    # What a subclass says.
+
+    def end_round(self) -> None:
+        """Runs on every rank, right after the last local step of the round."""
+        raise NotImplementedError(f"{type(self).__name__} must define end_round().")
+
+    def average_replicas(self) -> None:
+        """Replace every replica by the weighted mean of all: parameters, and what else was asked for."""
+        collectives.average_(self._averaged_tensors(), self._weight())
+
+    # What Lightning calls.
+
+    def connect(self, model: LightningModule) -> None:
+        super().connect(model)
+        callbacks: list[Callback] = model.trainer.callbacks  # type: ignore[attr-defined]
+        if self._companion not in callbacks:
+            callbacks.insert(0, self._companion)  # the meeting comes before checkpoints, EMA and the like
+
+    def setup(self, trainer: Trainer) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:
+            refusals.check_trainer(type(self).__name__, trainer, has_layer_sync=self._layer_sync is not None)
+            take_over_sigterm(trainer, self._on_sigterm)
+        super().setup(trainer)
+
+    def configure_ddp(self) -> None:
+        # Replicas start equal and exchange nothing during a round, so there is nothing to wrap.
+        if self._resumed is None:  # else every rank has read its state from the checkpoint
+            module = self._module()
+            collectives.broadcast_([*(p.data for p in module.parameters()), *module.buffers()])
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        if not self._module().trainer.training:
+            return dataloader
+        if not hasattr(dataloader, "__len__"):
+            raise TypeError(
+                f"{type(self).__name__} needs a training loader with a length, to know what a pass is; "
+                f"{type(dataloader).__name__} has none. Use PartitionedDataModule, or a map-style dataset."
+            )
+        self._round_loader = RoundLoader(dataloader, lambda: self.batches_done, self._round_is_over)
+        return self._round_loader
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self._resumed is not None:
+            self._resumed.restore_random_state()
+            self._resumed = None
+
+    def teardown(self) -> None:
+        if self._round_loader is not None:
+            self._round_loader.close()
+        super().teardown()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        # Trainer.save_checkpoint() runs on all ranks, so all of them are here to hand over their state.
+        if "optimizer_states" not in checkpoint:
+            pass  # weights only: nothing to resume
+        elif self.in_round:
+            # After an exception, perhaps on this rank alone: nothing collective. The weights are one replica's.
+            replica_state.mark_in_round(checkpoint)
+        else:
+            own_buffers = dict(self._module().named_buffers()) if self.buffers == "local" else {}
+            replica_state.add_to_checkpoint(checkpoint, self.round_idx, self.batches_done, own_buffers)
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        if self._module().trainer.state.fn == TrainerFn.FITTING:
+            self._resumed = replica_state.take_from_checkpoint(checkpoint)
+            self.round_idx, self.batches_done = self._resumed.round_idx, self._resumed.batches_done
+        return checkpoint
+
+    # A round.
+
+    def _round_is_over(self, batches: int) -> bool:
+        assert self._round_loader is not None
+        per_step = self._module().trainer.accumulate_grad_batches
+        if batches % per_step:
+            return False
+        steps_per_pass = -(-len(self._round_loader.loader) // per_step)  # type: ignore[arg-type]
+        return self.clock.is_over(RoundProgress(self.round_idx, batches // per_step, steps_per_pass))
+
+    def meet(self, batches: int) -> list[Votes]:
+        """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""
+        self.end_round()
+        self.in_round = False
+        mine = Votes(batches, self.stop_requested, self.sigterm_received)
+        row = torch.tensor([int(vote) for vote in mine], device=self.root_device)
+        votes = [Votes(int(b), bool(s), bool(t)) for b, s, t in collectives.gather_rows(row).tolist()]
+        self.round_idx += 1
+        self.batches_done += batches
+        self.stop_requested = False
+        return votes
+
+    def _averaged_tensors(self) -> list[Tensor]:
+        module = self._module()
+        tensors = [parameter.data for parameter in module.parameters() if parameter.requires_grad]
+        if self.buffers == "average":
+            tensors += list(module.buffers())
+        if self.average_optimizer:
+            tensors += replica_state.optimizer_tensors(self.optimizers)
+        return tensors
+
+    def _weight(self) -> float:
+        if self.weights == "uniform":
+            return 1.0
+        assert self._round_loader is not None
+        return float(refusals.require_num_seeds(self._round_loader.loader))
+
+    def _on_sigterm(self) -> None:
+        self.sigterm_received = True
+
+    def _module(self) -> LightningModule:
+        assert self.lightning_module is not None
+        return self.lightning_module
+
+
+class Votes(NamedTuple):
+    """What a rank says at a meeting."""
+
+    batches: int
+    stop: bool
+    sigterm: bool
+
+
+class _Companion(Callback):
+    """Strategies have no hook at the end of a batch; callbacks have. This one calls the meeting."""
+
+    def __init__(self, strategy: RoundStrategy) -> None:
+        self.strategy = strategy
+        self.min_epochs: int | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.min_epochs = trainer.fit_loop.min_epochs
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # One rank that stops in mid-round would leave the others waiting at the meeting. Lightning finishes an
+        # epoch that min_epochs asks for, so a stop takes effect at its end, after the vote.
+        running = trainer.fit_loop.epoch_progress.current.processed + 1  # type: ignore[attr-defined]
+        trainer.fit_loop.min_epochs = max(running, self.min_epochs or 0)
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.strategy.in_round = True
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if not trainer.is_last_batch:
+            return
+        self.strategy.stop_requested |= trainer.should_stop
+        votes = self.strategy.meet(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+        if any(vote.stop for vote in votes):
+            trainer.should_stop = True
+        if any(vote.sigterm for vote in votes):
+            announce_sigterm(trainer)
+        self._log_figures(pl_module, votes)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.fit_loop.min_epochs = self.min_epochs
+
+    def _log_figures(self, module: LightningModule, votes: list[Votes]) -> None:
+        figures = {
+            "round/index": float(self.strategy.round_idx),
+            "round/batches": float(sum(vote.batches for vote in votes)),
+            "comm/bytes_sent": collectives.traffic.bytes_sent,
+            "comm/seconds": collectives.traffic.seconds,
+        }
+        # This rank's figures, without a collective: with both flags Lightning neither sends nor complains.
+        module.log_dict(figures, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, rank_zero_only=True)

@@ -1,0 +1,35 @@
+"""The private corners of Lightning that a strategy of rounds has to touch, in one place.
+
+Tried with Lightning 2.6. Since 2.5.2 Lightning broadcasts "did anybody receive SIGTERM" before every batch and
+once more inside the signal handler. The first keeps ranks in lock-step all through a round; the second waits
+for ranks that are busy elsewhere. Rounds replace both by a vote in the meeting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+
+def take_over_sigterm(trainer: Trainer, on_signal: Callable[[], None]) -> None:
+    """Let SIGTERM call ``on_signal`` and nothing else, and silence the broadcast before each batch."""
+    connector, loop = trainer._signal_connector, trainer.fit_loop.epoch_loop
+    for owner, name in ((connector, "_sigterm_notifier_fn"), (loop, "_broadcast_sigterm_tensor")):
+        if not hasattr(owner, name):
+            raise RuntimeError(
+                f"This Lightning has no {type(owner).__name__}.{name}, which rounds replace: "
+                "install lightning>=2.6,<2.7."
+            )
+
+    def notify(signum: int, frame: Any) -> None:
+        on_signal()  # a flag only: a collective in a signal handler can wait for ever
+
+    connector._sigterm_notifier_fn = notify  # type: ignore[method-assign,assignment]
+    loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+def announce_sigterm(trainer: Trainer) -> None:
+    """Make Lightning leave as if this rank had received SIGTERM: at the end of the epoch, with its hooks."""
+    trainer._signal_connector.received_sigterm = True

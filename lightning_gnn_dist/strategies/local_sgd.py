@@ -1,0 +1,24 @@
+"""Local SGD (Stich, ICLR 2019, arXiv:1805.09767); on graph parts, the PSGD-PA of the LLCG paper (arXiv:2111.08202)."""
+
+from __future__ import annotations
+
+from lightning_gnn_dist.strategies.base import RoundStrategy
+
+
+class LocalSGDStrategy(RoundStrategy):
+    r"""Average the replicas when a round ends, and nothing else.
+
+    .. math::
+        \theta \leftarrow \sum_{p=1}^{P} w_p \theta_p,
+        \qquad w_p = \tfrac{1}{P} \;\text{ or }\; \tfrac{n_p}{n}
+
+    The neighbours that other ranks hold do not exist for a local step. On parts that look alike (a random
+    partition) this costs the cut edges; on parts that differ (METIS) replicas drift apart and the average can be
+    much worse than a single process. See :class:`~lightning_gnn_dist.strategies.base.RoundStrategy` for the
+    arguments.
+    """
+
+    strategy_name = "local_sgd"
+
+    def end_round(self) -> None:
+        self.average_replicas()

@@ -1,0 +1,98 @@
+"""What one rank holds and the others do not: it goes into the checkpoint, so that a run resumes exactly.
+
+Weights are equal after a meeting and are saved once, by Lightning. The optimizers' moments, local buffers and
+the generators of random numbers differ from rank to rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_gnn_dist import collectives
+
+KEY = "lightning_gnn_dist"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """Where the run stood when the checkpoint was written, as this rank saw it."""
+
+    round_idx: int
+    batches_done: int
+    random_state: Mapping[str, Any]
+
+    def restore_random_state(self) -> None:
+        """Dropout goes on with the numbers it would have drawn."""
+        torch.set_rng_state(self.random_state["cpu"])
+        if "cuda" in self.random_state and torch.cuda.is_available():
+            torch.cuda.set_rng_state(self.random_state["cuda"])
+
+
+def add_to_checkpoint(
+    checkpoint: dict[str, Any], round_idx: int, batches_done: int, own_buffers: Mapping[str, Tensor]
+) -> None:
+    """Collective. Only tensors, numbers and plain containers: ``torch.load(weights_only=True)`` must read it."""
+    random_state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        random_state["cuda"] = torch.cuda.get_rng_state()
+    mine = {
+        "batches_done": batches_done,
+        "optimizer_states": checkpoint["optimizer_states"],
+        "buffers": {name: buffer.cpu() for name, buffer in own_buffers.items()},
+        "random_state": random_state,
+    }
+    ranks = collectives.gather_objects(mine)
+    checkpoint[KEY] = {"version": VERSION, "round_idx": round_idx, "ranks": ranks}
+
+
+def mark_in_round(checkpoint: dict[str, Any]) -> None:
+    """Say that the weights are those of one replica, before its meeting. Not collective."""
+    checkpoint[KEY] = {"version": VERSION, "ranks": None}
+
+
+def take_from_checkpoint(checkpoint: dict[str, Any]) -> ReplicaState:
+    """Put this rank's own state in the place of rank 0's, and say where the run stood."""
+    saved = checkpoint.get(KEY)
+    if saved is None:
+        raise ValueError(
+            "The checkpoint was not written by a strategy of rounds, so it does not say at which round it "
+            "stood. To start from its weights, load them (Module.load_from_checkpoint(path)) and leave ckpt_path out."
+        )
+    if saved["version"] > VERSION:
+        raise ValueError(
+            f"The checkpoint's state has version {saved['version']}, and this release reads up to {VERSION}: "
+            "upgrade lightning_gnn_dist."
+        )
+    if saved["ranks"] is None:
+        raise ValueError(
+            "The checkpoint was written inside a round (after an exception), so it holds one replica and cannot be "
+            "resumed. Resume from one written at a meeting, or start from its weights "
+            "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
+        )
+    if len(saved["ranks"]) != collectives.world_size():
+        raise ValueError(
+            f"The checkpoint was written by {len(saved['ranks'])} ranks, and this fit has "
+            f"{collectives.world_size()}: resume with as many, or start from its weights "
+            "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
+        )
+    mine = saved["ranks"][collectives.rank()]
+    checkpoint["optimizer_states"] = mine["optimizer_states"]
+    checkpoint["state_dict"].update(mine["buffers"])
+    return ReplicaState(saved["round_idx"], mine["batches_done"], mine["random_state"])
+
+
+def optimizer_tensors(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """The state of the optimizers, in the same order on every rank."""
+    tensors = []
+    for optimizer in optimizers:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            state = optimizer.state.get(parameter, {})
+            tensors += [state[name] for name in sorted(state) if isinstance(state[name], Tensor)]
+    return tensors

@@ -1,0 +1,79 @@
+"""What every test shares: one thread, a cache of its own, and the real graphs where they are at hand."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # before torch is imported: the server of tests.ranks must not fork threads
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch_geometric.data import Data
+
+from tests.ranks import quieten
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_configure() -> None:
+    quieten()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of this test alone, so that no test finds the partitions of another."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_group_left() -> Iterator[None]:
+    """Take down the process group that a Trainer leaves: the next test would believe itself distributed."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real graphs beside the checkout."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("the folder of real graphs (../shared/data) is not there")
+    return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def to_pyg(shared_data: Path) -> Callable[..., Data]:
+    """The reader of that folder: `to_pyg("cora.npz", split=0)`."""
+    reader = _module(shared_data / "read.py")
+
+    def read(name: str, split: int = 0) -> Data:
+        data: Data = reader.to_pyg(shared_data / name, split=split)
+        return data
+
+    return read
+
+
+def _module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,279 @@
+"""Run one function as the ranks of a distributed job, each in a process of its own.
+
+The processes are forked from a server that has imported torch, Lightning and this package once, so a rank
+costs a fraction of a second and no test shares state with another. A rank finds the environment that a
+launcher would give it (`LOCAL_RANK`, `MASTER_ADDR`, ...), so a `Trainer(accelerator="cpu",
+devices=world_size, strategy=...)` inside it takes part as that rank and starts no process of its own.
+
+    def train(rank: int, world_size: int, steps: int) -> float: ...  # module level: imported by name
+
+    losses = run_ranks(train, 2, 10, timeout=60)  # [loss of rank 0, loss of rank 1]
+
+    with start_ranks(train, 3, 10) as ranks:  # the same, with a hand on the processes
+        os.kill(ranks.pids[1], signal.SIGKILL)
+        losses = ranks.results(may_die={1})  # None for a rank that died
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import logging
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+GRACE_SECONDS = 5.0  # for the others to notice that a rank failed; for a rank to leave when all have returned
+MARGIN_SECONDS = 2.0  # a stuck rank writes its stacks and leaves by itself; this much later it is killed
+PRELOAD = ["lightning.pytorch", "torch_geometric.nn", "torchmetrics", "numba", "pytest", "lightning_gnn_dist"]
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(PRELOAD)
+
+
+class RankError(RuntimeError):
+    """Ranks that failed, died or did not finish: `failures` tells of each, the first cause first."""
+
+    def __init__(self, world_size: int, failures: Mapping[int, str]) -> None:
+        self.failures = dict(failures)
+        super().__init__("\n".join(f"rank {rank} of {world_size} {text}" for rank, text in failures.items()))
+
+
+def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 90) -> list[Any]:
+    """Call `function(rank, world_size, *args)` in `world_size` processes; return the results by rank.
+
+    Arguments and results are pickled. The caller's warning filters, environment and working directory hold in
+    the ranks too. An exception that ends a thread or is raised in a destructor is a failure of the rank.
+
+    Raises:
+        RankError: A rank raised, died, did not finish in `timeout` seconds, or returned but did not leave.
+    """
+    with start_ranks(function, world_size, *args, timeout=timeout) as ranks:
+        return ranks.results()
+
+
+@contextmanager
+def start_ranks(
+    function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 90
+) -> Iterator[Ranks]:
+    """Start what `run_ranks` runs and hand it out. No process is left behind, however the block ends."""
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        ranks = Ranks(world_size, timeout, Path(folder))
+        try:
+            ranks._start(function, args)
+            yield ranks
+        finally:
+            ranks._kill()
+
+
+class Ranks:
+    """The running ranks of one job, made by `start_ranks`."""
+
+    def __init__(self, world_size: int, timeout: float, folder: Path) -> None:
+        self._world_size, self._timeout, self._folder = world_size, timeout, folder
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+        self._values: dict[int, Any] = {}
+        self._failures: list[tuple[float, int, str]] = []  # when, rank, what
+        self._deadline = 0.0
+
+    @property
+    def pids(self) -> list[int]:
+        """The process id of every rank, to send signals to."""
+        return [process.pid for process in self._processes]
+
+    def results(self, may_die: Collection[int] = ()) -> list[Any]:
+        """Wait for all ranks; return what they returned, and None for those of `may_die` that were killed."""
+        missing = set(range(self._world_size))
+        while missing and (ready := self._ready(missing)):
+            for rank in ready:
+                self._take(rank, rank in may_die)
+            missing -= ready
+        for rank in sorted(missing):
+            self._fail(rank, f"did not finish in time ({self._timeout:g} s) and was killed", time.monotonic())
+        if not self._failures:
+            self._release()
+        if self._failures:
+            raise RankError(self._world_size, {rank: text for _, rank, text in sorted(self._failures)})
+        return [self._values.get(rank) for rank in range(self._world_size)]
+
+    def _start(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        # Pickled here: multiprocessing itself would put tensors into memory that all ranks share.
+        work = pickle.dumps((function, args))
+        place = _Place.of_caller(self._world_size, self._timeout, self._folder)
+        for rank in range(self._world_size):
+            here, there = _CONTEXT.Pipe()
+            self._pipes.append(here)
+            with there:
+                process = _CONTEXT.Process(target=_be_rank, args=(rank, place, work, there))
+                process.start()
+            self._processes.append(process)
+        self._deadline = time.monotonic() + self._timeout + MARGIN_SECONDS  # after the server's imports
+
+    def _ready(self, ranks: set[int]) -> set[int]:
+        """Those of `ranks` that have returned, failed or died; empty when the time is over."""
+        sources: dict[Any, int] = {self._pipes[rank]: rank for rank in ranks}
+        sources |= {self._processes[rank].sentinel: rank for rank in ranks}
+        return {sources[source] for source in wait(sources, max(0.0, self._deadline - time.monotonic()))}
+
+    def _take(self, rank: int, may_die: bool) -> None:
+        if (message := self._message(rank)) is not None:
+            returned, content, when = message
+            if returned:
+                self._values[rank] = content
+            else:
+                self._fail(rank, content, when)
+        elif not may_die:
+            self._fail(rank, *self._death(rank))
+
+    def _message(self, rank: int) -> tuple[bool, Any, float] | None:
+        """What a rank sent, None if it died before it could."""
+        pipe = self._pipes[rank]
+        try:
+            # The loader workers of a dead rank may still hold its end of the pipe: do not wait for the end.
+            return pickle.loads(pipe.recv_bytes()) if pipe.poll() else None
+        except (EOFError, ConnectionResetError):
+            return None
+
+    def _fail(self, rank: int, text: str, when: float) -> None:
+        self._failures.append((when, rank, text))
+        self._deadline = min(self._deadline, time.monotonic() + GRACE_SECONDS)
+
+    def _death(self, rank: int) -> tuple[str, float]:
+        """Why a rank left without a word, and when: 0 for a death, which comes before all that follows."""
+        self._processes[rank].join(GRACE_SECONDS)
+        stacks = self._folder / f"{rank}.txt"
+        if stacks.exists() and (text := stacks.read_text()):
+            return f"did not finish in time ({self._timeout:g} s); its stacks: {text}", time.monotonic()
+        return f"died with exit code {self._processes[rank].exitcode} before it returned", 0.0
+
+    def _release(self) -> None:
+        """Let all ranks leave together: rank 0 serves the store, and another may still read from it."""
+        for rank in self._values:
+            with suppress(BrokenPipeError):  # it died since; its exit code tells
+                self._pipes[rank].send_bytes(b"leave")
+        for rank in self._values:
+            self._processes[rank].join(GRACE_SECONDS)
+            if exitcode := self._processes[rank].exitcode:
+                self._fail(rank, f"returned, but left with exit code {exitcode}", 0.0)
+            elif exitcode is None:
+                self._fail(rank, "returned, but did not leave: does a thread of its own still run?", 0.0)
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the rank and the loader workers that it started
+            process.kill()  # it may not have made its group yet
+        for process in self._processes:
+            process.join()
+            process.close()
+        for pipe in self._pipes:
+            pipe.close()
+
+
+def quieten() -> None:
+    """One thread for torch, and nothing from Lightning below an error."""
+    torch.set_num_threads(1)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What surrounds a rank: the same for all of them, and as the caller has it."""
+
+    world_size: int
+    timeout: float
+    folder: Path
+    port: int
+    environment: dict[str, str]
+    filters: list[Any]
+    start_method: str | None
+
+    @classmethod
+    def of_caller(cls, world_size: int, timeout: float, folder: Path) -> _Place:
+        start_method = multiprocessing.get_start_method(allow_none=True)
+        filters = list(warnings.filters)
+        return cls(world_size, timeout, folder, _free_port(), dict(os.environ), filters, start_method)
+
+    def enter(self, rank: int) -> None:
+        os.environ.clear()  # the server's, as old as the first test that used it
+        os.environ.update(self.environment, OMP_NUM_THREADS="1", NODE_RANK="0", LOCAL_RANK=str(rank))
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(self.world_size))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self.port))
+        # Lightning read the rank and multiprocessing its start method when the server began.
+        rank_zero_only.rank = rank  # type: ignore[attr-defined]
+        multiprocessing.set_start_method(self.start_method, force=True)
+        self._filter_warnings()
+        quieten()
+
+    def _filter_warnings(self) -> None:
+        warnings.resetwarnings()
+        for action, message, category, module, line in self.filters:
+            warnings.filterwarnings(action, _pattern(message), category, _pattern(module), line, append=True)
+
+
+def _be_rank(rank: int, place: _Place, work: bytes, pipe: Connection) -> None:
+    """The life of a rank's process."""
+    os.setpgid(0, 0)
+    gc.freeze()  # what the server imported
+    with (place.folder / f"{rank}.txt").open("w") as stacks:
+        # Holds whatever becomes of the caller, and also inside a collective that never returns.
+        faulthandler.dump_traceback_later(place.timeout, exit=True, file=stacks)
+        try:
+            place.enter(rank)
+            outcome = pickle.dumps((True, _call(rank, place.world_size, work), time.monotonic()))
+        except BaseException:
+            pipe.send_bytes(pickle.dumps((False, f"failed:\n{traceback.format_exc()}", time.monotonic())))
+            sys.stdout.flush()
+            os._exit(1)  # at once: the closed connection tells those who wait for this rank in a collective
+        faulthandler.cancel_dump_traceback_later()
+    pipe.send_bytes(outcome)
+    pipe.recv_bytes()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _call(rank: int, world_size: int, work: bytes) -> Any:
+    """The result of the function, unless something went wrong where an exception reaches nobody."""
+    unheard: list[str] = []
+    sys.unraisablehook = lambda event: unheard.append("".join(traceback.format_exception(event.exc_value)))
+    threading.excepthook = lambda event: unheard.append("".join(traceback.format_exception(event.exc_value)))
+    function, args = pickle.loads(work)
+    result = function(rank, world_size, *args)
+    gc.collect()
+    if unheard:
+        raise RuntimeError("exceptions in threads or destructors:\n" + "\n".join(unheard))
+    return result
+
+
+def _pattern(part: Any) -> str:
+    """The text of a warning filter's message or module, which is a compiled pattern, a string or None."""
+    return getattr(part, "pattern", part) or ""
+
+
+def _free_port() -> int:
+    """A free port below the range from which systems take ports for outgoing connections."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port

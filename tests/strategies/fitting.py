@@ -1,0 +1,94 @@
+"""A small fit to hold laws against: one module with switches, and data that differ from rank to rank."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+State = dict[str, Tensor]
+
+
+class Net(pl.LightningModule):
+    """Regression on random numbers. Records what it saw, for tests to look at."""
+
+    def __init__(
+        self, *, lr: float = 0.1, dropout: float = 0.0, batch_norm: bool = False, optimizer: str = "SGD"
+    ) -> None:
+        super().__init__()
+        norm = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
+        self.layers = nn.Sequential(nn.Linear(4, 8), norm, nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 1))
+        self.lr, self.optimizer_name = lr, optimizer
+        self.validated: list[State] = []
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        return nn.functional.mse_loss(self.layers(batch[0]), batch[1])
+
+    def validation_step(self, batch: list[Tensor]) -> None:
+        self.log("val_loss", self.training_step(batch), sync_dist=True, batch_size=len(batch[0]))
+
+    def on_validation_start(self) -> None:
+        self.validated.append(state_of(self))
+
+    def configure_optimizers(self) -> Any:
+        return getattr(torch.optim, self.optimizer_name)(self.parameters(), lr=self.lr)
+
+
+def state_of(module: nn.Module) -> State:
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def batches(rank: int, count: int = 6, size: int = 5) -> DataLoader[Any]:
+    """The same for every call; another for every rank."""
+    generator = torch.Generator().manual_seed(100 + rank)
+    x, y = (torch.randn(count * size, width, generator=generator) for width in (4, 1))
+    return DataLoader(TensorDataset(x, y), batch_size=size)
+
+
+def fit(
+    rank: int,
+    strategy: Any,
+    module: pl.LightningModule,
+    *,
+    devices: int,
+    train: Iterable[Any] | None = None,
+    validate: bool = False,
+    ckpt_path: str | None = None,
+    **trainer_options: Any,
+) -> pl.Trainer:
+    """``Trainer.fit`` without the noise."""
+    for message in (
+        "You defined a `validation_step` but",
+        ".*does not have many workers",
+        "Checkpoint directory .* not empty",
+    ):
+        warnings.filterwarnings("ignore", message)
+    options = {
+        "max_epochs": 3,
+        "enable_checkpointing": False,
+        "use_distributed_sampler": False,
+    } | trainer_options
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=devices,
+        strategy=strategy,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        **options,
+    )
+    train = batches(rank) if train is None else train
+    trainer.fit(module, train, batches(rank) if validate else None, ckpt_path=ckpt_path)
+    return trainer
+
+
+def differs(left: State, right: State) -> float:
+    """The largest difference of any entry."""
+    assert left.keys() == right.keys()
+    return max(float((left[name].double() - right[name].double()).abs().max()) for name in left)

@@ -1,0 +1,517 @@
+"""Laws of local SGD and of rounds, on several gloo ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, Timer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from torch import Tensor, nn
+
+from lightning_gnn_dist import collectives
+from lightning_gnn_dist.rounds import EveryPass, EverySteps
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.ranks import RankError, run_ranks
+from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
+
+PATIENCE = {"timeout": timedelta(seconds=30)}
+
+
+def local_sgd(clock: Any = None, **options: Any) -> LocalSGDStrategy:
+    return LocalSGDStrategy(clock, **PATIENCE, **options)
+
+
+def same_start(**options: Any) -> Net:
+    torch.manual_seed(0)
+    return Net(**options)
+
+
+# Law 1: one rank and no meeting is plain Lightning.
+
+
+def alone(rank: int, world_size: int) -> list[State]:
+    states = []
+    for strategy in (
+        SingleDeviceStrategy(torch.device("cpu")),
+        local_sgd(),
+        local_sgd(EverySteps(6), weights="uniform"),
+    ):
+        module = same_start(dropout=0.5, batch_norm=True, optimizer="Adam")
+        torch.manual_seed(1)
+        fit(rank, strategy, module, devices=1, gradient_clip_val=0.5)
+        states.append(state_of(module))
+    return states
+
+
+def test_one_rank_is_plain_lightning() -> None:
+    plain, *rounds = run_ranks(alone, 1)[0]
+    for state in rounds:
+        assert differs(plain, state) == 0.0
+
+
+# Law 2: averaging after every SGD step is DDP.
+
+
+def ddp_and_local(rank: int, world_size: int, options: dict[str, Any]) -> tuple[State, State]:
+    states = []
+    # With one step a round there are six rounds where DDP has one epoch.
+    for strategy, epochs in ((DDPStrategy(**PATIENCE), 3), (local_sgd(EverySteps(1)), 3 * 6)):
+        module = same_start()
+        steps = epochs // options.get("accumulate_grad_batches", 1) if epochs > 3 else epochs
+        fit(rank, strategy, module, devices=world_size, max_epochs=steps, **options)
+        states.append(state_of(module))
+    return states[0], states[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}], ids=["plain", "accumulated"])
+def test_sgd_averaged_after_every_step_is_ddp(options: dict[str, Any]) -> None:
+    for ddp, local in run_ranks(ddp_and_local, 2, options):
+        assert differs(ddp, local) < 1e-6
+
+
+# Law 4: replicas are equal after every meeting, whatever the model and the optimisation.
+
+
+class ManyOptimizers(Net):
+    """Manual optimisation with one optimizer per layer."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor]) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch))
+            optimizer.step()
+
+    def validation_step(self, batch: list[Tensor]) -> None:
+        self.log("val_loss", nn.functional.mse_loss(self.layers(batch[0]), batch[1]), sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        first, last = self.layers[0].parameters(), self.layers[-1].parameters()
+        return [torch.optim.SGD(first, lr=0.1, momentum=0.9), torch.optim.Adam(last, lr=0.01)]
+
+
+class Scheduled(Net):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr)
+        by_step = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
+        return [optimizer], [{"scheduler": by_step, "interval": "step"}]
+
+
+class Compiled(Net):
+    """Its layers go through torch.compile, without a code generator."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.layers = torch.compile(self.layers, backend="eager")  # type: ignore[assignment]
+
+
+def meetings(rank: int, world_size: int, kind: str, clock: Any, options: dict[str, Any]) -> list[State]:
+    module = {"net": Net, "many": ManyOptimizers, "scheduled": Scheduled, "compiled": Compiled}[kind](
+        dropout=0.5, batch_norm=kind == "net", optimizer="Adam"
+    )
+    torch.manual_seed(rank)
+    fit(rank, local_sgd(clock), module, devices=world_size, validate=True, **options)
+    return [*module.validated, state_of(module)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("net", {}),
+        ("net", {"gradient_clip_val": 0.1, "precision": "bf16-mixed"}),
+        ("net", {"accumulate_grad_batches": 4}),
+        ("many", {}),
+        ("scheduled", {}),
+        ("compiled", {}),
+    ],
+    ids=["batch-norm", "clipped-bf16", "accumulated", "manual", "scheduled", "compiled"],
+)
+def test_replicas_are_equal_at_every_validation(kind: str, options: dict[str, Any]) -> None:
+    first, second, third = run_ranks(meetings, 3, kind, EverySteps(4, growth=1.5, limit=7), options)
+    assert len(first) == 4
+    for states in zip(first, second, third, strict=True):
+        assert differs(states[0], states[1]) == differs(states[0], states[2]) == 0.0
+
+
+def replicas(rank: int, world_size: int, buffers: str) -> tuple[State, int]:
+    module = same_start(batch_norm=True, dropout=0.2)
+    torch.manual_seed(rank)
+    trainer = fit(rank, local_sgd(EverySteps(3), buffers=buffers), module, devices=world_size)
+    return state_of(module), trainer.global_step
+
+
+def test_local_buffers_stay_local() -> None:
+    (first, steps), (second, _) = run_ranks(replicas, 2, "local")
+    means = "layers.1.running_mean"
+    assert not torch.equal(first.pop(means), second.pop(means)) and steps == 9
+    first.pop("layers.1.running_var"), second.pop("layers.1.running_var")
+    assert differs(first, second) == 0.0
+
+
+# What a meeting computes.
+
+
+def weighted(rank: int, world_size: int, weights: str) -> tuple[State, State]:
+    class Sized(list[Any]):
+        num_seeds = 10 + 20 * rank
+
+    before: list[State] = []
+
+    class Watch(LocalSGDStrategy):
+        def end_round(self) -> None:
+            before.append(state_of(self._module()))
+            super().end_round()
+
+    module = same_start()
+    fit(
+        rank,
+        Watch(EverySteps(5), weights=weights, **PATIENCE),
+        module,
+        devices=2,
+        train=Sized(batches(rank)),
+        max_epochs=1,
+    )
+    return before[0], state_of(module)
+
+
+@pytest.mark.parametrize(("weights", "share"), [("uniform", 0.5), ("nodes", 0.25)])
+def test_the_average_weighs_replicas_as_asked(weights: str, share: float) -> None:
+    (first, average), (second, _) = run_ranks(weighted, 2, weights)
+    expected = {name: share * first[name] + (1 - share) * second[name] for name in first}
+    assert differs(first, second) > 0.01
+    assert differs(average, expected) < 1e-6
+
+
+def moments(rank: int, world_size: int, average_optimizer: bool) -> Tensor:
+    module = same_start(optimizer="Adam")
+    trainer = fit(rank, local_sgd(EverySteps(3), average_optimizer=average_optimizer), module, devices=world_size)
+    return trainer.optimizers[0].state[module.layers[0].weight]["exp_avg"].clone()
+
+
+@pytest.mark.parametrize("average_optimizer", [False, True])
+def test_optimizer_moments_are_averaged_when_asked(average_optimizer: bool) -> None:
+    first, second = run_ranks(moments, 2, average_optimizer)
+    assert torch.equal(first, second) == average_optimizer
+
+
+def ema(rank: int, world_size: int) -> list[State]:
+    class RoundEMA(EMAWeightAveraging):
+        def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+            if trainer.is_last_batch:
+                self._average_model.update_parameters(trainer.lightning_module)
+
+    module = same_start()
+    fit(
+        rank,
+        local_sgd(EverySteps(4)),
+        module,
+        devices=world_size,
+        validate=True,
+        callbacks=[RoundEMA(decay=0.5)],
+    )
+    return module.validated
+
+
+def test_a_callback_sees_averaged_weights_at_the_end_of_a_round() -> None:
+    for first, second in zip(*run_ranks(ema, 2), strict=True):
+        assert differs(first, second) == 0.0
+
+
+# Law 8: nothing crosses the wire between meetings.
+
+
+def spy(rank: int, world_size: int) -> tuple[list[int], float, int]:
+    calls: Counter[str] = Counter()
+    per_batch = []
+    for name in (
+        "broadcast",
+        "all_reduce",
+        "all_gather",
+        "barrier",
+        "reduce",
+        "all_gather_object",
+        "broadcast_object_list",
+    ):
+        real = getattr(dist, name)
+
+        def counted(*args: Any, _name: str = name, _real: Any = real, **kwargs: Any) -> Any:
+            calls[_name] += 1
+            return _real(*args, **kwargs)
+
+        setattr(dist, name, counted)
+
+    class Watch(pl.Callback):
+        def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+            per_batch.append(calls.total())
+
+    module = same_start()
+    fit(rank, local_sgd(EverySteps(5)), module, devices=world_size, callbacks=[Watch()])
+    num_bytes = sum(parameter.numel() * 4 for parameter in module.parameters())
+    return per_batch, collectives.traffic.bytes_sent, num_bytes
+
+
+def test_nothing_is_sent_between_meetings() -> None:
+    for per_batch, sent, num_bytes in run_ranks(spy, 2):
+        assert len(per_batch) == 15
+        for start in (0, 5, 10):
+            assert len(set(per_batch[start : start + 5])) == 1
+        # One model at the start (half of it from each rank's view of a broadcast), then one average a round.
+        assert sent == pytest.approx(num_bytes * (0.5 + 3), rel=0.2)
+
+
+# Law 7: a run that was stopped at a meeting and resumed ends where the other ends.
+
+
+def stopped_and_resumed(rank: int, world_size: int, folder: str) -> tuple[State, State, int]:
+    def run(epochs: int, folder: str, ckpt_path: str | None = None) -> tuple[Net, pl.Trainer]:
+        module = same_start(dropout=0.5, batch_norm=True, optimizer="Adam")
+        torch.manual_seed(10 + rank)
+        saver = ModelCheckpoint(folder, filename="{epoch}", every_n_epochs=2, save_top_k=-1)
+        # Four batches a round out of six: rounds end in the middle of passes.
+        strategy = local_sgd(EverySteps(4, growth=1.3, limit=9), buffers="local")
+        trainer = fit(
+            rank,
+            strategy,
+            module,
+            devices=world_size,
+            max_epochs=epochs,
+            validate=True,
+            callbacks=[saver],
+            enable_checkpointing=True,
+            ckpt_path=ckpt_path,
+        )
+        return module, trainer
+
+    whole, trainer = run(5, f"{folder}/whole")
+    run(2, f"{folder}/half")
+    resumed, again = run(5, f"{folder}/half", ckpt_path=f"{folder}/half/epoch=1.ckpt")
+    assert again.global_step == trainer.global_step
+    return state_of(whole), state_of(resumed), trainer.global_step
+
+
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+    for whole, resumed, steps in run_ranks(stopped_and_resumed, 2, str(tmp_path)):
+        assert steps == 4 + 6 + 7 + 9 + 9
+        assert differs(whole, resumed) == 0.0
+    saved = torch.load(tmp_path / "half" / "epoch=1.ckpt", weights_only=True)
+    assert saved["lightning_gnn_dist"]["round_idx"] == 2
+
+
+def save_then(rank: int, world_size: int, path: str) -> None:
+    trainer = fit(rank, local_sgd(EverySteps(2)), same_start(), devices=world_size, max_epochs=1)
+    trainer.save_checkpoint(path)
+
+
+def resume(rank: int, world_size: int, path: str) -> None:
+    fit(rank, local_sgd(EverySteps(2)), same_start(), devices=world_size, ckpt_path=path)
+
+
+def test_another_number_of_ranks_or_another_kind_of_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "one.ckpt")
+    run_ranks(save_then, 2, path)
+    with pytest.raises(RankError, match="written by 2 ranks, and this fit has 1"):
+        run_ranks(resume, 1, path)
+    content = torch.load(path, weights_only=True)
+    torch.save({key: value for key, value in content.items() if key != "lightning_gnn_dist"}, path)
+    with pytest.raises(RankError, match="not written by a strategy of rounds"):
+        run_ranks(resume, 2, path)
+
+
+def fail_in_round(rank: int, world_size: int, path: str) -> None:
+    class Broken(Net):
+        def training_step(self, batch: list[Tensor]) -> Tensor:
+            if self.global_step == 3:
+                raise RuntimeError("out of luck")
+            return super().training_step(batch)
+
+    saver = ModelCheckpoint(path, save_on_exception=True)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        fit(
+            rank,
+            local_sgd(EverySteps(2)),
+            Broken(),
+            devices=world_size,
+            callbacks=[saver],
+            enable_checkpointing=True,
+        )
+
+
+def test_a_checkpoint_written_inside_a_round_is_not_resumed(tmp_path: Path) -> None:
+    run_ranks(fail_in_round, 2, str(tmp_path))
+    (path,) = tmp_path.glob("*step=3.ckpt")
+    with pytest.raises(RankError, match="written inside a round"):
+        run_ranks(resume, 2, str(path))
+
+
+# Leaving together.
+
+
+def stop_alone(rank: int, world_size: int, where: str) -> tuple[int, int]:
+    class StopHere(Net):
+        def training_step(self, batch: list[Tensor]) -> Tensor:
+            if where == "step" and rank == 1 and self.global_step == 5:
+                self.trainer.should_stop = True
+            return super().training_step(batch)
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            if where == "hook" and rank == 1 and self.global_step == 5:
+                self.trainer.should_stop = True
+
+    trainer = fit(rank, local_sgd(EverySteps(4)), StopHere(), devices=world_size, max_epochs=9, validate=True)
+    return trainer.current_epoch, trainer.global_step
+
+
+@pytest.mark.parametrize("where", ["step", "hook"])
+def test_one_rank_that_stops_in_mid_round_stops_all_at_its_end(where: str) -> None:
+    assert run_ranks(stop_alone, 2, where) == [(2, 8), (2, 8)]
+
+
+def stop_early(rank: int, world_size: int) -> int:
+    stopper = EarlyStopping("val_loss", patience=1, min_delta=1e9)
+    return fit(
+        rank,
+        local_sgd(EverySteps(2)),
+        Net(),
+        devices=world_size,
+        max_epochs=9,
+        validate=True,
+        callbacks=[stopper],
+    ).current_epoch
+
+
+def test_early_stopping_stops_all_ranks_after_the_same_round() -> None:
+    assert run_ranks(stop_early, 2) == [2, 2]
+
+
+def preempted(rank: int, world_size: int, folder: str) -> tuple[int, bool]:
+    import os
+    import signal
+
+    class Preempt(Net):
+        def training_step(self, batch: list[Tensor]) -> Tensor:
+            if rank == 1 and self.global_step == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().training_step(batch)
+
+    module = Preempt()
+    saver = ModelCheckpoint(folder, filename="{epoch}", save_on_exception=True)
+    strategy = local_sgd(EverySteps(4))
+    try:
+        fit(
+            rank,
+            strategy,
+            module,
+            devices=world_size,
+            max_epochs=9,
+            callbacks=[saver],
+            enable_checkpointing=True,
+        )
+    except SystemExit:
+        return module.trainer.global_step, True
+    return module.trainer.global_step, False
+
+
+def test_sigterm_on_one_rank_ends_all_at_the_meeting(tmp_path: Path) -> None:
+    results = run_ranks(preempted, 2, str(tmp_path))
+    assert [steps for steps, _ in results] == [8, 8]
+    assert list(tmp_path.glob("*.ckpt"))
+
+
+def fit_twice_then_test(rank: int, world_size: int) -> tuple[int, list[float]]:
+    class Tested(Net):
+        def test_step(self, batch: list[Tensor]) -> None:
+            self.log("test_loss", self.training_step(batch), sync_dist=True, batch_size=5)
+
+    module, strategy = Tested(), local_sgd(EverySteps(3))
+    trainer = fit(rank, strategy, module, devices=world_size)
+    trainer.fit_loop.max_epochs = 5
+    trainer.fit(module, batches(rank))
+    companions = [callback for callback in trainer.callbacks if type(callback).__name__ == "_Companion"]
+    assert len(companions) == 1
+    loss = trainer.test(module, batches(rank), verbose=False)[0]["test_loss"]
+    return trainer.global_step, [loss]
+
+
+def test_one_trainer_fits_twice_and_tests() -> None:
+    first, second = run_ranks(fit_twice_then_test, 2)
+    assert first == second and first[0] == 15
+
+
+def dry_run(rank: int, world_size: int) -> int:
+    return fit(rank, local_sgd(EverySteps(8)), Net(), devices=world_size, validate=True, fast_dev_run=2).global_step
+
+
+def test_fast_dev_run_runs() -> None:
+    assert run_ranks(dry_run, 2) == [2, 2]
+
+
+def passes(rank: int, world_size: int, clock: Any, accumulate: int) -> int:
+    return fit(rank, local_sgd(clock), Net(), devices=world_size, accumulate_grad_batches=accumulate).global_step
+
+
+def test_a_pass_is_one_walk_over_the_loader() -> None:
+    assert run_ranks(passes, 2, None, 1) == [18, 18]
+    assert run_ranks(passes, 2, EveryPass(2), 4) == [3 * 2 * 2] * 2
+
+
+# Refusals.
+
+
+def refused(rank: int, world_size: int, options: dict[str, Any]) -> None:
+    fit(rank, local_sgd(EverySteps(2)), Net(batch_norm=True), devices=1, validate=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_steps": 5}, "max_steps=5 ends the fit inside a round: use max_epochs"),
+        ({"val_check_interval": 0.5}, "use check_val_every_n_epoch"),
+        ({"val_check_interval": 3, "check_val_every_n_epoch": None}, "use check_val_every_n_epoch"),
+        ({"sync_batchnorm": True}, "sync_batchnorm=True talks to the other ranks"),
+        (
+            {"callbacks": [ModelCheckpoint(every_n_train_steps=2)], "enable_checkpointing": True},
+            "use every_n_epochs",
+        ),
+        ({"callbacks": [Timer(timedelta(hours=1), interval="step")]}, 'interval="epoch"'),
+        ({"max_time": "00:01:00:00"}, 'interval="epoch"'),
+        ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs"),
+        ({"overfit_batches": 2}, "overfit_batches"),
+    ],
+)
+def test_what_acts_in_mid_round_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        refused(0, 1, options)
+
+
+def test_arguments_are_checked_where_they_are_given() -> None:
+    with pytest.raises(TypeError, match="inner_optim"):
+        LocalSGDStrategy(EverySteps(1), inner_optim="adam")  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match=r"weights must be one of \['uniform', 'nodes'\], got 'node'"):
+        LocalSGDStrategy(weights="node")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"as EverySteps\(16\).*got 16"):
+        LocalSGDStrategy(16)  # type: ignore[arg-type]
+
+
+def test_weights_by_nodes_need_a_loader_that_knows_them() -> None:
+    with pytest.raises(RankError, match='use weights="uniform"'):
+        run_ranks(weigh_plain_loader, 2)
+
+
+def weigh_plain_loader(rank: int, world_size: int) -> None:
+    fit(rank, local_sgd(weights="nodes"), Net(), devices=world_size)
+
+
+def test_a_module_is_left_alone_by_copying_the_strategy() -> None:
+    strategy = copy.deepcopy(local_sgd(EverySteps(2)))
+    fit(0, strategy, Net(), devices=1)

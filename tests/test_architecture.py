@@ -1,0 +1,259 @@
+"""The architecture, as a test: which module may import which, and what no module may do."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "lightning_gnn_dist"
+
+# The data column, the strategy column, and where they meet. The columns never import each other.
+MAY_IMPORT: dict[str, set[str]] = {
+    "graph": set(),
+    "partition": {"graph"},
+    "residency": {"graph", "partition"},
+    "coverage": {"graph", "partition", "residency"},
+    "sampling": {"graph"},
+    "loader": {"graph", "sampling"},
+    "datamodule": {"graph", "partition", "residency", "coverage", "sampling", "loader"},
+    #
+    "collectives": set(),
+    "rounds": set(),
+    "elastic": set(),
+    "strategies": {"collectives", "rounds", "elastic"},
+    #
+    "evaluate": {"graph", "sampling", "collectives"},
+}
+AT_THE_END = {"callbacks", "cli", "demo"}  # may import everything, and only each other may import them
+TALKS = "collectives"  # the one module that calls torch.distributed
+PRINTS = "cli"  # the one module that prints
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+
+Rule = Callable[[Path], Iterator[str]]
+
+
+def imports_follow_the_map(package: Path) -> Iterator[str]:
+    on_the_map = MAY_IMPORT.keys() | AT_THE_END
+    for path in modules(package):
+        own = part(path, package)
+        if own == "__init__":
+            continue
+        if own not in on_the_map:
+            yield f"{path.name}: {own} is not on the map"
+            continue
+        allowed = on_the_map if own in AT_THE_END else MAY_IMPORT[own]
+        others = {part(module, package) for module in imported_modules(path, package)}
+        for other in sorted(others - allowed - {own}):
+            yield f"{path.name}: {own} may not import {other}"
+
+
+def names_come_from_the_module_that_defines_them(package: Path) -> Iterator[str]:
+    for path in modules(package):
+        for module, name in imports(path):
+            if module.startswith("."):
+                yield f"{path.name}: relative import of {module}"
+            elif is_package(module, package) and not find(module, name, package):
+                yield f"{path.name}: {name or 'it'} imported from {module}, which is not the defining module"
+
+
+def sub_packages_export_nothing(package: Path) -> Iterator[str]:
+    for path in package.rglob("*/__init__.py"):
+        if len(tree(path).body) > 1:
+            yield f"{path.parent.name}/__init__.py holds more than a docstring"
+
+
+def no_module_imports_itself_through_others(package: Path) -> Iterator[str]:
+    graph = {
+        path: imported_modules(path, package)
+        for path in modules(package)
+        if part(path, package) != "__init__"
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        yield "a cycle: " + " -> ".join(str(path.relative_to(package)) for path in error.args[1])
+
+
+def one_module_talks_to_torch_distributed(package: Path) -> Iterator[str]:
+    for path in modules(package):
+        names = [f"{module}.{name}" if name else module for module, name in imports(path)]
+        names += [ast.unparse(node) for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)]
+        if part(path, package) != TALKS and any(
+            f"{name}.".startswith("torch.distributed.") for name in names
+        ):
+            yield f"{path.name} uses torch.distributed: that is what {TALKS}.py is for"
+
+
+def nobody_prints(package: Path) -> Iterator[str]:
+    for path in modules(package):
+        if part(path, package) == PRINTS:
+            continue
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+                yield f"{path.name}:{node.lineno} prints: log, or let {PRINTS}.py do it"
+
+
+def every_module_says_what_it_is(package: Path) -> Iterator[str]:
+    for path in modules(package):
+        if not ast.get_docstring(tree(path)):
+            yield f"{path.name} has no docstring"
+
+
+def files_and_functions_stay_small(package: Path) -> Iterator[str]:
+    for path in modules(package):
+        if (lines := len(path.read_text().splitlines())) > MAX_FILE_LINES:
+            yield f"{path.name} has {lines} lines, more than {MAX_FILE_LINES}"
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > MAX_FUNCTION_LINES:
+                    yield f"{path.name}: {node.name} has {lines} lines, more than {MAX_FUNCTION_LINES}"
+
+
+RULES: list[Rule] = [
+    imports_follow_the_map,
+    names_come_from_the_module_that_defines_them,
+    sub_packages_export_nothing,
+    no_module_imports_itself_through_others,
+    one_module_talks_to_torch_distributed,
+    nobody_prints,
+    every_module_says_what_it_is,
+    files_and_functions_stay_small,
+]
+
+
+def modules(package: Path) -> list[Path]:
+    return sorted(package.rglob("*.py"))
+
+
+def part(path: Path, package: Path) -> str:
+    """The box on the map that a file belongs to: `graph` for graph/store.py, `rounds` for rounds.py."""
+    return path.relative_to(package).with_suffix("").parts[0]
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def imports(path: Path) -> Iterator[tuple[str, str]]:
+    """Every import of a file, wherever it stands, as (module, name); the name is empty in `import module`."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (("." * node.level + (node.module or ""), alias.name) for alias in node.names)
+
+
+def imported_modules(path: Path, package: Path) -> set[Path]:
+    """The files of the package that a file imports."""
+    found = {find(module, name, package) for module, name in imports(path) if is_inside(module, package)}
+    return {module for module in found if module is not None}
+
+
+def is_inside(module: str, package: Path) -> bool:
+    return module.split(".")[0] == package.name
+
+
+def is_package(module: str, package: Path) -> bool:
+    return is_inside(module, package) and package.parent.joinpath(*module.split(".")).is_dir()
+
+
+def find(module: str, name: str, package: Path) -> Path | None:
+    """The file behind an import; None when there is only a package, whose names are defined elsewhere."""
+    for dotted in (f"{module}.{name}", module):
+        file = package.parent.joinpath(*dotted.split(".")).with_suffix(".py")
+        if file.is_file():
+            return file
+    return None
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_package_keeps_the_rule(rule: Rule) -> None:
+    assert list(rule(PACKAGE)) == []
+
+
+BAD_TREES: list[tuple[Rule, str, dict[str, str]]] = [
+    (
+        imports_follow_the_map,
+        "base.py: strategies may not import datamodule",
+        {"datamodule.py": "", "strategies/base.py": "def f():\n    import lightning_gnn_dist.datamodule"},
+    ),
+    (
+        imports_follow_the_map,
+        "loader.py: loader may not import collectives",
+        {"collectives.py": "", "loader.py": "from lightning_gnn_dist import collectives"},
+    ),
+    (imports_follow_the_map, "utils.py: utils is not on the map", {"utils.py": ""}),
+    (
+        names_come_from_the_module_that_defines_them,
+        "loader.py: Graph imported from lightning_gnn_dist, which is not the defining module",
+        {"loader.py": "from lightning_gnn_dist import Graph"},
+    ),
+    (
+        names_come_from_the_module_that_defines_them,
+        "loader.py: Graph imported from lightning_gnn_dist.graph, which is not the defining module",
+        {
+            "graph/__init__.py": "",
+            "graph/graph.py": "",
+            "loader.py": "from lightning_gnn_dist.graph import Graph",
+        },
+    ),
+    (
+        names_come_from_the_module_that_defines_them,
+        "store.py: relative import of .graph",
+        {"graph/graph.py": "", "graph/store.py": "from .graph import Graph"},
+    ),
+    (
+        sub_packages_export_nothing,
+        "graph/__init__.py holds more than a docstring",
+        {"graph/__init__.py": '"""Graphs."""\nfrom lightning_gnn_dist.graph.graph import Graph'},
+    ),
+    (
+        no_module_imports_itself_through_others,
+        "a cycle: ",
+        {
+            "graph/graph.py": "from lightning_gnn_dist.graph import store",
+            "graph/store.py": "if TYPE_CHECKING:\n    from lightning_gnn_dist.graph.graph import Graph",
+        },
+    ),
+    *[
+        (
+            one_module_talks_to_torch_distributed,
+            "rounds.py uses torch.distributed: that is what collectives.py is for",
+            {"rounds.py": code, "collectives.py": "import torch.distributed as dist"},
+        )
+        for code in (
+            "import torch.distributed as dist",
+            "from torch import distributed",
+            "from torch.distributed import barrier",
+            "import torch\ntorch.distributed.barrier()",
+        )
+    ],
+    (nobody_prints, "rounds.py:1 prints: ", {"rounds.py": "print(1)", "cli.py": "print(1)"}),
+    (every_module_says_what_it_is, "rounds.py has no docstring", {"rounds.py": "x = 1"}),
+    (files_and_functions_stay_small, "rounds.py has 401 lines", {"rounds.py": "\n" * 401}),
+    (
+        files_and_functions_stay_small,
+        "rounds.py: f has 61 lines",
+        {"rounds.py": "def f():\n" + "    1\n" * 60},
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "complaint", "files"), BAD_TREES)
+def test_a_tree_that_breaks_the_rule_is_refused(
+    rule: Rule, complaint: str, files: dict[str, str], tmp_path: Path
+) -> None:
+    package = tmp_path / "lightning_gnn_dist"
+    for name, code in files.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(code)
+    (found,) = rule(package)
+    assert found.startswith(complaint)

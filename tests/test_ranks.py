@@ -1,0 +1,232 @@
+"""The harness that runs the ranks: results, failures, time limits, and nothing left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+
+from tests import ranks
+from tests.ranks import RankError, run_ranks, start_ranks
+
+
+def describe(rank: int, world_size: int, scale: Tensor) -> tuple[int, int, Tensor]:
+    return rank, world_size, scale * rank
+
+
+def surroundings(rank: int, world_size: int) -> tuple[str, str, str]:
+    return os.environ["OF_THE_TEST"], os.getcwd(), multiprocessing.get_start_method()
+
+
+def add_ranks(rank: int, world_size: int) -> float:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    total = torch.tensor(float(rank + 1))
+    dist.all_reduce(total)
+    return total.item()
+
+
+def fit(rank: int, world_size: int, root: Path) -> tuple[int, int, int, Tensor]:
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=world_size,
+        strategy=DDPStrategy(timeout=timedelta(seconds=20)),
+        max_epochs=1,
+        limit_train_batches=2,
+        limit_val_batches=1,
+        default_root_dir=root,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    model = BoringModel()
+    trainer.fit(model)
+    return os.getpid(), trainer.global_rank, trainer.world_size, model.layer.weight.detach()
+
+
+def fail_on_one(rank: int, world_size: int) -> None:
+    if rank == 1:
+        raise KeyError("no such part")
+
+
+def fail_in_a_round(rank: int, world_size: int) -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    fail_on_one(rank, world_size)
+    dist.barrier()
+
+
+def warn(rank: int, world_size: int, message: str) -> None:
+    warnings.warn(message, stacklevel=1)
+
+
+def fail_in_a_thread(rank: int, world_size: int) -> None:
+    thread = threading.Thread(target=fail_on_one, args=(1, 2))
+    thread.start()
+    thread.join()
+
+
+def hang_on_one(rank: int, world_size: int) -> None:
+    if rank == 1:
+        time.sleep(60)
+
+
+def leave_a_thread(rank: int, world_size: int) -> None:
+    threading.Thread(target=time.sleep, args=(60,)).start()
+
+
+def sleep(rank: int, world_size: int, seconds: float) -> int:
+    time.sleep(seconds)
+    return rank
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_results_come_in_order_of_rank() -> None:
+    results = run_ranks(describe, 3, torch.ones(2))
+    assert [(rank, world_size, scaled.tolist()) for rank, world_size, scaled in results] == [
+        (rank, 3, [float(rank)] * 2) for rank in range(3)
+    ]
+
+
+def test_ranks_see_what_surrounds_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OF_THE_TEST", "seen")
+    monkeypatch.chdir(tmp_path)
+    assert run_ranks(surroundings, 1) == [("seen", str(tmp_path), multiprocessing.get_start_method())]
+
+
+def test_ranks_form_a_process_group() -> None:
+    assert run_ranks(add_ranks, 3) == [6.0] * 3
+
+
+def test_a_trainer_takes_part_as_the_rank_and_launches_nothing(tmp_path: Path) -> None:
+    with start_ranks(fit, 2, tmp_path) as running:
+        (*first, weight), (*second, same_weight) = running.results()
+        assert [first, second] == [[running.pids[0], 0, 2], [running.pids[1], 1, 2]]
+    assert torch.equal(weight, same_weight)
+
+
+@pytest.mark.parametrize("function", [fail_on_one, fail_in_a_round])
+def test_an_exception_names_the_rank_that_raised_first(function: Callable[..., None]) -> None:
+    with pytest.raises(RankError, match=r"^rank 1 of 2 failed:(.|\n)*KeyError: 'no such part'") as caught:
+        run_ranks(function, 2)
+    assert next(iter(caught.value.failures)) == 1
+
+
+def test_the_warning_filters_of_the_caller_hold_in_the_ranks() -> None:
+    with pytest.raises(RankError, match="UserWarning: odd"):
+        run_ranks(warn, 1, "odd")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "odd")
+        assert run_ranks(warn, 1, "odd") == [None]
+
+
+def test_an_exception_in_a_thread_is_a_failure() -> None:
+    with pytest.raises(RankError, match=r"exceptions in threads or destructors:(.|\n)*no such part"):
+        run_ranks(fail_in_a_thread, 1)
+
+
+def test_a_hanging_rank_is_named_with_its_stack_and_killed() -> None:
+    started = time.monotonic()
+    with start_ranks(hang_on_one, 2, timeout=1) as running:
+        pids = running.pids
+        with pytest.raises(RankError, match=r"^rank 1 of 2 did not finish in time \(1 s\)") as caught:
+            running.results()
+    assert list(caught.value.failures) == [1]
+    assert "in hang_on_one" in str(caught.value)
+    assert time.monotonic() - started < 20
+    assert not any(map(is_alive, pids))
+
+
+def test_a_stopped_rank_is_killed_too() -> None:
+    with start_ranks(sleep, 1, 60.0, timeout=1) as running:
+        pids = running.pids
+        os.kill(pids[0], signal.SIGSTOP)
+        with pytest.raises(RankError, match="rank 0 of 1 did not finish in time"):
+            running.results()
+    assert not any(map(is_alive, pids))
+
+
+def test_a_rank_that_returns_but_does_not_leave_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.5)
+    with pytest.raises(RankError, match="rank 0 of 1 returned, but did not leave"):
+        run_ranks(leave_a_thread, 1)
+
+
+def test_a_killed_rank_is_named() -> None:
+    with start_ranks(sleep, 2, 1.0) as running:
+        os.kill(running.pids[1], signal.SIGKILL)
+        with pytest.raises(RankError, match="rank 1 of 2 died with exit code -9 before it returned"):
+            running.results()
+
+
+def test_a_rank_that_may_die_gives_no_result() -> None:
+    with start_ranks(sleep, 3, 1.0) as running:
+        os.kill(running.pids[1], signal.SIGKILL)
+        assert running.results(may_die={1}) == [0, None, 2]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_nothing_is_left_when_the_caller_fails(error: type[BaseException]) -> None:
+    pids: list[int] = []
+
+    def call() -> None:
+        with start_ranks(sleep, 2, 60.0) as running:
+            pids.extend(running.pids)
+            raise error
+
+    with pytest.raises(error):
+        call()
+    assert len(pids) == 2
+    assert not any(map(is_alive, pids))
+
+
+@pytest.mark.slow
+def test_nothing_is_left_when_the_caller_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "caller.py"
+    script.write_text(
+        textwrap.dedent("""
+            import os, signal
+            from tests.ranks import start_ranks
+            from tests.test_ranks import sleep
+
+            if __name__ == "__main__":
+                with start_ranks(sleep, 1, 60.0, timeout=2) as running:
+                    print(*running.pids, flush=True)
+                    os.kill(os.getpid(), signal.SIGKILL)
+        """)
+    )
+    caller = subprocess.run(
+        [sys.executable, script],
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {"PYTHONPATH": "."},
+        stdout=subprocess.PIPE,
+        timeout=90,
+        check=False,
+    )
+    pid = int(caller.stdout)
+    deadline = time.monotonic() + 20
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not is_alive(pid)

@@ -1,0 +1,46 @@
+"""Clocks: how long rounds are, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lightning_gnn_dist.rounds import EveryPass, EverySteps, RoundProgress
+
+
+def length(clock: Any, round_idx: int, steps_per_pass: int = 7) -> int:
+    steps = 1
+    while not clock.is_over(RoundProgress(round_idx, steps, steps_per_pass)):
+        steps += 1
+    return steps
+
+
+def test_rounds_grow_up_to_the_limit() -> None:
+    clock = EverySteps(64, growth=1.1, limit=100)
+    assert [length(clock, r) for r in range(7)] == [64, 71, 78, 86, 94, 100, 100]
+    assert clock.local_steps(10**9) == 100
+
+
+def test_equal_rounds() -> None:
+    assert [length(EverySteps(5), r) for r in (0, 1, 1000)] == [5, 5, 5]
+
+
+def test_passes() -> None:
+    assert length(EveryPass(), 3) == 7 and length(EveryPass(3), 0) == 21
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EverySteps(0), "steps must be a positive integer, got 0"),
+        (lambda: EverySteps(1.5), "positive integer, got 1.5"),  # type: ignore[arg-type]
+        (lambda: EverySteps(4, growth=0.5, limit=8), "growth must be at least 1"),
+        (lambda: EverySteps(64, growth=1.1), r"need a limit.*limit=1024"),
+        (lambda: EverySteps(64, limit=8), r"limit \(8\) must not be below steps \(64\)"),
+        (lambda: EveryPass(0), "passes must be a positive integer"),
+    ],
+)
+def test_a_clock_that_could_not_work_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
