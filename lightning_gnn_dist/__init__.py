@@ -1,0 +1,51 @@
+"""Train graph neural networks on partitioned graphs with PyTorch Lightning.
+
+    graph -> partition -> sample -> batch -> local steps -> meeting -> evaluate
+
+    graph/          the whole graph: in-neighbour CSR and per-node arrays, in RAM or memory-mapped
+    partition/      every node in exactly one part
+    sampling/       seeds of many batches in, many batches out
+    loader.py       the next batches are sampled and gathered while this one trains
+    datamodule.py   PartitionedDataModule: what a rank reads, batches out
+    collectives.py  the only module that talks to the other ranks; counts every byte
+    rounds.py       when a round is over
+    strategies/     what happens when ranks meet
+"""
+
+from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.partition.streaming import StreamingPartitioner
+from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+from lightning_gnn_dist.rounds import EveryPass, EverySteps, RoundClock, RoundProgress
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.strategies.base import RoundStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "EveryPass",
+    "EverySteps",
+    "Graph",
+    "LocalSGDStrategy",
+    "MetisPartitioner",
+    "NeighborSampler",
+    "Partition",
+    "PartitionedDataModule",
+    "Partitioner",
+    "RandomPartitioner",
+    "RoundClock",
+    "RoundProgress",
+    "RoundStrategy",
+    "Sampler",
+    "StreamingPartitioner",
+    "SuperNodePartitioner",
+    "WholePartSampler",
+    "communities",
+]

@@ -1,0 +1,207 @@
+"""What every rank reads: its own part to train on, and the whole graph to be judged by."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from torch_geometric.data import Data
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.loader import BatchLoader
+from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.partition.cache import cached_partition
+from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+
+log = logging.getLogger(__name__)
+
+
+class PartitionedDataModule(LightningDataModule):
+    """Cut a graph into one part per rank, and hand out batches of the rank's own part.
+
+    Training batches come from the part alone: its nodes, the edges among them, and their features, copied into
+    RAM. Validation, testing and prediction see the whole graph with all neighbours, and the ranks share the
+    nodes without overlap, so what they measure is exact. On one rank there is nothing to cut: batches come from
+    the whole graph.
+
+    A batch is a PyG ``Data``: the first ``batch.batch_size`` nodes are the seeds, ``batch.n_id`` holds global
+    ids, ``batch.blocks`` one bipartite adjacency per layer (outermost first), ``batch.edge_index`` all of them.
+
+    Args:
+        graph: A :class:`Graph`, a PyG ``Data``, or the path of a saved graph. With a path a rank holds no more
+            than its part; the rest stays on disk.
+        partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``.
+        sampler: How training batches are drawn. Default: ``NeighborSampler([15, 10])``.
+        batch_size: Training seeds in a batch, at most: the number of batches is the same on all ranks, so the
+            batches of a part with fewer training nodes are smaller. Each is a seed exactly once a pass.
+        eval_batch_size: Nodes evaluated at once. Default: ``batch_size``. Full neighbourhoods are large.
+        seed: Everything random is drawn from it: partition, order of seeds, neighbours.
+        bulk_size: Batches sampled together. Does not change what is drawn.
+        num_threads: Background threads that sample and gather while the model trains. 0: none.
+        cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
+    """
+
+    def __init__(
+        self,
+        graph: Graph | Data | str | Path,
+        *,
+        partitioner: Partitioner | Partition | None = None,
+        sampler: Sampler | None = None,
+        batch_size: int = 1024,
+        eval_batch_size: int | None = None,
+        seed: int = 0,
+        bulk_size: int = 4,
+        num_threads: int = 1,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("eval_batch_size", eval_batch_size, 1),
+            ("seed", seed, 0),
+            ("bulk_size", bulk_size, 1),
+            ("num_threads", num_threads, 0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+        self.graph = _as_graph(graph)
+        self.partitioner: Partitioner | Partition = MetisPartitioner() if partitioner is None else partitioner
+        self.sampler: Sampler = NeighborSampler([15, 10]) if sampler is None else sampler
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.seed = seed
+        self.bulk_size = bulk_size
+        self.num_threads = num_threads
+        self.cache_dir = None if cache_dir is None else Path(cache_dir)
+        self._loaders: list[BatchLoader] = []
+        self._partitions: dict[int, Partition] = {}
+
+    # What Lightning calls.
+
+    def prepare_data(self) -> None:
+        """One process of every host computes the partition; the others find it in the cache."""
+        if self._trainer_fn() == TrainerFn.FITTING and self._world_size() > 1:
+            self.partition(self._world_size())
+
+    def train_dataloader(self) -> BatchLoader:
+        num_parts, rank = self._world_size(), self._rank()
+        counts = self._train_counts(num_parts)
+        num_batches = -(-max(counts) // self.batch_size)
+        part = self.part(rank, num_parts)
+        # Replicas differ in what they draw: a generator of their own each.
+        return self._loader(part, self.sampler, part.split("train"), num_batches, self.seed * num_parts + rank)
+
+    def val_dataloader(self) -> BatchLoader:
+        return self._eval_loader(self.graph.split("val"), "val_mask marks")
+
+    def test_dataloader(self) -> BatchLoader:
+        return self._eval_loader(self.graph.split("test"), "test_mask marks")
+
+    def predict_dataloader(self) -> BatchLoader:
+        """All nodes, in order: rank 0 has the first ones."""
+        return self._eval_loader(torch.arange(self.graph.num_nodes), "the graph has")
+
+    def teardown(self, stage: str) -> None:
+        for loader in self._loaders:
+            loader.close()
+        self._loaders.clear()
+
+    # What it is made of.
+
+    def partition(self, num_parts: int) -> Partition:
+        """The partition in use for so many ranks: from the cache, or computed and put there."""
+        if isinstance(self.partitioner, Partition):
+            return self._checked(self.partitioner, num_parts)
+        if num_parts not in self._partitions:
+            self._partitions[num_parts] = cached_partition(
+                self.graph, self.partitioner, num_parts, self.seed, self.cache_dir
+            )
+        return self._partitions[num_parts]
+
+    def part(self, rank: int, num_parts: int) -> Graph:
+        """What rank ``rank`` trains on: the nodes of its part and the edges among them, in RAM."""
+        if num_parts == 1:
+            return self.graph
+        nodes = self.partition(num_parts).nodes(rank)
+        # A memory map of its own, closed after the copy: the pages it read are not held on to.
+        graph = Graph.open(self.graph.path) if self.graph.path else self.graph
+        return graph.induced(nodes)
+
+    def _train_counts(self, num_parts: int) -> list[int]:
+        """Training nodes of every part. Every rank sees the same counts, so all of them raise or none."""
+        seeds = self.graph.split("train")
+        if num_parts == 1:
+            counts = [seeds.numel()]
+        else:
+            owners = self.partition(num_parts).assignment[seeds]
+            counts = torch.bincount(owners, minlength=num_parts).tolist()
+        if 0 in counts:
+            raise ValueError(
+                f"Part {counts.index(0)} of {num_parts} holds none of the {seeds.numel()} training nodes, so its rank "
+                'would have nothing to learn from: use fewer ranks, MetisPartitioner(balance="train") or '
+                "RandomPartitioner()."
+            )
+        return counts
+
+    def _eval_loader(self, nodes: Tensor, whose: str) -> BatchLoader:
+        """This rank's share of ``nodes``, with all their neighbours in the whole graph."""
+        world_size = self._world_size()
+        if nodes.numel() < world_size:
+            raise ValueError(
+                f"{whose} {nodes.numel()} nodes, but {world_size} ranks share the evaluation: each needs one at least."
+            )
+        share = nodes.tensor_split(world_size)[self._rank()]
+        everything = NeighborSampler([-1] * self.sampler.num_hops)
+        # As many batches on all ranks, for modules that exchange in validation_step; none of them empty.
+        most, least = -(-nodes.numel() // world_size), nodes.numel() // world_size
+        num_batches = min(-(-most // self.eval_batch_size), least)
+        return self._loader(self.graph, everything, share, num_batches, self.seed, shuffle=False)
+
+    def _loader(
+        self, graph: Graph, sampler: Sampler, seeds: Tensor, num_batches: int, seed: int, shuffle: bool = True
+    ) -> BatchLoader:
+        loader = BatchLoader(
+            graph,
+            sampler,
+            seeds,
+            num_batches,
+            seed=seed,
+            shuffle=shuffle,
+            bulk_size=self.bulk_size,
+            num_threads=self.num_threads,
+        )
+        self._loaders.append(loader)
+        return loader
+
+    def _checked(self, partition: Partition, num_parts: int) -> Partition:
+        if partition.num_parts != num_parts or partition.assignment.numel() != self.graph.num_nodes:
+            raise ValueError(
+                f"The partition has {partition.num_parts} parts of {partition.assignment.numel()} nodes in all, but "
+                f"{num_parts} ranks train on a graph of {self.graph.num_nodes} nodes: give a partitioner instead, "
+                "or as many parts as ranks."
+            )
+        return partition
+
+    def _world_size(self) -> int:
+        return self.trainer.world_size if self.trainer is not None else 1
+
+    def _rank(self) -> int:
+        return self.trainer.global_rank if self.trainer is not None else 0
+
+    def _trainer_fn(self) -> TrainerFn | None:
+        return self.trainer.state.fn if self.trainer is not None else None
+
+
+def _as_graph(graph: Graph | Data | str | Path) -> Graph:
+    if isinstance(graph, Graph):
+        return graph
+    if isinstance(graph, str | Path):
+        return Graph.open(graph)
+    return Graph.from_pyg(graph)

@@ -1,0 +1,281 @@
+"""The data module under Lightning: what ranks train on, and that evaluation is exact."""
+
+from __future__ import annotations
+
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+from torch_geometric.data import Data
+
+from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.ranks import RankError, run_ranks
+from tests.sage import SAGE
+from tests.strategies.fitting import State, differs, state_of
+
+PATIENCE = {"timeout": timedelta(seconds=30)}
+
+
+def small_graph() -> Graph:
+    return communities(600, 4, num_features=12, train_share=0.15, seed=3)
+
+
+def trainer(devices: int, strategy: Any = "auto", **options: Any) -> pl.Trainer:
+    defaults: dict[str, Any] = {"max_epochs": 2, "num_sanity_val_steps": 0, "enable_checkpointing": False}
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return pl.Trainer(accelerator="cpu", devices=devices, strategy=strategy, **quiet, **(defaults | options))
+
+
+def model(**options: Any) -> SAGE:
+    torch.manual_seed(0)
+    return SAGE(12, 4, **options)
+
+
+def full_graph_logits(module: SAGE, graph: Graph) -> Tensor:
+    """One forward over the whole graph, as a single process would infer."""
+    receiver = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
+    edge_index = torch.stack([graph.indices.long(), receiver])
+    whole = Data(x=graph.node_arrays["x"], edge_index=edge_index, batch_size=graph.num_nodes)
+    module.blocks = False
+    with torch.no_grad():
+        return module.eval()(whole)
+
+
+# Training.
+
+
+def train(rank: int, world_size: int, graph: Graph | str, options: dict[str, Any]) -> tuple[list[Tensor], list[int]]:
+    data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 4]), **options)
+    module = model()
+    trainer(world_size, LocalSGDStrategy(**PATIENCE)).fit(module, data)
+    part = data.part(rank, world_size)
+    return module.trained, part.node_arrays["n_id"].tolist()
+
+
+@pytest.mark.parametrize("partitioner", [RandomPartitioner(), MetisPartitioner()], ids=["random", "metis"])
+def test_every_training_node_is_a_seed_once_a_pass_on_its_own_rank(partitioner: Any) -> None:
+    graph = small_graph()
+    results = run_ranks(train, 3, graph, {"partitioner": partitioner, "batch_size": 7})
+    batches = {len(trained) for trained, _ in results}
+    assert len(batches) == 1
+    count = batches.pop() // 2
+    assert sorted(node for _, nodes in results for node in nodes) == list(range(600))
+    for first, last in ((0, count), (count, 2 * count)):
+        seeds = [torch.cat(trained[first:last]).tolist() for trained, _ in results]
+        assert sorted(node for own in seeds for node in own) == graph.split("train").tolist()
+        for own, (_, nodes) in zip(seeds, results, strict=True):
+            assert set(own) <= set(nodes)
+    assert results[0][0][0].tolist() != results[0][0][count].tolist()  # another order in every pass
+    assert max(len(seeds) for trained, _ in results for seeds in trained) <= 7
+
+
+def test_a_saved_graph_trains_alike(tmp_path: Path) -> None:
+    graph = small_graph()
+    graph.save(tmp_path / "graph")
+    in_memory = run_ranks(train, 2, graph, {})
+    on_disk = run_ranks(train, 2, str(tmp_path / "graph"), {})
+    for (first, _), (second, _) in zip(in_memory, on_disk, strict=True):
+        assert [seeds.tolist() for seeds in first] == [seeds.tolist() for seeds in second]
+    assert list((tmp_path / "graph" / "partitions").iterdir())
+
+
+def state_after(rank: int, world_size: int, options: dict[str, Any]) -> State:
+    data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]), batch_size=9, **options)
+    module = model(dropout=0.3)
+    trainer(world_size, LocalSGDStrategy(EverySteps(3), **PATIENCE)).fit(module, data)
+    return state_of(module)
+
+
+def test_threads_and_bulks_change_nothing() -> None:
+    plain = run_ranks(state_after, 2, {"num_threads": 0, "bulk_size": 1})
+    for options in ({"num_threads": 1, "bulk_size": 4}, {"num_threads": 2, "bulk_size": 3}):
+        assert differs(plain[0], run_ranks(state_after, 2, options)[0]) == 0.0
+    assert differs(plain[0], run_ranks(state_after, 2, {"seed": 1})[0]) > 0
+
+
+def compare_modules(rank: int, world_size: int) -> float:
+    states = []
+    for blocks in (True, False):
+        data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]), batch_size=16)
+        module = model(blocks=blocks)
+        trainer(world_size, LocalSGDStrategy(**PATIENCE)).fit(module, data)
+        states.append(state_of(module))
+    return differs(*states)
+
+
+def test_a_module_on_edge_index_learns_the_same_as_on_blocks() -> None:
+    assert max(run_ranks(compare_modules, 2)) < 1e-4
+
+
+def ddp(rank: int, world_size: int) -> tuple[State, list[Tensor], list[Tensor]]:
+    data = PartitionedDataModule(small_graph(), partitioner=MetisPartitioner(), batch_size=8)
+    module = model()
+    trainer(world_size, DDPStrategy(**PATIENCE), reload_dataloaders_every_n_epochs=1).fit(module, data)
+    count = len(module.trained) // 2
+    return state_of(module), module.trained[:count], module.trained[count:]
+
+
+def test_ddp_takes_it_too_and_lightning_injects_no_sampler() -> None:
+    (first, *one), (second, *two) = run_ranks(ddp, 2)
+    assert differs(first, second) == 0.0
+    everyone = small_graph().split("train").tolist()
+    for mine, yours in zip(one, two, strict=True):
+        assert len(mine) == len(yours)
+        assert sorted(torch.cat([*mine, *yours]).tolist()) == everyone
+    assert one[0][0].tolist() != one[1][0].tolist()
+
+
+def test_one_process_without_a_strategy_trains_on_the_whole_graph() -> None:
+    graph = small_graph()
+    module, data = model(), PartitionedDataModule(graph, sampler=NeighborSampler([4, 4]), batch_size=20)
+    trainer(1).fit(module, data)
+    first, second = torch.cat(module.trained[:5]), torch.cat(module.trained[5:])
+    assert len(module.trained) == 10
+    assert sorted(first.tolist()) == sorted(second.tolist()) == graph.split("train").tolist()
+    assert first.tolist() != second.tolist()
+
+
+def whole(rank: int, world_size: int) -> tuple[int, State]:
+    data = PartitionedDataModule(small_graph(), sampler=WholePartSampler(num_hops=2), batch_size=10**6)
+    module = model()
+    trainer(world_size, LocalSGDStrategy(EverySteps(4), **PATIENCE)).fit(module, data)
+    return len(module.trained), state_of(module)
+
+
+def test_the_part_as_one_batch() -> None:
+    (steps, first), (_, second) = run_ranks(whole, 2)
+    assert steps == 8
+    assert differs(first, second) == 0.0
+
+
+# Evaluation.
+
+
+def evaluate(rank: int, world_size: int, graph: Graph, options: dict[str, Any]) -> tuple[Any, ...]:
+    data = PartitionedDataModule(graph, **({"eval_batch_size": 50} | options))
+    module = model()
+    strategy = LocalSGDStrategy(**PATIENCE) if world_size > 1 else "auto"
+    run = trainer(world_size, strategy)
+    validated = run.validate(module, data, verbose=False)[0]
+    seen = torch.cat([nodes for nodes, _ in module.evaluated])
+    logits = torch.cat([output for _, output in module.evaluated])
+    module.evaluated.clear()
+    tested = run.test(module, data, verbose=False)[0]
+    return validated, tested, seen, logits, torch.cat([nodes for nodes, _ in module.evaluated])
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("sampler", [NeighborSampler([3, 3]), WholePartSampler(num_hops=2)], ids=["sampled", "whole"])
+def test_evaluation_is_full_graph_inference(world_size: int, sampler: Any) -> None:
+    graph = small_graph()
+    expected = full_graph_logits(model(), graph)
+    results = run_ranks(evaluate, world_size, graph, {"sampler": sampler})
+    val, test = graph.split("val"), graph.split("test")
+    seen = torch.cat([nodes for _, _, nodes, _, _ in results])
+    assert sorted(seen.tolist()) == val.tolist()
+    logits = torch.cat([output for _, _, _, output, _ in results])
+    assert (logits - expected[seen]).abs().max() < 1e-5
+    assert sorted(torch.cat([nodes for *_, nodes in results]).tolist()) == test.tolist()
+    y = graph.node_arrays["y"]
+    for validated, tested, *_ in results:
+        for metrics, nodes in ((validated, val), (tested, test)):
+            accuracy = (expected[nodes].argmax(1) == y[nodes]).float().mean()
+            loss = torch.nn.functional.cross_entropy(expected[nodes], y[nodes])
+            assert metrics["accuracy"] == pytest.approx(float(accuracy), abs=1e-6)
+            assert metrics["loss"] == pytest.approx(float(loss), abs=1e-5)
+
+
+def directed_graph() -> Graph:
+    """Directed, with loops, duplicates, and nodes that nobody sends to."""
+    generator = torch.Generator().manual_seed(0)
+    arrays = {
+        "x": torch.randn(50, 12, generator=generator),
+        "y": torch.randint(4, (50,), generator=generator),
+        **{f"{name}_mask": torch.arange(50) % 3 == place for place, name in enumerate(("train", "val", "test"))},
+    }
+    return Graph.from_edge_index(torch.randint(40, (2, 160), generator=generator), 50, arrays)
+
+
+def test_a_directed_graph_is_evaluated_along_its_edges() -> None:
+    graph = directed_graph()
+    expected = full_graph_logits(model(), graph)
+    results = run_ranks(evaluate, 2, graph, {"eval_batch_size": 3, "partitioner": RandomPartitioner()})
+    for _, _, seen, logits, _ in results:
+        assert (logits - expected[seen]).abs().max() < 1e-5
+
+
+def predict(rank: int, world_size: int) -> list[tuple[Tensor, Tensor]]:
+    data = PartitionedDataModule(small_graph(), eval_batch_size=100)
+    return trainer(world_size, LocalSGDStrategy(**PATIENCE)).predict(model(), data) or []
+
+
+def test_prediction_covers_all_nodes_in_order() -> None:
+    outputs = [pair for rank in run_ranks(predict, 2) for pair in rank]
+    assert torch.cat([nodes for nodes, _ in outputs]).tolist() == list(range(600))
+    assert (torch.cat([y for _, y in outputs]) - full_graph_logits(model(), small_graph())).abs().max() < 1e-5
+
+
+# Refusals.
+
+
+def fit_with(rank: int, world_size: int, graph: Graph, options: dict[str, Any]) -> None:
+    warnings.filterwarnings("ignore", "You defined a `validation_step`")
+    trainer(world_size, LocalSGDStrategy(**PATIENCE)).fit(model(), PartitionedDataModule(graph, **options))
+
+
+def test_a_part_without_training_nodes_is_refused_on_all_ranks() -> None:
+    graph = small_graph()
+    assignment = (torch.arange(600) % 2).int()
+    graph.node_arrays["train_mask"] = graph.node_arrays["train_mask"] & (assignment == 0)
+    with pytest.raises(RankError, match=r'Part 1 of 2 holds none of the .*balance="train"') as error:
+        run_ranks(fit_with, 2, graph, {"partitioner": Partition(assignment, 2)})
+    assert set(error.value.failures) == {0, 1}
+
+
+def test_a_partition_of_something_else_is_refused() -> None:
+    partition = Partition(torch.zeros(600, dtype=torch.int32), 1)
+    with pytest.raises(RankError, match="The partition has 1 parts of 600 nodes in all, but 2 ranks"):
+        run_ranks(fit_with, 2, small_graph(), {"partitioner": partition})
+
+
+def test_too_few_nodes_to_share_are_refused() -> None:
+    graph = small_graph()
+    graph.node_arrays["val_mask"] = torch.arange(600) == 5
+    with pytest.raises(RankError, match="val_mask marks 1 nodes, but 2 ranks share the evaluation"):
+        run_ranks(fit_with, 2, graph, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+        ({"eval_batch_size": -1}, "eval_batch_size"),
+        ({"seed": 1.5}, "seed must be an integer"),
+        ({"num_threads": -1}, "num_threads"),
+    ],
+)
+def test_arguments_are_checked_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PartitionedDataModule(small_graph(), **options)
+
+
+def test_a_graph_without_the_split_says_so() -> None:
+    graph = small_graph()
+    del graph.node_arrays["val_mask"]
+    with pytest.raises(ValueError, match=r"The graph has no val_mask \(it has: \['test_mask', 'train_mask'\]\)"):
+        trainer(1).validate(model(), PartitionedDataModule(graph), verbose=False)

@@ -1,0 +1,71 @@
+"""A rank of eight holds an eighth: resident memory, measured on a graph of more than a gigabyte."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.ranks import run_ranks
+from tests.sage import SAGE
+
+NUM_NODES, NUM_FEATURES, RANKS = 1_100_000, 256, 8
+
+
+def big_graph(path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(NUM_NODES, (2, 4 * NUM_NODES), generator=generator)
+    arrays = {
+        "x": torch.randn(NUM_NODES, NUM_FEATURES, generator=generator),
+        "y": torch.randint(4, (NUM_NODES,), generator=generator),
+        "train_mask": torch.arange(NUM_NODES) % 100 == 0,
+    }
+    Graph.from_edge_index(edge_index, NUM_NODES, arrays).save(path)
+
+
+def resident_bytes() -> tuple[int, int]:
+    """Memory of this process alone, and pages of files that it has mapped."""
+    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return tuple(int(status[key].split()[0]) * 1024 for key in ("RssAnon", "RssFile"))  # type: ignore[return-value]
+
+
+def train(rank: int, world_size: int, path: str) -> tuple[int, int]:
+    strategy = LocalSGDStrategy(EverySteps(3), timeout=timedelta(seconds=60))
+    options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=world_size,
+        strategy=strategy,
+        max_epochs=2,
+        limit_val_batches=0,
+        enable_checkpointing=False,
+        **options,
+    )
+    before = resident_bytes()
+    sampler = NeighborSampler([10, 10])
+    data = PartitionedDataModule(path, partitioner=RandomPartitioner(), sampler=sampler, batch_size=256)
+    trainer.fit(SAGE(NUM_FEATURES, 4), data)
+    after = resident_bytes()
+    return after[0] - before[0], after[1] - before[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_a_rank_of_eight_holds_an_eighth_of_the_features(tmp_path: Path) -> None:
+    big_graph(tmp_path / "graph")
+    features = NUM_NODES * NUM_FEATURES * 4
+    assert features > 1 << 30
+    share = features / RANKS
+    for anonymous, mapped in run_ranks(train, RANKS, str(tmp_path / "graph"), timeout=280):
+        # Beside the share: edges and other arrays of the part, pooled buffers of batches, code that was loaded.
+        assert share < anonymous < 1.25 * share + (150 << 20)
+        assert mapped < 150 << 20
