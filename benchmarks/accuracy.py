@@ -31,6 +31,7 @@ from torch_geometric.nn import SAGEConv
 from lightning_gnn_dist import (
     EverySteps,
     Graph,
+    LLCGStrategy,
     LocalSGDStrategy,
     MetisPartitioner,
     PartitionedDataModule,
@@ -50,7 +51,21 @@ def methods(supernodes: int) -> dict[str, Method]:
     def averaging(steps: int) -> Strategy:
         return LocalSGDStrategy(EverySteps(steps), start_method="fork")
 
+    def llcg(partitioner: Partitioner, **settings: Any) -> Method:
+        return partitioner, lambda steps: LLCGStrategy(EverySteps(steps), start_method="fork", **settings)
+
+    metis, dealt = MetisPartitioner(), RandomPartitioner()
+    paper: dict[str, Any] = {"drift": None, "average_optimizer": False, "weights": "uniform"}
+    ours: dict[str, Any] = {"average_optimizer": True, "weights": "nodes"}
     return {
+        "llcg-1": llcg(metis, correction_steps=1, **paper),
+        "llcg-share": llcg(metis, correction_steps=0.5, **paper),
+        "drift-ranks": llcg(metis, correction_steps=0, drift="ranks", **ours),
+        "drift-global": llcg(metis, correction_steps=0, drift="global", **ours),
+        "drift-global-1": llcg(metis, correction_steps=1, drift="global", **ours),
+        "random-llcg-1": llcg(dealt, correction_steps=1, **paper),
+        "random-drift-global": llcg(dealt, correction_steps=0, drift="global", **ours),
+        "random-drift-global-1": llcg(dealt, correction_steps=1, drift="global", **ours),
         "full": (None, lambda steps: SingleDeviceStrategy(torch.device("cpu"))),
         "metis": (MetisPartitioner(), averaging),
         "metis-train": (MetisPartitioner(balance="train"), averaging),

@@ -1,17 +1,20 @@
 """Train graph neural networks on partitioned graphs with PyTorch Lightning.
 
-    graph -> partition -> sample -> batch -> local steps -> meeting -> evaluate
+graph -> partition -> sample -> batch -> local steps -> meeting -> evaluate
 
-    graph/          the whole graph: in-neighbour CSR and per-node arrays, in RAM or memory-mapped
-    partition/      every node in exactly one part
-    sampling/       seeds of many batches in, many batches out
-    loader.py       the next batches are sampled and gathered while this one trains
-    datamodule.py   PartitionedDataModule: what a rank reads, batches out
-    collectives.py  the only module that talks to the other ranks; counts every byte
-    rounds.py       when a round is over
-    strategies/     what happens when ranks meet
+graph/          the whole graph: in-neighbour CSR and per-node arrays, in RAM or memory-mapped
+partition/      every node in exactly one part
+sampling/       seeds of many batches in, many batches out
+loader.py       the next batches are sampled and gathered while this one trains
+global_batches.py  batches of the whole graph, for corrections
+datamodule.py   PartitionedDataModule: what a rank reads, batches out
+collectives.py  the only module that talks to the other ranks; counts every byte
+rounds.py       when a round is over
+strategies/     what happens when ranks meet
+callbacks/      what a user may watch a training by
 """
 
+from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
@@ -25,14 +28,17 @@ from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.base import RoundStrategy
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "DiscrepancyProbe",
     "EveryPass",
     "EverySteps",
     "Graph",
+    "LLCGStrategy",
     "LocalSGDStrategy",
     "MetisPartitioner",
     "NeighborSampler",

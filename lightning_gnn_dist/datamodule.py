@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -11,6 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnn_dist.global_batches import GlobalBatches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -18,8 +20,12 @@ from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.rng import permutation
 
-log = logging.getLogger(__name__)
+Scope = Literal["part", "graph"]
+
+# Added to the seed, so that draws for different ends have nothing to do with each other.
+ANCHOR, EXTRA = 1 << 41, 1 << 42
 
 
 class PartitionedDataModule(LightningDataModule):
@@ -44,6 +50,15 @@ class PartitionedDataModule(LightningDataModule):
         seed: Everything random is drawn from it: partition, order of seeds, neighbours.
         bulk_size: Batches sampled together. Does not change what is drawn.
         num_threads: Background threads that sample and gather while the model trains. 0: none.
+        train_on: ``"part"``, or ``"graph"``: sample around the part's training nodes in the whole graph, as if its
+            features were fetched from other hosts. A baseline (with DDP: the paper's GGS), no way to save memory.
+        extra_nodes: Add so many random nodes of other parts to the part, to send messages but not to learn from
+            (the LLCG paper's subgraph approximation): a share of the nodes that ``extra_of`` names.
+        extra_of: ``"part"`` or ``"graph"``.
+        correction_batch_size: Seeds of a batch of the whole graph, shared by all ranks. Default: ``batch_size`` for
+            each rank, so that a correction step costs about as much as a local one.
+        correction_sampler: How neighbours are drawn for them. Default: as for local steps, and all neighbours where
+            those take the whole part.
         cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
     """
 
@@ -58,6 +73,11 @@ class PartitionedDataModule(LightningDataModule):
         seed: int = 0,
         bulk_size: int = 4,
         num_threads: int = 1,
+        train_on: Scope = "part",
+        extra_nodes: float = 0.0,
+        extra_of: Scope = "part",
+        correction_batch_size: int | None = None,
+        correction_sampler: Sampler | None = None,
         cache_dir: str | Path | None = None,
     ) -> None:
         super().__init__()
@@ -66,22 +86,35 @@ class PartitionedDataModule(LightningDataModule):
             ("batch_size", batch_size, 1),
             ("eval_batch_size", eval_batch_size, 1),
             ("seed", seed, 0),
+            ("correction_batch_size", 1 if correction_batch_size is None else correction_batch_size, 1),
             ("bulk_size", bulk_size, 1),
             ("num_threads", num_threads, 0),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+        for name, scope in (("train_on", train_on), ("extra_of", extra_of)):
+            if scope not in get_args(Scope):
+                raise ValueError(f"{name} must be one of {list(get_args(Scope))}, got {scope!r}.")
+        if not 0.0 <= extra_nodes <= 1.0:
+            raise ValueError(f"extra_nodes is a share, between 0 and 1, got {extra_nodes!r}.")
+        if extra_nodes and train_on == "graph":
+            raise ValueError('extra_nodes enlarges the part, and train_on="graph" uses the whole graph: choose one.')
         self.graph = _as_graph(graph)
+        self.train_on, self.extra_nodes, self.extra_of = train_on, extra_nodes, extra_of
         self.partitioner: Partitioner | Partition = MetisPartitioner() if partitioner is None else partitioner
         self.sampler: Sampler = NeighborSampler([15, 10]) if sampler is None else sampler
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
+        self.correction_batch_size = correction_batch_size
+        self.correction_sampler = correction_sampler
         self.seed = seed
         self.bulk_size = bulk_size
         self.num_threads = num_threads
         self.cache_dir = None if cache_dir is None else Path(cache_dir)
         self._loaders: list[BatchLoader] = []
         self._partitions: dict[int, Partition] = {}
+        self._own_part: Graph | None = None
+        self._anchor_loader: BatchLoader | None = None
 
     # What Lightning calls.
 
@@ -91,12 +124,7 @@ class PartitionedDataModule(LightningDataModule):
             self.partition(self._world_size())
 
     def train_dataloader(self) -> BatchLoader:
-        num_parts, rank = self._world_size(), self._rank()
-        counts = self._train_counts(num_parts)
-        num_batches = -(-max(counts) // self.batch_size)
-        part = self.part(rank, num_parts)
-        # Replicas differ in what they draw: a generator of their own each.
-        return self._loader(part, self.sampler, part.split("train"), num_batches, self.seed * num_parts + rank)
+        return self._train_loader(self.seed)
 
     def val_dataloader(self) -> BatchLoader:
         return self._eval_loader(self.graph.split("val"), "val_mask marks")
@@ -108,10 +136,33 @@ class PartitionedDataModule(LightningDataModule):
         """All nodes, in order: rank 0 has the first ones."""
         return self._eval_loader(torch.arange(self.graph.num_nodes), "the graph has")
 
+    # What strategies ask for.
+
+    def correction_batches(self, round_idx: int, *, sliced: bool = True) -> Iterator[Data]:
+        """Batches of the whole graph without end: this rank's slices of them, or all of each.
+
+        A function of the seed, the round and the rank, so that a resumed run sees the same ones.
+        """
+        world_size = self._world_size()
+        sampler = self.correction_sampler or self.sampler
+        if not isinstance(sampler, NeighborSampler):
+            sampler = NeighborSampler([-1] * sampler.num_hops)
+        size = self.correction_batch_size or self.batch_size * world_size
+        batches = GlobalBatches(self.graph, sampler, self.graph.split("train"), size, self.seed)
+        return batches.of_round(round_idx, *((self._rank(), world_size) if sliced else ()))
+
+    def anchor_batches(self, round_idx: int) -> Iterator[Data]:
+        """One pass over the rank's own part, in an order and with draws that belong to the round."""
+        if self._anchor_loader is None:
+            self._anchor_loader = self._train_loader(self.seed + ANCHOR)
+        self._anchor_loader.set_epoch(round_idx)
+        return iter(self._anchor_loader)
+
     def teardown(self, stage: str) -> None:
         for loader in self._loaders:
             loader.close()
         self._loaders.clear()
+        self._own_part = self._anchor_loader = None
 
     # What it is made of.
 
@@ -129,10 +180,32 @@ class PartitionedDataModule(LightningDataModule):
         """What rank ``rank`` trains on: the nodes of its part and the edges among them, in RAM."""
         if num_parts == 1:
             return self.graph
-        nodes = self.partition(num_parts).nodes(rank)
+        own = self.partition(num_parts).nodes(rank)
         # A memory map of its own, closed after the copy: the pages it read are not held on to.
         graph = Graph.open(self.graph.path) if self.graph.path else self.graph
-        return graph.induced(nodes)
+        part = graph.induced(torch.cat([own, self._extra(rank, num_parts)]))
+        part.node_arrays["train_mask"][own.numel() :] = False  # a copy: the graph's own mask stays
+        return part
+
+    def _extra(self, rank: int, num_parts: int) -> Tensor:
+        """The nodes of other parts that go with the part: random ones, the same in every run."""
+        partition = self.partition(num_parts)
+        outside = (partition.assignment != rank).nonzero().view(-1) if self.extra_nodes else torch.empty(0).long()
+        base = partition.nodes(rank).numel() if self.extra_of == "part" else self.graph.num_nodes
+        count = min(round(self.extra_nodes * base), outside.numel())
+        return outside[permutation(outside.numel(), self.seed + EXTRA, rank)[:count]]
+
+    def _train_loader(self, seed: int) -> BatchLoader:
+        num_parts, rank = self._world_size(), self._rank()
+        num_batches = -(-max(self._train_counts(num_parts)) // self.batch_size)
+        seed = seed * num_parts + rank  # replicas differ in what they draw
+        if self.train_on == "graph" and num_parts > 1:
+            everyone = self.graph.split("train")
+            seeds = everyone[self.partition(num_parts).assignment[everyone] == rank]
+            return self._loader(self.graph, self.sampler, seeds, num_batches, seed)
+        if self._own_part is None:
+            self._own_part = self.part(rank, num_parts)
+        return self._loader(self._own_part, self.sampler, self._own_part.split("train"), num_batches, seed)
 
     def _train_counts(self, num_parts: int) -> list[int]:
         """Training nodes of every part. Every rank sees the same counts, so all of them raise or none."""

@@ -43,11 +43,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture(autouse=True)
-def no_group_left() -> Iterator[None]:
-    """Take down the process group that a Trainer leaves: the next test would believe itself distributed."""
+def nothing_left() -> Iterator[None]:
+    """Take down the process group and the variables that a Trainer leaves: the next test would think itself a rank."""
+    environment = dict(os.environ)
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
 
 
 @pytest.fixture(scope="session")

@@ -163,6 +163,43 @@ def test_the_part_as_one_batch() -> None:
     assert differs(first, second) == 0.0
 
 
+# Baselines.
+
+
+def scopes(rank: int, world_size: int, options: dict[str, Any]) -> tuple[list[int], set[int], int]:
+    data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([-1, -1]), batch_size=7, **options)
+    module = model()
+    trainer(world_size, DDPStrategy(**PATIENCE), max_epochs=1).fit(module, data)
+    batches = list(data.train_dataloader())
+    everyone = {int(node) for batch in batches for node in batch.n_id}
+    return torch.cat(module.trained).tolist(), everyone, sum(batch.num_edges for batch in batches)
+
+
+def test_training_on_the_graph_sees_neighbours_across_the_cut() -> None:
+    graph = small_graph()
+    part = run_ranks(scopes, 2, {})
+    whole = run_ranks(scopes, 2, {"train_on": "graph"})
+    for (mine, near, few), (seeds, far, many) in zip(part, whole, strict=True):
+        assert sorted(mine) == sorted(seeds)
+        assert near < far and few < many
+    assert sorted(part[0][0] + part[1][0]) == graph.split("train").tolist()
+
+
+def test_extra_nodes_send_but_are_not_learned_from() -> None:
+    graph = small_graph()
+    plain = PartitionedDataModule(graph, partitioner=RandomPartitioner())
+    for options, count in (({"extra_nodes": 0.1}, 20), ({"extra_nodes": 0.1, "extra_of": "graph"}, 60)):
+        more = PartitionedDataModule(graph, partitioner=RandomPartitioner(), **options)  # type: ignore[arg-type]
+        for rank in range(3):
+            small, large = plain.part(rank, 3), more.part(rank, 3)
+            assert large.num_nodes == small.num_nodes + count and large.num_edges > small.num_edges
+            own = small.node_arrays["n_id"].tolist()
+            assert large.node_arrays["n_id"].tolist()[: len(own)] == own
+            seeds = [data.node_arrays["n_id"][data.split("train")].tolist() for data in (small, large)]
+            assert seeds[0] == seeds[1]
+    assert int(graph.node_arrays["train_mask"].sum()) == 90
+
+
 # Evaluation.
 
 
@@ -267,6 +304,9 @@ def test_too_few_nodes_to_share_are_refused() -> None:
         ({"eval_batch_size": -1}, "eval_batch_size"),
         ({"seed": 1.5}, "seed must be an integer"),
         ({"num_threads": -1}, "num_threads"),
+        ({"train_on": "all"}, r"train_on must be one of \['part', 'graph'\], got 'all'"),
+        ({"extra_nodes": 2.0}, "extra_nodes is a share"),
+        ({"extra_nodes": 0.1, "train_on": "graph"}, "choose one"),
     ],
 )
 def test_arguments_are_checked_at_once(options: dict[str, Any], message: str) -> None:

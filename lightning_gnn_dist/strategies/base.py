@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Literal, NamedTuple
+from itertools import islice
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.rounds import EveryPass, RoundClock, RoundProgress
 from lightning_gnn_dist.strategies import refusals, replica_state
+from lightning_gnn_dist.strategies.drift import DriftCorrection
+from lightning_gnn_dist.strategies.gradients import evaluating, mean_gradient, trained_parameters, unrecorded
 from lightning_gnn_dist.strategies.lightning_internals import announce_sigterm, take_over_sigterm
 from lightning_gnn_dist.strategies.round_loader import RoundLoader
 
-log = logging.getLogger(__name__)
-
 Weights = Literal["uniform", "nodes"]
 Buffers = Literal["average", "local"]
+Drift = Literal["ranks"]
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
 
@@ -44,10 +47,17 @@ class RoundStrategy(DDPStrategy):
         buffers: ``"average"`` the buffers (statistics of batch normalisation) at a meeting, or keep them
             ``"local"``; then every rank validates with its own.
         average_optimizer: Average the state of the optimizers too (moments, not only weights).
+        drift: ``"ranks"`` corrects the drift of the replicas: after a meeting every rank computes its own gradient
+            and the mean of all at the averaged model, and shifts each local gradient by their difference. One more
+            exchange of the size of the model, and ``anchor_steps`` more gradients, per round.
+        drift_decay: By which the shift fades with each local step: the anchor grows stale. 1 keeps it.
+        anchor_steps: Batches of the own part that the anchor gradient is taken over, at most; one pass if fewer.
         timeout: How long a collective may take before the ranks give up.
         process_group_backend: ``"gloo"`` or ``"nccl"``; by default what fits the device.
         start_method: How Lightning starts the ranks when no launcher (torchrun, SLURM) did.
     """
+
+    drifts: ClassVar[Any] = Drift | None
 
     def __init__(
         self,
@@ -56,6 +66,9 @@ class RoundStrategy(DDPStrategy):
         weights: Weights = "uniform",
         buffers: Buffers = "average",
         average_optimizer: bool = False,
+        drift: Drift | None = None,
+        drift_decay: float = 0.8,
+        anchor_steps: int = 4,
         timeout: timedelta = timedelta(minutes=30),
         process_group_backend: str | None = None,
         start_method: StartMethod = "popen",
@@ -63,13 +76,21 @@ class RoundStrategy(DDPStrategy):
         refusals.check_choice("weights", weights, Weights)
         refusals.check_choice("buffers", buffers, Buffers)
         refusals.check_clock(clock)
+        refusals.check_choice("drift", drift, self.drifts)
+        refusals.check_at_least("anchor_steps", anchor_steps, 1)
+        if not 0.0 <= drift_decay <= 1.0:
+            raise ValueError(f"drift_decay must lie in [0, 1] (1: the shift does not fade), got {drift_decay!r}.")
         super().__init__(timeout=timeout, process_group_backend=process_group_backend, start_method=start_method)
         self.clock: RoundClock = EveryPass() if clock is None else clock
         self.weights = weights
         self.buffers = buffers
         self.average_optimizer = average_optimizer
+        self.drift_correction = None if drift is None else DriftCorrection(drift_decay)
+        self.drift: str | None = drift
+        self.anchor_steps = anchor_steps
         self.round_idx = 0
         self.batches_done = 0
+        self.local_batches = 0
         self.in_round = False
         self.stop_requested = False
         self.sigterm_received = False
@@ -87,6 +108,12 @@ class RoundStrategy(DDPStrategy):
         """Replace every replica by the weighted mean of all: parameters, and what else was asked for."""
         collectives.average_(self._averaged_tensors(), self._weight())
 
+    def shared_gradient(self, own: list[Tensor]) -> list[Tensor]:
+        """The gradient that drift correction steers towards; ``own`` is this rank's. Collective."""
+        shared = [gradient.clone() for gradient in own]
+        collectives.average_(shared, self._weight())
+        return shared
+
     # What Lightning calls.
 
     def connect(self, model: LightningModule) -> None:
@@ -99,6 +126,8 @@ class RoundStrategy(DDPStrategy):
         if trainer.state.fn == TrainerFn.FITTING:
             refusals.check_trainer(type(self).__name__, trainer, has_layer_sync=self._layer_sync is not None)
             take_over_sigterm(trainer, self._on_sigterm)
+            if self.drift is not None:
+                refusals.require_batches(trainer, "anchor_batches", f"drift={self.drift!r}")
         super().setup(trainer)
 
     def configure_ddp(self) -> None:
@@ -120,9 +149,23 @@ class RoundStrategy(DDPStrategy):
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        if self._resumed is not None:
-            self._resumed.restore_random_state()
-            self._resumed = None
+        if self._resumed is None:
+            self._set_anchor()
+            return
+        self.restore_extra_state(self._resumed.extra)
+        self._resumed.restore_random_state()
+        self._resumed = None
+
+    def extra_state(self) -> dict[str, Any]:
+        """What a checkpoint must hold of this rank, beside weights and optimizers."""
+        return {} if self.drift_correction is None else {"drift": self.drift_correction.state()}
+
+    def restore_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what :meth:`extra_state` gave."""
+        if self.drift_correction is not None:
+            if "drift" not in state:
+                raise ValueError(f"The checkpoint was written without drift correction: resume without {self.drift=}.")
+            self.drift_correction.restore(state["drift"], trained_parameters(self._module()))
 
     def teardown(self) -> None:
         if self._round_loader is not None:
@@ -138,7 +181,9 @@ class RoundStrategy(DDPStrategy):
             replica_state.mark_in_round(checkpoint)
         else:
             own_buffers = dict(self._module().named_buffers()) if self.buffers == "local" else {}
-            replica_state.add_to_checkpoint(checkpoint, self.round_idx, self.batches_done, own_buffers)
+            replica_state.add_to_checkpoint(
+                checkpoint, self.round_idx, self.batches_done, own_buffers, self.extra_state()
+            )
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
@@ -160,19 +205,34 @@ class RoundStrategy(DDPStrategy):
 
     def meet(self, batches: int) -> list[Votes]:
         """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""
+        self.local_batches = batches
         self.end_round()
         self.in_round = False
-        mine = Votes(batches, self.stop_requested, self.sigterm_received)
+        equal = collectives.checksum(self._averaged_tensors())
+        mine = Votes(batches, self.stop_requested, self.sigterm_received, equal)
         row = torch.tensor([int(vote) for vote in mine], device=self.root_device)
-        votes = [Votes(int(b), bool(s), bool(t)) for b, s, t in collectives.gather_rows(row).tolist()]
+        votes = [Votes(b, bool(s), bool(t), c) for b, s, t, c in collectives.gather_rows(row).tolist()]
+        refusals.check_replicas([vote.checksum for vote in votes], self.round_idx)
         self.round_idx += 1
         self.batches_done += batches
         self.stop_requested = False
+        self._set_anchor()
         return votes
+
+    def _set_anchor(self) -> None:
+        """Take the anchor gradients of the round that begins. All ranks are here: at the start, or at a meeting."""
+        if self.drift_correction is None:
+            return
+        module = self._module()
+        batches = islice(module.trainer.datamodule.anchor_batches(self.round_idx), self.anchor_steps)  # type: ignore[attr-defined]
+        with unrecorded(module), evaluating(module):  # at one point, so without the noise of dropout
+            own, _ = mean_gradient(self, batches)
+            shared = self.shared_gradient(own)
+        self.drift_correction.anchor(trained_parameters(module), shared, own)
 
     def _averaged_tensors(self) -> list[Tensor]:
         module = self._module()
-        tensors = [parameter.data for parameter in module.parameters() if parameter.requires_grad]
+        tensors = [parameter.data for parameter in trained_parameters(module)]
         if self.buffers == "average":
             tensors += list(module.buffers())
         if self.average_optimizer:
@@ -199,6 +259,7 @@ class Votes(NamedTuple):
     batches: int
     stop: bool
     sigterm: bool
+    checksum: int
 
 
 class _Companion(Callback):
@@ -219,6 +280,11 @@ class _Companion(Callback):
 
     def on_train_batch_start(self, *args: Any) -> None:
         self.strategy.in_round = True
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        # After mixed precision has unscaled the gradients, and before they are clipped.
+        if self.strategy.drift_correction is not None:
+            self.strategy.drift_correction.apply_(optimizer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if not trainer.is_last_batch:

@@ -9,9 +9,16 @@ from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 
 
 def check_choice(name: str, value: Any, choices: Any) -> None:
-    """``choices`` is a ``Literal``."""
-    if value not in get_args(choices):
-        raise ValueError(f"{name} must be one of {list(get_args(choices))}, got {value!r}.")
+    """``choices`` is a ``Literal``, or one with ``None``."""
+    allowed = [choice for option in get_args(choices) for choice in get_args(option) or [option]]
+    allowed = [None if choice is type(None) else choice for choice in allowed]
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {allowed}, got {value!r}.")
+
+
+def check_at_least(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
 
 
 def check_clock(clock: Any) -> None:
@@ -37,6 +44,25 @@ def require_num_seeds(loader: Any) -> int:
             f'{type(loader).__name__} does not: use weights="uniform".'
         )
     return num_seeds
+
+
+def require_batches(trainer: Any, name: str, what: str) -> None:
+    """The data module must give batches for gradients outside the loop."""
+    if not hasattr(trainer.datamodule, name):
+        raise ValueError(
+            f"{what} needs a data module with {name}(round_idx), as PartitionedDataModule has; this fit has "
+            f"{type(trainer.datamodule).__name__}: use trainer.fit(model, PartitionedDataModule(...))."
+        )
+
+
+def check_replicas(checksums: list[int], round_idx: int) -> None:
+    """All ranks see the same checksums, so all of them raise or none."""
+    if len(set(checksums)) > 1:
+        odd = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
+        raise RuntimeError(
+            f"After the meeting of round {round_idx} the replicas of ranks {odd} differ from that of rank 0. Something "
+            "changes weights on some ranks only: a callback at the end of a batch, or a parameter frozen on one rank."
+        )
 
 
 def _conflicts(trainer: Any, has_layer_sync: bool) -> list[tuple[bool, str]]:

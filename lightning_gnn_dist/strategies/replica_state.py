@@ -27,6 +27,7 @@ class ReplicaState:
     round_idx: int
     batches_done: int
     random_state: Mapping[str, Any]
+    extra: Mapping[str, Any]
 
     def restore_random_state(self) -> None:
         """Dropout goes on with the numbers it would have drawn."""
@@ -36,7 +37,11 @@ class ReplicaState:
 
 
 def add_to_checkpoint(
-    checkpoint: dict[str, Any], round_idx: int, batches_done: int, own_buffers: Mapping[str, Tensor]
+    checkpoint: dict[str, Any],
+    round_idx: int,
+    batches_done: int,
+    own_buffers: Mapping[str, Tensor],
+    extra: Mapping[str, Any],
 ) -> None:
     """Collective. Only tensors, numbers and plain containers: ``torch.load(weights_only=True)`` must read it."""
     random_state = {"cpu": torch.get_rng_state()}
@@ -47,6 +52,7 @@ def add_to_checkpoint(
         "optimizer_states": checkpoint["optimizer_states"],
         "buffers": {name: buffer.cpu() for name, buffer in own_buffers.items()},
         "random_state": random_state,
+        "extra": dict(extra),
     }
     ranks = collectives.gather_objects(mine)
     checkpoint[KEY] = {"version": VERSION, "round_idx": round_idx, "ranks": ranks}
@@ -85,7 +91,7 @@ def take_from_checkpoint(checkpoint: dict[str, Any]) -> ReplicaState:
     mine = saved["ranks"][collectives.rank()]
     checkpoint["optimizer_states"] = mine["optimizer_states"]
     checkpoint["state_dict"].update(mine["buffers"])
-    return ReplicaState(saved["round_idx"], mine["batches_done"], mine["random_state"])
+    return ReplicaState(saved["round_idx"], mine["batches_done"], mine["random_state"], mine["extra"])
 
 
 def optimizer_tensors(optimizers: Iterable[Optimizer]) -> list[Tensor]:

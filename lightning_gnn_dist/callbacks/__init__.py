@@ -1,0 +1,1 @@
+"""What a user may watch a training by."""

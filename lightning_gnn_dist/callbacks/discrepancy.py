@@ -1,0 +1,70 @@
+r"""How far the ranks' gradients are from the gradient of the whole graph: the kappa of the LLCG paper.
+
+The paper (arXiv:2111.08202) bounds what plain averaging leaves by how much the gradient of a part differs from
+that of the graph. This measures it, where the replicas are equal, at the averaged model:
+
+.. math::
+    \kappa_p = \frac{\lVert g_p(\bar\theta) - \nabla\mathcal{L}_\mathrm{global}(\bar\theta) \rVert}
+                    {\lVert \nabla\mathcal{L}_\mathrm{global}(\bar\theta) \rVert}
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lightning_gnn_dist import collectives
+from lightning_gnn_dist.strategies.base import RoundStrategy
+from lightning_gnn_dist.strategies.gradients import evaluating, mean_gradient, unrecorded
+from lightning_gnn_dist.strategies.refusals import check_at_least, require_batches
+
+
+class DiscrepancyProbe(Callback):
+    """Logs the mean and the largest :math:`\\kappa_p` over the ranks, after a meeting.
+
+    Near 0 a part's gradient is the graph's, and averaging loses nothing. Around 1 and above the ranks pull in
+    directions of their own: correct more (``drift``, ``correction_steps``), meet more often, or cut the graph so
+    that parts look alike (``RandomPartitioner``, ``SuperNodePartitioner``).
+
+    Costs ``2 * steps`` gradients and one exchange of the size of the model each time. Logs
+    ``round/discrepancy`` and ``round/discrepancy_worst``.
+
+    Args:
+        every_n_rounds: How often to measure.
+        steps: Batches that each of the two gradients is taken over, at most.
+    """
+
+    def __init__(self, every_n_rounds: int = 1, steps: int = 4) -> None:
+        check_at_least("every_n_rounds", every_n_rounds, 1)
+        check_at_least("steps", steps, 1)
+        self.every_n_rounds = every_n_rounds
+        self.steps = steps
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not isinstance(trainer.strategy, RoundStrategy):
+            raise ValueError(
+                f"DiscrepancyProbe measures at meetings, and {type(trainer.strategy).__name__} has none: use a "
+                "strategy of rounds such as LocalSGDStrategy or LLCGStrategy."
+            )
+        require_batches(trainer, "correction_batches", "DiscrepancyProbe")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        strategy, data = trainer.strategy, trainer.datamodule  # type: ignore[attr-defined]
+        assert isinstance(strategy, RoundStrategy)
+        if strategy.round_idx % self.every_n_rounds:
+            return
+        with unrecorded(pl_module), evaluating(pl_module):
+            own, _ = mean_gradient(strategy, islice(data.anchor_batches(strategy.round_idx), self.steps))
+            whole, seeds = mean_gradient(strategy, islice(data.correction_batches(strategy.round_idx), self.steps))
+        collectives.average_(whole, seeds)
+        difference = _norm([mine - ours for mine, ours in zip(own, whole, strict=True)])
+        kappas = collectives.gather_rows(difference / _norm(whole).clamp(min=1e-12))
+        figures = {"round/discrepancy": kappas.mean(), "round/discrepancy_worst": kappas.max()}
+        pl_module.log_dict(figures, batch_size=1, sync_dist=True, rank_zero_only=True)
+
+
+def _norm(tensors: list[Tensor]) -> Tensor:
+    return torch.linalg.vector_norm(torch.cat([tensor.float().view(-1) for tensor in tensors]))

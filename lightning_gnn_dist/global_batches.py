@@ -1,0 +1,54 @@
+"""Batches of the whole graph for every rank: what corrects the replicas after they learned on parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.base import BatchKey, Sampler
+from lightning_gnn_dist.sampling.batch import SampledData, assemble
+from lightning_gnn_dist.sampling.rng import permutation
+
+_PURPOSE = 1 << 40  # added to the seed, so that these draws have nothing to do with those for local steps
+_PASSES = 1 << 20  # more than the passes of a round, so that every pass of every round has a number of its own
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalBatches:
+    """Seeds uniform over all training nodes, with their neighbours in the whole graph.
+
+    A batch is a function of the seed, the round and its place in the round. Ranks share it: slice ``p`` of its
+    seeds is rank ``p``'s, and because draws belong to nodes, slices see the neighbours that the whole would see.
+
+    Args:
+        graph: The whole graph, usually a memory map.
+        sampler: Draws the neighbourhoods.
+        seeds: The training nodes of the whole graph.
+        batch_size: Seeds of one batch, all slices together.
+        seed: Decides every random choice.
+    """
+
+    graph: Graph
+    sampler: Sampler
+    seeds: Tensor
+    batch_size: int
+    seed: int
+
+    def of_round(self, round_idx: int, rank: int = 0, num_slices: int = 1) -> Iterator[SampledData]:
+        """The slices of rank ``rank``, batch after batch without end."""
+        for index in count():
+            seeds = self._seeds(round_idx, index).tensor_split(num_slices)[rank]
+            key = BatchKey(self.seed + _PURPOSE, round_idx, index)
+            (sample,) = self.sampler.sample_bulk(self.graph, [seeds], [key])
+            yield assemble(self.graph, sample)
+
+    def _seeds(self, round_idx: int, index: int) -> Tensor:
+        """The seeds of one batch: pass after pass over all of them, each in an order of its own."""
+        size = min(self.batch_size, self.seeds.numel())
+        number, place = divmod(index, self.seeds.numel() // size)
+        order = permutation(self.seeds.numel(), self.seed + _PURPOSE, round_idx * _PASSES + number)
+        return self.seeds[order[place * size : (place + 1) * size]]

@@ -1,0 +1,109 @@
+"""Gradients outside Lightning's loop: of the user's own step, on batches of our choice, at the current weights."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import Strategy
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+Step = Callable[[Any], Tensor]
+
+
+def trained_parameters(module: nn.Module) -> list[Tensor]:
+    """The parameters that training changes, in the same order on every rank."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def mean_gradient(strategy: Strategy, batches: Iterable[Any]) -> tuple[list[Tensor], float]:
+    r"""The gradient of the mean loss over the seeds of all ``batches``, and how many seeds those are.
+
+    .. math::
+        \frac{\sum_b n_b \nabla \mathcal{L}_b}{\sum_b n_b},
+        \qquad n_b = \texttt{batch.batch\_size},\; \mathcal{L}_b \text{ the mean over the seeds of } b
+
+    Nothing is exchanged. A batch without seeds counts for nothing, and no batches give a zero gradient.
+    """
+    module = strategy.lightning_module
+    assert module is not None
+    parameters, step = trained_parameters(module), step_of(module)
+    total, seeds = [torch.zeros_like(parameter) for parameter in parameters], 0
+    for batch in batches:
+        if not batch.batch_size:
+            continue
+        with torch.enable_grad(), strategy.precision_plugin.train_step_context():
+            loss = step(strategy.batch_to_device(batch))
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for whole, gradient in zip(total, gradients, strict=True):
+            if gradient is not None:
+                whole.add_(gradient, alpha=batch.batch_size)
+        seeds += batch.batch_size
+    return [whole.div_(max(seeds, 1)) for whole in total], float(seeds)
+
+
+def has_own_step(module: LightningModule) -> bool:
+    """Whether the module says itself what a correction is."""
+    return callable(getattr(module, "correction_step", None))
+
+
+def step_of(module: LightningModule) -> Step:
+    """The module's ``correction_step(batch)`` if it has one, else its ``training_step``."""
+    if has_own_step(module):
+        return lambda batch: _loss(module.correction_step(batch), "correction_step")  # type: ignore[operator]
+    takes_index = len(inspect.signature(module.training_step).parameters) > 1
+    if takes_index:
+        return lambda batch: _loss(module.training_step(batch, 0), "training_step")
+    return lambda batch: _loss(module.training_step(batch), "training_step")
+
+
+@contextmanager
+def unrecorded(module: LightningModule) -> Iterator[None]:
+    """Run steps that are not the user's: what they log and what their metrics count is forgotten."""
+    metrics = [metric for metric in module.modules() if isinstance(metric, Metric)]
+    states = [_metric_state(metric) for metric in metrics]
+    module.log = module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        del module.log, module.log_dict
+        for metric, state in zip(metrics, states, strict=True):
+            metric.__dict__.update(state)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Without dropout, and with the running statistics of batch normalisation left as they are."""
+    training = [child for child in module.modules() if child.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for child in training:
+            child.training = True
+
+
+def _loss(output: Any, name: str) -> Tensor:
+    loss = output["loss"] if isinstance(output, dict) else output
+    if not isinstance(loss, Tensor):
+        raise TypeError(
+            f"{name}() returned {type(loss).__name__}, but a correction needs the loss: return it, or define "
+            "correction_step(batch), which returns the mean loss over the first batch.batch_size nodes."
+        )
+    return loss
+
+
+def _metric_state(metric: Metric) -> dict[str, Any]:
+    names = [*metric._defaults, "_update_count", "_computed", "_forward_cache"]
+    return {name: _copied(metric.__dict__[name]) for name in names if name in metric.__dict__}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    return list(value) if isinstance(value, list) else value

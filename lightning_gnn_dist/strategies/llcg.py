@@ -1,0 +1,173 @@
+r"""Learn Locally, Correct Globally (Ramezani et al., ICLR 2022, arXiv:2111.08202).
+
+Round :math:`r` on every rank :math:`p`: :math:`K_r` local steps on the rank's own part, then
+
+.. math::
+    \bar\theta \leftarrow \sum_p w_p \theta_p,
+    \qquad\text{then, } S \text{ times:}\qquad
+    \bar\theta \leftarrow \bar\theta - \gamma\, \nabla \mathcal{L}_\mathrm{global}(\bar\theta;\, \text{batch})
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from itertools import islice
+from typing import Any, ClassVar, Literal
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_gnn_dist import collectives
+from lightning_gnn_dist.rounds import RoundClock
+from lightning_gnn_dist.strategies import refusals
+from lightning_gnn_dist.strategies.base import Buffers, RoundStrategy, StartMethod, Weights
+from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode
+from lightning_gnn_dist.strategies.gradients import has_own_step, mean_gradient, trained_parameters, unrecorded
+
+Correction = Literal["sliced", "rank0"]
+Drift = Literal["global", "ranks"]
+
+
+class LLCGStrategy(RoundStrategy):
+    r"""Average the replicas when a round ends, then take a few steps on the whole graph.
+
+    Only the correction sees the edges that partitioning cut, and labels as the whole graph mixes them. Every rank
+    computes its slice of one global batch and the gradients are averaged, so no rank waits for another and the
+    replicas stay equal without a broadcast. The loss is that of ``training_step``, or of ``correction_step(batch)``
+    if the module defines one; it must be a mean over the seeds of the batch.
+
+    ``drift="global"`` spends the global gradient once more: as a control variate in every local step of the round
+    that follows (:mod:`~lightning_gnn_dist.strategies.drift`).
+
+    Args:
+        clock: Decides when a round ends.
+        correction_steps: :math:`S`. An integer, or a share of the round's local steps such as 0.1 (rounded up).
+            With 0 this is local SGD.
+        correction: ``"sliced"``, or the paper's ``"rank0"``: rank 0 computes the whole batch while the others wait.
+        correction_optimizer: An optimizer of the correction's own. ``"persistent"``: like the module's, with a
+            state that lives on from round to round. ``"reset"``: the same, new at every meeting. ``"averaged"``:
+            the same, starting each time from the mean state of the ranks. ``"sgd"``: plain SGD. Or a function from
+            parameters to an optimizer.
+        correction_lr: :math:`\gamma`. Default: the learning rate of the local steps, schedule included.
+        drift: ``"global"`` or ``"ranks"``: what local gradients are steered towards. None: nothing.
+        drift_decay: By which that shift fades with each local step. 1 keeps it.
+        anchor_steps: Batches that an anchor gradient is taken over, at most.
+        weights, buffers, average_optimizer, timeout, process_group_backend, start_method: See
+            :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.
+    """
+
+    strategy_name = "llcg"
+    drifts: ClassVar[Any] = Drift | None
+
+    def __init__(
+        self,
+        clock: RoundClock | None = None,
+        *,
+        correction_steps: int | float = 1,
+        correction: Correction = "sliced",
+        correction_optimizer: Mode | Callable[[list[Tensor]], Optimizer] = "persistent",
+        correction_lr: float | None = None,
+        drift: Drift | None = None,
+        drift_decay: float = 0.8,
+        anchor_steps: int = 4,
+        weights: Weights = "uniform",
+        buffers: Buffers = "average",
+        average_optimizer: bool = False,
+        timeout: timedelta = timedelta(minutes=30),
+        process_group_backend: str | None = None,
+        start_method: StartMethod = "popen",
+    ) -> None:
+        super().__init__(
+            clock,
+            weights=weights,
+            buffers=buffers,
+            average_optimizer=average_optimizer,
+            drift=drift,  # type: ignore[arg-type]  # this class offers one more
+            drift_decay=drift_decay,
+            anchor_steps=anchor_steps,
+            timeout=timeout,
+            process_group_backend=process_group_backend,
+            start_method=start_method,
+        )
+        _check_steps(correction_steps)
+        refusals.check_choice("correction", correction, Correction)
+        self.correction_steps = correction_steps
+        self.correction = correction
+        self._corrector = CorrectionOptimizer(correction_optimizer, correction_lr)
+
+    def setup(self, trainer: Trainer) -> None:
+        if trainer.state.fn == TrainerFn.FITTING and (self.correction_steps or self.drift == "global"):
+            refusals.require_batches(trainer, "correction_batches", "A correction on the whole graph")
+            if not self._module().automatic_optimization and not has_own_step(self._module()):
+                raise ValueError(
+                    "With manual optimisation training_step() takes steps itself, so it cannot be used for "
+                    "corrections: define correction_step(batch), which returns the mean loss over the seeds."
+                )
+        super().setup(trainer)
+
+    def end_round(self) -> None:
+        self.average_replicas()
+        steps = self._steps()
+        if steps == 0:
+            return
+        with unrecorded(self._module()):
+            (self._correct_together if self.correction == "sliced" else self._correct_on_rank0)(steps)
+        if self.buffers == "average":  # each rank's forwards have moved its statistics
+            collectives.average_(self._module().buffers())
+
+    def shared_gradient(self, own: list[Tensor]) -> list[Tensor]:
+        if self.drift != "global":
+            return super().shared_gradient(own)
+        # Batches that the corrections of this round did not use.
+        batches = islice(self._batches(sliced=True), self.anchor_steps)
+        gradient, seeds = mean_gradient(self, batches)
+        collectives.average_(gradient, seeds)
+        return gradient
+
+    def extra_state(self) -> dict[str, Any]:
+        return super().extra_state() | {"correction": self._corrector.state()}
+
+    def restore_extra_state(self, state: Mapping[str, Any]) -> None:
+        super().restore_extra_state(state)
+        if "correction" in state:
+            self._corrector.restore(state["correction"], self.optimizers, trained_parameters(self._module()))
+
+    def _correct_together(self, steps: int) -> None:
+        for batch in islice(self._batches(sliced=True), steps):
+            gradient, seeds = mean_gradient(self, [batch])
+            collectives.average_(gradient, seeds)  # the mean over the whole batch, whatever the slices' sizes
+            self._step(gradient)
+
+    def _correct_on_rank0(self, steps: int) -> None:
+        parameters = trained_parameters(self._module())
+        if self.is_global_zero:
+            for batch in islice(self._batches(sliced=False), steps):
+                self._step(mean_gradient(self, [batch])[0])
+        collectives.broadcast_([parameter.data for parameter in parameters])
+
+    def _step(self, gradient: list[Tensor]) -> None:
+        self._corrector.step(self.optimizers, trained_parameters(self._module()), gradient, self.round_idx)
+
+    def _batches(self, *, sliced: bool) -> Iterator[Any]:
+        datamodule = self._module().trainer.datamodule  # type: ignore[attr-defined]
+        batches: Iterator[Any] = datamodule.correction_batches(self.round_idx, sliced=sliced)
+        return batches
+
+    def _steps(self) -> int:
+        if isinstance(self.correction_steps, int):
+            return self.correction_steps
+        per_step: int = self._module().trainer.accumulate_grad_batches
+        return math.ceil(self.correction_steps * self.local_batches / per_step)
+
+
+def _check_steps(steps: int | float) -> None:
+    is_number = isinstance(steps, int | float) and not isinstance(steps, bool)
+    if not is_number or steps < 0 or (isinstance(steps, float) and steps > 1):
+        raise ValueError(
+            f"correction_steps must be a whole number (2: two steps a round) or a share of the local steps between "
+            f"0.0 and 1.0 (0.1: one for every ten), got {steps!r}."
+        )

@@ -1,0 +1,372 @@
+"""Laws of LLCG and of drift correction, on several gloo ranks and real parts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+from torchmetrics.aggregation import MeanMetric
+
+from lightning_gnn_dist import collectives
+from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.strategies.gradients import mean_gradient
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.ranks import RankError, run_ranks
+from tests.sage import SAGE
+from tests.strategies.fitting import Net, State, batches, differs, state_of
+
+PATIENCE = {"timeout": timedelta(seconds=30)}
+
+
+def small_graph() -> Graph:
+    return communities(400, 4, num_features=12, train_share=0.2, noise=2.0, seed=3)
+
+
+def data_module(**options: Any) -> PartitionedDataModule:
+    defaults: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 8, "eval_batch_size": 100}
+    return PartitionedDataModule(small_graph(), **(defaults | options))
+
+
+class Batched(SAGE):
+    """With a statistic that batches move."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.norm = torch.nn.BatchNorm1d(12)
+        self.losses = MeanMetric()
+        self.steps_logged = 0
+
+    def forward(self, batch: Any) -> Tensor:
+        batch.x = self.norm(batch.x)
+        return super().forward(batch)
+
+    def training_step(self, batch: Any) -> Tensor:
+        loss = super().training_step(batch)
+        self.losses(loss.detach())
+        self.log("train_loss", self.losses, on_epoch=True, batch_size=batch.batch_size)
+        return loss
+
+
+def model(kind: type[SAGE] = SAGE, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return kind(12, 4, **options)
+
+
+def fit(strategy: Any, module: Any, data: Any, world_size: int, **options: Any) -> pl.Trainer:
+    defaults: dict[str, Any] = {"max_epochs": 3, "enable_checkpointing": False, "num_sanity_val_steps": 0}
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=world_size,
+        strategy=strategy,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **(defaults | options),
+    )
+    trainer.fit(module, data, ckpt_path=options.pop("ckpt_path", None))
+    return trainer
+
+
+# Law 2: nothing to correct is local SGD.
+
+
+def without_correction(rank: int, world_size: int) -> tuple[State, State]:
+    states = []
+    for strategy in (LocalSGDStrategy, LLCGStrategy):
+        options = {} if strategy is LocalSGDStrategy else {"correction_steps": 0}
+        module = model(dropout=0.3)
+        torch.manual_seed(rank)
+        fit(strategy(EverySteps(3), **PATIENCE, **options), module, data_module(), world_size)
+        states.append(state_of(module))
+    return states[0], states[1]
+
+
+def test_llcg_without_correction_is_local_sgd() -> None:
+    for local, llcg in run_ranks(without_correction, 2):
+        assert differs(local, llcg) == 0.0
+
+
+# Law 3: slices of a global batch give the gradient of the whole batch.
+
+
+def corrected(rank: int, world_size: int, correction: str, correction_batch_size: int) -> State:
+    strategy = LLCGStrategy(EverySteps(2), correction_steps=3, correction=correction, **PATIENCE)  # type: ignore[arg-type]
+    everything = NeighborSampler([-1, -1])
+    data = data_module(correction_batch_size=correction_batch_size, correction_sampler=everything)
+    module = model()
+    fit(strategy, module, data, world_size, max_epochs=2)
+    return state_of(module)
+
+
+@pytest.mark.parametrize("correction_batch_size", [50, 7, 2, 10**6], ids=["even", "uneven", "a rank idles", "all"])
+def test_sliced_correction_is_the_single_servers(correction_batch_size: int) -> None:
+    sliced = run_ranks(corrected, 3, "sliced", correction_batch_size)
+    on_rank0 = run_ranks(corrected, 3, "rank0", correction_batch_size)
+    for left, right in zip(sliced, on_rank0, strict=True):
+        # Adam divides by the gradient's own size, so 1e-6 of a gradient may be more of a weight.
+        assert differs(left, right) < 2e-5
+    assert differs(sliced[0], run_ranks(corrected, 3, "sliced", 20)[0]) > 1e-3
+
+
+def sliced_gradient(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
+    found: list[list[Tensor]] = []
+
+    class Watch(LLCGStrategy):
+        def end_round(self) -> None:
+            super().end_round()  # from here on all ranks stand at the same weights
+            sampled = self._module().trainer.datamodule  # type: ignore[attr-defined]
+            for sliced in (True, False):
+                gradient, seeds = mean_gradient(self, [next(sampled.correction_batches(0, sliced=sliced))])
+                if sliced:
+                    collectives.average_(gradient, seeds)
+                found.append(gradient)
+
+    data = data_module(correction_batch_size=31, correction_sampler=NeighborSampler([-1, -1]))
+    fit(Watch(EverySteps(1), correction_steps=0, **PATIENCE), model(), data, world_size, max_epochs=1)
+    return found[0], found[1]
+
+
+def test_the_sliced_gradient_is_the_whole_batchs_to_1e_6() -> None:
+    for sliced, whole in run_ranks(sliced_gradient, 3):
+        for left, right in zip(sliced, whole, strict=True):
+            assert (left - right).abs().max() < 1e-6
+
+
+# Law 4: replicas stay equal, with everything that could drive them apart.
+
+
+def equal_replicas(rank: int, world_size: int, options: dict[str, Any], trainer: dict[str, Any]) -> State:
+    strategy = LLCGStrategy(EverySteps(3), **options, **PATIENCE)
+    module = model(Batched, dropout=0.5, blocks="precision" not in trainer)
+    torch.manual_seed(rank)
+    fit(strategy, module, data_module(partitioner=MetisPartitioner()), world_size, **trainer)
+    state = state_of(module)
+    return {name: value for name, value in state.items() if not name.startswith(("losses", "accuracy"))}
+
+
+@pytest.mark.parametrize(
+    ("options", "trainer"),
+    [
+        ({"correction_steps": 2}, {}),
+        ({"correction_steps": 0.5, "correction": "rank0"}, {}),
+        ({"drift": "ranks", "correction_steps": 0}, {"gradient_clip_val": 0.1}),
+        ({"drift": "global", "average_optimizer": True, "buffers": "average"}, {"precision": "bf16-mixed"}),
+        ({"drift": "global", "weights": "nodes"}, {"accumulate_grad_batches": 2}),
+        ({"correction_optimizer": "averaged"}, {}),
+        ({"correction_optimizer": "reset", "correction_lr": 0.003}, {}),
+        ({"correction_optimizer": "sgd", "correction_lr": 0.5}, {}),
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_replicas_are_equal_after_the_meeting(options: dict[str, Any], trainer: dict[str, Any]) -> None:
+    first, second = run_ranks(equal_replicas, 2, options, trainer)
+    assert differs(first, second) == 0.0
+
+
+# Law 7: resuming.
+
+
+def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> tuple[State, State]:
+    states = []
+    for epochs, path in ((4, None), (2, None), (4, f"{folder}/epoch=1.ckpt")):
+        module = model(dropout=0.5)
+        torch.manual_seed(rank)
+        saver = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, enable_version_counter=False)
+        strategy = LLCGStrategy(EverySteps(4, growth=1.5, limit=8), **options, **PATIENCE)
+        settings = {"enable_checkpointing": True, "callbacks": [saver], "max_epochs": epochs}
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            devices=world_size,
+            strategy=strategy,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            **settings,  # type: ignore[arg-type]
+        )
+        trainer.fit(module, data_module(), ckpt_path=path)
+        states.append(state_of(module))
+    return states[0], states[2]
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+@pytest.mark.parametrize(
+    "options",
+    [{"correction_steps": 2}, {"drift": "ranks", "correction_steps": 0}, {"drift": "global", "correction_steps": 0.5}],
+    ids=["persistent", "ranks", "global"],
+)
+def test_a_resumed_run_ends_with_the_same_weights(options: dict[str, Any], tmp_path: Path) -> None:
+    for whole, again in run_ranks(resumed, 2, str(tmp_path), options):
+        assert differs(whole, again) == 0.0
+
+
+# Drift correction is what it says.
+
+
+def shifted(rank: int, world_size: int, drift: str) -> tuple[list[Tensor], list[Tensor]]:
+    """The gradient of the first local step after an anchor at the same weights, and the one of the whole graph."""
+    seen: list[list[Tensor]] = []
+
+    class Watch(pl.Callback):
+        def on_before_optimizer_step(self, trainer: pl.Trainer, module: Any, optimizer: Any) -> None:
+            if not seen:
+                seen.append([parameter.grad.clone() for parameter in module.parameters()])
+
+    whole = WholePartSampler(num_hops=2)
+    strategy = LLCGStrategy(EverySteps(2), correction_steps=0, drift=drift, **PATIENCE)  # type: ignore[arg-type]
+    data = data_module(sampler=whole, batch_size=10**6, partitioner=MetisPartitioner())
+    module = model()
+    graph = small_graph()
+    alone = PartitionedDataModule(graph, sampler=whole, batch_size=10**6)
+    batch = next(iter(alone.train_dataloader()))
+    expected = torch.autograd.grad(module.training_step(batch), list(module.parameters()))
+    fit(strategy, module, data, world_size, max_epochs=1, callbacks=[Watch()])
+    return seen[0], list(expected)
+
+
+def test_at_the_anchor_every_rank_steps_along_the_global_gradient() -> None:
+    for gradient, expected in run_ranks(shifted, 3, "global"):
+        for left, right in zip(gradient, expected, strict=True):
+            assert (left - right).abs().max() < 1e-5
+
+
+def test_at_the_anchor_every_rank_steps_along_the_mean_gradient() -> None:
+    (first, expected), (second, _), (third, _) = run_ranks(shifted, 3, "ranks")
+    for left, middle, right in zip(first, second, third, strict=True):
+        assert (left - middle).abs().max() < 1e-6 and (left - right).abs().max() < 1e-6
+    assert max(float((left - right).abs().max()) for left, right in zip(first, expected, strict=True)) > 1e-4
+
+
+def one_rank_drift(rank: int, world_size: int) -> tuple[State, State]:
+    states = []
+    for options in ({}, {"drift": "ranks", "drift_decay": 1.0}):
+        module = model(dropout=0.3)
+        torch.manual_seed(0)
+        fit(LocalSGDStrategy(EverySteps(4), **PATIENCE, **options), module, data_module(), world_size)
+        states.append(state_of(module))
+    return states[0], states[1]
+
+
+def test_alone_there_is_no_drift_to_correct() -> None:
+    plain, drift = run_ranks(one_rank_drift, 1)[0]
+    assert differs(plain, drift) == 0.0
+
+
+# What the correction leaves alone.
+
+
+def logged(rank: int, world_size: int, steps: int) -> tuple[float, float]:
+    module = model(Batched)
+    strategy = LLCGStrategy(EverySteps(4), correction_steps=steps, drift="global", correction_lr=1e-12, **PATIENCE)
+    trainer = fit(strategy, module, data_module(), world_size, max_epochs=1, limit_val_batches=0)
+    return float(trainer.callback_metrics["train_loss"]), float(module.losses._update_count)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_corrections_do_not_reach_the_epochs_means() -> None:
+    assert [loss for loss, _ in run_ranks(logged, 2, 0)] == pytest.approx([loss for loss, _ in run_ranks(logged, 2, 5)])
+
+
+class Own(SAGE):
+    """Manual optimisation, and its own idea of a correction."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.automatic_optimization = False
+        self.corrections = 0
+
+    def training_step(self, batch: Any) -> None:  # type: ignore[override]
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch))
+        optimizer.step()
+
+
+class Corrected(Own):
+    def correction_step(self, batch: Any) -> Tensor:
+        self.corrections += 1
+        return SAGE.training_step(self, batch)
+
+
+def manual(rank: int, world_size: int, kind: type[Own]) -> tuple[int, State]:
+    module = model(kind)
+    fit(LLCGStrategy(EverySteps(2), correction_steps=2, **PATIENCE), module, data_module(), world_size)
+    return module.corrections, state_of(module)
+
+
+def test_a_module_may_define_its_correction_step() -> None:
+    (count, first), (_, second) = run_ranks(manual, 2, Corrected)
+    assert count == 3 * 2 and differs(first, second) == 0.0
+
+
+def test_manual_optimisation_without_one_is_refused() -> None:
+    with pytest.raises(RankError, match=r"define correction_step\(batch\)"):
+        run_ranks(manual, 2, Own)
+
+
+# A replica that went its own way is noticed.
+
+
+def tampered(rank: int, world_size: int) -> None:
+    class Tamper(LocalSGDStrategy):
+        def end_round(self) -> None:
+            super().end_round()
+            if self.round_idx == 1 and rank == 1:
+                next(self._module().parameters()).data.view(-1)[3] += 1e-6
+
+    fit(Tamper(EverySteps(2), **PATIENCE), model(), data_module(), world_size)
+
+
+def test_the_checksum_names_the_rank_that_differs() -> None:
+    with pytest.raises(RankError, match=r"meeting of round 1 the replicas of ranks \[1\] differ"):
+        run_ranks(tampered, 2)
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"correction_steps": -1}, "correction_steps must be a whole number .* got -1"),
+        ({"correction_steps": 1.5}, "between 0.0 and 1.0"),
+        ({"correction_steps": True}, "got True"),
+        ({"correction": "server"}, r"correction must be one of \['sliced', 'rank0'\]"),
+        ({"correction_lr": 0.0}, "correction_lr must be positive"),
+        ({"correction_optimizer": "adam"}, "correction_optimizer must be one of"),
+        ({"correction_optimizer": torch.optim.Adam, "correction_lr": 0.1}, "set its lr where you make it"),
+        ({"drift": "local"}, r"drift must be one of \['global', 'ranks', None\], got 'local'"),
+        ({"drift_decay": 1.5}, "drift_decay must lie in"),
+        ({"anchor_steps": 0}, "anchor_steps must be an integer of at least 1"),
+    ],
+)
+def test_settings_that_could_not_work_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LLCGStrategy(EverySteps(4), **options)
+
+
+def test_local_sgd_offers_no_global_drift() -> None:
+    with pytest.raises(ValueError, match=r"drift must be one of \['ranks', None\], got 'global'"):
+        LocalSGDStrategy(drift="global")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", [LLCGStrategy(), LocalSGDStrategy(drift="ranks")], ids=["llcg", "drift"])
+def test_a_fit_without_the_graph_is_refused(strategy: Any) -> None:
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, strategy=strategy, logger=False, max_epochs=1, enable_checkpointing=False
+    )
+    with pytest.raises(ValueError, match=r"needs a data module with .* as PartitionedDataModule has"):
+        trainer.fit(Net(), batches(0), batches(0))

@@ -1,0 +1,46 @@
+"""The demo and the example, run as a user runs them: as commands that start their own processes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_gnn_dist.cli import main
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command: str, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_demo_prints_the_reports_and_the_table(tmp_path: Path) -> None:
+    sizes = ("--nodes", "2000", "--rounds", "3", "--steps", "4")
+    output = run(sys.executable, "-m", "lightning_gnn_dist", "demo", *sizes, cwd=tmp_path)
+    assert "2 parts:" in output and "worst label skew" in output
+    rows = re.findall(r"^(one process|local SGD).*?(0\.\d{3})\s+([\d.]+) MB\s+([\d.]+)$", output, re.MULTILINE)
+    assert len(rows) == 3
+    assert float(rows[0][2]) == 0.0 and all(float(sent) > 0 for _, _, sent, _ in rows[1:])
+    assert not list(tmp_path.iterdir())  # it leaves nothing behind
+
+
+def test_one_rank_is_refused() -> None:
+    with pytest.raises(SystemExit, match="--ranks must be at least 2"):
+        main(["demo", "--ranks", "1"])
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
+def test_every_example_runs(name: str, tmp_path: Path) -> None:
+    output = run(sys.executable, str(ROOT / "examples" / name), cwd=tmp_path)
+    (accuracy,) = re.findall(r"accuracy\D+(0\.\d+)", output)[-1:]
+    assert float(accuracy) > 0.6
+
+
+def test_the_example_is_short() -> None:
+    assert len((ROOT / "examples" / "node_classification.py").read_text().splitlines()) <= 60
