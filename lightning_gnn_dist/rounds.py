@@ -16,6 +16,21 @@ class RoundProgress(NamedTuple):
     """Steps that visit every training node of the largest part once: the same on all ranks."""
 
 
+def schedule(clock: RoundClock, num_rounds: int | None, steps_per_pass: int) -> str:
+    """How long the rounds of a fit are, in a sentence for the log."""
+    if isinstance(clock, EverySteps):
+        steps = clock.local_steps
+    elif isinstance(clock, EveryPass):
+        steps = lambda round_idx: clock.passes * steps_per_pass  # noqa: E731
+    else:
+        return f"Rounds end when {clock} says so."
+    if num_rounds is None or num_rounds < 0:
+        return f"Rounds without end, the first of {steps(0)} local steps."
+    total = sum(steps(round_idx) for round_idx in range(num_rounds))
+    lengths = f"{steps(0)}" if steps(0) == steps(num_rounds - 1) else f"{steps(0)} to {steps(num_rounds - 1)}"
+    return f"{num_rounds} rounds of {lengths} local steps, {total} steps in all on each rank."
+
+
 class RoundClock(Protocol):
     """Decides when a round ends."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_gnn_dist.rounds import EveryPass, EverySteps, RoundProgress
+from lightning_gnn_dist.rounds import EveryPass, EverySteps, RoundProgress, schedule
 
 
 def length(clock: Any, round_idx: int, steps_per_pass: int = 7) -> int:
@@ -28,6 +28,13 @@ def test_equal_rounds() -> None:
 
 def test_passes() -> None:
     assert length(EveryPass(), 3) == 7 and length(EveryPass(3), 0) == 21
+
+
+def test_the_schedule_is_told_at_the_start() -> None:
+    assert schedule(EverySteps(5), 10, 7) == "10 rounds of 5 local steps, 50 steps in all on each rank."
+    assert schedule(EverySteps(4, growth=2.0, limit=10), 4, 7).startswith("4 rounds of 4 to 10 local steps, 32 steps")
+    assert schedule(EveryPass(2), 3, 7) == "3 rounds of 14 local steps, 42 steps in all on each rank."
+    assert schedule(EveryPass(), -1, 7) == "Rounds without end, the first of 7 local steps."
 
 
 @pytest.mark.parametrize(

@@ -67,4 +67,5 @@ class DiscrepancyProbe(Callback):
 
 
 def _norm(tensors: list[Tensor]) -> Tensor:
-    return torch.linalg.vector_norm(torch.cat([tensor.float().view(-1) for tensor in tensors]))
+    norm: Tensor = torch.cat([tensor.float().view(-1) for tensor in tensors]).norm()
+    return norm

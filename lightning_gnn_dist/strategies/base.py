@@ -11,11 +11,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist import collectives
-from lightning_gnn_dist.rounds import EveryPass, RoundClock, RoundProgress
+from lightning_gnn_dist.rounds import EveryPass, RoundClock, RoundProgress, schedule
 from lightning_gnn_dist.strategies import refusals, replica_state
 from lightning_gnn_dist.strategies.drift import DriftCorrection
 from lightning_gnn_dist.strategies.gradients import evaluating, mean_gradient, trained_parameters, unrecorded
@@ -58,6 +59,7 @@ class RoundStrategy(DDPStrategy):
     """
 
     drifts: ClassVar[Any] = Drift | None
+    buffer_modes: ClassVar[Any] = Buffers
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class RoundStrategy(DDPStrategy):
         start_method: StartMethod = "popen",
     ) -> None:
         refusals.check_choice("weights", weights, Weights)
-        refusals.check_choice("buffers", buffers, Buffers)
+        refusals.check_choice("buffers", buffers, self.buffer_modes)
         refusals.check_clock(clock)
         refusals.check_choice("drift", drift, self.drifts)
         refusals.check_at_least("anchor_steps", anchor_steps, 1)
@@ -83,7 +85,7 @@ class RoundStrategy(DDPStrategy):
         super().__init__(timeout=timeout, process_group_backend=process_group_backend, start_method=start_method)
         self.clock: RoundClock = EveryPass() if clock is None else clock
         self.weights = weights
-        self.buffers = buffers
+        self.buffers: str = buffers
         self.average_optimizer = average_optimizer
         self.drift_correction = None if drift is None else DriftCorrection(drift_decay)
         self.drift: str | None = drift
@@ -149,6 +151,7 @@ class RoundStrategy(DDPStrategy):
 
     def on_train_start(self) -> None:
         super().on_train_start()
+        rank_zero_info(schedule(self.clock, self._module().trainer.max_epochs, self._steps_per_pass()))
         if self._resumed is None:
             self._set_anchor()
             return
@@ -196,12 +199,15 @@ class RoundStrategy(DDPStrategy):
     # A round.
 
     def _round_is_over(self, batches: int) -> bool:
-        assert self._round_loader is not None
         per_step = self._module().trainer.accumulate_grad_batches
         if batches % per_step:
             return False
-        steps_per_pass = -(-len(self._round_loader.loader) // per_step)  # type: ignore[arg-type]
-        return self.clock.is_over(RoundProgress(self.round_idx, batches // per_step, steps_per_pass))
+        return self.clock.is_over(RoundProgress(self.round_idx, batches // per_step, self._steps_per_pass()))
+
+    def _steps_per_pass(self) -> int:
+        assert self._round_loader is not None
+        num_batches = len(self._round_loader.loader)  # type: ignore[arg-type]
+        return -(-num_batches // self._module().trainer.accumulate_grad_batches)
 
     def meet(self, batches: int) -> list[Votes]:
         """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""

@@ -24,12 +24,14 @@ from torch.optim import Optimizer
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.rounds import RoundClock
 from lightning_gnn_dist.strategies import refusals
-from lightning_gnn_dist.strategies.base import Buffers, RoundStrategy, StartMethod, Weights
+from lightning_gnn_dist.strategies.base import RoundStrategy, StartMethod, Weights
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode
 from lightning_gnn_dist.strategies.gradients import has_own_step, mean_gradient, trained_parameters, unrecorded
+from lightning_gnn_dist.strategies.statistics import reestimate_statistics
 
 Correction = Literal["sliced", "rank0"]
 Drift = Literal["global", "ranks"]
+GlobalBuffers = Literal["average", "local", "global"]
 
 
 class LLCGStrategy(RoundStrategy):
@@ -56,12 +58,15 @@ class LLCGStrategy(RoundStrategy):
         drift: ``"global"`` or ``"ranks"``: what local gradients are steered towards. None: nothing.
         drift_decay: By which that shift fades with each local step. 1 keeps it.
         anchor_steps: Batches that an anchor gradient is taken over, at most.
-        weights, buffers, average_optimizer, timeout, process_group_backend, start_method: See
+        buffers: ``"average"`` or ``"local"``, or ``"global"``: at a meeting the statistics of batch normalisation are
+            taken anew on ``anchor_steps`` batches of the whole graph.
+        weights, average_optimizer, timeout, process_group_backend, start_method: See
             :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.
     """
 
     strategy_name = "llcg"
     drifts: ClassVar[Any] = Drift | None
+    buffer_modes: ClassVar[Any] = GlobalBuffers
 
     def __init__(
         self,
@@ -75,7 +80,7 @@ class LLCGStrategy(RoundStrategy):
         drift_decay: float = 0.8,
         anchor_steps: int = 4,
         weights: Weights = "uniform",
-        buffers: Buffers = "average",
+        buffers: GlobalBuffers = "average",
         average_optimizer: bool = False,
         timeout: timedelta = timedelta(minutes=30),
         process_group_backend: str | None = None,
@@ -84,7 +89,7 @@ class LLCGStrategy(RoundStrategy):
         super().__init__(
             clock,
             weights=weights,
-            buffers=buffers,
+            buffers=buffers,  # type: ignore[arg-type]  # this class offers one more
             average_optimizer=average_optimizer,
             drift=drift,  # type: ignore[arg-type]  # this class offers one more
             drift_decay=drift_decay,
@@ -100,7 +105,7 @@ class LLCGStrategy(RoundStrategy):
         self._corrector = CorrectionOptimizer(correction_optimizer, correction_lr)
 
     def setup(self, trainer: Trainer) -> None:
-        if trainer.state.fn == TrainerFn.FITTING and (self.correction_steps or self.drift == "global"):
+        if trainer.state.fn == TrainerFn.FITTING and self._needs_global_batches:
             refusals.require_batches(trainer, "correction_batches", "A correction on the whole graph")
             if not self._module().automatic_optimization and not has_own_step(self._module()):
                 raise ValueError(
@@ -111,13 +116,13 @@ class LLCGStrategy(RoundStrategy):
 
     def end_round(self) -> None:
         self.average_replicas()
-        steps = self._steps()
-        if steps == 0:
-            return
-        with unrecorded(self._module()):
-            (self._correct_together if self.correction == "sliced" else self._correct_on_rank0)(steps)
-        if self.buffers == "average":  # each rank's forwards have moved its statistics
-            collectives.average_(self._module().buffers())
+        if (steps := self._steps()) > 0:
+            with unrecorded(self._module()):
+                (self._correct_together if self.correction == "sliced" else self._correct_on_rank0)(steps)
+            if self.buffers == "average":  # each rank's forwards have moved its statistics
+                collectives.average_(self._module().buffers())
+        if self.buffers == "global":
+            reestimate_statistics(self, islice(self._batches(sliced=True), self.anchor_steps))
 
     def shared_gradient(self, own: list[Tensor]) -> list[Tensor]:
         if self.drift != "global":
@@ -135,6 +140,10 @@ class LLCGStrategy(RoundStrategy):
         super().restore_extra_state(state)
         if "correction" in state:
             self._corrector.restore(state["correction"], self.optimizers, trained_parameters(self._module()))
+
+    @property
+    def _needs_global_batches(self) -> bool:
+        return bool(self.correction_steps) or self.drift == "global" or self.buffers == "global"
 
     def _correct_together(self, steps: int) -> None:
         for batch in islice(self._batches(sliced=True), steps):

@@ -166,6 +166,7 @@ def equal_replicas(rank: int, world_size: int, options: dict[str, Any], trainer:
         ({"drift": "global", "average_optimizer": True, "buffers": "average"}, {"precision": "bf16-mixed"}),
         ({"drift": "global", "weights": "nodes"}, {"accumulate_grad_batches": 2}),
         ({"correction_optimizer": "averaged"}, {}),
+        ({"buffers": "global", "correction_steps": 0}, {}),
         ({"correction_optimizer": "reset", "correction_lr": 0.003}, {}),
         ({"correction_optimizer": "sgd", "correction_lr": 0.5}, {}),
     ],
@@ -174,6 +175,26 @@ def equal_replicas(rank: int, world_size: int, options: dict[str, Any], trainer:
 def test_replicas_are_equal_after_the_meeting(options: dict[str, Any], trainer: dict[str, Any]) -> None:
     first, second = run_ranks(equal_replicas, 2, options, trainer)
     assert differs(first, second) == 0.0
+
+
+def statistics(rank: int, world_size: int, buffers: str) -> tuple[Tensor, Tensor, float | None]:
+    module = model(Batched, dropout=0.5)
+    strategy = LLCGStrategy(EverySteps(3), buffers=buffers, anchor_steps=1, **PATIENCE)  # type: ignore[arg-type]
+    data = data_module(partitioner=MetisPartitioner(), correction_batch_size=10**6)
+    data.correction_sampler = NeighborSampler([-1, -1])
+    fit(strategy, module, data, world_size)
+    return module.norm.running_mean, module.norm.running_var, module.norm.momentum
+
+
+def test_global_statistics_are_those_of_the_whole_graph() -> None:
+    x = small_graph().node_arrays["x"]
+    for (mean, var, momentum), (average, *_) in zip(
+        run_ranks(statistics, 2, "global"), run_ranks(statistics, 2, "average"), strict=True
+    ):
+        # Every node with an edge is in the neighbourhood of a training node, on one rank or on both.
+        assert (mean - x.mean(0)).abs().max() < 0.5 * (average - x.mean(0)).abs().max()
+        assert (var / x.var(0) - 1).abs().max() < 0.3
+        assert momentum == 0.1
 
 
 # Law 7: resuming.

@@ -1,0 +1,39 @@
+"""Statistics of batch normalisation, taken anew on the whole graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import Strategy
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lightning_gnn_dist import collectives
+from lightning_gnn_dist.strategies.gradients import evaluating, step_of, unrecorded
+
+
+@torch.no_grad()
+def reestimate_statistics(strategy: Strategy, batches: Iterable[Any]) -> None:
+    """Replace running means and variances by plain means over ``batches``, then over the ranks. Collective.
+
+    The mean of what a rank saw on its own part describes no distribution that the model is evaluated on: parts
+    differ, and neighbours are missing.
+    """
+    module = strategy.lightning_module
+    assert module is not None
+    norms = [child for child in module.modules() if isinstance(child, _BatchNorm) and child.track_running_stats]
+    momenta = [norm.momentum for norm in norms]
+    with unrecorded(module), evaluating(module):
+        for norm in norms:
+            norm.train()  # these alone: dropout stays off
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain mean over batches
+        step = step_of(module)
+        for batch in batches:
+            if batch.batch_size:
+                with strategy.precision_plugin.train_step_context():
+                    step(strategy.batch_to_device(batch))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    collectives.average_(buffer for norm in norms for buffer in norm.buffers())
