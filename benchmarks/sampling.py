@@ -2,6 +2,7 @@
 
     python benchmarks/sampling.py                       # 1M nodes, 20M edges: 4 GB of memory, some minutes
     python benchmarks/sampling.py --num-nodes 100000 --num-edges 2000000
+    THP_MEM_ALLOC_ENABLE=1 python benchmarks/sampling.py    # torch allocates in pages of 2 MB: all of it is faster
 
 One thread. All times are CPU time, the best of several repetitions, so that other work on the machine
 disturbs them little; memory bandwidth is still shared.
@@ -77,12 +78,7 @@ def bench_sampling(graph: Graph, num_neighbors: list[int], batch_size: int, repe
         for column in zip(*((s.num_sampled_nodes, s.num_sampled_edges) for s in bulk), strict=True)
     )
     del bulk
-    ms = (
-        cpu_ms(
-            lambda: [sampler.sample_bulk(graph, [s], [k]) for s, k in zip(seeds, keys, strict=True)], repeats
-        )
-        / 10
-    )
+    ms = cpu_ms(lambda: [sampler.sample_bulk(graph, [s], [k]) for s, k in zip(seeds, keys, strict=True)], repeats) / 10
     yield f"sampling {num_neighbors}, {batch_size} seeds: {nodes:,.0f} nodes, {edges:,.0f} edges a batch"
     yield row("neighbour sampler", ms, f"{edges / ms / 1e3:.1f} M edges per CPU-second")
 
@@ -110,12 +106,8 @@ def bench_loader(graph: Graph, num_neighbors: list[int], batch_size: int, repeat
     seeds = permutation(graph.num_nodes, 1, 0)[: 10 * batch_size]
     yield f"whole batches {num_neighbors}, {batch_size} seeds: sampled, 128 floats a node gathered, assembled"
     for num_threads in (0, 1):
-        loader = BatchLoader(
-            graph, NeighborSampler(num_neighbors), seeds, 10, seed=0, num_threads=num_threads
-        )
-        yield row(
-            f"BatchLoader, {num_threads} threads", cpu_ms(lambda one=loader: consume(one), repeats) / 10
-        )
+        loader = BatchLoader(graph, NeighborSampler(num_neighbors), seeds, 10, seed=0, num_threads=num_threads)
+        yield row(f"BatchLoader, {num_threads} threads", cpu_ms(lambda one=loader: consume(one), repeats) / 10)
         loader.close()
 
 
@@ -179,9 +171,7 @@ def row(name: str, ms: float, note: str = "") -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-nodes", type=int, default=1_000_000)
     parser.add_argument("--num-edges", type=int, default=20_000_000)
     parser.add_argument("--batch-size", type=int, default=1024)
@@ -190,9 +180,7 @@ def main() -> None:
     torch.set_num_threads(1)
 
     graph = power_law_communities(options.num_nodes, options.num_edges)
-    print(
-        f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, largest in-degree {graph.degrees().max():,}"
-    )
+    print(f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, largest in-degree {graph.degrees().max():,}")
     size, repeats = options.batch_size, options.repeats
     for lines in (
         bench_sampling(graph, [15, 10, 5], size, repeats),

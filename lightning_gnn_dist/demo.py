@@ -24,6 +24,7 @@ from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 
 
@@ -77,10 +78,15 @@ def run_demo(graph: Graph, *, ranks: int, rounds: int, steps: int, seed: int = 0
     if LightningEnvironment().local_rank() == 0:  # first, because a process that has joined a group stays in it
         alone = SingleDeviceStrategy(torch.device("cpu"))
         outcomes.append(_train("one process, whole graph", graph, None, alone, 1, rounds * steps, seed))
-    cuts: dict[str, Partitioner] = {"METIS": MetisPartitioner(), "random": RandomPartitioner()}
-    for name, partitioner in cuts.items():
-        strategy = LocalSGDStrategy(EverySteps(steps))
-        method = f"local SGD, {ranks} ranks, {name} parts"
+    clock = EverySteps(steps)
+    methods: list[tuple[str, Partitioner, Strategy]] = [
+        ("local SGD, {} ranks, METIS parts", MetisPartitioner(), LocalSGDStrategy(clock)),
+        ("local SGD, {} ranks, random parts", RandomPartitioner(), LocalSGDStrategy(clock)),
+        ("LLCG, {} ranks, METIS parts", MetisPartitioner(), LLCGStrategy(clock)),
+        ("LLCG, {} ranks, random parts", RandomPartitioner(), LLCGStrategy(clock)),
+    ]
+    for name, partitioner, strategy in methods:
+        method = name.format(ranks)
         outcomes.append(_train(method, graph, partitioner, strategy, ranks, rounds, seed))
     return outcomes if collectives.rank() == 0 else None
 

@@ -6,8 +6,8 @@ import copy
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from itertools import count, islice
 from typing import Generic, TypeVar
 
@@ -23,6 +23,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 THREAD_NAME = "lightning_gnn_dist.loader"
+CLOSED = "The loader was closed while it was iterated over. Iterate over it anew."
+
+Batches = Generator[SampledData, None, None]
 
 
 class BatchLoader:
@@ -46,7 +49,7 @@ class BatchLoader:
         shuffle: Deal the seeds in another order every pass, instead of in the order given.
         bulk_size: Batches that are sampled together.
         num_threads: Threads that sample in the background. With 0, a bulk is sampled when it is due.
-        prefetch: Bulks made ahead of the one being consumed.
+        prefetch: Bulks made ahead of the one being consumed. Default: one for each thread and one more.
     """
 
     batch_sampler = None  # Lightning asks any loader that has a sampler for this too
@@ -62,10 +65,13 @@ class BatchLoader:
         shuffle: bool = True,
         bulk_size: int = 2,
         num_threads: int = 1,
-        prefetch: int = 2,
+        prefetch: int | None = None,
     ) -> None:
         _check_at_least(num_batches=(num_batches, 1), bulk_size=(bulk_size, 1), num_threads=(num_threads, 0))
+        prefetch = num_threads + 1 if prefetch is None else prefetch
         _check_at_least(prefetch=(prefetch, max(1, num_threads)))
+        if not isinstance(sampler, Sampler):
+            raise TypeError(f"sampler must be one like NeighborSampler([15, 10]), got {sampler!r}.")
         seeds = check_seeds(seeds, graph.num_nodes)
         refuse_repeated(seeds)
         if seeds.numel() == 0:
@@ -96,14 +102,14 @@ class BatchLoader:
         """Number the next pass that begins. Without this, passes count from 0."""
         self._next_pass = epoch
 
-    def __iter__(self) -> Iterator[SampledData]:
+    def __iter__(self) -> Batches:
         # A generator, so that all of this waits for the first batch to be asked for. Lightning creates
         # the iterator of its first epoch before it calls set_epoch.
         begin = self._next_pass * len(self)
         self._next_pass += 1
         yield from self._batches(range(begin, begin + len(self)))
 
-    def stream(self, start: int) -> Iterator[SampledData]:
+    def stream(self, start: int) -> Batches:
         """Batches without end, from number ``start``; passes are numbered by this alone."""
         if start < 0:
             raise ValueError(f"A stream starts at batch 0 or later, got {start}.")
@@ -116,7 +122,7 @@ class BatchLoader:
         self._pools.clear()
         self._constant = None
 
-    def _batches(self, numbers: Iterable[int]) -> Iterator[SampledData]:
+    def _batches(self, numbers: Iterable[int]) -> Batches:
         ahead = _Ahead(self._make, _chunks(numbers, self._bulk_size), self._num_threads, self._prefetch)
         self._running.add(ahead)
         try:
@@ -173,9 +179,7 @@ class BatchLoader:
 class _Ahead(Generic[Item, Result]):
     """Applies ``work`` to items ahead of their consumer, in order, on threads that end with it."""
 
-    def __init__(
-        self, work: Callable[[Item], Result], items: Iterator[Item], num_threads: int, depth: int
-    ) -> None:
+    def __init__(self, work: Callable[[Item], Result], items: Iterator[Item], num_threads: int, depth: int) -> None:
         self._work, self._items, self._depth = work, items, depth
         self._threads = ThreadPoolExecutor(num_threads, THREAD_NAME) if num_threads else None
         self._pending: deque[Future[Result]] = deque()
@@ -184,13 +188,16 @@ class _Ahead(Generic[Item, Result]):
     def next(self) -> Result | None:
         """The next result, or None after the last."""
         if self._closed:
-            raise RuntimeError("The loader was closed while it was iterated over. Iterate over it anew.")
+            raise RuntimeError(CLOSED)
         if self._threads is None:
             return next(map(self._work, self._items), None)
         # The one that is consumed, and `depth` ahead of it.
         for item in islice(self._items, self._depth + 1 - len(self._pending)):
             self._pending.append(self._threads.submit(self._work, item))
-        return self._pending.popleft().result() if self._pending else None
+        try:
+            return self._pending.popleft().result() if self._pending else None
+        except CancelledError as error:  # by close() in another thread
+            raise RuntimeError(CLOSED) from error
 
     def close(self) -> None:
         """Forget what is not begun and wait for what is. An exception may be under way: raise none here."""

@@ -71,9 +71,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
 
 
 @contextmanager
-def start_ranks(
-    function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 90
-) -> Iterator[Ranks]:
+def start_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 90) -> Iterator[Ranks]:
     """Start what `run_ranks` runs and hand it out. No process is left behind, however the block ends."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         ranks = Ranks(world_size, timeout, Path(folder))

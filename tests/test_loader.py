@@ -32,10 +32,8 @@ GRAPH = random_graph(300, 3000, seed=1)
 SEEDS = torch.arange(10, 67)
 
 
-def loader(
-    num_batches: int = 5, *, seeds: Tensor = SEEDS, sampler: object = None, **options: object
-) -> BatchLoader:
-    sampler = sampler or NeighborSampler([3, 2])
+def loader(num_batches: int = 5, *, seeds: Tensor = SEEDS, sampler: object = None, **options: object) -> BatchLoader:
+    sampler = NeighborSampler([3, 2]) if sampler is None else sampler
     return BatchLoader(options.pop("graph", GRAPH), sampler, seeds, num_batches, **{"seed": 0} | options)
 
 
@@ -110,9 +108,7 @@ def test_batches_depend_on_no_setting_of_speed(bulk_size, num_threads, prefetch)
     settings = {"bulk_size": bulk_size, "num_threads": num_threads, "prefetch": prefetch}
     plain, tuned = loader(num_threads=0, bulk_size=1), loader(**settings)
     assert all(map(same, itertools.chain(plain, plain), itertools.chain(tuned, tuned)))
-    assert all(
-        itertools.starmap(same, zip(plain.stream(3), itertools.islice(tuned.stream(3), 9), strict=False))
-    )
+    assert all(itertools.starmap(same, zip(plain.stream(3), itertools.islice(tuned.stream(3), 9), strict=False)))
 
 
 def test_the_stream_is_the_passes_one_after_the_other():
@@ -245,9 +241,18 @@ def close_loader(one):
         list(stream)
 
 
+def close_from_another_thread(one):
+    slow = loader(sampler=Recorder(seconds=0.2), bulk_size=1)
+    closer = threading.Timer(0.3, slow.close)
+    closer.start()
+    with pytest.raises(RuntimeError, match="closed while it was iterated over"):
+        list(slow)
+    closer.join()
+
+
 @pytest.mark.parametrize(
     "leave",
-    [exhaust, stop, drop, drop_a_cycle, fail, interrupt, close_iterator, close_loader],
+    [exhaust, stop, drop, drop_a_cycle, fail, interrupt, close_iterator, close_loader, close_from_another_thread],
     ids=lambda f: f.__name__,
 )
 def test_no_thread_outlives_its_iterator(leave):
@@ -349,6 +354,7 @@ def test_whole_parts_share_what_they_can_and_nothing_else():
 
 
 def test_kept_batches_never_change(monkeypatch):
+    monkeypatch.setattr(pool, "SMALL_BYTES", 1)
     monkeypatch.setattr(pool, "POOLED_BYTES", 1)
     one = loader(bulk_size=1)
     kept = [(batch, batch.x[:3], batch.x.clone()) for batch in one]
@@ -359,6 +365,7 @@ def test_kept_batches_never_change(monkeypatch):
 
 
 def test_there_are_no_more_buffers_than_promised(monkeypatch):
+    monkeypatch.setattr(pool, "SMALL_BYTES", 1)
     monkeypatch.setattr(pool, "POOLED_BYTES", 1)
     one = loader(20, seeds=torch.arange(300), bulk_size=2, num_threads=2, prefetch=2)
     bound = (2 + 1) * 2 + 1
@@ -404,6 +411,11 @@ def test_memory_stays_flat_over_many_batches():
 def test_useless_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         loader(**options)
+
+
+def test_a_sampler_is_needed():
+    with pytest.raises(TypeError, match=r"like NeighborSampler\(\[15, 10\]\), got \[3, 2\]"):
+        loader(sampler=[3, 2])
 
 
 def test_a_stream_begins_at_a_batch():

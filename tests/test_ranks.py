@@ -135,9 +135,10 @@ def test_an_exception_names_the_rank_that_raised_first(function: Callable[..., N
 
 
 def test_the_warning_filters_of_the_caller_hold_in_the_ranks() -> None:
-    with pytest.raises(RankError, match="UserWarning: odd"):
-        run_ranks(warn, 1, "odd")
     with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RankError, match="UserWarning: odd"):
+            run_ranks(warn, 1, "odd")
         warnings.filterwarnings("ignore", "odd")
         assert run_ranks(warn, 1, "odd") == [None]
 

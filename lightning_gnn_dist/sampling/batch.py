@@ -111,7 +111,8 @@ class SampledData(Data):  # type: ignore[misc]
 
     Beside what PyG's ``NeighborLoader`` sets (``n_id``, ``batch_size``, ``num_sampled_nodes``,
     ``num_sampled_edges``, the graph's arrays), it has ``blocks``: one bipartite CSR per layer, outermost
-    first. A module that reads them never causes ``edge_index`` to be built.
+    first. A module that reads them never causes ``edge_index`` to be built. Where ``edge_weight`` has one
+    number per edge, the blocks' matrices have these values.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

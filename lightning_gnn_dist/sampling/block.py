@@ -18,7 +18,8 @@ class Block:
 
     Sources and destinations are the first ``num_src`` and the first ``num_dst`` nodes of the batch, so
     a layer reads as ``x = conv((x, x[:block.num_dst]), block.adj)``. Layers that have no form for a sparse
-    matrix, such as attention, take ``block.edge_index`` instead.
+    matrix, such as attention, take ``block.edge_index`` instead; so do all layers under mixed precision,
+    which torch's sparse products do not follow.
 
     Args:
         num_dst: Nodes that receive.
@@ -65,9 +66,7 @@ class Block:
     def head(self, num_dst: int, num_src: int, num_edges: int) -> Block:
         """The block of the first ``num_dst`` rows, as views; they have ``num_edges`` edges."""
         weight = None if self.weight is None else self.weight[:num_edges]
-        return Block(
-            num_dst, num_src, self.indptr[: num_dst + 1], self.indices[:num_edges], weight, self.dtype
-        )
+        return Block(num_dst, num_src, self.indptr[: num_dst + 1], self.indices[:num_edges], weight, self.dtype)
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Block:
         """The block with ``function`` applied to its tensors; this block itself if that changes none."""

@@ -73,7 +73,7 @@ def compiled(function: Kernel) -> Kernel:
 
 def part(function: Kernel) -> Kernel:
     """Compile as a part of a kernel, which Python never calls itself."""
-    return cast(Kernel, njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+    return cast(Kernel, njit(nogil=True)(function))
 
 
 @compiled
@@ -138,9 +138,7 @@ def _open_rows(indptr: Array, begin: int, end: int, fanout: int, work: Work) -> 
 
 
 @part
-def _expand(
-    indices: Array, begin: int, end: int, fanout: int, key: np.uint64, work: Work, table: Table
-) -> Any:
+def _expand(indices: Array, begin: int, end: int, fanout: int, key: np.uint64, work: Work, table: Table) -> Any:
     """One hop in three stages, each a block of rows behind the last; return how many nodes there are."""
     found = end
     blocks = (end - begin + BLOCK - 1) // BLOCK
@@ -157,9 +155,7 @@ def _expand(
 
 
 @part
-def _draw_rows(
-    indices: Array, begin: int, low: int, high: int, fanout: int, key: np.uint64, work: Work
-) -> None:
+def _draw_rows(indices: Array, begin: int, low: int, high: int, fanout: int, key: np.uint64, work: Work) -> None:
     """Choose the edges of the frontier rows ``low`` to ``high``."""
     for i in range(low, high):
         out, first, degree = work.starts[_U(i)], work.first[_U(i - begin)], work.degree[_U(i - begin)]

@@ -20,6 +20,7 @@ from lightning_gnn_dist.sampling.kernels import gather
 
 Bytes = npt.NDArray[np.uint8]
 
+SMALL_BYTES = 1 << 16  # torch copies less than this sooner than a kernel is called, and in one thread
 POOLED_BYTES = 1 << 20  # the allocator of the C library keeps smaller pieces by itself
 ALIGNMENT = 64  # bytes of a cache line
 
@@ -73,7 +74,7 @@ def gather_rows(array: Tensor, rows: Tensor, pool: BufferPool | None = None) -> 
     """``array[rows]``, one thread, without the interpreter's lock; large results from the pool."""
     shape = (rows.numel(), *array.shape[1:])
     num_bytes = prod(shape) * array.element_size()
-    if array.device.type != "cpu" or not array.is_contiguous() or num_bytes == 0:
+    if num_bytes < SMALL_BYTES or array.device.type != "cpu" or not array.is_contiguous():
         return array.index_select(0, rows)
     is_pooled = pool is not None and num_bytes >= POOLED_BYTES
     out = pool.take(num_bytes) if pool is not None and is_pooled else np.empty(num_bytes, np.uint8)

@@ -53,7 +53,10 @@ def _mix(word: int) -> int:
 
 
 def inlined(function: Function) -> Function:
-    """For small functions inside a kernel: compiled into their caller, never on their own."""
+    """For small functions inside a kernel: compiled into their caller, never on their own.
+
+    numba keeps compiled kernels until the file of the kernel changes. After a change here, touch that file.
+    """
     return cast(Function, njit(inline="always")(function))
 
 

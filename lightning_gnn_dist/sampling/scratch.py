@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from lightning_gnn_dist.sampling.kernels import Array, Table, Work
 
-DIRECT_NODES = 1 << 22  # up to here the table has a slot for every node
+DIRECT_NODES = 1 << 21  # up to here the table has a slot for every node
 ENTRY_LIMIT = 1 << 32  # what an entry of the table can hold
 
 _THREAD = threading.local()
@@ -20,10 +20,10 @@ class Scratch:
     """Arrays that a thread uses again for every batch: fresh ones would cost as much as the sampling.
 
     The table's ``epoch`` grows with every batch, so no batch has to clear what earlier ones wrote. A graph
-    of up to ``DIRECT_NODES`` nodes has a slot for every node: 4 bytes a node, at most 16 MiB a thread.
-    A larger graph, perhaps one of 10**9 nodes behind a memory map, gets a hash table: 8 to 20 bytes for every
-    edge that a batch may have, whatever the size of the graph. Measured: with 1M nodes the direct table saves
-    6 of 20 ns an edge; with 16M nodes, where it leaves the cache, the hash table saves 6 of 24. The other
+    of up to ``DIRECT_NODES`` nodes has a slot for every node: 4 bytes a node, at most 8 MiB a thread. A larger
+    graph, perhaps one of 10**9 nodes behind a memory map, gets a hash table: 6 to 15 bytes for every edge of
+    a batch, whatever the size of the graph. Measured, direct against hashed, ns an edge: 14 and 19 with 1M
+    nodes, 29 and 26 with 4M, 40 and 25 with 16M, where the direct table has left the caches. The other
     arrays take about 50 bytes for every edge of the largest batch seen.
     """
 
@@ -47,7 +47,8 @@ class Scratch:
 
     def open_table(self, num_nodes: int) -> Table:
         """A table without valid entries, for a batch of a graph with so many nodes."""
-        bits = 0 if num_nodes <= DIRECT_NODES else (2 * self.capacity - 1).bit_length()
+        # At least a third of it stays free, even if every edge of the batch leads to another node.
+        bits = 0 if num_nodes <= DIRECT_NODES else (self.capacity + self.capacity // 2).bit_length()
         slots = 1 << bits if bits else num_nodes
         if self._entries.size < slots or self._epoch + 2 * self.capacity >= ENTRY_LIMIT:
             self._entries = np.zeros(max(slots, self._entries.size), np.uint32)

@@ -33,9 +33,7 @@ class WholePartSampler:
 
     def __post_init__(self) -> None:
         if isinstance(self.num_hops, bool) or not isinstance(self.num_hops, int) or self.num_hops < 1:
-            raise ValueError(
-                f"num_hops must be the model's number of layers, 1 or more, got {self.num_hops!r}."
-            )
+            raise ValueError(f"num_hops must be the model's number of layers, 1 or more, got {self.num_hops!r}.")
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         if len(seeds) != len(keys):

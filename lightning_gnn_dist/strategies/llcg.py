@@ -42,8 +42,13 @@ class LLCGStrategy(RoundStrategy):
     replicas stay equal without a broadcast. The loss is that of ``training_step``, or of ``correction_step(batch)``
     if the module defines one; it must be a mean over the seeds of the batch.
 
-    ``drift="global"`` spends the global gradient once more: as a control variate in every local step of the round
-    that follows (:mod:`~lightning_gnn_dist.strategies.drift`).
+    Beyond the paper, the global gradient is spent once more: as a control variate in every local step of the round
+    that follows (:mod:`~lightning_gnn_dist.strategies.drift`), with the optimizers' moments averaged as well. Where
+    parts differ this is what makes local training as good as training on the whole graph. ``drift=None`` is the
+    paper's method.
+
+    A round moves the model once for the average, once for each correction step and once for the anchor, and twice
+    for Adam's moments: five models with the defaults, where averaging moves one.
 
     Args:
         clock: Decides when a round ends.
@@ -55,12 +60,14 @@ class LLCGStrategy(RoundStrategy):
             the same, starting each time from the mean state of the ranks. ``"sgd"``: plain SGD. Or a function from
             parameters to an optimizer.
         correction_lr: :math:`\gamma`. Default: the learning rate of the local steps, schedule included.
-        drift: ``"global"`` or ``"ranks"``: what local gradients are steered towards. None: nothing.
+        drift: What local gradients are steered towards: the gradient of the ``"global"`` graph, or the mean of the
+            ``"ranks"``, which needs no access to the graph but cannot see cut edges. None: nothing.
         drift_decay: By which that shift fades with each local step. 1 keeps it.
         anchor_steps: Batches that an anchor gradient is taken over, at most.
         buffers: ``"average"`` or ``"local"``, or ``"global"``: at a meeting the statistics of batch normalisation are
             taken anew on ``anchor_steps`` batches of the whole graph.
-        weights, average_optimizer, timeout, process_group_backend, start_method: See
+        average_optimizer: Average the optimizers' moments too. Default: when drift is corrected.
+        weights, timeout, process_group_backend, start_method: See
             :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.
     """
 
@@ -76,12 +83,12 @@ class LLCGStrategy(RoundStrategy):
         correction: Correction = "sliced",
         correction_optimizer: Mode | Callable[[list[Tensor]], Optimizer] = "persistent",
         correction_lr: float | None = None,
-        drift: Drift | None = None,
+        drift: Drift | None = "global",
         drift_decay: float = 0.8,
         anchor_steps: int = 4,
-        weights: Weights = "uniform",
+        weights: Weights = "nodes",
         buffers: GlobalBuffers = "average",
-        average_optimizer: bool = False,
+        average_optimizer: bool | None = None,
         timeout: timedelta = timedelta(minutes=30),
         process_group_backend: str | None = None,
         start_method: StartMethod = "popen",
@@ -90,7 +97,7 @@ class LLCGStrategy(RoundStrategy):
             clock,
             weights=weights,
             buffers=buffers,  # type: ignore[arg-type]  # this class offers one more
-            average_optimizer=average_optimizer,
+            average_optimizer=drift is not None if average_optimizer is None else average_optimizer,
             drift=drift,  # type: ignore[arg-type]  # this class offers one more
             drift_decay=drift_decay,
             anchor_steps=anchor_steps,

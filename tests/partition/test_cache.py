@@ -60,9 +60,7 @@ def test_the_second_time_it_is_read(counting: Counting, tmp_path: Path) -> None:
     assert torch.equal(first.assignment, second.assignment)
     assert second.num_parts == 4
     second.assignment[0] = 0  # it is the caller's own: no warning, and the entry stays as it is
-    assert torch.equal(
-        cached_partition(GRAPH, counting, 4, 0, tmp_path / "cache").assignment, first.assignment
-    )
+    assert torch.equal(cached_partition(GRAPH, counting, 4, 0, tmp_path / "cache").assignment, first.assignment)
 
 
 def test_whatever_changes_the_result_is_another_entry(tmp_path: Path) -> None:
@@ -93,9 +91,7 @@ def test_in_the_users_cache_for_a_graph_in_ram(cache: Path) -> None:
     assert len(entries(cache / "lightning_gnn_dist" / "partitions")) == 1
 
 
-def test_in_the_home_directory_without_a_cache_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_the_home_directory_without_a_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     cached_partition(GRAPH, RandomPartitioner(), 4, 0)

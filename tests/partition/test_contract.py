@@ -51,9 +51,7 @@ def with_train_mask(graph: Graph) -> Graph:
 @any_partitioner
 @any_graph
 @pytest.mark.parametrize("num_parts", [1, 2, 7, 24])
-def test_every_node_is_in_one_part_and_no_part_is_empty(
-    partitioner: Partitioner, graph: Graph, num_parts: int
-) -> None:
+def test_every_node_is_in_one_part_and_no_part_is_empty(partitioner: Partitioner, graph: Graph, num_parts: int) -> None:
     partition = partitioner(with_train_mask(graph), num_parts, seed=0)
     assert partition.num_parts == num_parts
     assert partition.assignment.shape == (graph.num_nodes,)
@@ -63,9 +61,7 @@ def test_every_node_is_in_one_part_and_no_part_is_empty(
 
 @any_partitioner
 @any_graph
-def test_the_same_seed_gives_the_same_parts_whatever_happened_before(
-    partitioner: Partitioner, graph: Graph
-) -> None:
+def test_the_same_seed_gives_the_same_parts_whatever_happened_before(partitioner: Partitioner, graph: Graph) -> None:
     graph = with_train_mask(graph)
     first = partitioner(graph, 5, seed=3)
     torch.manual_seed(1)
@@ -79,9 +75,7 @@ def test_another_seed_gives_other_parts(partitioner: Partitioner) -> None:
     assert not same(partitioner(graph, 5, seed=0), partitioner(graph, 5, seed=1))
 
 
-@pytest.mark.parametrize(
-    "partitioner", [p for p in PARTITIONERS if not isinstance(p, SuperNodePartitioner)], ids=repr
-)
+@pytest.mark.parametrize("partitioner", [p for p in PARTITIONERS if not isinstance(p, SuperNodePartitioner)], ids=repr)
 @pytest.mark.parametrize("num_nodes", [1, 2, 5, 24])
 def test_as_many_parts_as_nodes(partitioner: Partitioner, num_nodes: int) -> None:
     for graph in (path_graph(num_nodes), path_graph(num_nodes, both_ways=False)):

@@ -48,9 +48,7 @@ def test_no_part_exceeds_its_bound(graph: Graph, num_parts: int, imbalance: floa
 
 
 @pytest.mark.parametrize("num_parts", [2, 8, 32])
-@pytest.mark.parametrize(
-    "graph", [GRAPH, uneven(GRAPH, 1.0), uneven(GRAPH, 0.1), communities(64, 4, train_share=0.6)]
-)
+@pytest.mark.parametrize("graph", [GRAPH, uneven(GRAPH, 1.0), uneven(GRAPH, 0.1), communities(64, 4, train_share=0.6)])
 def test_training_nodes_and_nodes_are_balanced_together(graph: Graph, num_parts: int) -> None:
     report = MetisPartitioner(balance="train")(graph, num_parts, seed=0).report(graph)
     train_nodes = report.train_nodes

@@ -213,9 +213,7 @@ def test_it_prints_like_a_data(batch, plain):
     assert repr(batch) == f"Sampled{plain!r}"
 
 
-@pytest.mark.parametrize(
-    "sampler", [NeighborSampler([4, 3, 2]), WholePartSampler(2), WholePartSampler(3)], ids=repr
-)
+@pytest.mark.parametrize("sampler", [NeighborSampler([4, 3, 2]), WholePartSampler(2), WholePartSampler(3)], ids=repr)
 def test_trim_to_layer_leaves_the_blocks(sampler):
     batch = make_batch(sampler)
     x, edge_index, edge_attr = batch.x, batch.edge_index, batch.edge_attr

@@ -56,9 +56,7 @@ class Net(nn.Module):
 def assert_same(net: Net, left: torch.Tensor, right: torch.Tensor) -> None:
     torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-5)
     weights = torch.linspace(-1, 1, left.numel()).view_as(left)
-    left, right = (
-        torch.autograd.grad((out * weights).sum(), list(net.parameters())) for out in (left, right)
-    )
+    left, right = (torch.autograd.grad((out * weights).sum(), list(net.parameters())) for out in (left, right))
     for one, other in zip(left, right, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 

@@ -21,9 +21,7 @@ PLACE = BatchKey(seed=0, epoch=1, batch=2)
 
 
 def one(graph: Graph, seeds: list[int], *num_neighbors: int, place: BatchKey = PLACE) -> Sample:
-    return NeighborSampler(num_neighbors).sample_bulk(
-        graph, [torch.tensor(seeds, dtype=torch.int64)], [place]
-    )[0]
+    return NeighborSampler(num_neighbors).sample_bulk(graph, [torch.tensor(seeds, dtype=torch.int64)], [place])[0]
 
 
 def edges_of(sample: Sample) -> torch.Tensor:
@@ -40,9 +38,7 @@ def edge_index_of(graph: Graph) -> torch.Tensor:
 
 def star(degree: int) -> Graph:
     """Node 0 receives from nodes 1 to `degree`."""
-    return Graph.from_edge_index(
-        torch.stack([torch.arange(1, degree + 1), torch.zeros(degree).long()]), degree + 1
-    )
+    return Graph.from_edge_index(torch.stack([torch.arange(1, degree + 1), torch.zeros(degree).long()]), degree + 1)
 
 
 @pytest.fixture(params=["direct", "hashed"])
@@ -81,9 +77,7 @@ def test_without_a_limit_it_is_the_k_hop_subgraph(table, undirected, num_hops, s
     assert sample.nodes.sort().values.equal(nodes)
     assert sample.nodes[:6].equal(seeds)
     # Every node within num_hops - 1 of the seeds receives all its messages, the outermost receive none.
-    inner, _, _, _ = (
-        k_hop_subgraph(seeds, num_hops - 1, edge_index, num_nodes=60) if num_hops > 1 else (seeds, 0, 0, 0)
-    )
+    inner, _, _, _ = k_hop_subgraph(seeds, num_hops - 1, edge_index, num_nodes=60) if num_hops > 1 else (seeds, 0, 0, 0)
     expected = edge_index[:, torch.isin(edge_index[1], inner)]
     assert edges_of(sample).equal(expected[:, (expected[0] * 10**6 + expected[1]).argsort()])
 
@@ -149,9 +143,7 @@ def test_a_node_draws_the_same_neighbours_in_whatever_company():
 
 def test_draws_differ_between_seeds_epochs_and_batches():
     graph = star(1000)
-    drawn = {
-        tuple(one(graph, [0], 10, place=BatchKey(*place)).nodes.tolist()) for place in np.ndindex(3, 3, 3)
-    }
+    drawn = {tuple(one(graph, [0], 10, place=BatchKey(*place)).nodes.tolist()) for place in np.ndindex(3, 3, 3)}
     assert len(drawn) == 27
 
 
@@ -162,9 +154,7 @@ def test_a_bulk_is_its_batches_in_any_number_of_threads():
     places = [BatchKey(0, 0, i) for i in range(12)]
     bulk = sampler.sample_bulk(graph, seeds, places)
     with ThreadPoolExecutor(4) as threads:
-        alone = list(
-            threads.map(lambda ids, place: sampler.sample_bulk(graph, [ids], [place])[0], seeds, places)
-        )
+        alone = list(threads.map(lambda ids, place: sampler.sample_bulk(graph, [ids], [place])[0], seeds, places))
     for left, right in zip(bulk, alone, strict=True):
         assert left.nodes.equal(right.nodes)
         assert left.indptr.equal(right.indptr)

@@ -19,6 +19,7 @@ ROWS = torch.tensor([3, 0, 3, 9, 5])
 @pytest.fixture
 def pool(monkeypatch) -> BufferPool:
     """A pool that also takes small arrays."""
+    monkeypatch.setattr(pools, "SMALL_BYTES", 1)
     monkeypatch.setattr(pools, "POOLED_BYTES", 1)
     return BufferPool(max_free=2)
 

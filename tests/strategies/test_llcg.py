@@ -86,7 +86,9 @@ def fit(strategy: Any, module: Any, data: Any, world_size: int, **options: Any) 
 def without_correction(rank: int, world_size: int) -> tuple[State, State]:
     states = []
     for strategy in (LocalSGDStrategy, LLCGStrategy):
-        options = {} if strategy is LocalSGDStrategy else {"correction_steps": 0}
+        options = {"weights": "nodes"} | (
+            {} if strategy is LocalSGDStrategy else {"correction_steps": 0, "drift": None}
+        )
         module = model(dropout=0.3)
         torch.manual_seed(rank)
         fit(strategy(EverySteps(3), **PATIENCE, **options), module, data_module(), world_size)
@@ -103,7 +105,7 @@ def test_llcg_without_correction_is_local_sgd() -> None:
 
 
 def corrected(rank: int, world_size: int, correction: str, correction_batch_size: int) -> State:
-    strategy = LLCGStrategy(EverySteps(2), correction_steps=3, correction=correction, **PATIENCE)  # type: ignore[arg-type]
+    strategy = LLCGStrategy(EverySteps(2), correction_steps=3, drift=None, correction=correction, **PATIENCE)  # type: ignore[arg-type]
     everything = NeighborSampler([-1, -1])
     data = data_module(correction_batch_size=correction_batch_size, correction_sampler=everything)
     module = model()
@@ -135,7 +137,7 @@ def sliced_gradient(rank: int, world_size: int) -> tuple[list[Tensor], list[Tens
                 found.append(gradient)
 
     data = data_module(correction_batch_size=31, correction_sampler=NeighborSampler([-1, -1]))
-    fit(Watch(EverySteps(1), correction_steps=0, **PATIENCE), model(), data, world_size, max_epochs=1)
+    fit(Watch(EverySteps(1), correction_steps=0, drift=None, **PATIENCE), model(), data, world_size, max_epochs=1)
     return found[0], found[1]
 
 
@@ -160,7 +162,8 @@ def equal_replicas(rank: int, world_size: int, options: dict[str, Any], trainer:
 @pytest.mark.parametrize(
     ("options", "trainer"),
     [
-        ({"correction_steps": 2}, {}),
+        ({"correction_steps": 2, "drift": None}, {}),
+        ({}, {}),
         ({"correction_steps": 0.5, "correction": "rank0"}, {}),
         ({"drift": "ranks", "correction_steps": 0}, {"gradient_clip_val": 0.1}),
         ({"drift": "global", "average_optimizer": True, "buffers": "average"}, {"precision": "bf16-mixed"}),
@@ -226,7 +229,11 @@ def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) ->
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 @pytest.mark.parametrize(
     "options",
-    [{"correction_steps": 2}, {"drift": "ranks", "correction_steps": 0}, {"drift": "global", "correction_steps": 0.5}],
+    [
+        {"correction_steps": 2, "drift": None},
+        {"drift": "ranks", "correction_steps": 0},
+        {"drift": "global", "correction_steps": 0.5},
+    ],
     ids=["persistent", "ranks", "global"],
 )
 def test_a_resumed_run_ends_with_the_same_weights(options: dict[str, Any], tmp_path: Path) -> None:
@@ -324,7 +331,7 @@ class Corrected(Own):
 
 def manual(rank: int, world_size: int, kind: type[Own]) -> tuple[int, State]:
     module = model(kind)
-    fit(LLCGStrategy(EverySteps(2), correction_steps=2, **PATIENCE), module, data_module(), world_size)
+    fit(LLCGStrategy(EverySteps(2), correction_steps=2, drift=None, **PATIENCE), module, data_module(), world_size)
     return module.corrections, state_of(module)
 
 
