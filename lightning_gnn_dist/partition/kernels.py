@@ -121,9 +121,7 @@ def list_neighbors(indptr: Array, indices: Array, one_way: int, cursor: Array, n
 
 
 @compiled
-def relieve(
-    start: Array, neighbors: Array, assignment: Array, movable: Array, load: Array, capacity: int
-) -> None:
+def relieve(start: Array, neighbors: Array, assignment: Array, movable: Array, load: Array, capacity: int) -> None:
     """Move nodes from parts whose ``load`` exceeds ``capacity`` to parts with room, cutting few edges."""
     links = np.zeros(load.size, np.int64)
     price = 0

@@ -79,9 +79,7 @@ class MetisPartitioner:
         mask[train_nodes.numpy()] = True
         return mask
 
-    def _repair(
-        self, start: Array, neighbors: Array, train: Array | None, assignment: Array, num_parts: int
-    ) -> None:
+    def _repair(self, start: Array, neighbors: Array, train: Array | None, assignment: Array, num_parts: int) -> None:
         if train is None:
             train = np.ones(assignment.size, np.bool_)  # every node counts, and every node may move
         load = np.bincount(assignment[train], minlength=num_parts)

@@ -121,9 +121,7 @@ def _tally_edges(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[Tens
     return torch.from_numpy(inside), torch.from_numpy(halo), torch.from_numpy(isolated)
 
 
-def _label_skew(
-    y: Tensor | None, train_mask: Tensor | None, assignment: Tensor, num_parts: int
-) -> Tensor | None:
+def _label_skew(y: Tensor | None, train_mask: Tensor | None, assignment: Tensor, num_parts: int) -> Tensor | None:
     if y is None or y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         return None
     labelled = y >= 0 if train_mask is None else (y >= 0) & train_mask
