@@ -82,8 +82,8 @@ def run_demo(graph: Graph, *, ranks: int, rounds: int, steps: int, seed: int = 0
     methods: list[tuple[str, Partitioner, Strategy]] = [
         ("local SGD, {} ranks, METIS parts", MetisPartitioner(), LocalSGDStrategy(clock)),
         ("local SGD, {} ranks, random parts", RandomPartitioner(), LocalSGDStrategy(clock)),
-        ("LLCG, {} ranks, METIS parts", MetisPartitioner(), LLCGStrategy(clock)),
-        ("LLCG, {} ranks, random parts", RandomPartitioner(), LLCGStrategy(clock)),
+        ("LLCG, {} ranks, METIS parts", MetisPartitioner(), LLCGStrategy(clock, correction_steps=0.5)),
+        ("LLCG, {} ranks, random parts", RandomPartitioner(), LLCGStrategy(clock, correction_steps=0.5)),
     ]
     for name, partitioner, strategy in methods:
         method = name.format(ranks)
