@@ -2,16 +2,17 @@
 
 graph -> partition -> sample -> batch -> local steps -> meeting -> evaluate
 
-graph/          the whole graph: in-neighbour CSR and per-node arrays, in RAM or memory-mapped
-partition/      every node in exactly one part
-sampling/       seeds of many batches in, many batches out
-loader.py       the next batches are sampled and gathered while this one trains
-global_batches.py  batches of the whole graph, for corrections
-datamodule.py   PartitionedDataModule: what a rank reads, batches out
-collectives.py  the only module that talks to the other ranks; counts every byte
-rounds.py       when a round is over
-strategies/     what happens when ranks meet
-callbacks/      what a user may watch a training by
+graph/              the whole graph: in-neighbour CSR and per-node arrays, in RAM or memory-mapped
+partition/          every node in exactly one part
+parts.py            what a rank holds
+sampling/           seeds of many batches in, many batches out
+loader.py           the next batches are sampled and gathered while this one trains
+global_batches.py   batches of the whole graph, for corrections
+datamodule.py       PartitionedDataModule: what a rank reads, batches out
+collectives.py      the only module that talks to the other ranks; counts every byte
+rounds.py           when a round is over
+strategies/         what happens when ranks meet
+callbacks/          what a user may watch a training by
 """
 
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe

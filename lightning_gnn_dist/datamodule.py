@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from numbers import Integral
 from pathlib import Path
-from typing import Literal, get_args
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -18,14 +19,12 @@ from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.parts import ExtraNodes, Scope, check_fits, check_scope, copy_part, count_train_nodes
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.rng import permutation
+from lightning_gnn_dist.sampling.whole import WholePartSampler
 
-Scope = Literal["part", "graph"]
-
-# Added to the seed, so that draws for different ends have nothing to do with each other.
-ANCHOR, EXTRA = 1 << 41, 1 << 42
+_ANCHOR = 1 << 41  # added to the seed, so that anchors and local steps draw independently
 
 
 class PartitionedDataModule(LightningDataModule):
@@ -90,17 +89,15 @@ class PartitionedDataModule(LightningDataModule):
             ("bulk_size", bulk_size, 1),
             ("num_threads", num_threads, 0),
         ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
-        for name, scope in (("train_on", train_on), ("extra_of", extra_of)):
-            if scope not in get_args(Scope):
-                raise ValueError(f"{name} must be one of {list(get_args(Scope))}, got {scope!r}.")
-        if not 0.0 <= extra_nodes <= 1.0:
-            raise ValueError(f"extra_nodes is a share, between 0 and 1, got {extra_nodes!r}.")
+        check_scope("train_on", train_on)
         if extra_nodes and train_on == "graph":
             raise ValueError('extra_nodes enlarges the part, and train_on="graph" uses the whole graph: choose one.')
+        _check_types(partitioner, sampler, correction_sampler)
         self.graph = _as_graph(graph)
-        self.train_on, self.extra_nodes, self.extra_of = train_on, extra_nodes, extra_of
+        self.train_on = train_on
+        self.extra = ExtraNodes(extra_nodes, extra_of, seed)
         self.partitioner: Partitioner | Partition = MetisPartitioner() if partitioner is None else partitioner
         self.sampler: Sampler = NeighborSampler([15, 10]) if sampler is None else sampler
         self.batch_size = batch_size
@@ -115,13 +112,31 @@ class PartitionedDataModule(LightningDataModule):
         self._partitions: dict[int, Partition] = {}
         self._own_part: Graph | None = None
         self._anchor_loader: BatchLoader | None = None
+        self._whole: GlobalBatches | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the graph, so that a strategy can tell whether all ranks have the same."""
+        return self.graph.fingerprint
+
+    def __str__(self) -> str:
+        # Lightning's own would take every loader apart.
+        return f"{type(self).__name__}({self.graph}, {self.partitioner}, {self.sampler}, batch_size={self.batch_size})"
+
+    __repr__ = __str__
 
     # What Lightning calls.
 
     def prepare_data(self) -> None:
         """One process of every host computes the partition; the others find it in the cache."""
         if self._trainer_fn() == TrainerFn.FITTING and self._world_size() > 1:
-            self.partition(self._world_size())
+            # What is wrong here would stop this rank alone. In setup() all ranks find it, and stop together.
+            with suppress(ValueError, TypeError):
+                self.partition(self._world_size())
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self._train_counts()
 
     def train_dataloader(self) -> BatchLoader:
         return self._train_loader(self.seed)
@@ -138,23 +153,20 @@ class PartitionedDataModule(LightningDataModule):
 
     # What strategies ask for.
 
-    def correction_batches(self, round_idx: int, *, sliced: bool = True) -> Iterator[Data]:
-        """Batches of the whole graph without end: this rank's slices of them, or all of each.
+    def correction_batches(
+        self, round_idx: int, *, sliced: bool = True, start: int = 0, stop: int | None = None
+    ) -> Iterator[Data]:
+        """Batches ``start`` to ``stop`` of the whole graph in a round: this rank's slices of them, or all of each.
 
         A function of the seed, the round and the rank, so that a resumed run sees the same ones.
         """
-        world_size = self._world_size()
-        sampler = self.correction_sampler or self.sampler
-        if not isinstance(sampler, NeighborSampler):
-            sampler = NeighborSampler([-1] * sampler.num_hops)
-        size = self.correction_batch_size or self.batch_size * world_size
-        batches = GlobalBatches(self.graph, sampler, self.graph.split("train"), size, self.seed)
-        return batches.of_round(round_idx, *((self._rank(), world_size) if sliced else ()))
+        rank, num_slices = (self._rank(), self._world_size()) if sliced else (0, 1)
+        return self._global_batches().of_round(round_idx, rank, num_slices, start, stop)
 
     def anchor_batches(self, round_idx: int) -> Iterator[Data]:
         """One pass over the rank's own part, in an order and with draws that belong to the round."""
         if self._anchor_loader is None:
-            self._anchor_loader = self._train_loader(self.seed + ANCHOR)
+            self._anchor_loader = self._train_loader(self.seed + _ANCHOR, in_background=False)  # few batches at a time
         self._anchor_loader.set_epoch(round_idx)
         return iter(self._anchor_loader)
 
@@ -162,14 +174,15 @@ class PartitionedDataModule(LightningDataModule):
         for loader in self._loaders:
             loader.close()
         self._loaders.clear()
-        self._own_part = self._anchor_loader = None
+        self._own_part = self._anchor_loader = self._whole = None
 
     # What it is made of.
 
     def partition(self, num_parts: int) -> Partition:
         """The partition in use for so many ranks: from the cache, or computed and put there."""
         if isinstance(self.partitioner, Partition):
-            return self._checked(self.partitioner, num_parts)
+            check_fits(self.partitioner, num_parts, self.graph)
+            return self.partitioner
         if num_parts not in self._partitions:
             self._partitions[num_parts] = cached_partition(
                 self.graph, self.partitioner, num_parts, self.seed, self.cache_dir
@@ -180,48 +193,33 @@ class PartitionedDataModule(LightningDataModule):
         """What rank ``rank`` trains on: the nodes of its part and the edges among them, in RAM."""
         if num_parts == 1:
             return self.graph
-        own = self.partition(num_parts).nodes(rank)
-        # A memory map of its own, closed after the copy: the pages it read are not held on to.
-        graph = Graph.open(self.graph.path) if self.graph.path else self.graph
-        part = graph.induced(torch.cat([own, self._extra(rank, num_parts)]))
-        part.node_arrays["train_mask"][own.numel() :] = False  # a copy: the graph's own mask stays
-        return part
+        return copy_part(self.graph, self.partition(num_parts), rank, self.extra)
 
-    def _extra(self, rank: int, num_parts: int) -> Tensor:
-        """The nodes of other parts that go with the part: random ones, the same in every run."""
-        partition = self.partition(num_parts)
-        outside = (partition.assignment != rank).nonzero().view(-1) if self.extra_nodes else torch.empty(0).long()
-        base = partition.nodes(rank).numel() if self.extra_of == "part" else self.graph.num_nodes
-        count = min(round(self.extra_nodes * base), outside.numel())
-        return outside[permutation(outside.numel(), self.seed + EXTRA, rank)[:count]]
+    def _global_batches(self) -> GlobalBatches:
+        if self._whole is None:
+            sampler = self.sampler if self.correction_sampler is None else self.correction_sampler
+            if self.correction_sampler is None and isinstance(sampler, WholePartSampler):
+                sampler = NeighborSampler([-1] * sampler.num_hops)
+            size = self.correction_batch_size or self.batch_size * self._world_size()
+            self._whole = GlobalBatches(self.graph, sampler, self.graph.split("train"), size, self.seed)
+        return self._whole
 
-    def _train_loader(self, seed: int) -> BatchLoader:
+    def _train_counts(self) -> list[int]:
+        num_parts = self._world_size()
+        return count_train_nodes(self.graph, self.partition(num_parts) if num_parts > 1 else None)
+
+    def _train_loader(self, seed: int, *, in_background: bool = True) -> BatchLoader:
         num_parts, rank = self._world_size(), self._rank()
-        num_batches = -(-max(self._train_counts(num_parts)) // self.batch_size)
+        num_batches = -(-max(self._train_counts()) // self.batch_size)
         seed = seed * num_parts + rank  # replicas differ in what they draw
         if self.train_on == "graph" and num_parts > 1:
             everyone = self.graph.split("train")
             seeds = everyone[self.partition(num_parts).assignment[everyone] == rank]
-            return self._loader(self.graph, self.sampler, seeds, num_batches, seed)
+            return self._loader(self.graph, self.sampler, seeds, num_batches, seed, in_background=in_background)
         if self._own_part is None:
             self._own_part = self.part(rank, num_parts)
-        return self._loader(self._own_part, self.sampler, self._own_part.split("train"), num_batches, seed)
-
-    def _train_counts(self, num_parts: int) -> list[int]:
-        """Training nodes of every part. Every rank sees the same counts, so all of them raise or none."""
-        seeds = self.graph.split("train")
-        if num_parts == 1:
-            counts = [seeds.numel()]
-        else:
-            owners = self.partition(num_parts).assignment[seeds]
-            counts = torch.bincount(owners, minlength=num_parts).tolist()
-        if 0 in counts:
-            raise ValueError(
-                f"Part {counts.index(0)} of {num_parts} holds none of the {seeds.numel()} training nodes, so its rank "
-                'would have nothing to learn from: use fewer ranks, MetisPartitioner(balance="train") or '
-                "RandomPartitioner()."
-            )
-        return counts
+        seeds = self._own_part.split("train")
+        return self._loader(self._own_part, self.sampler, seeds, num_batches, seed, in_background=in_background)
 
     def _eval_loader(self, nodes: Tensor, whose: str) -> BatchLoader:
         """This rank's share of ``nodes``, with all their neighbours in the whole graph."""
@@ -238,7 +236,15 @@ class PartitionedDataModule(LightningDataModule):
         return self._loader(self.graph, everything, share, num_batches, self.seed, shuffle=False)
 
     def _loader(
-        self, graph: Graph, sampler: Sampler, seeds: Tensor, num_batches: int, seed: int, shuffle: bool = True
+        self,
+        graph: Graph,
+        sampler: Sampler,
+        seeds: Tensor,
+        num_batches: int,
+        seed: int,
+        *,
+        shuffle: bool = True,
+        in_background: bool = True,
     ) -> BatchLoader:
         loader = BatchLoader(
             graph,
@@ -247,20 +253,12 @@ class PartitionedDataModule(LightningDataModule):
             num_batches,
             seed=seed,
             shuffle=shuffle,
-            bulk_size=self.bulk_size,
-            num_threads=self.num_threads,
+            bulk_size=self.bulk_size if in_background else 1,
+            num_threads=self.num_threads if in_background else 0,
         )
+        loader.num_ranks = self._world_size()
         self._loaders.append(loader)
         return loader
-
-    def _checked(self, partition: Partition, num_parts: int) -> Partition:
-        if partition.num_parts != num_parts or partition.assignment.numel() != self.graph.num_nodes:
-            raise ValueError(
-                f"The partition has {partition.num_parts} parts of {partition.assignment.numel()} nodes in all, but "
-                f"{num_parts} ranks train on a graph of {self.graph.num_nodes} nodes: give a partitioner instead, "
-                "or as many parts as ranks."
-            )
-        return partition
 
     def _world_size(self) -> int:
         return self.trainer.world_size if self.trainer is not None else 1
@@ -270,6 +268,15 @@ class PartitionedDataModule(LightningDataModule):
 
     def _trainer_fn(self) -> TrainerFn | None:
         return self.trainer.state.fn if self.trainer is not None else None
+
+
+def _check_types(partitioner: object, *samplers: object) -> None:
+    for sampler in samplers:
+        if sampler is not None and (isinstance(sampler, type) or not isinstance(sampler, Sampler)):
+            raise TypeError(f"A sampler is an object such as NeighborSampler([15, 10]), got {sampler!r}.")
+    known = partitioner is None or isinstance(partitioner, Partition)
+    if not known and (isinstance(partitioner, type) or not callable(partitioner)):
+        raise TypeError(f"A partitioner is an object such as MetisPartitioner(), or a Partition, got {partitioner!r}.")
 
 
 def _as_graph(graph: Graph | Data | str | Path) -> Graph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 
 from torch import Tensor
 
@@ -38,9 +38,11 @@ class GlobalBatches:
     batch_size: int
     seed: int
 
-    def of_round(self, round_idx: int, rank: int = 0, num_slices: int = 1) -> Iterator[SampledData]:
-        """The slices of rank ``rank``, batch after batch without end."""
-        for index in count():
+    def of_round(
+        self, round_idx: int, rank: int = 0, num_slices: int = 1, start: int = 0, stop: int | None = None
+    ) -> Iterator[SampledData]:
+        """The slices of rank ``rank`` of the round's batches ``start`` to ``stop``, or without end."""
+        for index in islice(count(), start, stop):
             seeds = self._seeds(round_idx, index).tensor_split(num_slices)[rank]
             key = BatchKey(self.seed + _PURPOSE, round_idx, index)
             (sample,) = self.sampler.sample_bulk(self.graph, [seeds], [key])

@@ -52,6 +52,7 @@ class BatchLoader:
         prefetch: Bulks made ahead of the one being consumed. Default: one for each thread and one more.
     """
 
+    num_ranks = 1  # whoever makes loaders for several ranks says so
     batch_sampler = None  # Lightning asks any loader that has a sampler for this too
 
     def __init__(

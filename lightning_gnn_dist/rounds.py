@@ -63,6 +63,8 @@ class EverySteps:
                 f"Rounds that grow by {self.growth} need a limit, or the last ones never end: "
                 f"EverySteps({self.steps}, growth={self.growth}, limit={16 * self.steps})."
             )
+        if self.limit is not None and (isinstance(self.limit, bool) or not isinstance(self.limit, int)):
+            raise ValueError(f"limit must be a positive integer, got {self.limit!r}.")
         if self.limit is not None and self.limit < self.steps:
             raise ValueError(f"limit ({self.limit}) must not be below steps ({self.steps}).")
 

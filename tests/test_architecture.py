@@ -21,7 +21,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampling": {"graph"},
     "loader": {"graph", "sampling"},
     "global_batches": {"graph", "sampling"},
-    "datamodule": {"graph", "partition", "residency", "coverage", "sampling", "loader", "global_batches"},
+    "parts": {"graph", "partition", "sampling"},
+    "datamodule": {"graph", "partition", "residency", "coverage", "sampling", "loader", "global_batches", "parts"},
     #
     "collectives": set(),
     "rounds": set(),

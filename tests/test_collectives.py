@@ -89,6 +89,26 @@ def test_bytes_are_those_of_a_ring() -> None:
     assert run_ranks(grouped, 4, count) == [2 * 4000 * 3 / 4] * 4
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.cfloat])
+def test_a_checksum_sees_every_bit(dtype: torch.dtype) -> None:
+    tensor = torch.randn(37, generator=torch.Generator().manual_seed(0)).to(dtype)
+    sums = {collectives.checksum([torch.zeros(3), tensor])}
+    octets = tensor.view(torch.uint8)
+    bits = range(8 * octets.numel()) if dtype != torch.bool else range(0, 8 * octets.numel(), 8)
+    for bit in bits:
+        octets[bit // 8] ^= 1 << bit % 8
+        sums.add(collectives.checksum([torch.zeros(3), tensor]))
+        octets[bit // 8] ^= 1 << bit % 8
+    assert len(sums) == 1 + len(bits)
+    assert collectives.checksum([torch.zeros(3), tensor.clone()]) in sums
+    assert collectives.checksum([tensor, torch.zeros(3)]) not in sums
+
+
+def test_a_checksum_takes_empty_and_strided_tensors() -> None:
+    matrix = torch.arange(12.0).view(3, 4)
+    assert collectives.checksum([torch.empty(0), matrix.t()]) == collectives.checksum([matrix.t().contiguous()]) != 0
+
+
 def test_alone_everything_is_a_no_op() -> None:
     tensor = torch.tensor([1.0, 2.0])
     collectives.average_([tensor], weight=0.0)

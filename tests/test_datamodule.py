@@ -20,6 +20,7 @@ from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.rounds import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -268,6 +269,64 @@ def test_prediction_covers_all_nodes_in_order() -> None:
 
 
 # Refusals.
+
+
+def different_graphs(rank: int, world_size: int, what: str) -> None:
+    graph = communities(600, 4, num_features=12, train_share=0.15, seed=3 + rank * (what == "edges"))
+    if what == "mask":
+        graph.node_arrays["test_mask"][rank] ^= True
+    fit_with(rank, world_size, graph, {})
+
+
+@pytest.mark.parametrize("what", ["edges", "mask"])
+def test_ranks_with_different_graphs_are_refused(what: str) -> None:
+    with pytest.raises(RankError, match=r"Ranks \[1\] have another graph than rank 0") as error:
+        run_ranks(different_graphs, 2, what)
+    assert set(error.value.failures) == {0, 1}
+
+
+def loader_alone(rank: int, world_size: int) -> None:
+    warnings.filterwarnings("ignore", "You defined a `validation_step`")
+    data = PartitionedDataModule(small_graph())
+    trainer(world_size, LocalSGDStrategy(**PATIENCE)).fit(model(), data.train_dataloader())
+
+
+def test_a_loader_made_without_the_trainer_is_refused() -> None:
+    with pytest.raises(RankError, match=r"made for 1 rank, and 2 train.*trainer\.fit\(model, datamodule\)"):
+        run_ranks(loader_alone, 2)
+
+
+def test_a_partitioner_that_cannot_work_fails_on_all_ranks() -> None:
+    with pytest.raises(RankError, match="num_supernodes") as error:
+        run_ranks(fit_with, 2, small_graph(), {"partitioner": SuperNodePartitioner(10**6)})
+    assert set(error.value.failures) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampler": [5, 5]}, r"such as NeighborSampler\(\[15, 10\]\), got \[5, 5\]"),
+        ({"sampler": NeighborSampler}, "A sampler is an object"),
+        ({"partitioner": "metis"}, r"such as MetisPartitioner\(\), or a Partition, got 'metis'"),
+        ({"partitioner": MetisPartitioner}, "A partitioner is an object"),
+    ],
+)
+def test_wrong_kinds_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        PartitionedDataModule(small_graph(), **options)
+
+
+def test_it_can_be_printed_while_loaders_are_open() -> None:
+    data = PartitionedDataModule(small_graph())
+    data.train_dataloader()
+    assert "num_nodes=600" in str(data) and "MetisPartitioner" in repr(data)
+
+
+def test_no_training_node_at_all_is_said() -> None:
+    graph = small_graph()
+    graph.node_arrays["train_mask"].zero_()
+    with pytest.raises(ValueError, match="train_mask marks no node"):
+        PartitionedDataModule(graph).train_dataloader()
 
 
 def fit_with(rank: int, world_size: int, graph: Graph, options: dict[str, Any]) -> None:

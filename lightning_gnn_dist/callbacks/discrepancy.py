@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.strategies.base import RoundStrategy
 from lightning_gnn_dist.strategies.gradients import evaluating, mean_gradient, unrecorded
-from lightning_gnn_dist.strategies.refusals import check_at_least, require_batches
+from lightning_gnn_dist.strategies.refusals import check_at_least, require_batches, require_step
 
 
 class DiscrepancyProbe(Callback):
@@ -29,17 +29,18 @@ class DiscrepancyProbe(Callback):
     directions of their own: correct more (``drift``, ``correction_steps``), meet more often, or cut the graph so
     that parts look alike (``RandomPartitioner``, ``SuperNodePartitioner``).
 
-    Costs ``2 * steps`` gradients and one exchange of the size of the model each time. Logs
-    ``round/discrepancy`` and ``round/discrepancy_worst``.
+    Costs two passes over the training nodes, or ``2 * steps`` gradients, and one exchange of the size of the model
+    each time. Logs ``round/discrepancy`` and ``round/discrepancy_worst``.
 
     Args:
         every_n_rounds: How often to measure.
-        steps: Batches that each of the two gradients is taken over, at most.
+        steps: Batches that each of the two gradients is taken over. Default: a pass. With few of them the noise of
+            batches is measured along, and near the end of a training it is larger than any difference of parts.
     """
 
-    def __init__(self, every_n_rounds: int = 1, steps: int = 4) -> None:
+    def __init__(self, every_n_rounds: int = 1, steps: int | None = None) -> None:
         check_at_least("every_n_rounds", every_n_rounds, 1)
-        check_at_least("steps", steps, 1)
+        check_at_least("steps", 1 if steps is None else steps, 1)
         self.every_n_rounds = every_n_rounds
         self.steps = steps
 
@@ -50,6 +51,7 @@ class DiscrepancyProbe(Callback):
                 "strategy of rounds such as LocalSGDStrategy or LLCGStrategy."
             )
         require_batches(trainer, "correction_batches", "DiscrepancyProbe")
+        require_step(pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         strategy, data = trainer.strategy, trainer.datamodule  # type: ignore[attr-defined]
@@ -57,8 +59,9 @@ class DiscrepancyProbe(Callback):
         if strategy.round_idx % self.every_n_rounds:
             return
         with unrecorded(pl_module), evaluating(pl_module):
-            own, _ = mean_gradient(strategy, islice(data.anchor_batches(strategy.round_idx), self.steps))
-            whole, seeds = mean_gradient(strategy, islice(data.correction_batches(strategy.round_idx), self.steps))
+            parts = list(islice(data.anchor_batches(strategy.round_idx), self.steps))
+            own, _ = mean_gradient(strategy, parts)
+            whole, seeds = mean_gradient(strategy, data.correction_batches(strategy.round_idx, stop=len(parts)))
         collectives.average_(whole, seeds)
         difference = _norm([mine - ours for mine, ours in zip(own, whole, strict=True)])
         kappas = collectives.gather_rows(difference / _norm(whole).clamp(min=1e-12))

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 ROWS_AT_ONCE = 1 << 16
+RESERVED = {"n_id", "batch_size", "num_sampled_nodes", "num_sampled_edges", "blocks", "coverage"}
 
 
 def compress(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,6 +43,8 @@ def _check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
 def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The tensors of ``data`` with a row per node, and those with a row per edge."""
     _check_data(data)
+    if taken := RESERVED & data.to_dict().keys():
+        raise ValueError(f"{sorted(taken)} are names that batches use themselves: rename these arrays of the data.")
     nodes: dict[str, Tensor] = {}
     edges: dict[str, Tensor] = {}
     for name, value in data.to_dict().items():

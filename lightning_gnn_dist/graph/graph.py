@@ -28,7 +28,7 @@ class Graph:
         node_arrays: Arrays with one row per node: ``x``, ``y``, ``train_mask``, ...
         edge_arrays: Arrays with one row per edge, in the order of ``indices``: ``edge_weight``, ...
         path: Where the graph is saved, if it was opened from disk.
-        fingerprint: Identifies structure and training nodes. Computed when left out.
+        fingerprint: Identifies edges and masks. Computed when left out.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class Graph:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what a partition depends on: the edges and which nodes are trained on."""
+        """A hash of the edges and of which nodes are trained and evaluated on."""
         if self._fingerprint is None:
             digest = hashlib.blake2b(digest_size=16)
-            for tensor in (self.indptr, self.indices, self.node_arrays.get("train_mask")):
-                if tensor is not None:
-                    digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-                    for piece in tensor.split(EDGES_AT_ONCE):
-                        digest.update(piece.contiguous().numpy())
+            masks = {name: array for name, array in sorted(self.node_arrays.items()) if name.endswith("_mask")}
+            for name, tensor in {"indptr": self.indptr, "indices": self.indices, **masks}.items():
+                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                for piece in tensor.split(EDGES_AT_ONCE):
+                    digest.update(piece.contiguous().numpy())
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
 

@@ -7,10 +7,11 @@ import math
 import mmap
 import os
 import platform
+import re
 import shutil
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def write(path: Path, arrays: Mapping[str, Tensor], fingerprint: str, *, overwri
         raise FileExistsError(f"{path} exists already. Choose another path, or graph.save(path, overwrite=True).")
     if path.exists() and not (path / "meta.json").exists():
         raise FileExistsError(f"{path} exists and is not a saved graph, so it is not overwritten. Choose another path.")
+    _check_names(arrays)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.parent / f".{path.name}.{uuid.uuid4().hex}"
     try:
@@ -42,6 +44,7 @@ def write(path: Path, arrays: Mapping[str, Tensor], fingerprint: str, *, overwri
 def read(path: Path) -> tuple[dict[str, Tensor], str]:
     """Map every array. Sizes are checked against ``meta.json``; contents are not read."""
     meta = _read_meta(path)
+    _check_names(meta["arrays"])
     arrays = {name: _map(path / f"{name}.npy", entry) for name, entry in meta["arrays"].items()}
     return arrays, meta["fingerprint"]
 
@@ -77,12 +80,24 @@ def _read_meta(path: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is damaged ({error}). Save the graph again.") from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise ValueError(f"{path} is not a graph saved by this package: its meta.json does not say {FORMAT!r}.")
+    if not isinstance(meta.get("version"), int) or not {"arrays", "fingerprint"} <= meta.keys():
+        raise ValueError(f"{file} is damaged (entries are missing). Save the graph again.")
     if meta["version"] > VERSION:
         raise ValueError(
             f"{path} was saved in format version {meta['version']}, and this release reads up to {VERSION}: "
             "upgrade lightning_gnn_dist, or save the graph again with this release."
         )
     return meta
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """A name becomes the name of a file, and must stay inside the directory."""
+    for name in names:
+        if not re.fullmatch(r"indptr|indices|(nodes|edges)/\w[^/\\\0]*", name):
+            raise ValueError(
+                f"{name.partition('/')[2] or name!r} cannot be the name of a saved array: start it with a letter, and "
+                "use no slashes."
+            )
 
 
 def _map(file: Path, entry: dict[str, Any]) -> Tensor:

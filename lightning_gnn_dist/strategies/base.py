@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -18,9 +18,16 @@ from torch.optim import Optimizer
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.rounds import EveryPass, RoundClock, RoundProgress, schedule
 from lightning_gnn_dist.strategies import refusals, replica_state
+from lightning_gnn_dist.strategies.companion import Companion, Votes
 from lightning_gnn_dist.strategies.drift import DriftCorrection
-from lightning_gnn_dist.strategies.gradients import evaluating, mean_gradient, trained_parameters, unrecorded
-from lightning_gnn_dist.strategies.lightning_internals import announce_sigterm, take_over_sigterm
+from lightning_gnn_dist.strategies.gradients import (
+    evaluating,
+    loss_scale,
+    mean_gradient,
+    trained_parameters,
+    unrecorded,
+)
+from lightning_gnn_dist.strategies.lightning_internals import give_back_sigterm, take_over_sigterm
 from lightning_gnn_dist.strategies.round_loader import RoundLoader
 
 Weights = Literal["uniform", "nodes"]
@@ -50,7 +57,8 @@ class RoundStrategy(DDPStrategy):
         average_optimizer: Average the state of the optimizers too (moments, not only weights).
         drift: ``"ranks"`` corrects the drift of the replicas: after a meeting every rank computes its own gradient
             and the mean of all at the averaged model, and shifts each local gradient by their difference. One more
-            exchange of the size of the model, and ``anchor_steps`` more gradients, per round.
+            exchange of the size of the model, and ``anchor_steps`` more gradients, per round. The shift comes before
+            clipping; with manual optimisation, which clips in ``training_step``, after it.
         drift_decay: By which the shift fades with each local step: the anchor grows stale. 1 keeps it.
         anchor_steps: Batches of the own part that the anchor gradient is taken over, at most; one pass if fewer.
         timeout: How long a collective may take before the ranks give up.
@@ -87,18 +95,19 @@ class RoundStrategy(DDPStrategy):
         self.weights = weights
         self.buffers: str = buffers
         self.average_optimizer = average_optimizer
-        self.drift_correction = None if drift is None else DriftCorrection(drift_decay)
+        self.drift_correction: DriftCorrection | None = None
+        self.drift_decay = drift_decay
         self.drift: str | None = drift
         self.anchor_steps = anchor_steps
         self.round_idx = 0
         self.batches_done = 0
-        self.local_batches = 0
+        self.batches_of_ranks: list[int] = []
         self.in_round = False
         self.stop_requested = False
         self.sigterm_received = False
         self._resumed: replica_state.ReplicaState | None = None
         self._round_loader: RoundLoader | None = None
-        self._companion = _Companion(self)
+        self._companion = Companion(self)
 
     # What a subclass says.
 
@@ -130,6 +139,8 @@ class RoundStrategy(DDPStrategy):
             take_over_sigterm(trainer, self._on_sigterm)
             if self.drift is not None:
                 refusals.require_batches(trainer, "anchor_batches", f"drift={self.drift!r}")
+                refusals.require_step(self._module())
+            self.drift_correction = None if self.drift is None else DriftCorrection(self.drift_decay)
         super().setup(trainer)
 
     def configure_ddp(self) -> None:
@@ -146,11 +157,14 @@ class RoundStrategy(DDPStrategy):
                 f"{type(self).__name__} needs a training loader with a length, to know what a pass is; "
                 f"{type(dataloader).__name__} has none. Use PartitionedDataModule, or a map-style dataset."
             )
+        refusals.check_ranks_of_loader(dataloader, self.world_size)
         self._round_loader = RoundLoader(dataloader, lambda: self.batches_done, self._round_is_over)
         return self._round_loader
 
     def on_train_start(self) -> None:
         super().on_train_start()
+        fingerprint = getattr(self._module().trainer.datamodule, "fingerprint", "0")  # type: ignore[attr-defined]
+        refusals.check_same_graph([number for (number,) in self._gather([int(fingerprint[:15], 16)])])
         rank_zero_info(schedule(self.clock, self._module().trainer.max_epochs, self._steps_per_pass()))
         if self._resumed is None:
             self._set_anchor()
@@ -166,13 +180,16 @@ class RoundStrategy(DDPStrategy):
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         """Take back what :meth:`extra_state` gave."""
         if self.drift_correction is not None:
-            if "drift" not in state:
-                raise ValueError(f"The checkpoint was written without drift correction: resume without {self.drift=}.")
-            self.drift_correction.restore(state["drift"], trained_parameters(self._module()))
+            if "drift" in state:
+                self.drift_correction.restore(state["drift"], trained_parameters(self._module()))
+            else:  # the run that wrote the checkpoint did not correct drift; this one begins to
+                self._set_anchor()
 
     def teardown(self) -> None:
         if self._round_loader is not None:
             self._round_loader.close()
+        if self.lightning_module is not None and self.lightning_module._trainer is not None:
+            give_back_sigterm(self.lightning_module._trainer)
         super().teardown()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
@@ -211,19 +228,38 @@ class RoundStrategy(DDPStrategy):
 
     def meet(self, batches: int) -> list[Votes]:
         """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""
-        self.local_batches = batches
+        self.batches_of_ranks = self._share_batches(batches)
         self.end_round()
-        self.in_round = False
         equal = collectives.checksum(self._averaged_tensors())
         mine = Votes(batches, self.stop_requested, self.sigterm_received, equal)
-        row = torch.tensor([int(vote) for vote in mine], device=self.root_device)
-        votes = [Votes(b, bool(s), bool(t), c) for b, s, t, c in collectives.gather_rows(row).tolist()]
+        votes = [Votes(b, bool(s), bool(t), c) for b, s, t, c in self._gather(mine)]
         refusals.check_replicas([vote.checksum for vote in votes], self.round_idx)
         self.round_idx += 1
         self.batches_done += batches
         self.stop_requested = False
         self._set_anchor()
+        self.in_round = False  # last: what fails before this leaves no checkpoint that could be resumed
         return votes
+
+    def _gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """The numbers of all ranks, on every rank."""
+        row = torch.tensor([int(number) for number in numbers], device=self.root_device)
+        rows: list[list[int]] = collectives.gather_rows(row).tolist()
+        return rows
+
+    def _share_batches(self, batches: int) -> list[int]:
+        """How many batches each rank took in this round, and a check that all are about to exchange the same."""
+        sizes = sum(tensor.numel() for tensor in self._averaged_tensors())
+        rows = self._gather([batches, sizes])
+        refusals.check_sizes([size for _, size in rows])
+        return [count for count, _ in rows]
+
+    def shift_gradients(self, optimizer: Optimizer) -> None:
+        """Correct the drift of the gradients that ``optimizer`` is about to use."""
+        if self.drift_correction is not None:
+            # Fused optimizers unscale gradients themselves, later.
+            still_scaled = getattr(optimizer, "_step_supports_amp_scaling", False)
+            self.drift_correction.apply_(optimizer, loss_scale(self) if still_scaled else 1.0)
 
     def _set_anchor(self) -> None:
         """Take the anchor gradients of the round that begins. All ranks are here: at the start, or at a meeting."""
@@ -257,61 +293,3 @@ class RoundStrategy(DDPStrategy):
     def _module(self) -> LightningModule:
         assert self.lightning_module is not None
         return self.lightning_module
-
-
-class Votes(NamedTuple):
-    """What a rank says at a meeting."""
-
-    batches: int
-    stop: bool
-    sigterm: bool
-    checksum: int
-
-
-class _Companion(Callback):
-    """Strategies have no hook at the end of a batch; callbacks have. This one calls the meeting."""
-
-    def __init__(self, strategy: RoundStrategy) -> None:
-        self.strategy = strategy
-        self.min_epochs: int | None = None
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.min_epochs = trainer.fit_loop.min_epochs
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # One rank that stops in mid-round would leave the others waiting at the meeting. Lightning finishes an
-        # epoch that min_epochs asks for, so a stop takes effect at its end, after the vote.
-        running = trainer.fit_loop.epoch_progress.current.processed + 1  # type: ignore[attr-defined]
-        trainer.fit_loop.min_epochs = max(running, self.min_epochs or 0)
-
-    def on_train_batch_start(self, *args: Any) -> None:
-        self.strategy.in_round = True
-
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        # After mixed precision has unscaled the gradients, and before they are clipped.
-        if self.strategy.drift_correction is not None:
-            self.strategy.drift_correction.apply_(optimizer)
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        if not trainer.is_last_batch:
-            return
-        self.strategy.stop_requested |= trainer.should_stop
-        votes = self.strategy.meet(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
-        if any(vote.stop for vote in votes):
-            trainer.should_stop = True
-        if any(vote.sigterm for vote in votes):
-            announce_sigterm(trainer)
-        self._log_figures(pl_module, votes)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.fit_loop.min_epochs = self.min_epochs
-
-    def _log_figures(self, module: LightningModule, votes: list[Votes]) -> None:
-        figures = {
-            "round/index": float(self.strategy.round_idx),
-            "round/batches": float(sum(vote.batches for vote in votes)),
-            "comm/bytes_sent": collectives.traffic.bytes_sent,
-            "comm/seconds": collectives.traffic.seconds,
-        }
-        # This rank's figures, without a collective: with both flags Lightning neither sends nor complains.
-        module.log_dict(figures, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, rank_zero_only=True)

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import inspect
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.strategies import refusals, replica_state
 
 Mode = Literal["persistent", "reset", "averaged", "sgd"]
 Make = Callable[[list[Tensor]], Optimizer]
+
+_LASTING = ("persistent", "sgd", "function")  # the other modes start anew in every round
+_WAY_OUT = (
+    "give the correction one of its own, such as "
+    "correction_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.001)."
+)
 
 
 class CorrectionOptimizer:
     """Steps along global gradients, with a state that never mixes with that of the local steps.
 
+    In a round every rank calls :meth:`prepare`; then those ranks that correct call :meth:`step`. Stepped are the
+    parameters that a local optimizer holds, whatever the mode.
+
     Args:
         mode: Where its state comes from; see :class:`~lightning_gnn_dist.strategies.llcg.LLCGStrategy`. Or a
-            function from parameters to an optimizer, whose state persists.
-        lr: Its learning rate. Default: that of the local steps.
+            function from parameters to an optimizer, whose state persists. The function is called again when the
+            local optimizers take up other parameters, as in unfreezing; what had a state keeps it.
+        lr: Its learning rate, the same in every round. Default: in each group that of the local steps, schedule
+            included.
     """
 
     def __init__(self, mode: Mode | Make, lr: float | None) -> None:
@@ -37,60 +54,194 @@ class CorrectionOptimizer:
         self.mode = mode
         self.lr = lr
         self._optimizers: list[Optimizer] = []
-        self._made_in_round = -1
+        self._local: list[Optimizer] = []  # those that _optimizers were made for, with _layout their parameters
+        self._layout: list[Any] = []
+        self._round_idx: int | None = None
+
+    def check(self, local: Sequence[Optimizer]) -> None:
+        """Refuse local optimizers that a correction cannot have another of."""
+        if self._name in ("persistent", "reset", "averaged"):
+            for optimizer in local:
+                _check_copies(optimizer)
+
+    def prepare(self, local: Sequence[Optimizer], parameters: list[Tensor], round_idx: int) -> None:
+        """Be ready for the steps of a round. Collective: every rank calls it, also one that will take no step."""
+        self._renew(local, parameters)
+        if self.mode == "averaged":
+            _start_from_mean(self._optimizers, local)
+        self._round_idx = round_idx
 
     def step(
         self, local: Sequence[Optimizer], parameters: list[Tensor], gradient: list[Tensor], round_idx: int
     ) -> None:
-        """One step of ``parameters`` along ``gradient``. Leaves no gradients behind."""
-        if not self._optimizers or (self.mode in ("reset", "averaged") and self._made_in_round != round_idx):
-            self._optimizers = self._make(local, parameters)
-            self._made_in_round = round_idx
-            if self.mode == "averaged":
-                _start_from_mean(self._optimizers, local)
+        """One step of ``parameters`` along ``gradient``. Leaves no gradients behind. Not collective."""
+        if self._round_idx != round_idx:
+            raise RuntimeError(f"prepare() must be called on every rank before the first step of round {round_idx}.")
         self._follow_lr(local)
+        self._drop_gradients()  # also the old ones of parameters that are frozen by now
+        held = {id(parameter) for parameter in _parameters_of(self._optimizers)}
         for parameter, direction in zip(parameters, gradient, strict=True):
-            parameter.grad = direction
+            if id(parameter) in held:
+                parameter.grad = direction
         for optimizer in self._optimizers:
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients()
 
-    def state(self) -> list[dict[str, Any]]:
-        return [optimizer.state_dict() for optimizer in self._optimizers]
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: the mode, and copies on the CPU of what a later round builds on."""
+        lasting = self._optimizers if self._name in _LASTING else []
+        return {"mode": self._name, "optimizers": [_plain(optimizer.state_dict()) for optimizer in lasting]}
 
-    def restore(self, state: list[dict[str, Any]], local: Sequence[Optimizer], parameters: list[Tensor]) -> None:
-        if state:
-            self._optimizers = self._make(local, parameters)
-        for optimizer, saved in zip(self._optimizers, state, strict=True):
-            optimizer.load_state_dict(saved)
+    def restore(self, state: Mapping[str, Any], local: Sequence[Optimizer], parameters: list[Tensor]) -> None:
+        """Take back what :meth:`state` gave. Not collective."""
+        if state["mode"] != self._name:
+            raise ValueError(
+                f"The checkpoint's correction optimizer is {state['mode']!r}, this strategy's is {self._name!r}: "
+                "resume with correction_optimizer as it was, or start from the checkpoint's weights "
+                "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
+            )
+        self._optimizers = []
+        if not state["optimizers"]:
+            return
+        self._renew(local, parameters)
+        _check_sizes(state["optimizers"], self._optimizers)
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(copy.deepcopy(saved))  # it keeps tensors that it need not cast
 
-    def _make(self, local: Sequence[Optimizer], parameters: list[Tensor]) -> list[Optimizer]:
+    @property
+    def _name(self) -> str:
+        return "function" if callable(self.mode) else self.mode
+
+    def _renew(self, local: Sequence[Optimizer], parameters: list[Tensor]) -> None:
+        """Make the optimizers, unless those of the last round still fit what the local optimizers hold."""
+        ids = {id(parameter) for parameter in _parameters_of(local)}
+        held = [parameter for parameter in parameters if id(parameter) in ids]
+        layout = [id(parameter) for parameter in held] if callable(self.mode) else _layout(local)
+        # Another fit brings other local optimizers. Theirs begin without a state, and so do ours.
+        same_fit = len(local) == len(self._local) and all(map(operator.is_, local, self._local))
+        old = self._optimizers if same_fit and self._name in _LASTING else []
+        if old and layout == self._layout:
+            return
+        self._optimizers = self._make(local, held)
+        for optimizer, former in zip(self._optimizers, old, strict=False):
+            _take_over_state(optimizer, former)
+        self._local, self._layout = list(local), layout
+
+    def _make(self, local: Sequence[Optimizer], held: list[Tensor]) -> list[Optimizer]:
         if callable(self.mode):
-            return [self.mode(parameters)]
+            return [_checked(self.mode(held))]
         if self.mode == "sgd":
-            return [torch.optim.SGD(parameters, lr=self.lr or local[0].param_groups[0]["lr"])]
-        made = []
-        for optimizer in local:
-            groups = [dict(group) for group in optimizer.param_groups]
-            made.append(type(optimizer)(groups, **optimizer.defaults))
-        return made
+            return [_sgd_for(optimizer) for optimizer in local]
+        self.check(local)
+        return [_another(optimizer) for optimizer in local]
 
     def _follow_lr(self, local: Sequence[Optimizer]) -> None:
         if callable(self.mode):
             return
-        leaders = local if self.mode != "sgd" else local[:1]
-        for own, leader in zip(self._optimizers, leaders, strict=True):
-            for group, other in zip(own.param_groups, leader.param_groups, strict=False):
+        for own, leader in zip(self._optimizers, local, strict=True):
+            for group, other in zip(own.param_groups, leader.param_groups, strict=True):
                 group["lr"] = other["lr"] if self.lr is None else self.lr
+
+    def _drop_gradients(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+
+def _another(optimizer: Optimizer) -> Optimizer:
+    """One of the same kind, groups and options, without state and without hooks.
+
+    Not by its constructor, whose arguments nobody knows: ``defaults`` may hold more (AdamW) or fewer.
+    """
+    made = type(optimizer).__new__(type(optimizer))
+    plain = {name: value for name, value in vars(optimizer).items() if isinstance(value, bool | int | float | str)}
+    vars(made).update(plain)  # not `step`, which a scheduler ties to its own optimizer
+    groups = _copied_groups(optimizer)
+    made.__setstate__({"defaults": dict(optimizer.defaults), "state": defaultdict(dict), "param_groups": groups})
+    if isinstance(optimizer, torch.optim.Adagrad):  # the only one of torch's that makes its state in its constructor
+        start = optimizer.defaults["initial_accumulator_value"]
+        made.state.update(torch.optim.Adagrad(_copied_groups(optimizer), initial_accumulator_value=start).state)
+    return made
+
+
+def _copied_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    return [group | {"params": list(group["params"])} for group in optimizer.param_groups]
+
+
+def _sgd_for(optimizer: Optimizer) -> Optimizer:
+    """Plain SGD in the groups of ``optimizer``. Each step sets the learning rate."""
+    return torch.optim.SGD([{"params": list(group["params"])} for group in optimizer.param_groups], lr=1.0)
+
+
+def _take_over_state(optimizer: Optimizer, former: Optimizer) -> None:
+    for parameter in _parameters_of([optimizer]):
+        if parameter in former.state:
+            optimizer.state[parameter] = former.state[parameter]
 
 
 def _start_from_mean(optimizers: Sequence[Optimizer], local: Sequence[Optimizer]) -> None:
     """Collective: give ``optimizers`` the mean of the ranks' local states, which stay as they are."""
-    copies = []
     for own, other in zip(optimizers, local, strict=True):
-        own.load_state_dict(other.state_dict())  # copies what it reads
-        for state in own.state.values():
-            copied = {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
-            state.update(copied)
-            copies += [value for name, value in sorted(copied.items()) if isinstance(value, Tensor)]
-    collectives.average_(copies)
+        for parameter, state in other.state.items():
+            own.state[parameter] = copy.deepcopy(state)
+    tensors = replica_state.optimizer_tensors(optimizers)
+    device = _parameters_of(local)[0].device
+    sizes = torch.tensor([sum(tensor.numel() for tensor in tensors)], device=device)
+    refusals.check_sizes(collectives.gather_rows(sizes).flatten().tolist())
+    collectives.average_(tensors)
+
+
+def _parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+
+
+def _layout(optimizers: Iterable[Optimizer]) -> list[list[list[int]]]:
+    return [[[id(p) for p in group["params"]] for group in optimizer.param_groups] for optimizer in optimizers]
+
+
+def _plain(value: Any) -> Any:
+    """Only what ``torch.load(weights_only=True)`` reads."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, np.generic):  # a learning rate that a schedule computed with numpy
+        return value.item()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+
+
+def _checked(optimizer: Any) -> Optimizer:
+    """What the user's function gave."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"correction_optimizer must give a torch.optim.Optimizer, its result is a {type(optimizer).__name__}: "
+            + _WAY_OUT
+        )
+    _check_steps_alone(optimizer)
+    return optimizer
+
+
+def _check_copies(optimizer: Optimizer) -> None:
+    name = type(optimizer).__name__
+    _check_steps_alone(optimizer)
+    if any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
+        raise ValueError(f"{name} wraps another optimizer, whose state a copy would share: {_WAY_OUT}")
+
+
+def _check_steps_alone(optimizer: Optimizer) -> None:
+    name = type(optimizer).__name__
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(f"{name} computes gradients itself, in a closure, which no correction can give: {_WAY_OUT}")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError(f"{name} takes sparse gradients only, and those of a correction are dense: {_WAY_OUT}")
+
+
+def _check_sizes(saved: Sequence[Mapping[str, Any]], optimizers: Sequence[Optimizer]) -> None:
+    theirs = [[len(group["params"]) for group in state["param_groups"]] for state in saved]
+    ours = [[len(group["params"]) for group in optimizer.param_groups] for optimizer in optimizers]
+    if theirs != ours:
+        raise ValueError(
+            f"The checkpoint's correction optimizers hold {theirs} parameters, by optimizer and group, and the model's "
+            f"make {ours}: resume with the optimizers that configure_optimizers() gave then, and with the parameters "
+            "unfrozen that were."
+        )

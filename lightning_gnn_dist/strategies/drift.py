@@ -44,12 +44,16 @@ class DriftCorrection:
         self._steps.clear()
 
     @torch.no_grad()
-    def apply_(self, optimizer: Optimizer) -> None:
-        """Shift the gradients that ``optimizer`` is about to use. Parameters without a gradient keep none."""
+    def apply_(self, optimizer: Optimizer, scale: float = 1.0) -> None:
+        """Shift the gradients that ``optimizer`` is about to use. Parameters without a gradient keep none.
+
+        ``scale`` is by how much those gradients are still multiplied.
+        """
+        weight = scale * self.decay ** self._steps[id(optimizer)]
         stepping = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for parameter, shift in zip(self._parameters, self._shift, strict=True):
             if id(parameter) in stepping and parameter.grad is not None:
-                parameter.grad.add_(shift, alpha=self.decay ** self._steps[id(optimizer)])
+                parameter.grad.add_(shift, alpha=weight)
         self._steps[id(optimizer)] += 1
 
     def state(self) -> dict[str, Any]:

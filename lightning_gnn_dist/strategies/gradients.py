@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-Step = Callable[[Any], Tensor]
+Step = Callable[[Any], Tensor | None]
 
 
 def trained_parameters(module: nn.Module) -> list[Tensor]:
@@ -28,21 +28,26 @@ def mean_gradient(strategy: Strategy, batches: Iterable[Any]) -> tuple[list[Tens
         \frac{\sum_b n_b \nabla \mathcal{L}_b}{\sum_b n_b},
         \qquad n_b = \texttt{batch.batch\_size},\; \mathcal{L}_b \text{ the mean over the seeds of } b
 
-    Nothing is exchanged. A batch without seeds counts for nothing, and no batches give a zero gradient.
+    Nothing is exchanged. A batch without seeds, or whose step returns None, counts for nothing, and no batches give
+    a zero gradient.
     """
     module = strategy.lightning_module
     assert module is not None
-    parameters, step = trained_parameters(module), step_of(module)
+    parameters, step, scale = trained_parameters(module), step_of(module), loss_scale(strategy)
     total, seeds = [torch.zeros_like(parameter) for parameter in parameters], 0
     for batch in batches:
         if not batch.batch_size:
             continue
         with torch.enable_grad(), strategy.precision_plugin.train_step_context():
             loss = step(strategy.batch_to_device(batch))
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        if loss is None:
+            continue
+        gradients = torch.autograd.grad(loss * scale, parameters, allow_unused=True)
+        if scale != 1.0 and not all(bool(g.isfinite().all()) for g in gradients if g is not None):
+            continue  # an overflow of half precision: as in training, the batch is skipped
         for whole, gradient in zip(total, gradients, strict=True):
             if gradient is not None:
-                whole.add_(gradient, alpha=batch.batch_size)
+                whole.add_(gradient, alpha=batch.batch_size / scale)
         seeds += batch.batch_size
     return [whole.div_(max(seeds, 1)) for whole in total], float(seeds)
 
@@ -88,8 +93,16 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             child.training = True
 
 
-def _loss(output: Any, name: str) -> Tensor:
+def loss_scale(strategy: Strategy) -> float:
+    """By what mixed precision multiplies the loss, so that half precision holds its gradients."""
+    scaler = getattr(strategy.precision_plugin, "scaler", None)
+    return 1.0 if scaler is None else float(scaler.get_scale())
+
+
+def _loss(output: Any, name: str) -> Tensor | None:
     loss = output["loss"] if isinstance(output, dict) else output
+    if loss is None:  # Lightning's way to skip a batch
+        return None
     if not isinstance(loss, Tensor):
         raise TypeError(
             f"{name}() returned {type(loss).__name__}, but a correction needs the loss: return it, or define "

@@ -30,6 +30,12 @@ def take_over_sigterm(trainer: Trainer, on_signal: Callable[[], None]) -> None:
     loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
+def give_back_sigterm(trainer: Trainer) -> None:
+    """Undo :func:`take_over_sigterm`: what follows a fit has no meetings to vote in."""
+    trainer._signal_connector.__dict__.pop("_sigterm_notifier_fn", None)
+    trainer.fit_loop.epoch_loop.__dict__.pop("_broadcast_sigterm_tensor", None)
+
+
 def announce_sigterm(trainer: Trainer) -> None:
     """Make Lightning leave as if this rank had received SIGTERM: at the end of the epoch, with its hooks."""
     trainer._signal_connector.received_sigterm = True

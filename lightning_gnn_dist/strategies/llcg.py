@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from itertools import islice
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Trainer
@@ -26,7 +25,7 @@ from lightning_gnn_dist.rounds import RoundClock
 from lightning_gnn_dist.strategies import refusals
 from lightning_gnn_dist.strategies.base import RoundStrategy, StartMethod, Weights
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode
-from lightning_gnn_dist.strategies.gradients import has_own_step, mean_gradient, trained_parameters, unrecorded
+from lightning_gnn_dist.strategies.gradients import mean_gradient, trained_parameters, unrecorded
 from lightning_gnn_dist.strategies.statistics import reestimate_statistics
 
 Correction = Literal["sliced", "rank0"]
@@ -114,28 +113,25 @@ class LLCGStrategy(RoundStrategy):
     def setup(self, trainer: Trainer) -> None:
         if trainer.state.fn == TrainerFn.FITTING and self._needs_global_batches:
             refusals.require_batches(trainer, "correction_batches", "A correction on the whole graph")
-            if not self._module().automatic_optimization and not has_own_step(self._module()):
-                raise ValueError(
-                    "With manual optimisation training_step() takes steps itself, so it cannot be used for "
-                    "corrections: define correction_step(batch), which returns the mean loss over the seeds."
-                )
+            refusals.require_step(self._module())
         super().setup(trainer)
 
     def end_round(self) -> None:
         self.average_replicas()
         if (steps := self._steps()) > 0:
             with unrecorded(self._module()):
+                self._corrector.prepare(self.optimizers, trained_parameters(self._module()), self.round_idx)
                 (self._correct_together if self.correction == "sliced" else self._correct_on_rank0)(steps)
             if self.buffers == "average":  # each rank's forwards have moved its statistics
                 collectives.average_(self._module().buffers())
         if self.buffers == "global":
-            reestimate_statistics(self, islice(self._batches(sliced=True), self.anchor_steps))
+            reestimate_statistics(self, self._batches(sliced=True, stop=self.anchor_steps))
 
     def shared_gradient(self, own: list[Tensor]) -> list[Tensor]:
         if self.drift != "global":
             return super().shared_gradient(own)
-        # Batches that the corrections of this round did not use.
-        batches = islice(self._batches(sliced=True), self.anchor_steps)
+        # The round's first batches; its corrections take those that follow.
+        batches = self._batches(sliced=True, stop=self.anchor_steps)
         gradient, seeds = mean_gradient(self, batches)
         collectives.average_(gradient, seeds)
         return gradient
@@ -153,7 +149,7 @@ class LLCGStrategy(RoundStrategy):
         return bool(self.correction_steps) or self.drift == "global" or self.buffers == "global"
 
     def _correct_together(self, steps: int) -> None:
-        for batch in islice(self._batches(sliced=True), steps):
+        for batch in self._correction_batches(steps, sliced=True):
             gradient, seeds = mean_gradient(self, [batch])
             collectives.average_(gradient, seeds)  # the mean over the whole batch, whatever the slices' sizes
             self._step(gradient)
@@ -161,28 +157,34 @@ class LLCGStrategy(RoundStrategy):
     def _correct_on_rank0(self, steps: int) -> None:
         parameters = trained_parameters(self._module())
         if self.is_global_zero:
-            for batch in islice(self._batches(sliced=False), steps):
+            for batch in self._correction_batches(steps, sliced=False):
                 self._step(mean_gradient(self, [batch])[0])
         collectives.broadcast_([parameter.data for parameter in parameters])
 
     def _step(self, gradient: list[Tensor]) -> None:
         self._corrector.step(self.optimizers, trained_parameters(self._module()), gradient, self.round_idx)
 
-    def _batches(self, *, sliced: bool) -> Iterator[Any]:
+    def _correction_batches(self, steps: int, *, sliced: bool) -> Iterator[Any]:
+        skipped = self.anchor_steps if self.drift == "global" else 0
+        return self._batches(sliced=sliced, start=skipped, stop=skipped + steps)
+
+    def _batches(self, *, sliced: bool, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         datamodule = self._module().trainer.datamodule  # type: ignore[attr-defined]
-        batches: Iterator[Any] = datamodule.correction_batches(self.round_idx, sliced=sliced)
+        batches: Iterator[Any] = datamodule.correction_batches(self.round_idx, sliced=sliced, start=start, stop=stop)
         return batches
 
     def _steps(self) -> int:
         if isinstance(self.correction_steps, int):
             return self.correction_steps
         per_step: int = self._module().trainer.accumulate_grad_batches
-        return math.ceil(self.correction_steps * self.local_batches / per_step)
+        # The mean over ranks, so that all take as many even where a clock of their own ended their round.
+        mean = sum(self.batches_of_ranks) / len(self.batches_of_ranks)
+        return math.ceil(self.correction_steps * mean / per_step)
 
 
 def _check_steps(steps: int | float) -> None:
     is_number = isinstance(steps, int | float) and not isinstance(steps, bool)
-    if not is_number or steps < 0 or (isinstance(steps, float) and steps > 1):
+    if not is_number or not steps >= 0 or (isinstance(steps, float) and steps > 1):
         raise ValueError(
             f"correction_steps must be a whole number (2: two steps a round) or a share of the local steps between "
             f"0.0 and 1.0 (0.1: one for every ten), got {steps!r}."

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer
+
+from lightning_gnn_dist.strategies.gradients import has_own_step
 
 
 def check_choice(name: str, value: Any, choices: Any) -> None:
@@ -35,6 +37,27 @@ def check_trainer(strategy: str, trainer: Trainer, *, has_layer_sync: bool) -> N
         )
 
 
+def check_same_graph(fingerprints: list[int]) -> None:
+    """All ranks see the same fingerprints, so all of them raise or none."""
+    if len(set(fingerprints)) > 1:
+        odd = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
+        raise ValueError(
+            f"Ranks {odd} have another graph than rank 0: other edges, or other masks. Lightning runs the script once "
+            "per rank, so a split or a graph drawn without a seed differs from rank to rank: call "
+            "lightning.seed_everything(0) first, or save the graph once and give its path."
+        )
+
+
+def check_ranks_of_loader(loader: Any, world_size: int) -> None:
+    """A loader that was made before the ranks were there serves the whole graph to each of them."""
+    made_for = getattr(loader, "num_ranks", world_size)
+    if made_for != world_size:
+        raise ValueError(
+            f"The training loader was made for {made_for} rank, and {world_size} train: hand the data module itself to "
+            "the trainer, trainer.fit(model, datamodule), so that it can give each rank its part."
+        )
+
+
 def require_num_seeds(loader: Any) -> int:
     """The training nodes of this rank, as the data module's loader knows them."""
     num_seeds: int | None = getattr(loader, "num_seeds", None)
@@ -55,13 +78,31 @@ def require_batches(trainer: Any, name: str, what: str) -> None:
         )
 
 
+def require_step(module: Any) -> None:
+    """A gradient outside the loop needs a step that returns a loss and takes no optimizer step itself."""
+    if not module.automatic_optimization and not has_own_step(module):
+        raise ValueError(
+            "With manual optimisation training_step() takes steps itself, so gradients for corrections cannot come "
+            "from it: define correction_step(batch), which returns the mean loss over the seeds."
+        )
+
+
+def check_sizes(sizes: list[int]) -> None:
+    """All ranks see the same sizes, so all of them raise or none."""
+    if len(set(sizes)) > 1:
+        raise RuntimeError(
+            f"The ranks are about to average different numbers of values: {sizes}, in order of rank. A parameter is "
+            "frozen, or an optimizer has no state yet, on some ranks only."
+        )
+
+
 def check_replicas(checksums: list[int], round_idx: int) -> None:
     """All ranks see the same checksums, so all of them raise or none."""
     if len(set(checksums)) > 1:
         odd = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
         raise RuntimeError(
             f"After the meeting of round {round_idx} the replicas of ranks {odd} differ from that of rank 0. Something "
-            "changes weights on some ranks only: a callback at the end of a batch, or a parameter frozen on one rank."
+            "changes weights on some ranks only, for instance a callback at a meeting."
         )
 
 
@@ -72,6 +113,11 @@ def _conflicts(trainer: Any, has_layer_sync: bool) -> list[tuple[bool, str]]:
         (
             trainer.max_steps != -1 and not dry_run,
             f"max_steps={trainer.max_steps} ends the fit inside a round: use max_epochs, which counts rounds.",
+        ),
+        (
+            trainer.limit_train_batches != 1.0 and not dry_run,
+            f"limit_train_batches={trainer.limit_train_batches} cuts rounds short: shorten them instead, as with "
+            "EverySteps(10).",
         ),
         (
             trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch is None,
@@ -99,7 +145,18 @@ def _callback_conflicts(trainer: Any) -> list[tuple[bool, str]]:
                 "every_n_epochs, which counts rounds."
             )
             conflicts.append((by_step, reason))
+        if isinstance(callback, EMAWeightAveraging):
+            reason = (
+                "EMAWeightAveraging by steps averages another model on every rank: subclass WeightAveraging with "
+                "should_update(self, step_idx=None, epoch_idx=None): return epoch_idx is not None."
+            )
+            own = [_overrides(callback, name, EMAWeightAveraging) for name in ("on_train_batch_end", "should_update")]
+            conflicts.append((not any(own), reason))
         if isinstance(callback, Timer):
             reason = 'max_time stops ranks by their own clocks: use Timer(duration, interval="epoch") as a callback.'
             conflicts.append((callback._interval == "step", reason))
     return conflicts
+
+
+def _overrides(callback: Any, name: str, base: type) -> bool:
+    return getattr(type(callback), name) is not getattr(base, name)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -60,6 +61,10 @@ def add_to_checkpoint(
 
 def mark_in_round(checkpoint: dict[str, Any]) -> None:
     """Say that the weights are those of one replica, before its meeting. Not collective."""
+    rank_zero_warn(
+        "This checkpoint is written inside a round, so it holds rank 0's replica and cannot be resumed. Its weights "
+        "can be loaded. Checkpoints at the end of an epoch, which is a meeting, can be resumed."
+    )
     checkpoint[KEY] = {"version": VERSION, "ranks": None}
 
 

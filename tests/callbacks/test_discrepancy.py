@@ -19,7 +19,7 @@ from tests.strategies.test_llcg import PATIENCE, data_module, fit, model
 
 def measure(rank: int, world_size: int, partitioner: Any, probe: bool) -> tuple[float, float, State]:
     module = model(dropout=0.4)
-    callbacks: list[pl.Callback] = [DiscrepancyProbe(every_n_rounds=2, steps=100)] if probe else []
+    callbacks: list[pl.Callback] = [DiscrepancyProbe(every_n_rounds=2)] if probe else []
     strategy = LocalSGDStrategy(EverySteps(3), **PATIENCE)
     trainer = fit(strategy, module, data_module(partitioner=partitioner), world_size, callbacks=callbacks, max_epochs=2)
     found = [float(trainer.callback_metrics.get(f"round/discrepancy{end}", -1)) for end in ("", "_worst")]

@@ -64,6 +64,7 @@ def test_a_homogeneous_view_of_a_heterogeneous_graph_is_taken() -> None:
         ),
         ({"x": torch.eye(4).to_sparse()}, "x is sparse"),
         ({"edge_weight": torch.ones(2)}, "edge_weight has shape"),
+        ({"n_id": torch.arange(4)}, r"\['n_id'\] are names that batches use"),
     ],
 )
 def test_what_would_go_wrong_later_is_refused_now(changes: dict[str, Any], message: str) -> None:

@@ -112,6 +112,27 @@ def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
         Graph.open(tmp_path)
 
 
+def test_a_name_cannot_leave_the_directory(graph: Graph, saved: Path, tmp_path: Path) -> None:
+    graph.node_arrays["../../evil"] = torch.zeros(40)
+    with pytest.raises(ValueError, match=r"'\.\./\.\./evil' cannot be the name|\.\./\.\./evil cannot be the name"):
+        graph.save(tmp_path / "second")
+    meta = json.loads((saved / "meta.json").read_text())
+    meta["arrays"]["nodes/../../secret"] = meta["arrays"]["nodes/y"]
+    (saved / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match="cannot be the name"):
+        Graph.open(saved)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph"]
+
+
+@pytest.mark.parametrize("missing", ["arrays", "version", "fingerprint"])
+def test_an_incomplete_description_is_refused(saved: Path, missing: str) -> None:
+    meta = json.loads((saved / "meta.json").read_text())
+    del meta[missing]
+    (saved / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match="damaged"):
+        Graph.open(saved)
+
+
 def test_a_newer_version_is_refused(saved: Path) -> None:
     meta = json.loads((saved / "meta.json").read_text())
     (saved / "meta.json").write_text(json.dumps(meta | {"version": 99}))

@@ -21,6 +21,7 @@ from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.rounds import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.strategies.drift import DriftCorrection
 from lightning_gnn_dist.strategies.gradients import mean_gradient
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
@@ -278,6 +279,47 @@ def test_at_the_anchor_every_rank_steps_along_the_mean_gradient() -> None:
     assert max(float((left - right).abs().max()) for left, right in zip(first, expected, strict=True)) > 1e-4
 
 
+def test_the_shift_fades_with_the_steps_and_starts_anew_at_an_anchor() -> None:
+    weight = torch.zeros(2, requires_grad=True)
+    frozen = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight, frozen], lr=1.0)
+    drift = DriftCorrection(decay=0.5)
+    for _ in range(2):
+        drift.anchor([weight, frozen], [torch.tensor([3.0, 0.0])] * 2, [torch.tensor([1.0, 1.0])] * 2)
+        seen = []
+        for _ in range(3):
+            weight.grad = torch.zeros(2)
+            drift.apply_(optimizer)
+            seen.append(weight.grad.tolist())
+        assert seen == [[2.0, -1.0], [1.0, -0.5], [0.5, -0.25]]
+    assert frozen.grad is None
+
+
+def shares(rank: int, world_size: int, share: float) -> tuple[int, list[int]]:
+    counted = []
+
+    class Unequal:
+        """Ranks that end their rounds by clocks of their own."""
+
+        def is_over(self, progress: Any) -> bool:
+            return progress.local_steps >= 2 + 4 * rank
+
+    class Watch(LLCGStrategy):
+        def _correct_together(self, steps: int) -> None:
+            counted.append(steps)
+            super()._correct_together(steps)
+
+    strategy = Watch(Unequal(), correction_steps=share, **PATIENCE)
+    trainer = fit(strategy, model(), data_module(), world_size, max_epochs=2)
+    return trainer.global_step, counted
+
+
+def test_a_share_counts_the_mean_of_all_ranks_steps() -> None:
+    (few, first), (many, second) = run_ranks(shares, 2, 0.5)
+    assert (few, many) == (4, 12)
+    assert first == second == [2, 2]
+
+
 def one_rank_drift(rank: int, world_size: int) -> tuple[State, State]:
     states = []
     for options in ({}, {"drift": "ranks", "drift_decay": 1.0}):
@@ -296,16 +338,29 @@ def test_alone_there_is_no_drift_to_correct() -> None:
 # What the correction leaves alone.
 
 
-def logged(rank: int, world_size: int, steps: int) -> tuple[float, float]:
-    module = model(Batched)
-    strategy = LLCGStrategy(EverySteps(4), correction_steps=steps, drift="global", correction_lr=1e-12, **PATIENCE)
+class Logged(Batched):
+    def training_step(self, batch: Any) -> Tensor:
+        loss = super().training_step(batch)
+        self.log("plain_loss", loss, on_epoch=True, on_step=False, batch_size=batch.batch_size)
+        self.log_dict({"seeds": float(batch.batch_size)}, on_epoch=True, on_step=False, reduce_fx="sum", batch_size=1)
+        return loss
+
+
+def logged(rank: int, world_size: int, steps: int) -> list[float]:
+    module = model(Logged)
+    drift = "global" if steps else None
+    strategy = LLCGStrategy(EverySteps(4), correction_steps=steps, drift=drift, correction_lr=1e-12, **PATIENCE)
     trainer = fit(strategy, module, data_module(), world_size, max_epochs=1, limit_val_batches=0)
-    return float(trainer.callback_metrics["train_loss"]), float(module.losses._update_count)
+    return [float(trainer.callback_metrics[name]) for name in ("train_loss", "plain_loss", "seeds")]
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.filterwarnings("ignore:It is recommended to use `self.log")
 def test_corrections_do_not_reach_the_epochs_means() -> None:
-    assert [loss for loss, _ in run_ranks(logged, 2, 0)] == pytest.approx([loss for loss, _ in run_ranks(logged, 2, 5)])
+    # At a learning rate of nothing and with the shift of equal parts, corrections change no local step to speak of.
+    for without, with_corrections in zip(run_ranks(logged, 2, 0), run_ranks(logged, 2, 5), strict=True):
+        assert without[2] == with_corrections[2]
+        assert without[:2] == pytest.approx(with_corrections[:2], rel=0.2)
 
 
 class Own(SAGE):

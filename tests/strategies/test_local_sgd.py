@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
@@ -267,7 +268,8 @@ def test_nothing_is_sent_between_meetings() -> None:
         for start in (0, 5, 10):
             assert len(set(per_batch[start : start + 5])) == 1
         # One model at the start (half of it from each rank's view of a broadcast), then one average a round.
-        assert sent == pytest.approx(num_bytes * (0.5 + 3), rel=0.2)
+        # Beside it a few numbers: votes, sizes, checksums.
+        assert num_bytes * (0.5 + 3) < sent < num_bytes * (0.5 + 3) + 3 * 60
 
 
 # Law 7: a run that was stopped at a meeting and resumed ends where the other ends.
@@ -335,6 +337,7 @@ def fail_in_round(rank: int, world_size: int, path: str) -> None:
                 raise RuntimeError("out of luck")
             return super().training_step(batch)
 
+    warnings.filterwarnings("ignore", "This checkpoint is written inside a round")
     saver = ModelCheckpoint(path, save_on_exception=True)
     with pytest.raises(RuntimeError, match="out of luck"):
         fit(
@@ -437,7 +440,7 @@ def fit_twice_then_test(rank: int, world_size: int) -> tuple[int, list[float]]:
     trainer = fit(rank, strategy, module, devices=world_size)
     trainer.fit_loop.max_epochs = 5
     trainer.fit(module, batches(rank))
-    companions = [callback for callback in trainer.callbacks if type(callback).__name__ == "_Companion"]
+    companions = [callback for callback in trainer.callbacks if type(callback).__name__ == "Companion"]
     assert len(companions) == 1
     loss = trainer.test(module, batches(rank), verbose=False)[0]["test_loss"]
     return trainer.global_step, [loss]
@@ -446,6 +449,29 @@ def fit_twice_then_test(rank: int, world_size: int) -> tuple[int, list[float]]:
 def test_one_trainer_fits_twice_and_tests() -> None:
     first, second = run_ranks(fit_twice_then_test, 2)
     assert first == second and first[0] == 15
+
+
+def skipped_epoch(rank: int, world_size: int) -> None:
+    class Skip(Net):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if rank == 1 and batch_idx == 2 else None
+
+    fit(rank, local_sgd(EverySteps(4)), Skip(), devices=world_size)
+
+
+def test_an_epoch_that_is_left_without_a_meeting_is_an_error() -> None:
+    with pytest.raises(RankError, match="ended without a meeting"):
+        run_ranks(skipped_epoch, 2)
+
+
+def handlers(rank: int, world_size: int) -> bool:
+    trainer = fit(rank, local_sgd(), Net(), devices=world_size)
+    loop = trainer.fit_loop.epoch_loop
+    return "_sigterm_notifier_fn" in vars(trainer._signal_connector) or "_broadcast_sigterm_tensor" in vars(loop)
+
+
+def test_after_a_fit_sigterm_is_lightnings_again() -> None:
+    assert run_ranks(handlers, 2) == [False, False]
 
 
 def dry_run(rank: int, world_size: int) -> int:
@@ -475,6 +501,7 @@ def refused(rank: int, world_size: int, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"limit_train_batches": 20}, "limit_train_batches=20 cuts rounds short"),
         ({"max_steps": 5}, "max_steps=5 ends the fit inside a round: use max_epochs"),
         ({"val_check_interval": 0.5}, "use check_val_every_n_epoch"),
         ({"val_check_interval": 3, "check_val_every_n_epoch": None}, "use check_val_every_n_epoch"),
@@ -487,6 +514,7 @@ def refused(rank: int, world_size: int, options: dict[str, Any]) -> None:
         ({"max_time": "00:01:00:00"}, 'interval="epoch"'),
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs"),
         ({"overfit_batches": 2}, "overfit_batches"),
+        ({"callbacks": [EMAWeightAveraging()]}, "averages another model on every rank"),
     ],
 )
 def test_what_acts_in_mid_round_is_refused(options: dict[str, Any], message: str) -> None:

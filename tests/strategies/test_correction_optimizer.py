@@ -1,0 +1,391 @@
+"""The optimizer of correction steps: where its state comes from, and what it leaves alone."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
+from tests.ranks import RankError, run_ranks
+
+Make = Callable[[Any], Optimizer]
+
+ADAM: Make = lambda parameters: torch.optim.Adam(parameters, lr=0.01)  # noqa: E731
+KINDS: dict[str, Make] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, weight_decay=0.1),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, betas=(0.8, 0.9)),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.5),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+}
+kinds = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
+
+
+def weights(seed: int = 0, count: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(2, width + 1, generator=generator)) for width in range(count)]
+
+
+def gradient(step: int, like: list[Tensor]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1000 + step)
+    return [torch.randn(parameter.shape, generator=generator) for parameter in like]
+
+
+def step_by_hand(optimizer: Optimizer, parameters: list[Tensor], step: int) -> None:
+    for parameter, direction in zip(parameters, gradient(step, parameters), strict=True):
+        parameter.grad = direction
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def correct(
+    own: CorrectionOptimizer, local: list[Optimizer], parameters: list[Tensor], rounds: range, steps: int = 2
+) -> None:
+    for round_idx in rounds:
+        own.prepare(local, parameters, round_idx)
+        for step in range(steps):
+            own.step(local, parameters, gradient(steps * round_idx + step, parameters), round_idx)
+
+
+def equal(left: list[Tensor], right: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+# Modes.
+
+
+@kinds
+def test_persistent_is_one_optimizer_of_the_same_kind_for_all_rounds(make: Make) -> None:
+    ours, expected = weights(), weights()
+    correct(CorrectionOptimizer("persistent", None), [make(ours)], ours, range(3))
+    by_hand = make(expected)
+    for step in range(6):
+        step_by_hand(by_hand, expected, step)
+    assert equal(ours, expected)
+
+
+@kinds
+def test_reset_starts_anew_in_each_round(make: Make) -> None:
+    ours, expected = weights(), weights()
+    correct(CorrectionOptimizer("reset", None), [make(ours)], ours, range(3))
+    for round_idx in range(3):
+        by_hand = make(expected)
+        for step in range(2):
+            step_by_hand(by_hand, expected, 2 * round_idx + step)
+    assert equal(ours, expected)
+
+
+@kinds
+@pytest.mark.parametrize("mode", ["persistent", "reset", "averaged", "sgd"])
+def test_the_local_optimizer_is_left_alone(make: Make, mode: Any) -> None:
+    ours, alone = weights(), weights()
+    local, expected = make(ours), make(alone)
+    calls: list[int] = []
+    local.register_step_pre_hook(lambda *_: calls.append(1))
+    step_by_hand(local, ours, 0)
+    step_by_hand(expected, alone, 0)
+    correct(CorrectionOptimizer(mode, 0.5), [local], ours, range(2))
+    assert len(calls) == 1
+    assert all(parameter.grad is None for parameter in ours)
+    left, right = local.state_dict(), expected.state_dict()
+    assert left["param_groups"] == right["param_groups"]
+    for number, state in right["state"].items():
+        for name, value in state.items():
+            assert torch.equal(torch.as_tensor(left["state"][number][name]), torch.as_tensor(value))
+
+
+def test_sgd_moves_along_the_gradient() -> None:
+    ours, before = weights(), weights()
+    correct(CorrectionOptimizer("sgd", None), [torch.optim.Adam(ours, lr=0.25)], ours, range(1), steps=1)
+    for after, start, slope in zip(ours, before, gradient(0, ours), strict=True):
+        assert torch.equal(after, start - 0.25 * slope)
+
+
+def test_a_function_makes_an_optimizer_that_persists() -> None:
+    ours, expected = weights(), weights()
+    correct(CorrectionOptimizer(ADAM, None), [torch.optim.SGD(ours, lr=0.1)], ours, range(3))
+    by_hand = ADAM(expected)
+    for step in range(6):
+        step_by_hand(by_hand, expected, step)
+    assert equal(ours, expected)
+
+
+def averaged(rank: int, world_size: int) -> tuple[list[Tensor], Any, Any]:
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    ours = weights()
+    local = torch.optim.Adam(ours, lr=0.01)
+    for step in range(rank + 1):
+        step_by_hand(local, ours, 10 * rank + step)
+    before = {number: {k: v.clone() for k, v in s.items()} for number, s in local.state_dict()["state"].items()}
+    with torch.no_grad():
+        for parameter, start in zip(ours, weights(), strict=True):
+            parameter.copy_(start)
+    own = CorrectionOptimizer("averaged", None)
+    correct(own, [local], ours, range(1))
+    correct(own, [local], ours, range(1, 2))
+    return [parameter.detach() for parameter in ours], before, local.state_dict()["state"]
+
+
+def test_averaged_starts_each_round_from_the_mean_of_the_ranks() -> None:
+    first, second = run_ranks(averaged, 2)
+    expected = weights()
+    for round_idx in range(2):
+        by_hand = torch.optim.Adam(expected, lr=0.01)
+        mean = {
+            number: {name: (value + second[1][number][name]) / 2 for name, value in state.items()}
+            for number, state in first[1].items()
+        }
+        by_hand.load_state_dict({"state": mean, "param_groups": by_hand.state_dict()["param_groups"]})
+        for step in range(2):
+            step_by_hand(by_hand, expected, 2 * round_idx + step)
+    assert equal(first[0], second[0])
+    for ours, theirs in zip(first[0], expected, strict=True):
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-7)
+    for _, before, after in (first, second):
+        assert all(torch.equal(after[n][name], value) for n, state in before.items() for name, value in state.items())
+
+
+def averaged_without_a_state(rank: int, world_size: int) -> None:
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    ours = weights()
+    local = torch.optim.Adam(ours)
+    if rank:
+        step_by_hand(local, ours, 0)
+    CorrectionOptimizer("averaged", None).prepare([local], ours, 0)
+
+
+def test_states_of_other_sizes_are_refused() -> None:
+    with pytest.raises(RankError, match="different numbers of values"):
+        run_ranks(averaged_without_a_state, 2)
+
+
+def only_rank_0_steps(rank: int, world_size: int, mode: Any) -> bool:
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    ours = weights()
+    local: list[Optimizer] = [torch.optim.Adam(ours)]
+    correct(CorrectionOptimizer(mode, None), local, ours, range(3), steps=2 if rank == 0 else 0)
+    return equal(ours, weights())
+
+
+@pytest.mark.parametrize("mode", ["persistent", "reset", "averaged", "sgd"])
+def test_a_step_is_not_collective(mode: str) -> None:
+    assert run_ranks(only_rank_0_steps, 2, mode) == [False, True]
+
+
+def test_a_step_without_preparation_is_an_error() -> None:
+    ours = weights()
+    own = CorrectionOptimizer("averaged", None)
+    own.prepare([ADAM(ours)], ours, 0)
+    with pytest.raises(RuntimeError, match="before the first step of round 1"):
+        own.step([ADAM(ours)], ours, gradient(0, ours), 1)
+
+
+# The learning rate.
+
+
+@pytest.mark.parametrize("mode", ["persistent", "reset", "averaged", "sgd"])
+@pytest.mark.parametrize("lr", [None, 0.125])
+def test_the_rate_is_fixed_or_that_of_each_local_group(mode: Any, lr: float | None) -> None:
+    ours = weights(count=2)
+    local = torch.optim.SGD([{"params": ours[:1], "lr": 0.5}, {"params": ours[1:], "lr": 0.25}], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(local, 1, gamma=0.5)
+    own = CorrectionOptimizer(mode, lr)
+    for round_idx, rates in enumerate([(0.5, 0.25), (0.25, 0.125), (0.125, 0.0625)]):
+        before = [parameter.detach().clone() for parameter in ours]
+        correct(own, [local], ours, range(round_idx, round_idx + 1), steps=1)
+        for after, start, slope, rate in zip(ours, before, gradient(round_idx, ours), rates, strict=True):
+            assert torch.equal(after, start - (rate if lr is None else lr) * slope)
+        local.step()  # without gradients: only for the schedule
+        scheduler.step()
+
+
+# Which parameters.
+
+EVERY_MODE = pytest.mark.parametrize("mode", ["persistent", "reset", "averaged", "sgd", ADAM])
+
+
+@EVERY_MODE
+def test_only_what_a_local_optimizer_holds_moves(mode: Any) -> None:
+    ours, before = weights(), weights()
+    local: list[Optimizer] = [torch.optim.Adam(ours[:1]), torch.optim.AdamW(ours[2:])]
+    correct(CorrectionOptimizer(mode, None), local, ours, range(2))
+    assert [torch.equal(a, b) for a, b in zip(ours, before, strict=True)] == [False, True, False]
+    assert all(parameter.grad is None for parameter in ours)
+
+
+@EVERY_MODE
+def test_what_is_frozen_does_not_move_by_an_old_gradient(mode: Any) -> None:
+    ours, before = weights(), weights()
+    ours[0].grad = torch.ones_like(ours[0])
+    correct(CorrectionOptimizer(mode, None), [torch.optim.SGD(ours, lr=0.1)], ours[1:], range(2))
+    assert [torch.equal(a, b) for a, b in zip(ours, before, strict=True)] == [True, False, False]
+
+
+@pytest.mark.parametrize("mode", ["persistent", ADAM], ids=["persistent", "function"])
+@pytest.mark.parametrize("to_old_group", [False, True])
+def test_unfreezing_adds_parameters_and_keeps_the_state_of_the_others(mode: Any, to_old_group: bool) -> None:
+    ours, expected = weights(), weights()
+    local, by_hand = ADAM(ours[1:]), ADAM(expected[1:])
+    own = CorrectionOptimizer(mode, None)
+    correct(own, [local], ours[1:], range(2))
+    if to_old_group:
+        local.param_groups[0]["params"].insert(0, ours[0])
+    else:
+        local.add_param_group({"params": ours[:1]})
+    correct(own, [local], ours, range(2, 4))
+    for step in range(4):
+        step_by_hand(by_hand, expected[1:], step)
+    by_hand.add_param_group({"params": expected[:1]})
+    for step in range(4, 8):
+        step_by_hand(by_hand, expected, step)
+    assert equal(ours, expected)
+
+
+@pytest.mark.parametrize("mode", ["persistent", "sgd", ADAM], ids=["persistent", "sgd", "function"])
+def test_a_second_fit_starts_anew(mode: Any) -> None:
+    own = CorrectionOptimizer(mode, None)
+    first = weights()
+    correct(own, [ADAM(first)], first, range(2))
+    left = [parameter.detach().clone() for parameter in first]
+    second, expected = weights(1), weights(1)
+    correct(own, [ADAM(second)], second, range(2, 4))
+    correct(CorrectionOptimizer(mode, None), [ADAM(expected)], expected, range(2, 4))
+    assert equal(second, expected) and equal(first, left)
+    again = [nn.Parameter(parameter.detach().clone()) for parameter in second]
+    correct(own, [ADAM(second)], second, range(4, 6))  # the same module with new local optimizers
+    correct(CorrectionOptimizer(mode, None), [ADAM(again)], again, range(4, 6))
+    assert equal(second, again)
+
+
+# Checkpoints.
+
+
+def through_a_file(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("mode", ["persistent", "reset", "averaged", "sgd", *KINDS.values()])
+@pytest.mark.parametrize("make", [KINDS["adamw"], KINDS["adagrad"]], ids=["adamw", "adagrad"])
+def test_a_restored_one_goes_on_to_the_bit(mode: Any, make: Make) -> None:
+    ours = weights()
+    local = make(ours)
+    own = CorrectionOptimizer(mode, None)
+    correct(own, [local], ours, range(3))
+    saved = through_a_file(own.state())
+    resumed = [nn.Parameter(parameter.detach().clone()) for parameter in ours]
+    again = CorrectionOptimizer(mode, None)
+    local_again = make(resumed)
+    again.restore(saved, [local_again], resumed)
+    correct(own, [local], ours, range(3, 5))
+    correct(again, [local_again], resumed, range(3, 5))
+    assert equal(ours, resumed)
+
+
+def test_after_unfreezing_a_functions_state_is_restored() -> None:
+    ours = weights()
+    local = ADAM(ours[1:])
+    own = CorrectionOptimizer(ADAM, None)
+    correct(own, [local], ours[1:], range(2))
+    local.add_param_group({"params": ours[:1]})
+    correct(own, [local], ours, range(2, 3))
+    resumed = [nn.Parameter(parameter.detach().clone()) for parameter in ours]
+    local_again = ADAM(resumed[1:])
+    local_again.add_param_group({"params": resumed[:1]})
+    again = CorrectionOptimizer(ADAM, None)
+    again.restore(through_a_file(own.state()), [local_again], resumed)
+    correct(own, [local], ours, range(3, 5))
+    correct(again, [local_again], resumed, range(3, 5))
+    assert equal(ours, resumed)
+
+
+def test_the_state_is_a_copy_of_plain_things() -> None:
+    ours = weights()
+    local = ADAM(ours)
+    local.param_groups[0]["lr"] = torch.linspace(0, 1, 3).numpy()[1]  # a schedule computed with numpy
+    own = CorrectionOptimizer("persistent", None)
+    correct(own, [local], ours, range(1))
+    state = own.state()
+    before = through_a_file(state)
+    correct(own, [local], ours, range(1, 2))
+    assert torch.equal(state["optimizers"][0]["state"][0]["exp_avg"], before["optimizers"][0]["state"][0]["exp_avg"])
+    assert type(state["optimizers"][0]["param_groups"][0]["lr"]) is float
+
+
+@pytest.mark.parametrize("mode", ["reset", "averaged"])
+def test_modes_that_start_anew_save_only_their_name(mode: Any) -> None:
+    ours = weights()
+    own = CorrectionOptimizer(mode, None)
+    correct(own, [ADAM(ours)], ours, range(1))
+    assert own.state() == {"mode": mode, "optimizers": []}
+
+
+def test_a_checkpoint_before_the_first_correction_holds_nothing() -> None:
+    ours = weights()
+    state = CorrectionOptimizer("persistent", None).state()
+    CorrectionOptimizer("persistent", None).restore(state, [ADAM(ours)], ours)
+    assert state == {"mode": "persistent", "optimizers": []}
+
+
+# Refusals.
+
+
+def test_another_mode_than_the_checkpoints_is_refused() -> None:
+    ours = weights()
+    message = "The checkpoint's correction optimizer is 'sgd', this strategy's is 'persistent': resume with"
+    with pytest.raises(ValueError, match=message):
+        CorrectionOptimizer("persistent", None).restore({"mode": "sgd", "optimizers": []}, [ADAM(ours)], ours)
+    with pytest.raises(ValueError, match="is 'function', this strategy's is 'sgd'"):
+        CorrectionOptimizer("sgd", None).restore(CorrectionOptimizer(ADAM, None).state(), [ADAM(ours)], ours)
+
+
+def test_a_checkpoint_of_other_groups_is_refused() -> None:
+    ours = weights()
+    own = CorrectionOptimizer("persistent", None)
+    correct(own, [ADAM(ours)], ours, range(1))
+    with pytest.raises(ValueError, match=r"hold \[\[3\]\] parameters, by optimizer and group.* make \[\[2\]\]"):
+        CorrectionOptimizer("persistent", None).restore(own.state(), [ADAM(ours[1:])], ours)
+
+
+class Wrapper(torch.optim.SGD):
+    """Keeps another optimizer, as look-ahead does."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.inner = ADAM(parameters)
+
+
+@pytest.mark.parametrize("mode", ["persistent", "reset", "averaged"])
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam, Wrapper])
+def test_optimizers_that_cannot_be_had_twice_are_refused(mode: Any, kind: Any) -> None:
+    ours = weights()
+    with pytest.raises(ValueError, match=rf"{kind.__name__} .* correction_optimizer=lambda parameters: torch\.optim"):
+        CorrectionOptimizer(mode, None).prepare([kind(ours)], ours, 0)
+
+
+@pytest.mark.parametrize("mode", ["sgd", ADAM], ids=["sgd", "function"])
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam, Wrapper])
+def test_they_are_fine_beside_a_correction_of_another_kind(mode: Any, kind: Any) -> None:
+    ours = weights()
+    correct(CorrectionOptimizer(mode, None), [kind(ours)], ours, range(1))
+    assert not equal(ours, weights())
+
+
+def test_a_function_must_give_an_optimizer_that_steps_along_gradients() -> None:
+    ours = weights()
+    with pytest.raises(TypeError, match="its result is a list"):
+        CorrectionOptimizer(lambda parameters: [ADAM(parameters)], None).prepare([ADAM(ours)], ours, 0)  # type: ignore[arg-type,return-value]
+    with pytest.raises(ValueError, match="LBFGS computes gradients itself"):
+        CorrectionOptimizer(torch.optim.LBFGS, None).prepare([ADAM(ours)], ours, 0)
