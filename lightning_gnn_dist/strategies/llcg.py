@@ -115,6 +115,8 @@ class LLCGStrategy(RoundStrategy):
             refusals.require_batches(trainer, "correction_batches", "A correction on the whole graph")
             refusals.require_step(self._module())
         super().setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING and self.correction_steps:
+            self._corrector.check(self.optimizers)
 
     def end_round(self) -> None:
         self.average_replicas()
