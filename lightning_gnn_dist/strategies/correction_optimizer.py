@@ -157,7 +157,7 @@ def _another(optimizer: Optimizer) -> Optimizer:
     vars(made).update(plain)  # not `step`, which a scheduler ties to its own optimizer
     groups = _copied_groups(optimizer)
     made.__setstate__({"defaults": dict(optimizer.defaults), "state": defaultdict(dict), "param_groups": groups})
-    if isinstance(optimizer, torch.optim.Adagrad):  # the only one of torch's that makes its state in its constructor
+    if isinstance(optimizer, torch.optim.Adagrad):  # makes its state in its constructor; older torch only there
         start = optimizer.defaults["initial_accumulator_value"]
         made.state.update(torch.optim.Adagrad(_copied_groups(optimizer), initial_accumulator_value=start).state)
     return made

@@ -118,11 +118,11 @@ class Compiled(Net):
 
 
 def meetings(rank: int, world_size: int, kind: str, clock: Any, options: dict[str, Any]) -> list[State]:
-    module = {"net": Net, "many": ManyOptimizers, "scheduled": Scheduled, "compiled": Compiled}[kind](
-        dropout=0.5, batch_norm=kind == "net", optimizer="Adam"
-    )
+    kinds = {"many": ManyOptimizers, "scheduled": Scheduled, "compiled": Compiled}
+    module = kinds.get(kind, Net)(dropout=0.5, batch_norm=kind == "net", optimizer="Adam")
     torch.manual_seed(rank)
-    fit(rank, local_sgd(clock), module, devices=world_size, validate=True, **options)
+    trained = torch.compile(module, backend="eager") if kind == "compiled module" else module
+    fit(rank, local_sgd(clock), trained, devices=world_size, validate=True, **options)
     return [*module.validated, state_of(module)]
 
 
@@ -135,8 +135,9 @@ def meetings(rank: int, world_size: int, kind: str, clock: Any, options: dict[st
         ("many", {}),
         ("scheduled", {}),
         ("compiled", {}),
+        ("compiled module", {}),
     ],
-    ids=["batch-norm", "clipped-bf16", "accumulated", "manual", "scheduled", "compiled"],
+    ids=["batch-norm", "clipped-bf16", "accumulated", "manual", "scheduled", "compiled", "compiled-module"],
 )
 def test_replicas_are_equal_at_every_validation(kind: str, options: dict[str, Any]) -> None:
     first, second, third = run_ranks(meetings, 3, kind, EverySteps(4, growth=1.5, limit=7), options)
