@@ -114,7 +114,7 @@ def corrected(rank: int, world_size: int, correction: str, correction_batch_size
     return state_of(module)
 
 
-@pytest.mark.parametrize("correction_batch_size", [50, 7, 2, 10**6], ids=["even", "uneven", "a rank idles", "all"])
+@pytest.mark.parametrize("correction_batch_size", [7, 2], ids=["uneven", "a rank idles"])
 def test_sliced_correction_is_the_single_servers(correction_batch_size: int) -> None:
     sliced = run_ranks(corrected, 3, "sliced", correction_batch_size)
     on_rank0 = run_ranks(corrected, 3, "rank0", correction_batch_size)
