@@ -66,7 +66,9 @@ def model(kind: type[SAGE] = SAGE, **options: Any) -> Any:
     return kind(12, 4, **options)
 
 
-def fit(strategy: Any, module: Any, data: Any, world_size: int, **options: Any) -> pl.Trainer:
+def fit(
+    strategy: Any, module: Any, data: Any, world_size: int, ckpt_path: str | None = None, **options: Any
+) -> pl.Trainer:
     defaults: dict[str, Any] = {"max_epochs": 3, "enable_checkpointing": False, "num_sanity_val_steps": 0}
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -77,7 +79,7 @@ def fit(strategy: Any, module: Any, data: Any, world_size: int, **options: Any) 
         enable_model_summary=False,
         **(defaults | options),
     )
-    trainer.fit(module, data, ckpt_path=options.pop("ckpt_path", None))
+    trainer.fit(module, data, ckpt_path=ckpt_path)
     return trainer
 
 
@@ -212,17 +214,7 @@ def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) ->
         saver = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, enable_version_counter=False)
         strategy = LLCGStrategy(EverySteps(4, growth=1.5, limit=8), **options, **PATIENCE)
         settings = {"enable_checkpointing": True, "callbacks": [saver], "max_epochs": epochs}
-        trainer = pl.Trainer(
-            accelerator="cpu",
-            devices=world_size,
-            strategy=strategy,
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            **settings,  # type: ignore[arg-type]
-        )
-        trainer.fit(module, data_module(), ckpt_path=path)
+        fit(strategy, module, data_module(), world_size, path, **settings)
         states.append(state_of(module))
     return states[0], states[2]
 
