@@ -137,6 +137,7 @@ class RoundStrategy(DDPStrategy):
         if trainer.state.fn == TrainerFn.FITTING:
             refusals.check_trainer(type(self).__name__, trainer, has_layer_sync=self._layer_sync is not None)
             take_over_sigterm(trainer, self._on_sigterm)
+            self.in_round = self.stop_requested = self.sigterm_received = False
             if self.drift is not None:
                 refusals.require_batches(trainer, "anchor_batches", f"drift={self.drift!r}")
                 refusals.require_step(self._module())
