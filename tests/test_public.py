@@ -1,0 +1,27 @@
+"""The public surface: what the package exports, and the names that Lightning learns."""
+
+from __future__ import annotations
+
+import inspect
+
+import lightning.pytorch as pl
+import pytest
+
+import lightning_gnn_dist
+from lightning_gnn_dist.strategies.base import RoundStrategy
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+
+
+def test_every_public_name_exists_and_is_documented() -> None:
+    names = lightning_gnn_dist.__all__
+    assert names == sorted(names)
+    for name in names:
+        assert inspect.getdoc(getattr(lightning_gnn_dist, name)), name
+
+
+@pytest.mark.parametrize(("name", "strategy"), [("local_sgd", LocalSGDStrategy), ("llcg", LLCGStrategy)])
+def test_a_short_name_gives_the_strategy_with_its_defaults(name: str, strategy: type[RoundStrategy]) -> None:
+    trainer = pl.Trainer(accelerator="cpu", devices=1, strategy=name, logger=False, enable_checkpointing=False)
+    assert type(trainer.strategy) is strategy
+    assert trainer.strategy.drift == ("global" if name == "llcg" else None)
