@@ -28,7 +28,6 @@ class Traffic:
 
     bytes_sent: float = 0.0
     seconds: float = 0.0
-    calls: int = 0
 
 
 traffic = Traffic()
@@ -133,7 +132,6 @@ def _counted(num_bytes: float) -> Iterator[None]:
     finally:
         traffic.bytes_sent += num_bytes
         traffic.seconds += time.perf_counter() - start
-        traffic.calls += 1
 
 
 def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:

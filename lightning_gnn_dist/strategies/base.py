@@ -231,7 +231,7 @@ class RoundStrategy(DDPStrategy):
         """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""
         self.batches_of_ranks = self._share_batches(batches)
         self.end_round()
-        equal = collectives.checksum(self._averaged_tensors())
+        equal = collectives.checksum(self._averaged_tensors()) if self.world_size > 1 else 0
         mine = Votes(batches, self.stop_requested, self.sigterm_received, equal)
         votes = [Votes(b, bool(s), bool(t), c) for b, s, t, c in self._gather(mine)]
         refusals.check_replicas([vote.checksum for vote in votes], self.round_idx)
