@@ -18,15 +18,20 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor
 from torch.nn import functional
-from torch_geometric.nn import SAGEConv
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.transforms import GCNNorm
 
 from lightning_gnn_dist import (
     EverySteps,
@@ -34,6 +39,8 @@ from lightning_gnn_dist import (
     LLCGStrategy,
     LocalSGDStrategy,
     MetisPartitioner,
+    NeighborSampler,
+    Partition,
     PartitionedDataModule,
     Partitioner,
     RandomPartitioner,
@@ -41,59 +48,114 @@ from lightning_gnn_dist import (
     WholePartSampler,
 )
 from lightning_gnn_dist.collectives import traffic
+from lightning_gnn_dist.sampling.base import BatchKey
+from lightning_gnn_dist.sampling.batch import assemble
 
-Method = tuple[Partitioner | None, Callable[[int], Strategy]]
+NO_KEY = BatchKey(0, 0, 0)  # nothing is drawn
+
+
+@dataclass(frozen=True)
+class Method:
+    """How the graph is cut, and how ranks meet after so many steps."""
+
+    strategy: Callable[[int], Strategy]
+    partitioner: Partitioner | None = None  # None: one process, the whole graph
+    every_step: bool = False  # gradients are exchanged at every step, so that an epoch is a step and not a round
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 def methods(supernodes: int) -> dict[str, Method]:
-    """Name -> how the graph is cut, and how ranks meet after so many steps."""
-
-    def averaging(steps: int) -> Strategy:
-        return LocalSGDStrategy(EverySteps(steps), start_method="fork")
-
-    def llcg(partitioner: Partitioner, **settings: Any) -> Method:
-        return partitioner, lambda steps: LLCGStrategy(EverySteps(steps), start_method="fork", **settings)
-
-    metis, dealt = MetisPartitioner(), RandomPartitioner()
+    """What the names on the command line mean. ``metis``, ``random`` and ``supernodes`` alone are averaging."""
     paper: dict[str, Any] = {"drift": None, "average_optimizer": False, "weights": "uniform"}
-    ours: dict[str, Any] = {"average_optimizer": True, "weights": "nodes"}
-    return {
-        "llcg-1": llcg(metis, correction_steps=1, **paper),
-        "llcg-share": llcg(metis, correction_steps=0.5, **paper),
-        "drift-ranks": llcg(metis, correction_steps=0, drift="ranks", **ours),
-        "drift-global": llcg(metis, correction_steps=0, drift="global", **ours),
-        "drift-global-1": llcg(metis, correction_steps=1, drift="global", **ours),
-        "random-llcg-1": llcg(dealt, correction_steps=1, **paper),
-        "random-drift-global": llcg(dealt, correction_steps=0, drift="global", **ours),
-        "random-drift-global-1": llcg(dealt, correction_steps=1, drift="global", **ours),
-        "full": (None, lambda steps: SingleDeviceStrategy(torch.device("cpu"))),
-        "metis": (MetisPartitioner(), averaging),
-        "metis-train": (MetisPartitioner(balance="train"), averaging),
-        "random": (RandomPartitioner(), averaging),
-        "supernodes": (SuperNodePartitioner(supernodes), averaging),
+    corrections: dict[str, dict[str, Any]] = {
+        "llcg-1": {"correction_steps": 1, **paper},
+        "llcg-share": {"correction_steps": 0.5, **paper},
+        "drift-ranks": {"correction_steps": 0, "drift": "ranks"},
+        "drift-ranks-1": {"correction_steps": 1, "drift": "ranks"},
+        "drift-global": {"correction_steps": 0, "drift": "global"},
+        "default": {},
+        "drift-share": {"correction_steps": 0.5},
     }
+    cuts = {
+        "metis": MetisPartitioner(),
+        "random": RandomPartitioner(),
+        "supernodes": SuperNodePartitioner(supernodes),
+    }
+    found = {
+        "full": Method(lambda _: SingleDeviceStrategy(torch.device("cpu")), every_step=True),
+        "ggs": Method(
+            lambda _: DDPStrategy(start_method="fork"), cuts["metis"], every_step=True, data={"train_on": "graph"}
+        ),
+        "subgraph": Method(averaging, cuts["metis"], data={"extra_nodes": 0.1, "extra_of": "graph"}),
+    }
+    for cut, partitioner in cuts.items():
+        found[cut] = Method(averaging, partitioner)
+        for name, settings in corrections.items():
+            found[f"{cut}-{name}"] = Method(partial(llcg, settings), partitioner)
+    return found
 
 
-class SAGE(pl.LightningModule):
-    """Two layers on blocks, full-graph inference for the curve."""
+def averaging(steps: int) -> Strategy:
+    return LocalSGDStrategy(EverySteps(steps), start_method="fork")
 
-    def __init__(self, num_features: int, num_classes: int, dropout: float) -> None:
+
+def llcg(settings: dict[str, Any], steps: int) -> Strategy:
+    return LLCGStrategy(EverySteps(steps), start_method="fork", **settings)
+
+
+class Model(pl.LightningModule):
+    """Two or more layers of one kind, full-graph inference for the curve."""
+
+    convs: torch.nn.ModuleList
+
+    def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.convs = torch.nn.ModuleList([SAGEConv(num_features, 64), SAGEConv(64, num_classes)])
         self.dropout = dropout
 
-    def layers(self, x: Tensor, blocks: list[tuple[int, Any]]) -> Tensor:
-        first, last = self.convs
-        (num_dst, adj), (num_last, adj_last) = blocks
-        x = functional.dropout(first((x, x[:num_dst]), adj).relu(), self.dropout, self.training)
-        return last((x, x[:num_last]), adj_last)
+    def activate(self, x: Tensor) -> Tensor:
+        return functional.dropout(x.relu(), self.dropout, self.training)
+
+    def forward(self, batch: Any) -> Tensor:
+        raise NotImplementedError
 
     def training_step(self, batch: Any) -> Tensor:
-        out = self.layers(batch.x, [(block.num_dst, block.adj) for block in batch.blocks])
-        return functional.cross_entropy(out[: batch.batch_size], batch.y[: batch.batch_size])
+        return functional.cross_entropy(self(batch)[: batch.batch_size], batch.y[: batch.batch_size])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class SAGE(Model):
+    """On blocks."""
+
+    def __init__(self, sizes: list[int], dropout: float) -> None:
+        super().__init__(dropout)
+        self.convs = torch.nn.ModuleList(SAGEConv(*pair) for pair in pairwise(sizes))
+
+    def forward(self, batch: Any) -> Tensor:
+        x = batch.x
+        for layer, (conv, block) in enumerate(zip(self.convs, batch.blocks, strict=True)):
+            x = conv((x, x[: block.num_dst]), block.adj)
+            x = self.activate(x) if layer + 1 < len(self.convs) else x
+        return x
+
+
+class GCN(Model):
+    """On edges, whose weights are normalised by the degrees of the whole graph."""
+
+    def __init__(self, sizes: list[int], dropout: float) -> None:
+        super().__init__(dropout)
+        self.convs = torch.nn.ModuleList(GCNConv(*pair, normalize=False) for pair in pairwise(sizes))
+
+    def forward(self, batch: Any) -> Tensor:
+        x = batch.x
+        for layer, conv in enumerate(self.convs):
+            x = conv(x, batch.edge_index, batch.edge_weight)
+            x = self.activate(x) if layer + 1 < len(self.convs) else x
+        return x
+
+
+MODELS = {"sage": SAGE, "gcn": GCN}
 
 
 class Curve(pl.Callback):
@@ -103,48 +165,49 @@ class Curve(pl.Callback):
         self.graph, self.every = graph, every
         self.points: list[tuple[float, float]] = []
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: SAGE) -> None:  # type: ignore[override]
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.is_global_zero or (trainer.current_epoch + 1) % self.every:
             return
-        graph, arrays = self.graph, self.graph.node_arrays
-        ones = torch.ones(graph.num_edges)
-        adj = torch.sparse_csr_tensor(graph.indptr, graph.indices.long(), ones, (graph.num_nodes,) * 2)
+        everyone = torch.arange(self.graph.num_nodes)
+        (sample,) = WholePartSampler(num_hops=len(pl_module.convs)).sample_bulk(self.graph, [everyone], [NO_KEY])
+        batch = assemble(self.graph, sample)
         pl_module.eval()
         with torch.no_grad():
-            out = pl_module.layers(arrays["x"], [(graph.num_nodes, adj)] * 2).argmax(1)
+            right = (pl_module(batch).argmax(1) == batch.y).float()
         pl_module.train()
-        right = (out == arrays["y"]).float()
-        self.points.append(tuple(float(right[arrays[f"{k}_mask"]].mean()) for k in ("val", "test")))  # type: ignore[arg-type]
+        self.points.append(tuple(float(right[batch[f"{k}_mask"]].mean()) for k in ("val", "test")))  # type: ignore[arg-type]
 
 
 def run(graph: Graph, method: Method, options: argparse.Namespace, seed: int) -> dict[str, Any]:
     """One training. Ranks are forked from here, and the curve comes back through a file of its own."""
-    partitioner, make_strategy = method
-    ranks = 1 if partitioner is None else options.parts
+    ranks = 1 if method.partitioner is None else options.parts
     pl.seed_everything(seed, verbose=False)
-    # One process takes all the steps of a round as epochs of one step.
-    epochs, every = (options.rounds * options.steps, options.steps) if ranks == 1 else (options.rounds, 1)
+    every = options.steps if method.every_step else 1
     num_classes = int(graph.node_arrays["y"].max()) + 1
-    model = SAGE(graph.node_arrays["x"].shape[1], num_classes, options.dropout)
+    hidden = [64] * (options.layers - 1)
+    model = MODELS[options.model]([graph.node_arrays["x"].shape[1], *hidden, num_classes], options.dropout)
     curve = Curve(graph, every)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=ranks,
-        strategy=make_strategy(options.steps),
-        max_epochs=epochs,
+        strategy=method.strategy(options.steps),
+        max_epochs=options.rounds * every,
         callbacks=[curve, Report(curve, Path(options.scratch))],
         limit_val_batches=0,
         enable_checkpointing=False,
         **quiet,
     )
+    on_graph = method.data.get("train_on") == "graph"
+    sampler = NeighborSampler([-1] * options.layers) if on_graph else WholePartSampler(num_hops=options.layers)
     data = PartitionedDataModule(
         graph,
-        partitioner=partitioner,
-        sampler=WholePartSampler(num_hops=2),
+        partitioner=method.partitioner,
+        sampler=sampler,
         batch_size=10**9,
         seed=seed,
         num_threads=0,
+        **method.data,
     )
     start = time.perf_counter()
     trainer.fit(model, data)
@@ -162,8 +225,29 @@ class Report(pl.Callback):
         if trainer.is_global_zero:
             best = max(range(len(self.curve.points)), key=lambda i: self.curve.points[i][0])
             val, test = self.curve.points[best]
-            sent = traffic.bytes_sent * trainer.world_size
+            sent = (traffic.bytes_sent + ddp_bytes(trainer, pl_module)) * trainer.world_size
             self.file.write_text(json.dumps({"val": val, "test": test, "round": best + 1, "bytes": sent}))
+
+
+def ddp_bytes(trainer: pl.Trainer, pl_module: pl.LightningModule) -> float:
+    """What a rank sends in the ring that sums gradients, which is torch's own and not counted by the package."""
+    if not isinstance(trainer.model, DistributedDataParallel):
+        return 0.0
+    values = sum(parameter.numel() for parameter in pl_module.parameters())
+    return 2 * 4 * values * (trainer.world_size - 1) / trainer.world_size * trainer.global_step
+
+
+def remote_bytes(graph: Graph, partition: Partition, hops: int) -> float:
+    """What fetching remote features would move in one step: of all nodes within reach of the training nodes of a part
+    and outside it, for all parts."""
+    width = graph.node_arrays["x"].shape[1] * graph.node_arrays["x"].element_size()
+    train, rows = graph.split("train"), 0
+    for part in range(partition.num_parts):
+        reach = train[partition.assignment[train] == part]
+        for _ in range(hops):
+            reach = torch.cat([reach, graph.halo(reach)])
+        rows += int((partition.assignment[reach] != part).sum())
+    return float(rows * width)
 
 
 def main() -> None:
@@ -175,6 +259,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--model", choices=MODELS, default="sage")
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--supernodes", type=int, default=400)
     parser.add_argument("--scratch", default="accuracy.tmp.json", help="a file that may be overwritten")
@@ -193,15 +279,23 @@ def main() -> None:
 
 
 def one(options: argparse.Namespace, name: str, method: str, seed: int) -> dict[str, Any]:
-    graph = Graph.from_pyg(load(options.directory, name, seed))
-    outcome = run(graph, methods(options.supernodes)[method], options, seed)
+    data = load(options.directory, name, seed)
+    graph = Graph.from_pyg(GCNNorm()(data) if options.model == "gcn" else data)
+    chosen = methods(options.supernodes)[method]
+    outcome = run(graph, chosen, options, seed)
     if options.out:
+        if chosen.partitioner is not None:
+            partition = chosen.partitioner(graph, options.parts, seed)
+            outcome["remote_bytes_per_step"] = remote_bytes(graph, partition, options.layers)
         settings = {
             "graph": name,
             "method": method,
             "seed": seed,
             "parts": options.parts,
             "steps": options.steps,
+            "rounds": options.rounds,
+            "model": options.model,
+            "layers": options.layers,
         }
         with options.out.open("a") as file:
             file.write(json.dumps(settings | outcome) + "\n")

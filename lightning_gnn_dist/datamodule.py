@@ -163,8 +163,13 @@ class PartitionedDataModule(LightningDataModule):
         rank, num_slices = (self._rank(), self._world_size()) if sliced else (0, 1)
         return self._global_batches().of_round(round_idx, rank, num_slices, start, stop)
 
-    def anchor_batches(self, round_idx: int) -> Iterator[Data]:
-        """One pass over the rank's own part, in an order and with draws that belong to the round."""
+    def anchor_batches(self, round_idx: int, *, of: Scope = "part") -> Iterator[Data]:
+        """One pass over the rank's own part, or its slices of one over the graph, with draws that belong to the round.
+
+        Those of the graph are also the round's first correction batches.
+        """
+        if of == "graph":
+            return self.correction_batches(round_idx, stop=self._global_batches().num_batches)
         if self._anchor_loader is None:
             self._anchor_loader = self._train_loader(self.seed + _ANCHOR, in_background=False)  # few batches at a time
         self._anchor_loader.set_epoch(round_idx)

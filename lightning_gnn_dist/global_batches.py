@@ -38,6 +38,11 @@ class GlobalBatches:
     batch_size: int
     seed: int
 
+    @property
+    def num_batches(self) -> int:
+        """How many make a pass over the seeds."""
+        return max(1, self.seeds.numel() // self.batch_size)
+
     def of_round(
         self, round_idx: int, rank: int = 0, num_slices: int = 1, start: int = 0, stop: int | None = None
     ) -> Iterator[SampledData]:
@@ -51,6 +56,6 @@ class GlobalBatches:
     def _seeds(self, round_idx: int, index: int) -> Tensor:
         """The seeds of one batch: pass after pass over all of them, each in an order of its own."""
         size = min(self.batch_size, self.seeds.numel())
-        number, place = divmod(index, self.seeds.numel() // size)
+        number, place = divmod(index, self.num_batches)
         order = permutation(self.seeds.numel(), self.seed + _PURPOSE, round_idx * _PASSES + number)
         return self.seeds[order[place * size : (place + 1) * size]]

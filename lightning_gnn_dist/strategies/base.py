@@ -164,7 +164,7 @@ class RoundStrategy(DDPStrategy):
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        fingerprint = getattr(self._module().trainer.datamodule, "fingerprint", "0")  # type: ignore[attr-defined]
+        fingerprint = getattr(self._datamodule(), "fingerprint", "0")
         refusals.check_same_graph([number for (number,) in self._gather([int(fingerprint[:15], 16)])])
         rank_zero_info(schedule(self.clock, self._module().trainer.max_epochs, self._steps_per_pass()))
         if self._resumed is None:
@@ -267,7 +267,7 @@ class RoundStrategy(DDPStrategy):
         if self.drift_correction is None:
             return
         module = self._module()
-        batches = islice(module.trainer.datamodule.anchor_batches(self.round_idx), self.anchor_steps)  # type: ignore[attr-defined]
+        batches = islice(self._datamodule().anchor_batches(self.round_idx), self.anchor_steps)
         with unrecorded(module), evaluating(module):  # at one point, so without the noise of dropout
             own, _ = mean_gradient(self, batches)
             shared = self.shared_gradient(own)
@@ -294,3 +294,6 @@ class RoundStrategy(DDPStrategy):
     def _module(self) -> LightningModule:
         assert self.lightning_module is not None
         return self.lightning_module
+
+    def _datamodule(self) -> Any:
+        return self._module().trainer.datamodule  # type: ignore[attr-defined]

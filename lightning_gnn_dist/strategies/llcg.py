@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from itertools import islice
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Trainer
@@ -133,7 +134,7 @@ class LLCGStrategy(RoundStrategy):
         if self.drift != "global":
             return super().shared_gradient(own)
         # The round's first batches; its corrections take those that follow.
-        batches = self._batches(sliced=True, stop=self.anchor_steps)
+        batches = islice(self._datamodule().anchor_batches(self.round_idx, of="graph"), self.anchor_steps)
         gradient, seeds = mean_gradient(self, batches)
         collectives.average_(gradient, seeds)
         return gradient
@@ -171,8 +172,9 @@ class LLCGStrategy(RoundStrategy):
         return self._batches(sliced=sliced, start=skipped, stop=skipped + steps)
 
     def _batches(self, *, sliced: bool, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        datamodule = self._module().trainer.datamodule  # type: ignore[attr-defined]
-        batches: Iterator[Any] = datamodule.correction_batches(self.round_idx, sliced=sliced, start=start, stop=stop)
+        batches: Iterator[Any] = self._datamodule().correction_batches(
+            self.round_idx, sliced=sliced, start=start, stop=stop
+        )
         return batches
 
     def _steps(self) -> int:
