@@ -29,13 +29,14 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.transforms import GCNNorm
 
 from lightning_gnn_dist import (
+    Coverage,
     EverySteps,
     Graph,
+    GrappaStrategy,
     LLCGStrategy,
     LocalSGDStrategy,
     MetisPartitioner,
@@ -44,8 +45,10 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     Partitioner,
     RandomPartitioner,
+    Rotate,
     SuperNodePartitioner,
     WholePartSampler,
+    coverage_mean,
 )
 from lightning_gnn_dist.collectives import traffic
 from lightning_gnn_dist.sampling.base import BatchKey
@@ -76,6 +79,18 @@ def methods(supernodes: int) -> dict[str, Method]:
         "default": {},
         "drift-share": {"correction_steps": 0.5},
     }
+    rotated = {"residency": Rotate()}
+    gradients: dict[str, dict[str, Any]] = {
+        "grappa": {},
+        "grappa-halo": {"halo": 1},
+        "grappa-halo-hops": {"halo": 1, "coverage": Coverage()},
+        "grappa-rotate": rotated,
+        "grappa-rotate-batch": {**rotated, "coverage": Coverage(level="batch", hops=1)},
+        "grappa-rotate-node": {**rotated, "coverage": Coverage(hops=1)},
+        "grappa-rotate-hops": {**rotated, "coverage": Coverage()},
+        "grappa-rotate-halo": {**rotated, "halo": 1},
+        "grappa-node": {"coverage": Coverage(hops=1)},
+    }
     cuts = {
         "metis": MetisPartitioner(),
         "random": RandomPartitioner(),
@@ -92,11 +107,17 @@ def methods(supernodes: int) -> dict[str, Method]:
         found[cut] = Method(averaging, partitioner)
         for name, settings in corrections.items():
             found[f"{cut}-{name}"] = Method(partial(llcg, settings), partitioner)
+        for name, data in gradients.items():
+            found[f"{cut}-{name}"] = Method(grappa, partitioner, every_step=True, data=data)
     return found
 
 
 def averaging(steps: int) -> Strategy:
     return LocalSGDStrategy(EverySteps(steps), start_method="fork")
+
+
+def grappa(_: int) -> Strategy:
+    return GrappaStrategy(start_method="fork")
 
 
 def llcg(settings: dict[str, Any], steps: int) -> Strategy:
@@ -119,7 +140,8 @@ class Model(pl.LightningModule):
         raise NotImplementedError
 
     def training_step(self, batch: Any) -> Tensor:
-        return functional.cross_entropy(self(batch)[: batch.batch_size], batch.y[: batch.batch_size])
+        seeds = slice(batch.batch_size)
+        return coverage_mean(functional.cross_entropy(self(batch)[seeds], batch.y[seeds], reduction="none"), batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), lr=0.01)
@@ -207,7 +229,7 @@ def run(graph: Graph, method: Method, options: argparse.Namespace, seed: int) ->
         batch_size=10**9,
         seed=seed,
         num_threads=0,
-        **method.data,
+        **({"coverage": None} | method.data),
     )
     start = time.perf_counter()
     trainer.fit(model, data)
@@ -225,14 +247,14 @@ class Report(pl.Callback):
         if trainer.is_global_zero:
             best = max(range(len(self.curve.points)), key=lambda i: self.curve.points[i][0])
             val, test = self.curve.points[best]
-            sent = (traffic.bytes_sent + ddp_bytes(trainer, pl_module)) * trainer.world_size
+            sent = traffic.bytes_sent * trainer.world_size
+            if type(trainer.strategy) is DDPStrategy:
+                sent += ddp_bytes(trainer, pl_module) * trainer.world_size
             self.file.write_text(json.dumps({"val": val, "test": test, "round": best + 1, "bytes": sent}))
 
 
 def ddp_bytes(trainer: pl.Trainer, pl_module: pl.LightningModule) -> float:
     """What a rank sends in the ring that sums gradients, which is torch's own and not counted by the package."""
-    if not isinstance(trainer.model, DistributedDataParallel):
-        return 0.0
     values = sum(parameter.numel() for parameter in pl_module.parameters())
     return 2 * 4 * values * (trainer.world_size - 1) / trainer.world_size * trainer.global_step
 

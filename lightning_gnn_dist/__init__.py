@@ -1,21 +1,27 @@
 """Train graph neural networks on partitioned graphs with PyTorch Lightning.
 
-graph -> partition -> sample -> batch -> local steps -> meeting -> evaluate
+graph -> partition -> residency -> sample -> batch -> local step -> meeting -> evaluate
 
 graph/              the whole graph: in-neighbour CSR and per-node arrays, in RAM or memory-mapped
 partition/          every node in exactly one part
-parts.py            what a rank holds
+residency.py        which chunks a rank holds, and when that changes
+coverage.py         how much of each neighbourhood a rank sees, and the weights that follow
+surroundings.py     nodes from elsewhere that come along
+parts.py            what a rank holds, copied into RAM
+cut.py              all of these decisions together, for any number of ranks
 sampling/           seeds of many batches in, many batches out
 loader.py           the next batches are sampled and gathered while this one trains
+part_loader.py      the next part is read while this one trains
 global_batches.py   batches of the whole graph, for corrections
 datamodule.py       PartitionedDataModule: what a rank reads, batches out
 collectives.py      the only module that talks to the other ranks; counts every byte
 rounds.py           when a round is over
-strategies/         what happens when ranks meet
+strategies/         what ranks exchange, and when
 callbacks/          what a user may watch a training by
 """
 
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
+from lightning_gnn_dist.coverage import Coverage, coverage_mean
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
@@ -24,11 +30,13 @@ from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+from lightning_gnn_dist.residency import Fixed, Held, Redeal, Residency, Rotate
 from lightning_gnn_dist.rounds import EveryPass, EverySteps, RoundClock, RoundProgress
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.base import RoundStrategy
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.names import register
@@ -38,10 +46,14 @@ register()
 __version__ = "0.1.0"
 
 __all__ = [
+    "Coverage",
     "DiscrepancyProbe",
     "EveryPass",
     "EverySteps",
+    "Fixed",
     "Graph",
+    "GrappaStrategy",
+    "Held",
     "LLCGStrategy",
     "LocalSGDStrategy",
     "MetisPartitioner",
@@ -50,6 +62,9 @@ __all__ = [
     "PartitionedDataModule",
     "Partitioner",
     "RandomPartitioner",
+    "Redeal",
+    "Residency",
+    "Rotate",
     "RoundClock",
     "RoundProgress",
     "RoundStrategy",
@@ -58,4 +73,5 @@ __all__ = [
     "SuperNodePartitioner",
     "WholePartSampler",
     "communities",
+    "coverage_mean",
 ]

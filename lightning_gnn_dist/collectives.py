@@ -68,6 +68,19 @@ def average_(tensors: Iterable[Tensor], weight: float = 1.0) -> None:
 
 
 @torch.no_grad()
+def sum_(tensor: Tensor) -> None:
+    """Replace a tensor, in place, by its sum over all ranks."""
+    if world_size() > 1:
+        _all_reduce(tensor, dist.ReduceOp.SUM)
+
+
+def count_all_reduce(tensors: Iterable[Tensor | None]) -> None:
+    """Count what torch's DDP has summed over all ranks by itself. Nothing is exchanged."""
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+    traffic.bytes_sent += _ring_bytes(num_bytes)
+
+
+@torch.no_grad()
 def broadcast_(tensors: Iterable[Tensor], source: int = 0) -> None:
     """Replace each tensor, in place, by the one on rank ``source``."""
     if world_size() == 1:
@@ -120,8 +133,13 @@ def gather_objects(item: Any) -> list[Any] | None:
 
 
 def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:
-    with _counted(2 * flat.numel() * flat.element_size() * (world_size() - 1) / world_size()):
+    with _counted(_ring_bytes(flat.numel() * flat.element_size())):
         dist.all_reduce(flat, op=op)
+
+
+def _ring_bytes(num_bytes: int) -> float:
+    """What a rank sends for an all-reduce of so many bytes."""
+    return 2 * num_bytes * (world_size() - 1) / world_size()
 
 
 @contextmanager

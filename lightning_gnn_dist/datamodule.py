@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -13,16 +14,19 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnn_dist.coverage import Coverage
+from lightning_gnn_dist.cut import Cut
 from lightning_gnn_dist.global_batches import GlobalBatches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.loader import BatchLoader
+from lightning_gnn_dist.part_loader import PartLoader, Parts
 from lightning_gnn_dist.partition.base import Partition, Partitioner
-from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.parts import ExtraNodes, Scope, check_fits, check_scope, copy_part, count_train_nodes
+from lightning_gnn_dist.residency import Fixed, Residency, default_period
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.surroundings import ExtraNodes, Halo, Scope, check_scope
 
 _ANCHOR = 1 << 41  # added to the seed, so that anchors and local steps draw independently
 
@@ -54,6 +58,15 @@ class PartitionedDataModule(LightningDataModule):
         extra_nodes: Add so many random nodes of other parts to the part, to send messages but not to learn from
             (the LLCG paper's subgraph approximation): a share of the nodes that ``extra_of`` names.
         extra_of: ``"part"`` or ``"graph"``.
+        residency: Which chunks of the partition a rank holds, and when that changes: :class:`Fixed` (one for each
+            rank, for good), :class:`Rotate` or :class:`Redeal`. The next part is read while the current one trains.
+        repartition_every: Passes over the training nodes between two changes. Default: so many that the residency's
+            sweep fits into ``max_epochs``.
+        halo: 1 adds the in-neighbours from elsewhere to the part: they send messages, and receive none.
+        halo_bytes: Limits the memory of those; the ones with the most edges into the part come first.
+        halo_neighbors: Limits how many of them a node may ask for.
+        coverage: Gives each batch ``batch.coverage``, how much of the seeds' neighbourhoods the part holds, as
+            weights for the loss (:func:`coverage_mean`) and for :class:`GrappaStrategy`. None: no weights.
         correction_batch_size: Seeds of a batch of the whole graph, shared by all ranks. Default: ``batch_size`` for
             each rank, so that a correction step costs about as much as a local one.
         correction_sampler: How neighbours are drawn for them. Default: as for local steps, and all neighbours where
@@ -75,31 +88,39 @@ class PartitionedDataModule(LightningDataModule):
         train_on: Scope = "part",
         extra_nodes: float = 0.0,
         extra_of: Scope = "part",
+        residency: Residency = Fixed(),  # noqa: B008  # frozen
+        repartition_every: int | None = None,
+        halo: Literal[0, 1] = 0,
+        halo_bytes: int | None = None,
+        halo_neighbors: int | None = None,
+        coverage: Coverage | None = Coverage(),  # noqa: B008  # frozen
         correction_batch_size: int | None = None,
         correction_sampler: Sampler | None = None,
         cache_dir: str | Path | None = None,
     ) -> None:
         super().__init__()
         eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("eval_batch_size", eval_batch_size, 1),
-            ("seed", seed, 0),
-            ("correction_batch_size", 1 if correction_batch_size is None else correction_batch_size, 1),
-            ("bulk_size", bulk_size, 1),
-            ("num_threads", num_threads, 0),
-        ):
-            if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
-        check_scope("train_on", train_on)
-        if extra_nodes and train_on == "graph":
-            raise ValueError('extra_nodes enlarges the part, and train_on="graph" uses the whole graph: choose one.')
-        _check_types(partitioner, sampler, correction_sampler)
+        _check_at_least(0, seed=seed, num_threads=num_threads)
+        _check_at_least(1, batch_size=batch_size, eval_batch_size=eval_batch_size, bulk_size=bulk_size)
+        _check_at_least(1, repartition_every=repartition_every, correction_batch_size=correction_batch_size)
+        _check_types(partitioner, residency, sampler, correction_sampler)
+        _check_train_on(train_on, has_part=bool(extra_nodes or halo) or residency != Fixed())
         self.graph = _as_graph(graph)
-        self.train_on = train_on
-        self.extra = ExtraNodes(extra_nodes, extra_of, seed)
         self.partitioner: Partitioner | Partition = MetisPartitioner() if partitioner is None else partitioner
         self.sampler: Sampler = NeighborSampler([15, 10]) if sampler is None else sampler
+        self._cut = Cut(
+            self.graph,
+            self.partitioner,
+            residency,
+            ExtraNodes(extra_nodes, extra_of, seed),
+            Halo(halo, halo_bytes, halo_neighbors),
+            coverage,
+            self.sampler.num_hops,
+            seed,
+            None if cache_dir is None else Path(cache_dir),
+        )
+        self.train_on = train_on
+        self.repartition_every = repartition_every
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.correction_batch_size = correction_batch_size
@@ -107,11 +128,11 @@ class PartitionedDataModule(LightningDataModule):
         self.seed = seed
         self.bulk_size = bulk_size
         self.num_threads = num_threads
-        self.cache_dir = None if cache_dir is None else Path(cache_dir)
-        self._loaders: list[BatchLoader] = []
-        self._partitions: dict[int, Partition] = {}
-        self._own_part: Graph | None = None
-        self._anchor_loader: BatchLoader | None = None
+        self._loaders: list[BatchLoader | PartLoader] = []
+        self._parts: Parts | None = None
+        self._anchors: tuple[Graph, BatchLoader] | None = None
+        self._train_loader: PartLoader | None = None
+        self._period: int | None = None
         self._whole: GlobalBatches | None = None
 
     @property
@@ -136,10 +157,20 @@ class PartitionedDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
-            self._train_counts()
+            self._num_batches()
 
-    def train_dataloader(self) -> BatchLoader:
-        return self._train_loader(self.seed)
+    def train_dataloader(self) -> PartLoader:
+        is_cut = self._is_cut()
+        self._train_loader = PartLoader(
+            lambda super_epoch: self._own_parts().at(super_epoch) if is_cut else self.graph,
+            lambda part, num_batches: self._batches_of(part, num_batches, self.seed),
+            self._num_batches(),
+            every=self._every() if is_cut else None,
+            num_ranks=self._world_size(),
+            batch_level=is_cut and self._cut.coverage is not None and self._cut.coverage.level == "batch",
+        )
+        self._loaders.append(self._train_loader)
+        return self._train_loader
 
     def val_dataloader(self) -> BatchLoader:
         return self._eval_loader(self.graph.split("val"), "val_mask marks")
@@ -170,35 +201,72 @@ class PartitionedDataModule(LightningDataModule):
         """
         if of == "graph":
             return self.correction_batches(round_idx, stop=self._global_batches().num_batches)
-        if self._anchor_loader is None:
-            self._anchor_loader = self._train_loader(self.seed + _ANCHOR, in_background=False)  # few batches at a time
-        self._anchor_loader.set_epoch(round_idx)
-        return iter(self._anchor_loader)
+        part = self._own_parts().current() if self._is_cut() else self.graph
+        if self._anchors is None or self._anchors[0] is not part:
+            # Few batches at a time, so nothing in the background.
+            loader = self._batches_of(part, self._num_batches(), self.seed + _ANCHOR, in_background=False)
+            self._anchors = part, loader
+        self._anchors[1].set_epoch(round_idx)
+        return iter(self._anchors[1])
 
     def teardown(self, stage: str) -> None:
         for loader in self._loaders:
             loader.close()
         self._loaders.clear()
-        self._own_part = self._anchor_loader = self._whole = None
+        if self._parts is not None:
+            self._parts.close()
+        self._parts = self._anchors = self._whole = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """How long super-epochs are: a fit that is resumed with more epochs keeps to it."""
+        return {} if self._every() is None else {"repartition_every": self._every()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.repartition_every is None:
+            self._period = state_dict.get("repartition_every")
 
     # What it is made of.
 
     def partition(self, num_parts: int) -> Partition:
-        """The partition in use for so many ranks: from the cache, or computed and put there."""
-        if isinstance(self.partitioner, Partition):
-            check_fits(self.partitioner, num_parts, self.graph)
-            return self.partitioner
-        if num_parts not in self._partitions:
-            self._partitions[num_parts] = cached_partition(
-                self.graph, self.partitioner, num_parts, self.seed, self.cache_dir
-            )
-        return self._partitions[num_parts]
+        """The chunks for so many ranks: from the cache, or computed and put there."""
+        return self._cut.partition(num_parts)
 
-    def part(self, rank: int, num_parts: int) -> Graph:
+    def part(self, rank: int, num_parts: int, super_epoch: int = 0) -> Graph:
         """What rank ``rank`` trains on: the nodes of its part and the edges among them, in RAM."""
         if num_parts == 1:
             return self.graph
-        return copy_part(self.graph, self.partition(num_parts), rank, self.extra)
+        return self._cut.reader(rank, num_parts).read(super_epoch).graph
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What a strategy may log: since the fit began, seconds that training waited for data, and what parts cost."""
+        waited = self._train_loader.waited_seconds if self._train_loader is not None else 0.0
+        figures = {"data/waited_seconds": waited}
+        if self._parts is not None:
+            figures |= {
+                "data/switches": float(self._parts.switches),
+                "data/switch_bytes": float(self._parts.bytes_read),
+                "data/switch_waited_seconds": self._parts.waited_seconds,
+            }
+        return figures
+
+    def _own_parts(self) -> Parts:
+        if self._parts is None:
+            reader = self._cut.reader(self._rank(), self._world_size())
+            self._parts = Parts(reader, in_background=self.num_threads > 0)
+        return self._parts
+
+    def _is_cut(self) -> bool:
+        """Whether this rank trains on less than the whole graph."""
+        return self._world_size() > 1 and self.train_on == "part"
+
+    def _every(self) -> int | None:
+        """Passes in a super-epoch. None: what a rank holds never changes."""
+        sweep = self._cut.residency.sweep(self._world_size())
+        if sweep == 1:
+            return None
+        max_epochs = self.trainer.max_epochs if self.trainer is not None else None
+        return self.repartition_every or self._period or default_period(max_epochs, sweep)
 
     def _global_batches(self) -> GlobalBatches:
         if self._whole is None:
@@ -209,22 +277,17 @@ class PartitionedDataModule(LightningDataModule):
             self._whole = GlobalBatches(self.graph, sampler, self.graph.split("train"), size, self.seed)
         return self._whole
 
-    def _train_counts(self) -> list[int]:
-        num_parts = self._world_size()
-        return count_train_nodes(self.graph, self.partition(num_parts) if num_parts > 1 else None)
+    def _num_batches(self) -> int:
+        """Batches of a pass, the same for all ranks and parts."""
+        return -(-self._cut.most_seeds(self._world_size()) // self.batch_size)
 
-    def _train_loader(self, seed: int, *, in_background: bool = True) -> BatchLoader:
+    def _batches_of(self, part: Graph, num_batches: int, seed: int, *, in_background: bool = True) -> BatchLoader:
         num_parts, rank = self._world_size(), self._rank()
-        num_batches = -(-max(self._train_counts()) // self.batch_size)
-        seed = seed * num_parts + rank  # replicas differ in what they draw
+        seeds = part.split("train")
         if self.train_on == "graph" and num_parts > 1:
-            everyone = self.graph.split("train")
-            seeds = everyone[self.partition(num_parts).assignment[everyone] == rank]
-            return self._loader(self.graph, self.sampler, seeds, num_batches, seed, in_background=in_background)
-        if self._own_part is None:
-            self._own_part = self.part(rank, num_parts)
-        seeds = self._own_part.split("train")
-        return self._loader(self._own_part, self.sampler, seeds, num_batches, seed, in_background=in_background)
+            seeds = seeds[self.partition(num_parts).assignment[seeds] == rank]
+        seed = seed * num_parts + rank  # replicas differ in what they draw
+        return self._loader(part, self.sampler, seeds, num_batches, seed, in_background=in_background)
 
     def _eval_loader(self, nodes: Tensor, whose: str) -> BatchLoader:
         """This rank's share of ``nodes``, with all their neighbours in the whole graph."""
@@ -238,7 +301,9 @@ class PartitionedDataModule(LightningDataModule):
         # As many batches on all ranks, for modules that exchange in validation_step; none of them empty.
         most, least = -(-nodes.numel() // world_size), nodes.numel() // world_size
         num_batches = min(-(-most // self.eval_batch_size), least)
-        return self._loader(self.graph, everything, share, num_batches, self.seed, shuffle=False)
+        loader = self._loader(self.graph, everything, share, num_batches, self.seed, shuffle=False)
+        self._loaders.append(loader)
+        return loader
 
     def _loader(
         self,
@@ -262,7 +327,6 @@ class PartitionedDataModule(LightningDataModule):
             num_threads=self.num_threads if in_background else 0,
         )
         loader.num_ranks = self._world_size()
-        self._loaders.append(loader)
         return loader
 
     def _world_size(self) -> int:
@@ -275,7 +339,24 @@ class PartitionedDataModule(LightningDataModule):
         return self.trainer.state.fn if self.trainer is not None else None
 
 
-def _check_types(partitioner: object, *samplers: object) -> None:
+def _check_at_least(least: int, **numbers: int | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < least):
+            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+
+
+def _check_train_on(train_on: Scope, *, has_part: bool) -> None:
+    check_scope("train_on", train_on)
+    if train_on == "graph" and has_part:
+        raise ValueError(
+            'extra_nodes, halo and residency say what a part holds, and train_on="graph" uses the whole graph: choose '
+            "one."
+        )
+
+
+def _check_types(partitioner: object, residency: object, *samplers: object) -> None:
+    if isinstance(residency, type) or not isinstance(residency, Residency):
+        raise TypeError(f"A residency is an object such as Fixed(), Rotate() or Redeal(1000), got {residency!r}.")
     for sampler in samplers:
         if sampler is not None and (isinstance(sampler, type) or not isinstance(sampler, Sampler)):
             raise TypeError(f"A sampler is an object such as NeighborSampler([15, 10]), got {sampler!r}.")

@@ -114,7 +114,11 @@ class BatchLoader:
         """Batches without end, from number ``start``; passes are numbered by this alone."""
         if start < 0:
             raise ValueError(f"A stream starts at batch 0 or later, got {start}.")
-        return self._batches(count(start))
+        return self.between(start, None)
+
+    def between(self, start: int, stop: int | None) -> Batches:
+        """The stream's batches ``start`` to ``stop``, or without end."""
+        return self._batches(count(start) if stop is None else range(start, stop))
 
     def close(self) -> None:
         """End what runs in the background and free the buffers. Iterators that are open fail from here on."""

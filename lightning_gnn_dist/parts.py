@@ -1,89 +1,170 @@
-"""What a rank holds: its part of the graph, copied into RAM."""
+"""What a rank holds: its chunks of the graph, and what it needs around them, copied into RAM with local ids."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.coverage import Coverage
+from lightning_gnn_dist.graph.convert import index_dtype
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, Lookup, edge_positions, take_rows
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.sampling.rng import permutation
-
-Scope = Literal["part", "graph"]
-_PURPOSE = 1 << 42  # added to the seed, so that these draws have nothing to do with others
+from lightning_gnn_dist.residency import Residency
+from lightning_gnn_dist.surroundings import ExtraNodes, Halo
 
 
-@dataclass(frozen=True)
-class ExtraNodes:
-    """Random nodes of other parts that go with a part: the LLCG paper's subgraph approximation.
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The in-neighbours of some nodes, as the whole graph has them.
 
-    They send messages and are not learned from.
-
-    Args:
-        share: How many, as a share of the nodes that ``of`` names.
-        of: ``"part"`` or ``"graph"``.
-        seed: Decides which; the same in every run.
+    Attributes:
+        indptr: Where each node's row starts.
+        senders: The rows' entries, ids of the whole graph.
+        edge_arrays: What the graph knows of these edges.
     """
 
-    share: float
-    of: Scope
+    indptr: Tensor
+    senders: Tensor
+    edge_arrays: dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What a rank trains on in a super-epoch.
+
+    Attributes:
+        graph: Its nodes and the edges among them: the rank's own nodes first, then others that send messages.
+        rows: The edges as they were read, kept for the next switch.
+        bytes_read: What was read from the whole graph for it.
+        seconds: How long that took, with all that it is made of.
+    """
+
+    graph: Graph
+    rows: Rows
+    bytes_read: int
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class PartReader:
+    """Reads what one rank holds in any super-epoch: a function of its arguments, so nothing is agreed upon.
+
+    Args:
+        graph: The whole graph, usually a memory map.
+        partition: Its chunks.
+        residency: Which of them the rank holds.
+        rank: Whose part it is.
+        world_size: How many ranks there are.
+        seed: Decides what is random in any of these.
+        extra: Random nodes of elsewhere that come along, with their edges.
+        halo: In-neighbours from elsewhere that come along, without theirs.
+        coverage: Writes each node's weight to ``node_arrays["coverage"]``. None: no weights.
+        num_hops: Layers of the model.
+    """
+
+    graph: Graph
+    partition: Partition
+    residency: Residency
+    rank: int
+    world_size: int
     seed: int
+    extra: ExtraNodes
+    halo: Halo
+    coverage: Coverage | None
+    num_hops: int
 
-    def __post_init__(self) -> None:
-        check_scope("extra_of", self.of)
-        if not 0.0 <= self.share <= 1.0:
-            raise ValueError(f"extra_nodes is a share, between 0 and 1, got {self.share!r}.")
-
-    def __call__(self, partition: Partition, rank: int) -> Tensor:
-        if not self.share:
-            return torch.empty(0, dtype=torch.int64)
-        inside = partition.assignment == rank
-        outside = (~inside).nonzero().view(-1)
-        base = int(inside.sum()) if self.of == "part" else inside.numel()
-        count = min(round(self.share * base), outside.numel())
-        return outside[permutation(outside.numel(), self.seed + _PURPOSE, rank)[:count]]
-
-
-def copy_part(graph: Graph, partition: Partition, rank: int, extra: ExtraNodes) -> Graph:
-    """The nodes of a part and the edges among them, with local ids. Costs memory for the part alone."""
-    own = partition.nodes(rank)
-    # A memory map of its own, closed after the copy: the pages it read are not held on to.
-    graph = Graph.open(graph.path) if graph.path else graph
-    part = graph.induced(torch.cat([own, extra(partition, rank)]))
-    part.node_arrays["train_mask"][own.numel() :] = False  # a copy: the graph's own mask stays
-    return part
-
-
-def count_train_nodes(graph: Graph, partition: Partition | None) -> list[int]:
-    """Training nodes of every part. Every rank sees the same counts, so all of them raise or none."""
-    seeds = graph.split("train")
-    if not seeds.numel():
-        raise ValueError("train_mask marks no node: there is nothing to learn from.")
-    if partition is None:
-        return [seeds.numel()]
-    counts: list[int] = torch.bincount(partition.assignment[seeds], minlength=partition.num_parts).tolist()
-    if 0 in counts:
-        raise ValueError(
-            f"Part {counts.index(0)} of {len(counts)} holds none of the {seeds.numel()} training nodes, so its rank "
-            'would have nothing to learn from: use fewer ranks, MetisPartitioner(balance="train") or '
-            "RandomPartitioner()."
-        )
-    return counts
+    def read(self, super_epoch: int, previous: Part | None = None) -> Part:
+        """The part of a super-epoch. What ``previous`` holds already is copied from there."""
+        started = time.perf_counter()
+        # A memory map of its own, closed after the copy: the pages it read are not held on to.
+        graph = Graph.open(self.graph.path) if self.graph.path else self.graph
+        held = self.residency.held(super_epoch, self.rank, self.world_size, self.seed)
+        own = nodes_of(self.partition, held.own)
+        others = nodes_of(self.partition, held.others)
+        residents = torch.cat([own, others, self.extra(torch.cat([own, others]), self.partition, self.rank)])
+        rows, new_edges = _read_rows(graph, residents, previous)
+        nodes = torch.cat([residents, self.halo.leaves(graph, residents, rows.indptr, rows.senders, self.seed)])
+        arrays, new_bytes = _read_arrays(graph, nodes, previous)
+        part = _induced(rows, nodes, arrays)
+        part.node_arrays["train_mask"][own.numel() :] = False  # a copy: the graph's own mask stays
+        if self.coverage is not None:
+            degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
+            part.node_arrays["coverage"] = self.coverage.of(part, degrees, own.numel(), self.num_hops)
+        num_bytes = new_bytes + new_edges * _bytes_per_row([graph.indices, *graph.edge_arrays.values()])
+        return Part(part, rows, num_bytes, time.perf_counter() - started)
 
 
-def check_fits(partition: Partition, num_parts: int, graph: Graph) -> None:
-    """A ready partition must be one of this graph, with a part for every rank."""
-    if partition.num_parts != num_parts or partition.assignment.numel() != graph.num_nodes:
-        raise ValueError(
-            f"The partition has {partition.num_parts} parts of {partition.assignment.numel()} nodes in all, but "
-            f"{num_parts} ranks train on a graph of {graph.num_nodes} nodes: give a partitioner instead, "
-            "or as many parts as ranks."
-        )
+def nodes_of(partition: Partition, chunks: Iterable[int]) -> Tensor:
+    """The nodes of several chunks, in increasing order."""
+    chosen = torch.zeros(partition.num_parts, dtype=torch.bool)
+    chosen[list(chunks)] = True
+    return chosen[partition.assignment].nonzero().view(-1)
 
 
-def check_scope(name: str, scope: str) -> None:
-    if scope not in get_args(Scope):
-        raise ValueError(f"{name} must be one of {list(get_args(Scope))}, got {scope!r}.")
+@dataclass(frozen=True, eq=False)
+class _Merge:
+    """Rows of an array, some from the graph and some from a copy that was made before.
+
+    Attributes:
+        fresh: Places in the result, and in the graph's array, of what has to be read.
+        known: Places in the result, and in the copy, of what is there.
+    """
+
+    fresh: tuple[Tensor, Tensor]
+    known: tuple[Tensor, Tensor]
+
+    def __call__(self, array: Tensor, copy: Tensor | None) -> Tensor:
+        if copy is None or not self.known[0].numel():
+            return take_rows(array, self.fresh[1])
+        out = array.new_empty((self.fresh[0].numel() + self.known[0].numel(), *array.shape[1:]))
+        out[self.fresh[0]] = take_rows(array, self.fresh[1])
+        out[self.known[0]] = copy[self.known[1]]
+        return out
+
+
+def _read_rows(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[Rows, int]:
+    """The rows of ``nodes``, and how many of their edges had to be read."""
+    degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
+    indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+    had = previous.graph.node_arrays["n_id"][: previous.rows.indptr.numel() - 1] if previous else nodes[:0]
+    at, known = Lookup(had)(nodes)
+    kept = previous.rows if previous else Rows(graph.indptr[:1], graph.indices[:0], {})
+    merge = _Merge(
+        (edge_positions(indptr, (~known).nonzero().view(-1)), edge_positions(graph.indptr, nodes[~known])),
+        (edge_positions(indptr, known.nonzero().view(-1)), edge_positions(kept.indptr, at)),
+    )
+    edges = {name: merge(array, kept.edge_arrays.get(name)) for name, array in graph.edge_arrays.items()}
+    return Rows(indptr, merge(graph.indices, kept.senders), edges), merge.fresh[0].numel()
+
+
+def _read_arrays(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[dict[str, Tensor], int]:
+    """What the graph knows of ``nodes``, and how many bytes of that had to be read."""
+    had = previous.graph.node_arrays if previous else {"n_id": nodes[:0]}
+    at, known = Lookup(had["n_id"])(nodes)
+    merge = _Merge(((~known).nonzero().view(-1), nodes[~known]), (known.nonzero().view(-1), at))
+    arrays = {name: merge(array, had.get(name)) for name, array in graph.node_arrays.items()}
+    # Of the copy's some training nodes are unmarked: those that were not the rank's own.
+    arrays |= {"n_id": nodes, "train_mask": take_rows(graph.node_arrays["train_mask"], nodes)}
+    return arrays, merge.fresh[0].numel() * _bytes_per_row(graph.node_arrays.values())
+
+
+def _induced(rows: Rows, nodes: Tensor, arrays: dict[str, Tensor]) -> Graph:
+    """The graph among ``nodes``, with local ids. Those beyond the rows are leaves: they receive nothing."""
+    lookup, local, found = Lookup(nodes), [], []
+    for senders in rows.senders.split(EDGES_AT_ONCE):
+        at, is_here = lookup(senders.to(torch.int64))
+        local.append(at.to(index_dtype(nodes.numel())))
+        found.append(is_here)
+    inside = torch.cat(found)
+    upto = torch.cat([rows.indptr[:1], inside.cumsum(0)])[rows.indptr]  # edges kept before each row
+    leaves = nodes.numel() + 1 - upto.numel()
+    edges = {name: array[inside] for name, array in rows.edge_arrays.items()}
+    return Graph(torch.cat([upto, upto[-1:].expand(leaves)]), torch.cat(local), arrays, edges)
+
+
+def _bytes_per_row(arrays: Iterable[Tensor]) -> int:
+    return sum(array[:1].numel() * array.element_size() for array in arrays)

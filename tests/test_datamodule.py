@@ -338,14 +338,14 @@ def test_a_part_without_training_nodes_is_refused_on_all_ranks() -> None:
     graph = small_graph()
     assignment = (torch.arange(600) % 2).int()
     graph.node_arrays["train_mask"] = graph.node_arrays["train_mask"] & (assignment == 0)
-    with pytest.raises(RankError, match=r'Part 1 of 2 holds none of the .*balance="train"') as error:
+    with pytest.raises(RankError, match=r'The chunks of rank 1 of 2 hold none of the .*balance="train"') as error:
         run_ranks(fit_with, 2, graph, {"partitioner": Partition(assignment, 2)})
     assert set(error.value.failures) == {0, 1}
 
 
 def test_a_partition_of_something_else_is_refused() -> None:
     partition = Partition(torch.zeros(600, dtype=torch.int32), 1)
-    with pytest.raises(RankError, match="The partition has 1 parts of 600 nodes in all, but 2 ranks"):
+    with pytest.raises(RankError, match="The partition has 1 parts of 600 nodes in all, but 2 ranks hold 2"):
         run_ranks(fit_with, 2, small_graph(), {"partitioner": partition})
 
 

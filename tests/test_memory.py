@@ -38,9 +38,22 @@ def resident_bytes() -> tuple[int, int]:
     return tuple(int(status[key].split()[0]) * 1024 for key in ("RssAnon", "RssFile"))  # type: ignore[return-value]
 
 
+class Watch(pl.Callback):
+    """Memory before anything is read, and while the part is there."""
+
+    before = after = (0, 0)
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self.before = resident_bytes()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.after = resident_bytes()
+
+
 def train(rank: int, world_size: int, path: str) -> tuple[int, int]:
     strategy = LocalSGDStrategy(EverySteps(3), timeout=timedelta(seconds=60))
     options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    watch = Watch()
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=world_size,
@@ -48,14 +61,13 @@ def train(rank: int, world_size: int, path: str) -> tuple[int, int]:
         max_epochs=2,
         limit_val_batches=0,
         enable_checkpointing=False,
+        callbacks=[watch],
         **options,
     )
-    before = resident_bytes()
     sampler = NeighborSampler([10, 10])
     data = PartitionedDataModule(path, partitioner=RandomPartitioner(), sampler=sampler, batch_size=256)
     trainer.fit(SAGE(NUM_FEATURES, 4), data)
-    after = resident_bytes()
-    return after[0] - before[0], after[1] - before[1]
+    return watch.after[0] - watch.before[0], watch.after[1] - watch.before[1]
 
 
 @pytest.mark.slow

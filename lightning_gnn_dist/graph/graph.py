@@ -143,7 +143,7 @@ class Graph:
         """
         nodes = nodes.to(torch.int64)
         self._check_nodes(nodes)
-        lookup = _Lookup(nodes)
+        lookup = Lookup(nodes)
         columns, positions, counts = [nodes[:0]], [nodes[:0]], [nodes[:0]]
         for rows, at in self._row_pieces(nodes):
             local, found = lookup(self.indices[at].to(torch.int64))
@@ -162,7 +162,7 @@ class Graph:
         """The nodes outside ``nodes`` that send messages into it, in increasing order."""
         nodes = nodes.to(torch.int64)
         self._check_nodes(nodes)
-        lookup = _Lookup(nodes)
+        lookup = Lookup(nodes)
         outside = [nodes[:0]]
         for _, at in self._row_pieces(nodes):
             senders = self.indices[at].to(torch.int64).unique()
@@ -211,7 +211,7 @@ class Graph:
         return Graph, (self.indptr, self.indices, self.node_arrays, self.edge_arrays)
 
 
-class _Lookup:
+class Lookup:
     """From ids of the graph to positions in ``nodes``, without an array as long as the graph."""
 
     def __init__(self, nodes: Tensor) -> None:

@@ -164,14 +164,13 @@ class RoundStrategy(DDPStrategy):
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        fingerprint = getattr(self._datamodule(), "fingerprint", "0")
-        refusals.check_same_graph([number for (number,) in self._gather([int(fingerprint[:15], 16)])])
+        refusals.check_same_graph(self._module().trainer, self.root_device)
         rank_zero_info(schedule(self.clock, self._module().trainer.max_epochs, self._steps_per_pass()))
         if self._resumed is None:
             self._set_anchor()
             return
         self.restore_extra_state(self._resumed.extra)
-        self._resumed.restore_random_state()
+        replica_state.restore_random_state(self._resumed.random_state)
         self._resumed = None
 
     def extra_state(self) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -70,7 +72,13 @@ class Companion(Callback):
         if any(vote.sigterm for vote in votes):
             rank_zero_info(f"SIGTERM: all ranks stop after round {self.strategy.round_idx}.")
             announce_sigterm(trainer)
-        self._log_figures(pl_module, votes)
+        log_figures(
+            pl_module,
+            {
+                "round/index": float(self.strategy.round_idx),
+                "round/batches": float(sum(vote.batches for vote in votes)),
+            },
+        )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.strategy.in_round:
@@ -82,12 +90,11 @@ class Companion(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         trainer.fit_loop.min_epochs = self.min_epochs
 
-    def _log_figures(self, module: LightningModule, votes: list[Votes]) -> None:
-        figures = {
-            "round/index": float(self.strategy.round_idx),
-            "round/batches": float(sum(vote.batches for vote in votes)),
-            "comm/bytes_sent": collectives.traffic.bytes_sent,
-            "comm/seconds": collectives.traffic.seconds,
-        }
-        # This rank's figures, without a collective: with both flags Lightning neither sends nor complains.
-        module.log_dict(figures, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, rank_zero_only=True)
+
+def log_figures(module: LightningModule, figures: Mapping[str, float] = MappingProxyType({})) -> None:
+    """Log what this rank has sent and waited for, and ``figures``. No collective."""
+    own = {"comm/bytes_sent": collectives.traffic.bytes_sent, "comm/seconds": collectives.traffic.seconds}
+    of_data = getattr(module.trainer.datamodule, "figures", {})  # type: ignore[attr-defined]
+    # With both flags Lightning neither sends nor complains.
+    flags: dict[str, Any] = {"sync_dist": True, "rank_zero_only": True}
+    module.log_dict({**figures, **own, **of_data}, on_step=False, on_epoch=True, batch_size=1, **flags)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer
 
+from lightning_gnn_dist import collectives
 from lightning_gnn_dist.strategies.gradients import has_own_step
 
 
@@ -37,8 +39,11 @@ def check_trainer(strategy: str, trainer: Trainer, *, has_layer_sync: bool) -> N
         )
 
 
-def check_same_graph(fingerprints: list[int]) -> None:
-    """All ranks see the same fingerprints, so all of them raise or none."""
+def check_same_graph(trainer: Any, device: torch.device) -> None:
+    """Collective. All ranks see the same fingerprints, so all of them raise or none."""
+    fingerprint = getattr(trainer.datamodule, "fingerprint", "0")
+    own = torch.tensor([int(fingerprint[:15], 16)], device=device)
+    fingerprints = [number for (number,) in collectives.gather_rows(own).tolist()]
     if len(set(fingerprints)) > 1:
         odd = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
         raise ValueError(
@@ -55,6 +60,20 @@ def check_ranks_of_loader(loader: Any, world_size: int) -> None:
         raise ValueError(
             f"The training loader was made for {made_for} rank, and {world_size} train: hand the data module itself to "
             "the trainer, trainer.fit(model, datamodule), so that it can give each rank its part."
+        )
+
+
+def check_lengths(lengths: list[int]) -> None:
+    """All ranks see the same lengths, so all of them raise or none."""
+    if -1 in lengths:
+        raise TypeError(
+            "Gradients are exchanged at every step, so all ranks need as many batches, and this training loader does "
+            "not say how many it has. Use PartitionedDataModule, or a loader with a length."
+        )
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            "Gradients are exchanged at every step, so all ranks need as many batches, but their loaders have "
+            f"{lengths}, in order of rank. Use PartitionedDataModule, which sees to that, or loaders of one length."
         )
 
 

@@ -30,11 +30,20 @@ class ReplicaState:
     random_state: Mapping[str, Any]
     extra: Mapping[str, Any]
 
-    def restore_random_state(self) -> None:
-        """Dropout goes on with the numbers it would have drawn."""
-        torch.set_rng_state(self.random_state["cpu"])
-        if "cuda" in self.random_state and torch.cuda.is_available():
-            torch.cuda.set_rng_state(self.random_state["cuda"])
+
+def random_state() -> dict[str, Any]:
+    """The state of torch's generators."""
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Dropout goes on with the numbers it would have drawn."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
 
 
 def add_to_checkpoint(
@@ -45,14 +54,11 @@ def add_to_checkpoint(
     extra: Mapping[str, Any],
 ) -> None:
     """Collective. Only tensors, numbers and plain containers: ``torch.load(weights_only=True)`` must read it."""
-    random_state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        random_state["cuda"] = torch.cuda.get_rng_state()
     mine = {
         "batches_done": batches_done,
         "optimizer_states": checkpoint["optimizer_states"],
         "buffers": {name: buffer.cpu() for name, buffer in own_buffers.items()},
-        "random_state": random_state,
+        "random_state": random_state(),
         "extra": dict(extra),
     }
     ranks = collectives.gather_objects(mine)
@@ -71,7 +77,7 @@ def mark_in_round(checkpoint: dict[str, Any]) -> None:
 def take_from_checkpoint(checkpoint: dict[str, Any]) -> ReplicaState:
     """Put this rank's own state in the place of rank 0's, and say where the run stood."""
     saved = checkpoint.get(KEY)
-    if saved is None:
+    if saved is None or "strategy" in saved:
         raise ValueError(
             "The checkpoint was not written by a strategy of rounds, so it does not say at which round it "
             "stood. To start from its weights, load them (Module.load_from_checkpoint(path)) and leave ckpt_path out."
@@ -97,6 +103,26 @@ def take_from_checkpoint(checkpoint: dict[str, Any]) -> ReplicaState:
     checkpoint["optimizer_states"] = mine["optimizer_states"]
     checkpoint["state_dict"].update(mine["buffers"])
     return ReplicaState(saved["round_idx"], mine["batches_done"], mine["random_state"], mine["extra"])
+
+
+def take_of_gradients(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+    """What a checkpoint of a strategy that exchanges gradients says of this rank; None where it says nothing."""
+    saved = checkpoint.get(KEY)
+    if saved is None:  # of plain DDP
+        return None
+    if "strategy" not in saved:
+        raise ValueError(
+            "The checkpoint was written by a strategy of rounds, whose epochs are rounds and not passes. To start from "
+            "its weights, load them (Module.load_from_checkpoint(path)) and leave ckpt_path out."
+        )
+    if len(saved["ranks"]) != collectives.world_size():
+        rank_zero_warn(
+            f"The checkpoint was written by {len(saved['ranks'])} ranks, and this fit has {collectives.world_size()}: "
+            "it goes on with other parts, and other draws of dropout."
+        )
+        return None
+    mine: dict[str, Any] = saved["ranks"][collectives.rank()]
+    return mine
 
 
 def optimizer_tensors(optimizers: Iterable[Optimizer]) -> list[Tensor]:

@@ -1,0 +1,99 @@
+r"""How much of each neighbourhood a rank sees, and the weights that follow.
+
+A node whose neighbours lie elsewhere has a gradient of its own making. So the loss weighs nodes by what is left of
+their neighbourhoods (Grappa, Xu et al., arXiv:2602.01872): with :math:`d_v` of :math:`D_v` in-neighbours on the rank,
+
+.. math::
+    c_v = \frac{d_v + \kappa c_0}{D_v + \kappa},
+    \qquad c^{(l)}_v = \frac{\sum_{u \text{ visible}} c^{(l-1)}_u + \kappa c_0}{D_v + \kappa},\quad c^{(0)} = 1,
+
+the second for a model of :math:`l` layers, which the paper does not have: it also counts what the neighbours miss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph
+
+Level = Literal["node", "batch"]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    r"""Gives every seed of a batch a weight, ``batch.coverage``.
+
+    Args:
+        level: ``"node"``: each has its own. ``"batch"``: all seeds of a batch have their mean, so that only whole
+            batches are weighed.
+        hops: Over how many hops visibility is followed. 1: the share of in-neighbours. Default: the model's layers.
+        shrinkage: :math:`\kappa`, by how many imagined neighbours a node is drawn towards ``prior``.
+        prior: :math:`c_0`. Default: the mean coverage of the rank's own nodes.
+    """
+
+    level: Level = "node"
+    hops: int | None = None
+    shrinkage: float = 0.0
+    prior: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.level not in get_args(Level):
+            raise ValueError(f"level must be one of {list(get_args(Level))}, got {self.level!r}.")
+        if self.hops is not None and self.hops < 1:
+            raise ValueError(f"hops must be at least 1, or None for the model's layers, got {self.hops}.")
+        if not self.shrinkage >= 0:
+            raise ValueError(f"shrinkage must not be negative, got {self.shrinkage}.")
+        if self.prior is not None and not 0 <= self.prior <= 1:
+            raise ValueError(f"prior is a coverage, between 0 and 1, got {self.prior}.")
+
+    def of(self, part: Graph, degrees: Tensor, num_own: int, num_hops: int) -> Tensor:
+        """The coverage of every node of a part, float32.
+
+        Args:
+            part: The nodes and edges that a rank holds, the ``num_own`` nodes it learns from first.
+            degrees: The nodes' in-degrees in the whole graph.
+            num_own: Over how many nodes the default prior is the mean.
+            num_hops: Layers of the model.
+        """
+        prior = self.prior
+        if prior is None:
+            prior = float(_next(part, torch.ones(part.num_nodes), degrees, 0.0, 0.0)[:num_own].mean())
+        covered = torch.ones(part.num_nodes)
+        for _ in range(self.hops or num_hops):
+            covered = _next(part, covered, degrees, self.shrinkage, prior)
+        return covered
+
+
+def coverage_mean(losses: Tensor, batch: Any) -> Tensor:
+    """The mean of one loss per seed, weighed by ``batch.coverage``; a plain mean where a batch has none.
+
+    What a ``training_step`` returns in place of ``losses.mean()``:
+
+        losses = F.cross_entropy(out[:batch.batch_size], batch.y[:batch.batch_size], reduction="none")
+        return coverage_mean(losses, batch)
+    """
+    if losses.dim() != 1 or losses.numel() != batch.batch_size:
+        raise ValueError(
+            f"coverage_mean needs one loss per seed, {batch.batch_size} in this batch, got shape "
+            f'{tuple(losses.shape)}: compute them with reduction="none" on the first batch.batch_size nodes.'
+        )
+    weights = getattr(batch, "coverage", None)
+    if weights is None:
+        return losses.mean()
+    batch.weighed_by_coverage = True  # a strategy tells users whose step weighs nothing
+    weights = weights[: batch.batch_size].to(losses.dtype)
+    total = weights.sum()
+    mean: Tensor = (losses * weights).sum() / torch.where(total > 0, total, 1)
+    return mean
+
+
+def _next(part: Graph, covered: Tensor, degrees: Tensor, shrinkage: float, prior: float) -> Tensor:
+    """One hop of the recursion. A node without in-neighbours misses none."""
+    visible = torch.segment_reduce(covered[part.indices.to(torch.int64)], "sum", offsets=part.indptr, initial=0.0)
+    share: Tensor = (visible + shrinkage * prior) / (degrees.to(torch.float32) + shrinkage)
+    share[degrees == 0] = 1.0
+    return share

@@ -1,0 +1,117 @@
+"""How a graph is cut for any number of ranks, and which of them holds what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.coverage import Coverage
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.partition.cache import cached_partition
+from lightning_gnn_dist.parts import PartReader
+from lightning_gnn_dist.residency import Residency
+from lightning_gnn_dist.surroundings import ExtraNodes, Halo
+
+_HORIZON = 16  # super-epochs that are looked ahead, to know how many batches a pass needs
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """The decisions that make parts of a graph. The same on all ranks, which need not talk about it.
+
+    Args:
+        graph: The whole graph.
+        partitioner: How it is cut into chunks, or chunks that are ready.
+        residency: Which chunks a rank holds.
+        extra: Random nodes of elsewhere that come along, with their edges.
+        halo: In-neighbours from elsewhere that come along, without theirs.
+        coverage: Weighs nodes by what is left of their neighbourhoods.
+        num_hops: Layers of the model.
+        seed: Decides everything random.
+        cache_dir: Where partitions are kept.
+    """
+
+    graph: Graph
+    partitioner: Partitioner | Partition
+    residency: Residency
+    extra: ExtraNodes
+    halo: Halo
+    coverage: Coverage | None
+    num_hops: int
+    seed: int
+    cache_dir: Path | None
+    _partitions: dict[int, Partition] = field(default_factory=dict, init=False)
+
+    def partition(self, world_size: int) -> Partition:
+        """The chunks for so many ranks: from the cache, or computed and put there."""
+        num_chunks = self.residency.num_chunks(world_size)
+        if isinstance(self.partitioner, Partition):
+            _check_fits(self.partitioner, num_chunks, world_size, self.graph)
+            return self.partitioner
+        if num_chunks not in self._partitions:
+            partition = cached_partition(self.graph, self.partitioner, num_chunks, self.seed, self.cache_dir)
+            self._partitions[num_chunks] = partition
+        return self._partitions[num_chunks]
+
+    def reader(self, rank: int, world_size: int) -> PartReader:
+        """Reads the parts of one rank."""
+        return PartReader(
+            self.graph,
+            self.partition(world_size),
+            self.residency,
+            rank,
+            world_size,
+            self.seed,
+            self.extra,
+            self.halo,
+            self.coverage,
+            self.num_hops,
+        )
+
+    def most_seeds(self, world_size: int) -> int:
+        """The training nodes of the rank that has most, in the super-epochs to come.
+
+        Every rank sees the same counts, so all of them raise or none.
+        """
+        if world_size == 1:
+            return _train_nodes(self.graph).numel()
+        partition = self.partition(world_size)
+        per_chunk = torch.bincount(partition.assignment[_train_nodes(self.graph)], minlength=partition.num_parts)
+        super_epochs = range(_HORIZON if self.residency.sweep(world_size) > 1 else 1)
+        return max(
+            self._seeds(per_chunk, super_epoch, rank, world_size)
+            for super_epoch in super_epochs
+            for rank in range(world_size)
+        )
+
+    def _seeds(self, per_chunk: Tensor, super_epoch: int, rank: int, world_size: int) -> int:
+        own = self.residency.held(super_epoch, rank, world_size, self.seed).own
+        number = int(per_chunk[list(own)].sum())
+        if not number:
+            raise ValueError(
+                f"The chunks of rank {rank} of {world_size} hold none of the {int(per_chunk.sum())} training nodes in "
+                f"super-epoch {super_epoch}, so it would have nothing to learn from: use fewer ranks, "
+                'MetisPartitioner(balance="train"), RandomPartitioner() or fewer super-nodes.'
+            )
+        return number
+
+
+def _train_nodes(graph: Graph) -> Tensor:
+    seeds = graph.split("train")
+    if not seeds.numel():
+        raise ValueError("train_mask marks no node: there is nothing to learn from.")
+    return seeds
+
+
+def _check_fits(partition: Partition, num_chunks: int, world_size: int, graph: Graph) -> None:
+    """A ready partition must be one of this graph, with the chunks that ranks are to hold."""
+    if partition.num_parts != num_chunks or partition.assignment.numel() != graph.num_nodes:
+        raise ValueError(
+            f"The partition has {partition.num_parts} parts of {partition.assignment.numel()} nodes in all, but "
+            f"{world_size} ranks hold {num_chunks} parts of a graph of {graph.num_nodes} nodes: give a partitioner "
+            "instead, or as many parts."
+        )

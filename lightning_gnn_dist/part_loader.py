@@ -1,0 +1,197 @@
+"""Batches across super-epochs: the next part is read in the background while this one trains."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.loader import THREAD_NAME, BatchLoader
+from lightning_gnn_dist.parts import Part, PartReader
+from lightning_gnn_dist.sampling.batch import SampledData
+
+log = logging.getLogger(__name__)
+
+Batches = Generator[SampledData, None, None]
+
+
+class Parts:
+    """The part of the running super-epoch, and in the background that of the next.
+
+    Args:
+        reader: Reads them.
+        in_background: Whether there is a thread for it. Without, a part is read when it is due.
+    """
+
+    def __init__(self, reader: PartReader, *, in_background: bool) -> None:
+        self._reader = reader
+        self._changes = reader.residency.sweep(reader.world_size) > 1
+        self._thread = ThreadPoolExecutor(1, f"{THREAD_NAME}.parts") if in_background and self._changes else None
+        self._current: tuple[int, Part] | None = None
+        self._next: tuple[int, Future[Part]] | None = None
+        self.switches = 0
+        self.bytes_read = 0
+        self.waited_seconds = 0.0
+
+    def at(self, super_epoch: int) -> Graph:
+        """The part of a super-epoch; those of others are forgotten."""
+        super_epoch = super_epoch if self._changes else 0
+        if self._current is None or self._current[0] != super_epoch:
+            started = time.perf_counter()
+            part = self._take(super_epoch)
+            self._record(super_epoch, part, time.perf_counter() - started)
+            self._current = super_epoch, part
+            self._read_ahead(super_epoch + 1, part)
+        return self._current[1].graph
+
+    def current(self) -> Graph:
+        """The part that was asked for last, at first that of super-epoch 0."""
+        return self.at(self._current[0] if self._current else 0)
+
+    def close(self) -> None:
+        """End what runs in the background."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        self._thread = self._next = self._current = None
+
+    def _take(self, super_epoch: int) -> Part:
+        ahead, self._next = self._next, None
+        if ahead is not None and ahead[0] == super_epoch:
+            return ahead[1].result()
+        return self._reader.read(super_epoch, self._current[1] if self._current else None)
+
+    def _read_ahead(self, super_epoch: int, part: Part) -> None:
+        if self._thread is not None:
+            self._next = super_epoch, self._thread.submit(self._reader.read, super_epoch, part)
+
+    def _record(self, super_epoch: int, part: Part, waited: float) -> None:
+        self.switches += self._current is not None
+        self.bytes_read += part.bytes_read
+        self.waited_seconds += waited
+        log.info(
+            "Super-epoch %d: %d nodes, %d edges; read %.1f MB in %.2f s, of which training waited %.2f s",
+            super_epoch,
+            part.graph.num_nodes,
+            part.graph.num_edges,
+            part.bytes_read / 1e6,
+            part.seconds,
+            waited,
+        )
+
+
+class PartLoader:
+    """The training batches of one rank: pass by pass, or as a stream, over parts that change.
+
+    It can say at which batch of a pass it stands, so that a fit that was stopped there goes on there.
+
+    Args:
+        part_at: The part of a super-epoch.
+        make_loader: The batches of a part.
+        num_batches: Batches a pass.
+        every: Passes in a super-epoch. None: there is only one.
+        num_ranks: For how many ranks it was made.
+        batch_level: Whether all seeds of a batch have their mean coverage.
+    """
+
+    batch_sampler = None  # Lightning asks any loader that has a sampler for this too
+
+    def __init__(
+        self,
+        part_at: Callable[[int], Graph],
+        make_loader: Callable[[Graph, int], BatchLoader],
+        num_batches: int,
+        *,
+        every: int | None,
+        num_ranks: int,
+        batch_level: bool = False,
+    ) -> None:
+        self._part_at, self._make_loader = part_at, make_loader
+        self._num_batches, self._every = num_batches, every
+        self._batch_level = batch_level
+        self._running: tuple[int, BatchLoader] | None = None
+        self._next_pass = self._skipped = self._done = 0
+        self._waited_before = 0.0
+        self.num_ranks = num_ranks
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    @property
+    def num_seeds(self) -> int:
+        """Training nodes of the rank in the running super-epoch."""
+        return self._loader(self._running[0] if self._running else 0).num_seeds
+
+    @property
+    def waited_seconds(self) -> float:
+        """Time that the consumer stood still, since the loader was made."""
+        return self._waited_before + (self._running[1].waited_seconds if self._running else 0.0)
+
+    @property
+    def sampler(self) -> PartLoader:
+        """The loader itself: Lightning calls ``loader.sampler.set_epoch``, never ``loader.set_epoch``."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Number the next pass that begins. Without this, passes count from 0."""
+        self._next_pass = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        """At which batch of the pass the consumer stands."""
+        return {"batches_done": self._done % len(self)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Begin the next pass at the batch of a checkpoint."""
+        self._skipped = self._done = int(state["batches_done"])
+
+    def __iter__(self) -> Batches:
+        # A generator, so that all of this waits for the first batch to be asked for. Lightning creates
+        # the iterator of its first epoch before it calls set_epoch, and of a resumed one too.
+        begin, skipped = self._next_pass * len(self), self._skipped
+        self._next_pass, self._skipped, self._done = self._next_pass + 1, 0, skipped
+        for batch in self._between(begin + skipped, begin + len(self)):
+            self._done += 1
+            yield batch
+
+    def stream(self, start: int) -> Batches:
+        """Batches without end, from number ``start``; passes are numbered by this alone."""
+        while True:
+            super_epoch = self._super_epoch(start)
+            stop = None if self._every is None else (super_epoch + 1) * self._every * len(self)
+            yield from self._between(start, stop)
+            assert stop is not None
+            start = stop
+
+    def close(self) -> None:
+        """End what runs in the background and free the buffers."""
+        if self._running is not None:
+            self._waited_before = self.waited_seconds
+            self._running[1].close()
+        self._running = None
+
+    def _between(self, start: int, stop: int | None) -> Batches:
+        loader = self._loader(self._super_epoch(start))
+        for number, batch in enumerate(loader.between(start, stop), start):
+            yield self._weigh(batch, is_repeated=number % len(self) >= loader.num_seeds)
+
+    def _loader(self, super_epoch: int) -> BatchLoader:
+        if self._running is None or self._running[0] != super_epoch:
+            self.close()
+            self._running = super_epoch, self._make_loader(self._part_at(super_epoch), self._num_batches)
+        return self._running[1]
+
+    def _super_epoch(self, number: int) -> int:
+        return 0 if self._every is None else number // len(self) // self._every
+
+    def _weigh(self, batch: SampledData, *, is_repeated: bool) -> SampledData:
+        """A part with fewer seeds than batches repeats some: they count for nothing."""
+        if is_repeated:
+            batch.coverage = torch.zeros(batch.num_nodes)
+        elif self._batch_level:
+            mean = batch.coverage[: batch.batch_size].mean()
+            batch.coverage = torch.full_like(batch.coverage, float(mean))
+        return batch

@@ -1,0 +1,114 @@
+"""Which chunks a rank holds, super-epoch by super-epoch.
+
+Nobody communicates to agree on it: what is held is a function of the seed, the super-epoch, the rank and the number
+of ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from lightning_gnn_dist.partition.random import deal
+
+_PURPOSE = 1 << 43  # added to the seed, so that dealing chunks has nothing to do with making them
+
+
+class Held(NamedTuple):
+    """The chunks of one rank in one super-epoch.
+
+    Attributes:
+        own: Those whose training nodes are its seeds. Every chunk is some rank's own.
+        others: Those that only send messages.
+    """
+
+    own: tuple[int, ...]
+    others: tuple[int, ...] = ()
+
+
+@runtime_checkable
+class Residency(Protocol):
+    """Deals chunks to ranks. A new one is a frozen dataclass with these three methods."""
+
+    def num_chunks(self, world_size: int) -> int:
+        """Into how many chunks the graph is to be cut."""
+        ...
+
+    def sweep(self, world_size: int) -> int:
+        """Super-epochs until a rank has held all that it is going to hold. 1: what is held never changes."""
+        ...
+
+    def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
+        """What a rank holds."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """One chunk for each rank, for good."""
+
+    def num_chunks(self, world_size: int) -> int:
+        return world_size
+
+    def sweep(self, world_size: int) -> int:
+        return 1
+
+    def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
+        return Held((rank,))
+
+
+@dataclass(frozen=True)
+class Rotate:
+    r"""A base chunk for good and a variable one that rotates (Grappa, Xu et al., arXiv:2602.01872).
+
+    In super-epoch :math:`s` rank :math:`r` of :math:`P` holds its own chunk :math:`r` and chunk
+    :math:`(r + 1 + s \bmod (P - 1)) \bmod P`. So :math:`P - 1` super-epochs show it every edge of its seeds once, and
+    no chunk is variable on two ranks at a time. Seeds are always those of the base chunk.
+    """
+
+    def num_chunks(self, world_size: int) -> int:
+        return world_size
+
+    def sweep(self, world_size: int) -> int:
+        return max(1, world_size - 1)
+
+    def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
+        if world_size == 1:
+            return Held((rank,))
+        return Held((rank,), ((rank + 1 + super_epoch % (world_size - 1)) % world_size,))
+
+
+@dataclass(frozen=True)
+class Redeal:
+    """Super-nodes, dealt anew to the ranks in every super-epoch; their training nodes go along.
+
+    Args:
+        num_supernodes: How many chunks to deal. Many more than ranks, so that parts look alike.
+    """
+
+    num_supernodes: int
+
+    def __post_init__(self) -> None:
+        if self.num_supernodes < 1:
+            raise ValueError(f"num_supernodes must be at least 1, got {self.num_supernodes}.")
+
+    def num_chunks(self, world_size: int) -> int:
+        if self.num_supernodes < world_size:
+            raise ValueError(
+                f"num_supernodes ({self.num_supernodes}) must be at least the number of ranks ({world_size}): every "
+                "rank needs a super-node."
+            )
+        return self.num_supernodes
+
+    def sweep(self, world_size: int) -> int:
+        # Two super-nodes meet on a rank with probability 1 / P, so after P deals most of them have.
+        return world_size
+
+    def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
+        dealt = deal(self.num_supernodes, world_size, (seed + _PURPOSE) * 2**20 + super_epoch)
+        return Held(tuple((dealt == rank).nonzero().view(-1).tolist()))
+
+
+def default_period(max_epochs: int | None, sweep: int) -> int:
+    """Epochs of a super-epoch, such that a whole sweep fits into the run; 1 if nobody knows how long it is."""
+    return max(1, (max_epochs or 0) // sweep)

@@ -1,0 +1,225 @@
+r"""Gradients and nothing else (Grappa, Xu et al., arXiv:2602.01872).
+
+Every rank trains on its part alone, and the gradients of every step are summed. What a part cannot see is made up
+for by weights: with :math:`w_v` the weight of seed :math:`v`, all ranks together step along
+
+.. math::
+    G = \frac{\sum_v w_v \nabla \ell_v}{\sum_v w_v},
+    \qquad\text{rank } r \text{ by way of}\qquad
+    \mathcal{L}_r = \frac{P\,W_r}{Z} \cdot \frac{\sum_{v \in r} w_v \ell_v}{W_r},\quad W_r = \sum_{v \in r} w_v,\;
+    Z = \sum_r W_r
+
+The second factor is what ``training_step`` returns, the first is applied here, to the loss: so it holds with
+accumulation, clipping and mixed precision, and unequal numbers of seeds are put right as well.
+"""
+
+from __future__ import annotations
+
+import inspect
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from lightning_gnn_dist import collectives
+from lightning_gnn_dist.strategies import refusals, replica_state
+from lightning_gnn_dist.strategies.base import Buffers, StartMethod
+from lightning_gnn_dist.strategies.companion import log_figures
+from lightning_gnn_dist.strategies.lightning_internals import announce_sigterm, give_back_sigterm, take_over_sigterm
+
+Weights = Literal["coverage", "nodes", "uniform"]
+# The option not to send buffers at every forward; torch 2.13 has renamed it.
+_IS_RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+_LEAVE_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _IS_RENAMED else "broadcast_buffers": False}
+
+
+class GrappaStrategy(DDPStrategy):
+    """Train on parts, exchange gradients every step, and weigh what parts see only half of.
+
+    An epoch is one pass over the training nodes, as with DDP. Between two changes of what ranks hold, gradients are
+    all that crosses the wire, and two numbers a step: the sum of weights, and whether a rank has to stop. With
+    parts that see everything this is DDP, with unequal numbers of seeds put right.
+
+    What ranks hold, and how weights come about, is the data module's business: ``residency``, ``halo`` and
+    ``coverage`` of :class:`PartitionedDataModule`. A ``training_step`` that returns a mean over seeds is weighed batch
+    by batch; one that returns :func:`coverage_mean` of its seeds' losses node by node.
+
+    Args:
+        weights: A rank's share of a step: by the ``"coverage"`` of its seeds, by their number (``"nodes"``), or
+            ``"uniform"``, as in DDP.
+        buffers: ``"average"`` the buffers (statistics of batch normalisation) at the end of an epoch and before
+            validation, or keep them ``"local"``. DDP's way, rank 0's for all at every step, would move them too.
+        find_unused_parameters, static_graph, gradient_as_bucket_view: See
+            :class:`torch.nn.parallel.DistributedDataParallel`.
+        timeout: How long a collective may take before the ranks give up.
+        process_group_backend: ``"gloo"`` or ``"nccl"``; by default what fits the device.
+        start_method: How Lightning starts the ranks when no launcher (torchrun, SLURM) did.
+    """
+
+    strategy_name = "grappa"
+
+    def __init__(
+        self,
+        *,
+        weights: Weights = "coverage",
+        buffers: Buffers = "average",
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
+        gradient_as_bucket_view: bool = False,
+        timeout: timedelta = timedelta(minutes=30),
+        process_group_backend: str | None = None,
+        start_method: StartMethod = "popen",
+    ) -> None:
+        refusals.check_choice("weights", weights, Weights)
+        refusals.check_choice("buffers", buffers, Buffers)
+        super().__init__(
+            timeout=timeout,
+            process_group_backend=process_group_backend,
+            start_method=start_method,
+            **_LEAVE_BUFFERS,
+            find_unused_parameters=find_unused_parameters,
+            static_graph=static_graph,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+        )
+        self.weights = weights
+        self.buffers = buffers
+        self.sigterm_received = False
+        self._scale = torch.ones(())
+        self._votes: Tensor | None = None
+        self._resumed: dict[str, Any] | None = None
+        self._companion = Weigher(self)
+
+    # What its callback asks for.
+
+    def weigh(self, batch: Any) -> bool:
+        """Agree on this rank's share of the step; whether all ranks leave after it. Collective."""
+        own = _weight(batch, self.weights)
+        # The votes of the step before: on a GPU they are there by now, and nothing waits for them.
+        leave = self._votes is not None and bool(self._votes > 0)
+        total = torch.tensor([own, float(self.sigterm_received)], dtype=torch.float32, device=self.root_device)
+        collectives.sum_(total)
+        self._votes = total[1]
+        # No weight on any rank: nothing is known of any seed, and all count alike.
+        self._scale = torch.where(total[0] > 0, self.world_size * own / total[0], 1.0)
+        return leave
+
+    def average_buffers(self) -> None:
+        """Make the replicas equal, buffers included. Collective."""
+        if self.buffers == "average":
+            collectives.average_(self._module().buffers())
+
+    # What Lightning calls.
+
+    def connect(self, model: LightningModule) -> None:
+        super().connect(model)
+        callbacks: list[Callback] = model.trainer.callbacks  # type: ignore[attr-defined]
+        if self._companion not in callbacks:
+            callbacks.insert(0, self._companion)
+
+    def setup(self, trainer: Trainer) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:
+            take_over_sigterm(trainer, self._on_sigterm)
+            self.sigterm_received, self._votes = False, None
+        super().setup(trainer)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        if self._module().trainer.training:
+            refusals.check_ranks_of_loader(dataloader, self.world_size)
+            length = torch.tensor([len(dataloader) if hasattr(dataloader, "__len__") else -1], device=self.root_device)
+            refusals.check_lengths([int(number) for (number,) in collectives.gather_rows(length).tolist()])
+        return dataloader
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        refusals.check_same_graph(self._module().trainer, self.root_device)
+        if self._resumed is not None:
+            replica_state.restore_random_state(self._resumed["random_state"])
+            for name, buffer in self._module().named_buffers():  # DDP gave all ranks those of rank 0
+                buffer.copy_(self._resumed["buffers"][name])
+            self._resumed = None
+
+    def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().backward(closure_loss * self._scale, *args, **kwargs)
+        if getattr(self.model, "require_backward_grad_sync", False):
+            collectives.count_all_reduce(parameter.grad for parameter in self._module().parameters())
+        return loss
+
+    def teardown(self) -> None:
+        if self.lightning_module is not None and self.lightning_module._trainer is not None:
+            give_back_sigterm(self.lightning_module._trainer)
+        super().teardown()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        if "optimizer_states" in checkpoint:  # else weights only: nothing to resume
+            own_buffers = {name: buffer.cpu() for name, buffer in self._module().named_buffers()}
+            mine = {"random_state": replica_state.random_state(), "buffers": own_buffers}
+            ranks = collectives.gather_objects(mine)
+            checkpoint[replica_state.KEY] = {"version": replica_state.VERSION, "ranks": ranks, "strategy": "grappa"}
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        if self._module().trainer.state.fn == TrainerFn.FITTING:
+            self._resumed = replica_state.take_of_gradients(checkpoint)
+        return checkpoint
+
+    def _on_sigterm(self) -> None:
+        self.sigterm_received = True
+
+    def _module(self) -> LightningModule:
+        assert self.lightning_module is not None
+        return self.lightning_module
+
+
+class Weigher(Callback):
+    """The callback that the strategy brings along: strategies have no hook at the start of a batch."""
+
+    def __init__(self, strategy: GrappaStrategy) -> None:
+        self.strategy = strategy
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.strategy.weigh(batch):
+            rank_zero_info("SIGTERM: all ranks stop after this step.")
+            announce_sigterm(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step <= 1:
+            self._say_what_is_weighed(batch)
+        if trainer.is_last_batch:
+            self.strategy.average_buffers()
+            log_figures(pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self.strategy.average_buffers()
+
+    def _say_what_is_weighed(self, batch: Any) -> None:
+        coverage = getattr(batch, "coverage", None)
+        if coverage is None or getattr(batch, "weighed_by_coverage", False) or self.strategy.weights != "coverage":
+            return
+        seeds = coverage[: batch.batch_size]
+        if bool((seeds != seeds[0]).any()):
+            rank_zero_info(
+                "training_step returns one number for a batch, so whole batches are weighed, by the mean coverage of "
+                "their seeds. To weigh nodes, return coverage_mean(losses, batch)."
+            )
+
+
+def _weight(batch: Any, weights: Weights) -> float:
+    """What a batch counts for. One whose seeds only fill it up, with no coverage at all, counts for nothing."""
+    coverage = getattr(batch, "coverage", None)
+    total = None if coverage is None else float(coverage[: batch.batch_size].sum(dtype=torch.float64))
+    if weights == "coverage" and total is not None:
+        return total
+    size = float(getattr(batch, "batch_size", 1))
+    if weights == "uniform":
+        size = 1.0
+    return 0.0 if total == 0.0 else size

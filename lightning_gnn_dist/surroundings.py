@@ -1,0 +1,104 @@
+"""Nodes from elsewhere that come along with a rank's chunks: to send messages, not to be learned from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph, Lookup
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.sampling.rng import permutation
+
+Scope = Literal["part", "graph"]
+_PURPOSE = 1 << 42  # added to the seed, so that these draws have nothing to do with others
+
+
+@dataclass(frozen=True)
+class ExtraNodes:
+    """Random nodes of other parts, with the edges among all that is there: the LLCG paper's subgraph approximation.
+
+    Args:
+        share: How many, as a share of the nodes that ``of`` names.
+        of: ``"part"`` or ``"graph"``.
+        seed: Decides which; the same in every run.
+    """
+
+    share: float
+    of: Scope
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_scope("extra_of", self.of)
+        if not 0.0 <= self.share <= 1.0:
+            raise ValueError(f"extra_nodes is a share, between 0 and 1, got {self.share!r}.")
+
+    def __call__(self, residents: Tensor, partition: Partition, rank: int) -> Tensor:
+        if not self.share:
+            return torch.empty(0, dtype=torch.int64)
+        num_nodes = partition.assignment.numel()
+        outside = torch.ones(num_nodes, dtype=torch.bool).index_fill_(0, residents, False).nonzero().view(-1)
+        base = residents.numel() if self.of == "part" else num_nodes
+        count = min(round(self.share * base), outside.numel())
+        return outside[permutation(outside.numel(), self.seed + _PURPOSE, rank)[:count]]
+
+
+@dataclass(frozen=True)
+class Halo:
+    """The in-neighbours of a rank's nodes that lie elsewhere, as leaves: they send and receive nothing.
+
+    With all of them every node sees its whole neighbourhood, one hop far. For chunks drawn at random that is nearly
+    the whole graph on every rank, hence the two limits.
+
+    Args:
+        hops: 0 (none) or 1.
+        max_bytes: For the arrays of leaves. Those with the most edges into the part come first.
+        max_neighbors: Leaves that a node may ask for; which, is drawn at random, alike for all nodes of the part.
+    """
+
+    hops: Literal[0, 1] = 0
+    max_bytes: int | None = None
+    max_neighbors: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.hops not in (0, 1):
+            raise ValueError(f"halo must be 0 or 1 hop, got {self.hops!r}: farther nodes are another rank's business.")
+        for name, limit in (("halo_bytes", self.max_bytes), ("halo_neighbors", self.max_neighbors)):
+            if limit is not None and limit < 1:
+                raise ValueError(f"{name} must be positive, or None for no limit, got {limit!r}.")
+            if limit is not None and not self.hops:
+                raise ValueError(f"{name}={limit} limits a halo, and there is none: set halo=1.")
+
+    def leaves(self, graph: Graph, residents: Tensor, indptr: Tensor, senders: Tensor, seed: int) -> Tensor:
+        """The leaves around ``residents``, whose rows are given, in increasing order."""
+        if not self.hops:
+            return residents[:0]
+        row = torch.arange(residents.numel()).repeat_interleave(indptr.diff())
+        outside = ~Lookup(residents).contains(senders.to(torch.int64))
+        row, asked = row[outside], senders[outside].to(torch.int64)
+        if self.max_neighbors is not None:
+            asked = _some_of_each_row(row, asked, self.max_neighbors, seed)
+        leaves: Tensor
+        leaves, edges = asked.unique(return_counts=True)
+        if self.max_bytes is not None:
+            width = sum(array[:1].numel() * array.element_size() for array in graph.node_arrays.values())
+            most = edges.argsort(descending=True, stable=True)[: self.max_bytes // width]
+            leaves = leaves[most].sort().values
+        return leaves
+
+
+def check_scope(name: str, scope: str) -> None:
+    if scope not in get_args(Scope):
+        raise ValueError(f"{name} must be one of {list(get_args(Scope))}, got {scope!r}.")
+
+
+def _some_of_each_row(row: Tensor, senders: Tensor, limit: int, seed: int) -> Tensor:
+    """Of each row's entries the ``limit`` that come first in an order of all of them."""
+    distinct, which = senders.unique(return_inverse=True)
+    by_order = permutation(distinct.numel(), seed + _PURPOSE, -1)[which].argsort()
+    by_row = by_order[row[by_order].argsort(stable=True)]
+    row = row[by_row]
+    begin = torch.searchsorted(row, row)  # of each entry's row
+    return senders[by_row][torch.arange(row.numel()) - begin < limit]

@@ -1,0 +1,85 @@
+"""Coverage against its definition, written out node by node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from lightning_gnn_dist.coverage import Coverage, coverage_mean
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+
+
+def by_definition(part: Graph, degrees: list[int], hops: int, kappa: float, prior: float) -> list[float]:
+    covered = [1.0] * part.num_nodes
+    for _ in range(hops):
+        before, covered = covered, []
+        for node in range(part.num_nodes):
+            begin, end = part.indptr[node : node + 2].tolist()
+            visible = sum(before[u] for u in part.indices[begin:end].tolist())
+            lonely = degrees[node] == 0
+            covered.append(1.0 if lonely else (visible + kappa * prior) / (degrees[node] + kappa))
+    return covered
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3])
+@pytest.mark.parametrize(("kappa", "prior"), [(0.0, 0.0), (1.0, 0.0), (2.5, 0.4)])
+def test_coverage_is_the_share_of_the_neighbourhood_that_is_visible(hops: int, kappa: float, prior: float) -> None:
+    graph = communities(300, 3, num_features=4, seed=1)
+    nodes = torch.arange(0, 300, 2)
+    part, degrees = graph.induced(nodes), graph.degrees()[nodes]
+    covered = Coverage(hops=hops, shrinkage=kappa, prior=prior).of(part, degrees, 100, num_hops=9)
+    expected = torch.tensor(by_definition(part, degrees.tolist(), hops, kappa, prior))
+    assert torch.allclose(covered, expected, atol=1e-6)
+    assert float(covered.min()) >= 0
+    assert float(covered.max()) <= 1
+
+
+def test_by_default_it_goes_as_far_as_the_model_and_shrinks_to_the_mean() -> None:
+    graph = communities(300, 3, num_features=4, seed=1)
+    nodes = torch.arange(0, 300, 2)
+    part, degrees = graph.induced(nodes), graph.degrees()[nodes]
+    two = Coverage(hops=2).of(part, degrees, 150, num_hops=7)
+    assert torch.equal(Coverage().of(part, degrees, 150, num_hops=2), two)
+    mean = float(Coverage(hops=1).of(part, degrees, 150, num_hops=2)[:100].mean())
+    shrunk = Coverage(hops=1, shrinkage=3).of(part, degrees, 100, num_hops=2)
+    assert torch.allclose(shrunk, Coverage(hops=1, shrinkage=3, prior=mean).of(part, degrees, 100, num_hops=2))
+
+
+def test_the_whole_graph_covers_all() -> None:
+    graph = communities(300, 3, num_features=4, seed=1)
+    assert torch.equal(Coverage().of(graph, graph.degrees(), 300, num_hops=3), torch.ones(300))
+
+
+def batch(coverage: Tensor | None) -> Data:
+    data = Data(batch_size=3, num_nodes=4)
+    if coverage is not None:
+        data.coverage = coverage
+    return data
+
+
+@pytest.mark.parametrize(
+    ("coverage", "mean"),
+    [(None, 2.0), ([1.0, 1.0, 1.0, 0.0], 2.0), ([0.0, 0.5, 0.5, 9.0], 2.5), ([0.0, 0.0, 0.0, 1.0], 0.0)],
+)
+def test_the_mean_weighs_seeds(coverage: Any, mean: float) -> None:
+    losses = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    result = coverage_mean(losses, batch(None if coverage is None else torch.tensor(coverage)))
+    result.backward()  # also where nothing counts
+    assert float(result.detach()) == mean
+
+
+def test_a_mean_or_too_many_losses_are_refused() -> None:
+    for losses in (torch.tensor(1.0), torch.ones(4)):
+        with pytest.raises(ValueError, match=r'one loss per seed, 3 in this batch.*reduction="none"'):
+            coverage_mean(losses, batch(None))
+
+
+@pytest.mark.parametrize("wrong", [{"level": "edge"}, {"hops": 0}, {"shrinkage": -1.0}, {"prior": 1.5}])
+def test_arguments_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Coverage(**wrong)

@@ -1,0 +1,131 @@
+"""The training loader across super-epochs: the same batches however it is read, and nothing left running."""
+
+from __future__ import annotations
+
+import threading
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_gnn_dist.coverage import Coverage
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.loader import THREAD_NAME, BatchLoader
+from lightning_gnn_dist.part_loader import PartLoader, Parts
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.parts import PartReader
+from lightning_gnn_dist.residency import Rotate
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.surroundings import ExtraNodes, Halo
+
+BATCHES, EVERY = 5, 2
+
+
+def parts(*, in_background: bool = True) -> Parts:
+    graph = communities(400, 4, num_features=4, train_share=0.3, seed=2)
+    partition = RandomPartitioner()(graph, 4, 0)
+    nothing = ExtraNodes(0.0, "part", 0)
+    reader = PartReader(graph, partition, Rotate(), 1, 4, 0, nothing, Halo(), Coverage(), 2)
+    return Parts(reader, in_background=in_background)
+
+
+def batches_of(part: Graph, num_batches: int) -> BatchLoader:
+    return BatchLoader(part, NeighborSampler([3, 3]), part.split("train"), num_batches, seed=5, num_threads=1)
+
+
+def loader(source: Parts, *, num_batches: int = BATCHES, batch_level: bool = False) -> PartLoader:
+    return PartLoader(source.at, batches_of, num_batches, every=EVERY, num_ranks=4, batch_level=batch_level)
+
+
+def ids(batches: Any) -> list[list[int]]:
+    return [batch.n_id.tolist() for batch in batches]
+
+
+def test_passes_and_stream_are_the_same_batches() -> None:
+    by_pass, streamed = loader(parts()), loader(parts(in_background=False))
+    passes = [batch for _ in range(6) for batch in ids(by_pass)]
+    assert ids(islice(streamed.stream(0), 6 * BATCHES)) == passes
+    assert ids(islice(loader(parts()).stream(13), 12)) == passes[13:25]
+    one, other = (loader(parts()) for _ in range(2))
+    one.set_epoch(4)
+    assert ids(one) == passes[4 * BATCHES : 5 * BATCHES]
+    assert ids(other) == passes[:BATCHES]
+
+
+def test_a_checkpoint_says_where_in_a_pass_it_was_written() -> None:
+    whole = loader(parts())
+    whole.set_epoch(3)
+    expected = ids(whole)
+    stopped = loader(parts())
+    stopped.set_epoch(3)
+    iterator = iter(stopped)
+    for _ in range(3):
+        next(iterator)
+    resumed = loader(parts())
+    resumed.load_state_dict(stopped.state_dict())
+    started = iter(resumed)  # Lightning makes the iterator before it numbers the pass
+    resumed.set_epoch(3)
+    assert ids(started) == expected[3:]
+    assert resumed.state_dict() == {"batches_done": 0}  # at the end of a pass the next one begins
+    resumed.set_epoch(3)
+    assert ids(resumed) == expected
+
+
+def test_the_next_part_is_read_in_the_background() -> None:
+    source = parts()
+    source.at(0)
+    assert source._next is not None
+    source._next[1].result()
+    waited = source.waited_seconds
+    source.at(1)
+    assert source.waited_seconds - waited < 0.05
+    assert source.switches == 1
+    source.close()
+
+
+def test_a_jump_reads_what_was_not_foreseen() -> None:
+    expected = parts(in_background=False).at(2)
+    source = parts()
+    source.at(0)
+    assert torch.equal(source.at(2).node_arrays["n_id"].sort().values, expected.node_arrays["n_id"].sort().values)
+    source.close()
+
+
+def test_a_failure_in_the_background_reaches_training() -> None:
+    source = parts()
+    source.at(0)
+    assert source._next is not None
+    source._next[1].result()
+    object.__setattr__(source._reader, "partition", None)
+    source.at(1)  # is there; the one after it cannot be read
+    with pytest.raises(AttributeError):
+        source.at(2)
+    source.close()
+
+
+def test_nothing_is_left_running() -> None:
+    source = parts()
+    ours = loader(source)
+    next(iter(ours))
+    ours.close()
+    source.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)]
+
+
+def test_seeds_that_fill_a_pass_up_count_for_nothing() -> None:
+    source = parts()
+    seeds = source.at(0).split("train").numel()
+    ours = loader(source, num_batches=seeds + 3)
+    counted = [bool(batch.coverage.any()) for batch in ours]
+    assert counted[seeds:] == [False] * 3
+    assert any(counted[:seeds])
+    source.close()
+
+
+def test_batch_level_gives_all_seeds_their_mean() -> None:
+    by_node, by_batch = loader(parts()), loader(parts(), batch_level=True)
+    for node, batch in zip(by_node, by_batch, strict=True):
+        mean = node.coverage[: node.batch_size].mean()
+        assert torch.allclose(batch.coverage[: batch.batch_size], mean.expand(batch.batch_size))
