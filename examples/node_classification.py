@@ -32,7 +32,7 @@ class SAGE(pl.LightningModule):
         x = batch.x
         for conv, block in zip(self.convs, batch.blocks, strict=True):
             x = conv((x, x[: block.num_dst]), block.adj)
-            x = x if conv is self.convs[-1] else x.relu()
+            x = x if conv is self.convs[-1] else functional.dropout(x.relu(), 0.5, self.training)
         return x
 
     def training_step(self, batch):
