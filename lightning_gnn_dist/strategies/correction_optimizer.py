@@ -19,6 +19,7 @@ from lightning_gnn_dist.strategies import refusals, replica_state
 
 Mode = Literal["persistent", "reset", "averaged", "sgd"]
 Make = Callable[[list[Tensor]], Optimizer]
+Schedule = Callable[[int], float]
 
 _LASTING = ("persistent", "sgd", "function")  # the other modes start anew in every round
 _WAY_OUT = (
@@ -37,18 +38,18 @@ class CorrectionOptimizer:
         mode: Where its state comes from; see :class:`~lightning_gnn_dist.strategies.llcg.LLCGStrategy`. Or a
             function from parameters to an optimizer, whose state persists. The function is called again when the
             local optimizers take up other parameters, as in unfreezing; what had a state keeps it.
-        lr: Its learning rate, the same in every round. Default: in each group that of the local steps, schedule
-            included.
+        lr: Its learning rate, the same in every round, or a function of the round. Default: in each group that of the
+            local steps, schedule included.
     """
 
-    def __init__(self, mode: Mode | Make, lr: float | None) -> None:
+    def __init__(self, mode: Mode | Make, lr: float | Schedule | None) -> None:
         if not callable(mode) and mode not in get_args(Mode):
             raise ValueError(
                 f"correction_optimizer must be one of {list(get_args(Mode))}, or a function from parameters to an "
                 f"optimizer such as `lambda parameters: torch.optim.Adam(parameters, lr=0.001)`, got {mode!r}."
             )
-        if lr is not None and not lr > 0:
-            raise ValueError(f"correction_lr must be positive, got {lr!r}. For no correction use correction_steps=0.")
+        if lr is not None and not callable(lr):
+            _check_lr(lr)
         if callable(mode) and lr is not None:
             raise ValueError("correction_lr is ignored by an optimizer of your own: set its lr where you make it.")
         self.mode = mode
@@ -77,7 +78,7 @@ class CorrectionOptimizer:
         """One step of ``parameters`` along ``gradient``. Leaves no gradients behind. Not collective."""
         if self._round_idx != round_idx:
             raise RuntimeError(f"prepare() must be called on every rank before the first step of round {round_idx}.")
-        self._follow_lr(local)
+        self._set_lr(local, round_idx)
         self._drop_gradients()  # also the old ones of parameters that are frozen by now
         held = {id(parameter) for parameter in _parameters_of(self._optimizers)}
         for parameter, direction in zip(parameters, gradient, strict=True):
@@ -135,16 +136,23 @@ class CorrectionOptimizer:
         self.check(local)
         return [_another(optimizer) for optimizer in local]
 
-    def _follow_lr(self, local: Sequence[Optimizer]) -> None:
+    def _set_lr(self, local: Sequence[Optimizer], round_idx: int) -> None:
         if callable(self.mode):
             return
+        lr = _check_lr(self.lr(round_idx)) if callable(self.lr) else self.lr
         for own, leader in zip(self._optimizers, local, strict=True):
             for group, other in zip(own.param_groups, leader.param_groups, strict=True):
-                group["lr"] = other["lr"] if self.lr is None else self.lr
+                group["lr"] = other["lr"] if lr is None else lr
 
     def _drop_gradients(self) -> None:
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
+
+
+def _check_lr(lr: float) -> float:
+    if not lr > 0:
+        raise ValueError(f"correction_lr must be positive, got {lr!r}. For no correction use correction_steps=0.")
+    return lr
 
 
 def _another(optimizer: Optimizer) -> Optimizer:

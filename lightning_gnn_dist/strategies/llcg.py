@@ -25,7 +25,7 @@ from lightning_gnn_dist import collectives
 from lightning_gnn_dist.rounds import RoundClock
 from lightning_gnn_dist.strategies import refusals
 from lightning_gnn_dist.strategies.base import RoundStrategy, StartMethod, Weights
-from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode
+from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode, Schedule
 from lightning_gnn_dist.strategies.gradients import mean_gradient, trained_parameters, unrecorded
 from lightning_gnn_dist.strategies.statistics import reestimate_statistics
 
@@ -59,7 +59,8 @@ class LLCGStrategy(RoundStrategy):
             state that lives on from round to round. ``"reset"``: the same, new at every meeting. ``"averaged"``:
             the same, starting each time from the mean state of the ranks. ``"sgd"``: plain SGD. Or a function from
             parameters to an optimizer.
-        correction_lr: :math:`\gamma`. Default: the learning rate of the local steps, schedule included.
+        correction_lr: :math:`\gamma`, or a function from the round's number to it. Default: the learning rate of the
+            local steps, schedule included.
         drift: What local gradients are steered towards: the gradient of the ``"global"`` graph, or the mean of the
             ``"ranks"``, which needs no access to the graph but cannot see cut edges. None: nothing.
         drift_decay: By which that shift fades with each local step. 1 keeps it.
@@ -82,7 +83,7 @@ class LLCGStrategy(RoundStrategy):
         correction_steps: int | float = 1,
         correction: Correction = "sliced",
         correction_optimizer: Mode | Callable[[list[Tensor]], Optimizer] = "persistent",
-        correction_lr: float | None = None,
+        correction_lr: float | Schedule | None = None,
         drift: Drift | None = "global",
         drift_decay: float = 0.8,
         anchor_steps: int = 4,

@@ -193,6 +193,23 @@ def test_a_step_without_preparation_is_an_error() -> None:
 # The learning rate.
 
 
+def test_the_rate_may_go_by_rounds() -> None:
+    ours = weights()
+    own = CorrectionOptimizer("sgd", lambda round_idx: 1.0 / (1 + round_idx))
+    local = [torch.optim.Adam(ours, lr=0.5)]
+    slopes = [torch.ones_like(parameter) for parameter in ours]
+    for round_idx in (0, 3):
+        before = [parameter.detach().clone() for parameter in ours]
+        own.prepare(local, ours, round_idx)
+        own.step(local, ours, [slope.clone() for slope in slopes], round_idx)
+        for start, after in zip(before, ours, strict=True):
+            assert torch.allclose(start - after.detach(), torch.full_like(start, 1.0 / (1 + round_idx)))
+    own = CorrectionOptimizer("sgd", lambda round_idx: 0.0)
+    own.prepare(local, ours, 0)
+    with pytest.raises(ValueError, match=r"correction_lr must be positive, got 0\.0"):
+        own.step(local, ours, slopes, 0)
+
+
 @pytest.mark.parametrize("mode", ["persistent", "reset", "averaged", "sgd"])
 @pytest.mark.parametrize("lr", [None, 0.125])
 def test_the_rate_is_fixed_or_that_of_each_local_group(mode: Any, lr: float | None) -> None:
