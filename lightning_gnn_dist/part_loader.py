@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ Batches = Generator[SampledData, None, None]
 
 
 class Parts:
-    """The part of the running super-epoch, and in the background that of the next.
+    """The part of the running super-epoch, and in the background that of the next: two at a time, where they change.
 
     Args:
         reader: Reads them.
@@ -45,7 +46,7 @@ class Parts:
             started = time.perf_counter()
             part = self._take(super_epoch)
             self._record(super_epoch, part, time.perf_counter() - started)
-            self._current = super_epoch, part
+            self._current = super_epoch, part if self._changes else replace(part, rows=None)
             self._read_ahead(super_epoch + 1, part)
         return self._current[1].graph
 

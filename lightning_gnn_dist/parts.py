@@ -38,13 +38,13 @@ class Part:
 
     Attributes:
         graph: Its nodes and the edges among them: the rank's own nodes first, then others that send messages.
-        rows: The edges as they were read, kept for the next switch.
+        rows: The edges as they were read, for the next switch. None: there will be none.
         bytes_read: What was read from the whole graph for it.
         seconds: How long that took, with all that it is made of.
     """
 
     graph: Graph
-    rows: Rows
+    rows: Rows | None
     bytes_read: int
     seconds: float
 
@@ -130,9 +130,11 @@ def _read_rows(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[Rows
     """The rows of ``nodes``, and how many of their edges had to be read."""
     degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
     indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
-    had = previous.graph.node_arrays["n_id"][: previous.rows.indptr.numel() - 1] if previous else nodes[:0]
+    had, kept = nodes[:0], Rows(graph.indptr[:1], graph.indices[:0], {})
+    if previous is not None and previous.rows is not None:
+        kept = previous.rows
+        had = previous.graph.node_arrays["n_id"][: kept.indptr.numel() - 1]
     at, known = Lookup(had)(nodes)
-    kept = previous.rows if previous else Rows(graph.indptr[:1], graph.indices[:0], {})
     merge = _Merge(
         (edge_positions(indptr, (~known).nonzero().view(-1)), edge_positions(graph.indptr, nodes[~known])),
         (edge_positions(indptr, known.nonzero().view(-1)), edge_positions(kept.indptr, at)),

@@ -21,6 +21,7 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+from lightning_gnn_dist.residency import Redeal, Rotate
 from lightning_gnn_dist.rounds import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -329,6 +330,25 @@ def test_no_training_node_at_all_is_said() -> None:
         PartitionedDataModule(graph).train_dataloader()
 
 
+def in_rounds(rank: int, world_size: int) -> list[list[int]]:
+    """The seeds of each pass, where every pass has parts of its own and a round ends in the middle of one."""
+    module = model()
+    data = PartitionedDataModule(small_graph(), batch_size=10, residency=Redeal(24), repartition_every=1)
+    steps = data._cut.most_seeds(world_size)
+    rounds = trainer(world_size, LocalSGDStrategy(EverySteps(3), **PATIENCE), max_epochs=steps)
+    rounds.fit(module, data)
+    length = -(-steps // 10)
+    passes = [torch.cat(module.trained[at : at + length]).tolist() for at in range(0, 3 * length, length)]
+    return passes
+
+
+def test_parts_that_change_suit_rounds_too() -> None:
+    everyone = small_graph().split("train").tolist()
+    passes = list(zip(*run_ranks(in_rounds, 2), strict=True))
+    assert [sorted(first + second) for first, second in passes] == [everyone] * 3
+    assert set(passes[0][0]) != set(passes[1][0])
+
+
 def fit_with(rank: int, world_size: int, graph: Graph, options: dict[str, Any]) -> None:
     warnings.filterwarnings("ignore", "You defined a `validation_step`")
     trainer(world_size, LocalSGDStrategy(**PATIENCE)).fit(model(), PartitionedDataModule(graph, **options))
@@ -363,6 +383,9 @@ def test_too_few_nodes_to_share_are_refused() -> None:
         ({"eval_batch_size": -1}, "eval_batch_size"),
         ({"seed": 1.5}, "seed must be an integer"),
         ({"num_threads": -1}, "num_threads"),
+        ({"residency": Rotate(), "train_on": "graph"}, "choose one"),
+        ({"halo_bytes": 100}, "set halo=1"),
+        ({"repartition_every": 0}, "repartition_every must be an integer of at least 1, got 0"),
         ({"train_on": "all"}, r"train_on must be one of \['part', 'graph'\], got 'all'"),
         ({"extra_nodes": 2.0}, "extra_nodes is a share"),
         ({"extra_nodes": 0.1, "train_on": "graph"}, "choose one"),
@@ -371,6 +394,20 @@ def test_too_few_nodes_to_share_are_refused() -> None:
 def test_arguments_are_checked_at_once(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PartitionedDataModule(small_graph(), **options)
+
+
+def test_the_length_of_a_super_epoch_survives_in_a_checkpoint() -> None:
+    data = PartitionedDataModule(small_graph(), residency=Rotate())
+    data.trainer = trainer(1, max_epochs=30)
+    data._world_size = lambda: 4  # type: ignore[method-assign]
+    assert data.state_dict() == {"repartition_every": 10}
+    data.trainer.fit_loop.max_epochs = 300  # resumed for longer
+    data.load_state_dict({"repartition_every": 10})
+    assert data._every() == 10
+    chosen = PartitionedDataModule(small_graph(), residency=Rotate(), repartition_every=2)
+    chosen.load_state_dict({"repartition_every": 10})
+    chosen._world_size = lambda: 4  # type: ignore[method-assign]
+    assert chosen._every() == 2
 
 
 def test_a_graph_without_the_split_says_so() -> None:

@@ -99,10 +99,10 @@ class GrappaStrategy(DDPStrategy):
 
     def weigh(self, batch: Any) -> bool:
         """Agree on this rank's share of the step; whether all ranks leave after it. Collective."""
-        own = _weight(batch, self.weights)
         # The votes of the step before: on a GPU they are there by now, and nothing waits for them.
         leave = self._votes is not None and bool(self._votes > 0)
-        total = torch.tensor([own, float(self.sigterm_received)], dtype=torch.float32, device=self.root_device)
+        own = _weight(batch, self.weights).to(self.root_device)
+        total = torch.stack([own, torch.full_like(own, self.sigterm_received)])
         collectives.sum_(total)
         self._votes = total[1]
         # No weight on any rank: nothing is known of any seed, and all count alike.
@@ -213,13 +213,11 @@ class Weigher(Callback):
             )
 
 
-def _weight(batch: Any, weights: Weights) -> float:
+def _weight(batch: Any, weights: Weights) -> Tensor:
     """What a batch counts for. One whose seeds only fill it up, with no coverage at all, counts for nothing."""
+    size = torch.tensor(1.0 if weights == "uniform" else float(getattr(batch, "batch_size", 1)))
     coverage = getattr(batch, "coverage", None)
-    total = None if coverage is None else float(coverage[: batch.batch_size].sum(dtype=torch.float64))
-    if weights == "coverage" and total is not None:
-        return total
-    size = float(getattr(batch, "batch_size", 1))
-    if weights == "uniform":
-        size = 1.0
-    return 0.0 if total == 0.0 else size
+    if coverage is None:
+        return size
+    total: Tensor = coverage[: batch.batch_size].sum(dtype=torch.float64).float()
+    return total if weights == "coverage" else size.to(total.device) * (total > 0)
