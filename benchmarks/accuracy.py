@@ -83,13 +83,13 @@ def methods(supernodes: int) -> dict[str, Method]:
     gradients: dict[str, dict[str, Any]] = {
         "grappa": {},
         "grappa-halo": {"halo": 1},
-        "grappa-halo-hops": {"halo": 1, "coverage": Coverage()},
+        "grappa-halo-hops": {"halo": 1, "coverage": Coverage(hops=2)},
         "grappa-rotate": rotated,
-        "grappa-rotate-batch": {**rotated, "coverage": Coverage(level="batch", hops=1)},
-        "grappa-rotate-node": {**rotated, "coverage": Coverage(hops=1)},
-        "grappa-rotate-hops": {**rotated, "coverage": Coverage()},
+        "grappa-rotate-batch": {**rotated, "coverage": Coverage(level="batch")},
+        "grappa-rotate-node": {**rotated, "coverage": Coverage()},
+        "grappa-rotate-hops": {**rotated, "coverage": Coverage(hops=2)},
         "grappa-rotate-halo": {**rotated, "halo": 1},
-        "grappa-node": {"coverage": Coverage(hops=1)},
+        "grappa-node": {"coverage": Coverage()},
     }
     cuts = {
         "metis": MetisPartitioner(),

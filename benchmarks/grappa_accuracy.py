@@ -36,19 +36,20 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.residency import default_period
 from lightning_gnn_dist.sampling.batch import assemble
 
+TWO_HOPS = Coverage(hops=2)
 ARMS: dict[str, dict[str, Any]] = {
     "fixed": {},
-    "fixed-node": {"coverage": Coverage(hops=1)},
-    "fixed-hops": {"coverage": Coverage()},
-    "fixed-shrunk": {"coverage": Coverage(hops=1, shrinkage=1.0)},
+    "fixed-node": {"coverage": Coverage()},
+    "fixed-hops": {"coverage": TWO_HOPS},
+    "fixed-shrunk": {"coverage": Coverage(shrinkage=1.0)},
     "rotate": {"residency": Rotate()},
-    "rotate-batch": {"residency": Rotate(), "coverage": Coverage(level="batch", hops=1)},
-    "rotate-node": {"residency": Rotate(), "coverage": Coverage(hops=1)},
-    "rotate-hops": {"residency": Rotate(), "coverage": Coverage()},
+    "rotate-batch": {"residency": Rotate(), "coverage": Coverage(level="batch")},
+    "rotate-node": {"residency": Rotate(), "coverage": Coverage()},
+    "rotate-hops": {"residency": Rotate(), "coverage": TWO_HOPS},
     "halo": {"halo": 1},
-    "halo-hops": {"halo": 1, "coverage": Coverage()},
+    "halo-hops": {"halo": 1, "coverage": TWO_HOPS},
     "rotate-halo": {"residency": Rotate(), "halo": 1},
-    "rotate-halo-hops": {"residency": Rotate(), "halo": 1, "coverage": Coverage()},
+    "rotate-halo-hops": {"residency": Rotate(), "halo": 1, "coverage": TWO_HOPS},
     "redeal": {"residency": Redeal(400)},  # METIS chunks, dealt anew
 }
 

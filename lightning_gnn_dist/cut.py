@@ -30,7 +30,6 @@ class Cut:
         extra: Random nodes of elsewhere that come along, with their edges.
         halo: In-neighbours from elsewhere that come along, without theirs.
         coverage: Weighs nodes by what is left of their neighbourhoods.
-        num_hops: Layers of the model.
         seed: Decides everything random.
         cache_dir: Where partitions are kept.
     """
@@ -41,7 +40,6 @@ class Cut:
     extra: ExtraNodes
     halo: Halo
     coverage: Coverage | None
-    num_hops: int
     seed: int
     cache_dir: Path | None
     _partitions: dict[int, Partition] = field(default_factory=dict, init=False)
@@ -69,7 +67,6 @@ class Cut:
             self.extra,
             self.halo,
             self.coverage,
-            self.num_hops,
         )
 
     def most_seeds(self, world_size: int) -> int:

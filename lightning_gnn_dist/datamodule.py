@@ -115,7 +115,6 @@ class PartitionedDataModule(LightningDataModule):
             ExtraNodes(extra_nodes, extra_of, seed),
             Halo(halo, halo_bytes, halo_neighbors),
             coverage,
-            self.sampler.num_hops,
             seed,
             None if cache_dir is None else Path(cache_dir),
         )

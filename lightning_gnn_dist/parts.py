@@ -63,7 +63,6 @@ class PartReader:
         extra: Random nodes of elsewhere that come along, with their edges.
         halo: In-neighbours from elsewhere that come along, without theirs.
         coverage: Writes each node's weight to ``node_arrays["coverage"]``. None: no weights.
-        num_hops: Layers of the model.
     """
 
     graph: Graph
@@ -75,7 +74,6 @@ class PartReader:
     extra: ExtraNodes
     halo: Halo
     coverage: Coverage | None
-    num_hops: int
 
     def read(self, super_epoch: int, previous: Part | None = None) -> Part:
         """The part of a super-epoch. What ``previous`` holds already is copied from there."""
@@ -93,7 +91,7 @@ class PartReader:
         part.node_arrays["train_mask"][own.numel() :] = False  # a copy: the graph's own mask stays
         if self.coverage is not None:
             degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
-            part.node_arrays["coverage"] = self.coverage.of(part, degrees, own.numel(), self.num_hops)
+            part.node_arrays["coverage"] = self.coverage.of(part, degrees, own.numel())
         num_bytes = new_bytes + new_edges * _bytes_per_row([graph.indices, *graph.edge_arrays.values()])
         return Part(part, rows, num_bytes, time.perf_counter() - started)
 

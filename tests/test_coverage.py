@@ -32,27 +32,25 @@ def test_coverage_is_the_share_of_the_neighbourhood_that_is_visible(hops: int, k
     graph = communities(300, 3, num_features=4, seed=1)
     nodes = torch.arange(0, 300, 2)
     part, degrees = graph.induced(nodes), graph.degrees()[nodes]
-    covered = Coverage(hops=hops, shrinkage=kappa, prior=prior).of(part, degrees, 100, num_hops=9)
+    covered = Coverage(hops=hops, shrinkage=kappa, prior=prior).of(part, degrees, 100)
     expected = torch.tensor(by_definition(part, degrees.tolist(), hops, kappa, prior))
     assert torch.allclose(covered, expected, atol=1e-6)
     assert float(covered.min()) >= 0
     assert float(covered.max()) <= 1
 
 
-def test_by_default_it_goes_as_far_as_the_model_and_shrinks_to_the_mean() -> None:
+def test_by_default_it_shrinks_to_the_mean_of_the_own_nodes() -> None:
     graph = communities(300, 3, num_features=4, seed=1)
     nodes = torch.arange(0, 300, 2)
     part, degrees = graph.induced(nodes), graph.degrees()[nodes]
-    two = Coverage(hops=2).of(part, degrees, 150, num_hops=7)
-    assert torch.equal(Coverage().of(part, degrees, 150, num_hops=2), two)
-    mean = float(Coverage(hops=1).of(part, degrees, 150, num_hops=2)[:100].mean())
-    shrunk = Coverage(hops=1, shrinkage=3).of(part, degrees, 100, num_hops=2)
-    assert torch.allclose(shrunk, Coverage(hops=1, shrinkage=3, prior=mean).of(part, degrees, 100, num_hops=2))
+    mean = float(Coverage().of(part, degrees, 150)[:100].mean())
+    shrunk = Coverage(shrinkage=3).of(part, degrees, 100)
+    assert torch.allclose(shrunk, Coverage(shrinkage=3, prior=mean).of(part, degrees, 100))
 
 
 def test_the_whole_graph_covers_all() -> None:
     graph = communities(300, 3, num_features=4, seed=1)
-    assert torch.equal(Coverage().of(graph, graph.degrees(), 300, num_hops=3), torch.ones(300))
+    assert torch.equal(Coverage().of(graph, graph.degrees(), 300), torch.ones(300))
 
 
 def batch(coverage: Tensor | None) -> Data:

@@ -20,6 +20,6 @@ def test_an_example_trains_and_tests(name: str, tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr[-2000:]
-    accuracy = re.search(r"accuracy\s+│\s+([0-9.]+)", run.stdout)
-    assert accuracy is not None
+    accuracy = re.search(r"accuracy\W+([0-9.]+)", run.stdout)  # Lightning's table, whose lines depend on the terminal
+    assert accuracy is not None, run.stdout[-2000:]
     assert float(accuracy[1]) > 0.6

@@ -27,7 +27,7 @@ def parts(*, in_background: bool = True) -> Parts:
     graph = communities(400, 4, num_features=4, train_share=0.3, seed=2)
     partition = RandomPartitioner()(graph, 4, 0)
     nothing = ExtraNodes(0.0, "part", 0)
-    reader = PartReader(graph, partition, Rotate(), 1, 4, 0, nothing, Halo(), Coverage(), 2)
+    reader = PartReader(graph, partition, Rotate(), 1, 4, 0, nothing, Halo(), Coverage())
     return Parts(reader, in_background=in_background)
 
 

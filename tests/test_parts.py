@@ -28,7 +28,7 @@ def weighted_graph() -> Graph:
 
 def reader(graph: Graph, residency: Residency, rank: int = 1, **options: Any) -> PartReader:
     partition = RandomPartitioner()(graph, residency.num_chunks(RANKS), 0)
-    settings: dict[str, Any] = {"extra": ExtraNodes(0.0, "part", 0), "halo": Halo(), "coverage": None, "num_hops": 2}
+    settings: dict[str, Any] = {"extra": ExtraNodes(0.0, "part", 0), "halo": Halo(), "coverage": None}
     return PartReader(graph, partition, residency, rank, RANKS, 0, **(settings | options))
 
 

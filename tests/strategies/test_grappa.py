@@ -137,7 +137,7 @@ def test_one_rank_is_plain_lightning() -> None:
 
 def central_step(weights: str, level: str, world_size: int) -> State:
     """One SGD step along sum(w g) / sum(w), from the parts as a single process can build them."""
-    data = data_of(coverage=Coverage(level=level, hops=1), **CUT)  # type: ignore[arg-type]
+    data = data_of(coverage=Coverage(level=level), **CUT)  # type: ignore[arg-type]
     module, total, whole = Model(), 0.0, []
     for rank in range(world_size):
         part = data.part(rank, world_size)
@@ -172,7 +172,7 @@ CUT: dict[str, Any] = {"partitioner": uneven()}
 
 def one_step(rank: int, world_size: int, weights: str, level: str) -> State:
     module = Model()
-    data = data_of(coverage=Coverage(level=level, hops=1), **CUT)  # type: ignore[arg-type]
+    data = data_of(coverage=Coverage(level=level), **CUT)  # type: ignore[arg-type]
     trainer_of(world_size, grappa(weights=weights), max_epochs=1).fit(module, data)
     return state_of(module)
 
@@ -190,7 +190,7 @@ def opaque_step(rank: int, world_size: int) -> tuple[State, State]:
     states = []
     for level, weighs_nodes in (("node", False), ("batch", True)):
         module = Model(weighs_nodes=weighs_nodes)
-        data = data_of(coverage=Coverage(level=level, hops=1), **CUT)  # type: ignore[arg-type]
+        data = data_of(coverage=Coverage(level=level), **CUT)  # type: ignore[arg-type]
         trainer_of(world_size, grappa(), max_epochs=1).fit(module, data)
         states.append(state_of(module))
     return states[0], states[1]
@@ -333,7 +333,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, stop_at: int) 
     for whole, resumed, (all_seen, later_seen) in run_ranks(stopped_and_resumed, 3, str(tmp_path), stop_at):
         assert later_seen == all_seen[stop_at:]
         # To rounding: after its first step DDP puts gradients in another order, and three terms are summed in another.
-        assert differs(whole, resumed) < 1e-6
+        assert differs(whole, resumed) < 1e-5
 
 
 class Slow(Model):
