@@ -13,6 +13,7 @@ collectives.py      the only module that talks to the other ranks; counts every 
 rounds.py           when a round is over
 strategies/         what happens when ranks meet
 callbacks/          what a user may watch a training by
+cli/                the command `lightning-gnn-dist`
 """
 
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
