@@ -17,6 +17,7 @@ cli/                the command `lightning-gnn-dist`
 """
 
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
+from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
@@ -50,6 +51,7 @@ __all__ = [
     "Partition",
     "PartitionedDataModule",
     "Partitioner",
+    "PredictionWriter",
     "RandomPartitioner",
     "RoundClock",
     "RoundProgress",

@@ -12,9 +12,11 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
+from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.cli.misspelt import hint
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 
@@ -67,7 +69,31 @@ class TrainCLI(LightningCLI):
 
     parser: Parser
 
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        commands = LightningCLI.subcommands()
+        commands["predict"].add("return_predictions")  # to whom? They need not fit into RAM
+        return commands
+
+    def predict(self, **kwargs: Any) -> None:
+        """Called in place of ``trainer.predict``."""
+        options = self.config_init.predict
+        if options.output is not None:
+            callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+            callbacks.append(PredictionWriter(options.output, overwrite=options.overwrite))
+        elif not _writes_predictions(self.trainer):
+            self.parser.error("predict would keep nothing: name a file for its rows, --output=logits.npy.")
+        self.trainer.predict(return_predictions=False, **kwargs)
+
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "predict":
+            parser.add_argument("--output", type=str | None, help="the .npy to write, a row for each node")
+            parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
         self.parser.names |= set(parser.get_defaults().keys())
         return parser
+
+
+def _writes_predictions(trainer: Trainer) -> bool:
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return any(isinstance(callback, PredictionWriter | BasePredictionWriter) for callback in callbacks)

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
@@ -187,3 +188,18 @@ def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
         with pytest.raises(SystemExit):
             main()
         assert f"Did you mean {right!r}?" in capsys.readouterr().err
+
+
+def test_predict_writes_a_row_for_every_node(tmp_path: Path) -> None:
+    run_ranks(command, 2, "predict", "--config=configs/ddp.yaml", *SMALL, f"--output={tmp_path}/logits.npy")
+    assert np.load(tmp_path / "logits.npy").shape == (2000, 8)
+
+
+def test_predict_without_a_file_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    config = ["--config=configs/ddp.yaml", "--trainer.logger=false"]
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "predict", *config])
+    with pytest.raises(SystemExit):
+        main()
+    assert "predict would keep nothing: name a file" in capsys.readouterr().err
