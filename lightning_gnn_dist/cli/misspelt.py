@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 
@@ -21,6 +22,7 @@ NO_MODULE = re.compile(r"No module named '([^']+)'")
 FLAG = re.compile(r"unrecognized arguments: --([\w.]+)")
 KEY = re.compile(r"'(\w+)': ")
 STRUCTURE = ("class_path", "init_args")
+VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 MAX_LISTED = 30
 
 
@@ -32,7 +34,8 @@ def hint(message: str, names: Collection[str]) -> str | None:
         names: All names that the parser knows, with dots between a group and its own.
     """
     if found := OF_CLASS.search(message):
-        return _of_class(*found.groups())
+        with suppress(ImportError, AttributeError, ValueError):  # a class that cannot be looked into
+            return _of_class(*found.groups())
     if found := OF_MODULE.search(message):
         module, name = found.groups()
         public = [other for other in vars(import_module(module)) if not other.startswith("_")]
@@ -68,7 +71,7 @@ def _parameters(function: object) -> list[str]:
     found: dict[str, None] = {}
     for level in levels:
         parameters = inspect.signature(level).parameters if callable(level) else {}
-        found |= {name: None for name, parameter in parameters.items() if parameter.kind != parameter.VAR_KEYWORD}
+        found |= {name: None for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
         if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
             break
     return list(found)

@@ -23,7 +23,7 @@ def find_source(path: Path, *, nodes: Path | None = None, drop: Collection[str] 
     for file in (path, *([nodes] if nodes else [])):
         if not file.exists():
             raise FileNotFoundError(f"{file} does not exist.")
-    is_table = not path.is_dir() and TABLES & set(path.suffixes)
+    is_table = path.is_file() and path.with_name(path.name.removesuffix(".gz")).suffix in TABLES
     if nodes is not None and not is_table:
         raise ValueError(f"A table of nodes ({nodes}) goes with a table of edges, and {path} is none.")
     if is_table:

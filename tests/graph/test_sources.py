@@ -208,6 +208,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "graph.gml").write_text("graph []")
     with pytest.raises(ValueError, match="is no graph that is known here"):
         find_source(tmp_path / "graph.gml")
+    (tmp_path / "edges.csv.zip").write_bytes(b"PK")
+    with pytest.raises(ValueError, match="is no graph that is known here"):
+        find_source(tmp_path / "edges.csv.zip")
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         find_source(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="goes with a table of edges"):
