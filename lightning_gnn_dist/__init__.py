@@ -18,9 +18,11 @@ collectives.py      the only module that talks to the other ranks; counts every 
 rounds.py           when a round is over
 strategies/         what ranks exchange, and when
 callbacks/          what a user may watch a training by
+cli/                the command `lightning-gnn-dist`
 """
 
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
+from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.coverage import Coverage, coverage_mean
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
@@ -61,6 +63,7 @@ __all__ = [
     "Partition",
     "PartitionedDataModule",
     "Partitioner",
+    "PredictionWriter",
     "RandomPartitioner",
     "Redeal",
     "Residency",

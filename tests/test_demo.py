@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gnn_dist.cli import main
+from lightning_gnn_dist.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,7 +12,7 @@ RESERVED = {"n_id", "batch_size", "num_sampled_nodes", "num_sampled_edges", "blo
 
 def compress(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     """The in-neighbour CSR, rows sorted by sender: ``indptr``, ``indices`` and the order of the edges."""
-    _check_edge_index(edge_index, num_nodes)
+    check_edge_index(edge_index, num_nodes)
     sender, receiver = edge_index.to(torch.int64)
     order = torch.argsort(receiver * num_nodes + sender, stable=True)
     degrees = torch.bincount(receiver, minlength=num_nodes)
@@ -25,7 +25,8 @@ def index_dtype(num_nodes: int) -> torch.dtype:
     return torch.int32 if num_nodes < 2**31 else torch.int64
 
 
-def _check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
+def check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
+    """Refuse what is no list of edges among so many nodes."""
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
         raise ValueError(
             f"edge_index must be integers of shape (2, E), got {edge_index.dtype} {tuple(edge_index.shape)}."

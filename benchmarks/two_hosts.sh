@@ -1,0 +1,36 @@
+#!/bin/bash
+# Run torchrun on two hosts that are network namespaces of this machine, each with an address of its own and a cable
+# between them whose bytes are counted. Needs Linux and root, and leaves nothing behind.
+#
+#   cd examples && ../benchmarks/two_hosts.sh -m lightning_gnn_dist fit --config configs/local_sgd.yaml \
+#       --trainer.num_nodes=2 --trainer.devices=1
+set -euo pipefail
+
+network=10.77.$((RANDOM % 250)) name=gnn$$ pids=()
+cleanup() {
+    for pid in "${pids[@]}"; do kill "$pid" 2> /dev/null || true; done
+    for host in 1 2; do ip netns delete "$name-$host" 2> /dev/null || true; done
+}
+trap cleanup EXIT
+
+for host in 1 2; do
+    ip netns add "$name-$host"
+    ip -n "$name-$host" link set lo up
+done
+ip link add cable netns "$name-1" type veth peer name cable netns "$name-2"
+for host in 1 2; do
+    ip -n "$name-$host" address add "$network.$host/24" dev cable
+    ip -n "$name-$host" link set cable up
+done
+
+for host in 1 2; do
+    ip netns exec "$name-$host" env GLOO_SOCKET_IFNAME=cable python -m torch.distributed.run \
+        --nnodes 2 --node-rank $((host - 1)) --nproc-per-node "${RANKS_PER_HOST:-1}" \
+        --master-addr "$network.1" --master-port 29500 "$@" &
+    pids+=($!)
+done
+for pid in "${pids[@]}"; do wait "$pid"; done
+pids=()
+sent=$(ip netns exec "$name-1" cat /sys/class/net/cable/statistics/tx_bytes)
+received=$(ip netns exec "$name-1" cat /sys/class/net/cable/statistics/rx_bytes)
+echo "host 1 sent $sent bytes and received $received"

@@ -1,0 +1,168 @@
+"""What a model says of every node, in one file, written by all ranks at once."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_gnn_dist import collectives
+
+
+class PredictionWriter(Callback):
+    """Writes the rows that ``predict_step`` returns to one ``.npy``, row ``v`` for node ``v`` of the graph.
+
+        trainer = pl.Trainer(..., callbacks=[PredictionWriter("logits.npy")])
+        trainer.predict(model, data, return_predictions=False)  # or Lightning keeps all of them in RAM
+
+    ``predict_step`` (by default the module's ``forward``) returns a tensor with one row for each seed of the batch,
+    logits or embeddings; rows beyond the seeds are left out. Every rank writes its share of the nodes as batches come,
+    so a rank holds one batch and nothing else. The file appears under its name when it is complete. Ranks on several
+    hosts need storage that they share.
+
+    Args:
+        path: The file, with the suffix ``.npy``.
+        overwrite: Replace a file that is there.
+    """
+
+    def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        self.overwrite = overwrite
+        self._rows: _Rows | None = None
+        if self.path.suffix != ".npy":
+            raise ValueError(f"Predictions are written as .npy, and {str(path)!r} ends otherwise.")
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not hasattr(_datamodule(trainer), "graph"):
+            raise TypeError("PredictionWriter needs the nodes of a graph in order: use PartitionedDataModule.")
+        if trainer.limit_predict_batches != 1.0:
+            raise ValueError(
+                f"limit_predict_batches={trainer.limit_predict_batches!r} would leave rows without a prediction: "
+                "PredictionWriter writes all nodes. Leave the limit out."
+            )
+        if self.path.exists() and not self.overwrite:
+            raise FileExistsError(f"{self.path} exists already. Choose another path, or overwrite=True.")
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        rows = _rows_of(outputs, batch.batch_size)
+        if self._rows is None:
+            self._rows = self._open(trainer, rows)
+        self._rows.write(batch.n_id[: batch.batch_size].cpu().numpy(), rows)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """All ranks are here, each with its share written."""
+        if self._rows is None:
+            return
+        self._rows.close()
+        # Every rank learns how many rows there are in all, and none looks for the file before it is there.
+        written = int(collectives.gather_rows(torch.tensor([self._rows.written], device=pl_module.device)).sum())
+        if written != len(self._rows):
+            raise RuntimeError(f"{written} rows were written, but the graph has {len(self._rows)} nodes.")
+        if trainer.is_global_zero:
+            os.replace(self._rows.path, self.path)
+        trainer.strategy.barrier("predictions are written")
+        self._rows = None
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._discard()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._discard()
+
+    def _open(self, trainer: Trainer, rows: NDArray[Any]) -> _Rows:
+        """Rank 0 makes the file; all ranks open it. Each has its first batch now, for they have equally many."""
+        shape = (_datamodule(trainer).graph.num_nodes, *rows.shape[1:])
+        draft = self.path.parent / f".{self.path.name}.{uuid.uuid4().hex}"
+        if trainer.is_global_zero:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            np.lib.format.open_memmap(draft, mode="w+", dtype=rows.dtype, shape=shape)
+        draft, *expected = trainer.strategy.broadcast((draft, shape, rows.dtype.str))
+        if expected != [shape, rows.dtype.str]:
+            raise ValueError(
+                f"Rank {trainer.global_rank} predicts rows of {rows.dtype} {shape[1:]}, and rank 0 others: {expected}. "
+                "predict_step must return the same kind of rows everywhere."
+            )
+        if not draft.exists():
+            raise FileNotFoundError(
+                f"Rank {trainer.global_rank} does not see {draft}, which rank 0 has made: write to storage that all "
+                "hosts share."
+            )
+        return _Rows(draft)
+
+    def _discard(self) -> None:
+        """Leave no draft behind, whatever happened."""
+        if self._rows is not None:
+            self._rows.close()
+            self._rows.path.unlink(missing_ok=True)
+            self._rows = None
+
+
+class _Rows:
+    """The rows of an ``.npy`` that several processes write. By ``pwrite``: a map would count as memory in use."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.written = path, 0
+        array = np.load(path, mmap_mode="r")
+        self._shape, self._dtype, self._offset = array.shape, array.dtype, array.offset
+        self._file = path.open("r+b")
+
+    def __len__(self) -> int:
+        return int(self._shape[0])
+
+    def write(self, ids: NDArray[np.int64], rows: NDArray[Any]) -> None:
+        """Row ``i`` becomes that of node ``ids[i]``."""
+        if rows.shape != (len(ids), *self._shape[1:]) or rows.dtype != self._dtype:
+            raise ValueError(
+                f"predict_step returned {rows.dtype} {rows.shape} for {len(ids)} seeds, after rows of {self._dtype} "
+                f"{self._shape[1:]}: it must return one row of one kind for each seed."
+            )
+        for first, last in _runs(ids):
+            place = self._offset + int(ids[first]) * rows[:1].nbytes
+            content = np.ascontiguousarray(rows[first:last]).data.cast("B")
+            while content:  # a write may be shorter than asked for
+                done = os.pwrite(self._file.fileno(), content, place)
+                content, place = content[done:], place + done
+        self.written += len(ids)
+
+    def close(self) -> None:
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+
+def _rows_of(outputs: Any, batch_size: int) -> NDArray[Any]:
+    if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) < batch_size:
+        got = f"a tensor of {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+        raise TypeError(
+            f"PredictionWriter writes what predict_step returns, a tensor with a row for each of the {batch_size} "
+            f"seeds, and it returned {got}: return logits or embeddings."
+        )
+    rows = outputs[:batch_size].detach().cpu()
+    array: NDArray[Any] = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()  # numpy has no bfloat16
+    return array
+
+
+def _runs(ids: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Where consecutive ids begin and end. The shares of the ranks are one run each."""
+    ends = [*(np.flatnonzero(np.diff(ids) != 1) + 1).tolist(), len(ids)]
+    yield from zip([0, *ends[:-1]], ends, strict=True)
+
+
+def _datamodule(trainer: Trainer) -> Any:
+    return trainer.datamodule  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""The command ``lightning-gnn-dist``, a module for each of its commands."""

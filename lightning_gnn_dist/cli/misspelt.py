@@ -1,0 +1,90 @@
+"""The nearest right name for one that a configuration spells wrong.
+
+jsonargparse says which name it does not know; what it might have been is found here, among the names that are
+known where the wrong one stands.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from difflib import get_close_matches
+from importlib import import_module
+
+OF_CLASS = re.compile(r"given class_path '([^']+)':\s+Option '([^']+)' is not accepted")
+OF_PARSER = re.compile(
+    r"^(?:Group '([^']+)' does not accept option|Subcommand '\S+' does not accept option|Option) '([^']+)'"
+)
+OF_MODULE = re.compile(r"module '([^']+)' has no attribute '([^']+)'")
+NO_MODULE = re.compile(r"No module named '([^']+)'")
+FLAG = re.compile(r"unrecognized arguments: --([\w.]+)")
+KEY = re.compile(r"'(\w+)': ")
+STRUCTURE = ("class_path", "init_args")
+VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+MAX_LISTED = 30
+
+
+def hint(message: str, names: Collection[str]) -> str | None:
+    """A sentence that names the way out of jsonargparse's complaint, if there is one to name.
+
+    Args:
+        message: What jsonargparse complains of.
+        names: All names that the parser knows, with dots between a group and its own.
+    """
+    if found := OF_CLASS.search(message):
+        with suppress(ImportError, AttributeError, ValueError):  # a class that cannot be looked into
+            return _of_class(*found.groups())
+    if found := OF_MODULE.search(message):
+        module, name = found.groups()
+        public = [other for other in vars(import_module(module)) if not other.startswith("_")]
+        return _suggest(name, public, f"{module} has")
+    if found := NO_MODULE.search(message):
+        return f"There is no module {found[1]!r}: it must be installed, or lie in the directory this is started from."
+    if found := OF_PARSER.search(message):
+        return _of_parser(".".join(part for part in found.groups() if part), names)
+    if found := FLAG.search(message):
+        return _of_parser(found[1], names)
+    return next(_misspelt_structure(message), None)
+
+
+def _of_class(path: str, name: str) -> str:
+    module, _, attribute = path.rpartition(".")
+    return _suggest(name, _parameters(getattr(import_module(module), attribute)), f"{attribute} takes")
+
+
+def _of_parser(name: str, names: Collection[str]) -> str:
+    """Descend as far as the name is right, and compare what comes next."""
+    prefix = ""
+    for segment in name.split("."):
+        here = {known.removeprefix(prefix).split(".")[0] for known in names if known.startswith(prefix)}
+        if segment not in here:
+            return _suggest(segment, here, f"{prefix.rstrip('.') or 'a configuration'} takes")
+        prefix += f"{segment}."
+    return f"{name!r} is known, but not for this command."
+
+
+def _parameters(function: object) -> list[str]:
+    """What a class or function is called with; a class with ``**kwargs`` takes its bases' too."""
+    levels = function.__mro__ if isinstance(function, type) else (function,)
+    found: dict[str, None] = {}
+    for level in levels:
+        parameters = inspect.signature(level).parameters if callable(level) else {}
+        found |= {name: None for name, parameter in parameters.items() if parameter.kind not in VARIADIC}
+        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+            break
+    return list(found)
+
+
+def _misspelt_structure(message: str) -> Iterator[str]:
+    for name in KEY.findall(message):
+        if name not in STRUCTURE and get_close_matches(name, STRUCTURE, n=1, cutoff=0.8):
+            yield _suggest(name, STRUCTURE, "a class takes")
+
+
+def _suggest(name: str, known: Collection[str], owner: str) -> str:
+    if near := get_close_matches(name, known, n=1):
+        return f"There is no {name!r}. Did you mean {near[0]!r}?"
+    listed = ", ".join(sorted(known)[:MAX_LISTED])
+    return f"There is no {name!r}: {owner} {listed}{', ...' if len(known) > MAX_LISTED else ''}."

@@ -1,0 +1,113 @@
+"""``lightning-gnn-dist prepare``: from the files that graphs come in to a saved graph."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from lightning_gnn_dist.cli.values import Commands, in_bytes
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.raw import RawGraph, Source
+from lightning_gnn_dist.graph.sources import find_source
+
+PURPOSE = "turn a PyG file, arrays or tables into a saved graph"
+ABOUT = """SOURCE is a PyG Data saved by torch.save (.pt); arrays in an .npz or a directory of .npy: edge_index of shape
+(2, edges), x, y, masks or lists of nodes (train_idx, ...), edge_attr, ...; or a table of edges (.csv, .tsv, .txt, also
+gzipped) whose first two columns are sender and receiver. The table of nodes that goes with it has an id (the column
+"id", or the first), a label ("y" or "label"), a split ("split": train, val, test); all other columns are features."""
+
+
+def add_to(commands: Commands) -> None:
+    """Declare the command and its options."""
+    prepare = commands.add_parser("prepare", help=PURPOSE, description=ABOUT)
+    prepare.add_argument("source", type=Path, help="what to read")
+    prepare.add_argument("out", type=Path, help="the directory to write")
+    prepare.add_argument("--nodes", type=Path, metavar="TABLE", help="the table of nodes of a table of edges")
+    prepare.add_argument("--undirected", action="store_true", help="add the reverse of every edge, remove duplicates")
+    prepare.add_argument(
+        "--split", type=float, nargs=3, metavar=("TRAIN", "VAL", "TEST"), help="deal labelled nodes: 0.6 0.2 0.2"
+    )
+    prepare.add_argument("--seed", type=int, default=0, help="decides the split (default: 0)")
+    prepare.add_argument("--drop", nargs="+", default=[], metavar="NAME", help="arrays or columns to leave out")
+    prepare.add_argument("--float-labels", action="store_true", help="y is a target of regression")
+    prepare.add_argument("--overwrite", action="store_true", help="replace a saved graph")
+    prepare.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    try:
+        _prepare(options)
+    except (ValueError, TypeError, OSError, NotImplementedError) as error:
+        raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    if options.out.exists() and not options.overwrite:
+        raise FileExistsError(f"{options.out} exists already: choose another path, or add --overwrite.")
+    source = find_source(options.source, nodes=options.nodes, drop=options.drop)
+    _estimate(source, options)
+    with _step("reading") as progress:
+        raw = source.read(progress)
+    if options.undirected:
+        with _step("adding reverse edges"):
+            raw = raw.undirected()
+    if options.split:
+        raw = raw.with_split(options.split, options.seed)
+    with _step("sorting edges"):
+        graph = raw.build(float_labels=options.float_labels)
+    with _step("writing"):
+        graph.save(options.out, overwrite=options.overwrite)
+    _summary(graph, raw, options)
+
+
+def _estimate(source: Source, options: argparse.Namespace) -> None:
+    stored, ram = (size(undirected=options.undirected) for size in (source.stored_bytes, source.needed_ram))
+    folder = next(parent for parent in options.out.absolute().parents if parent.exists())
+    free = shutil.disk_usage(folder).free
+    print(
+        f"{options.source}: {source.num_edges:,} edges. {options.out} will take about {in_bytes(stored)} "
+        f"({in_bytes(free)} are free), and sorting its edges {in_bytes(ram)} of RAM."
+    )
+    if stored > free:
+        raise OSError(f"{folder} has {in_bytes(free)} free, and {in_bytes(stored)} are needed: choose another disk.")
+
+
+@contextmanager
+def _step(name: str) -> Iterator[Callable[[float], None]]:
+    """Say what is being done, how far it has come where that is known, and how long it took."""
+    start, is_shown = time.perf_counter(), sys.stderr.isatty()
+
+    def progress(share: float) -> None:
+        if is_shown:
+            print(f"\r{name} {share:4.0%}", end="", file=sys.stderr, flush=True)
+
+    if is_shown:
+        print(f"\r{name} ...", end="", file=sys.stderr, flush=True)
+    yield progress
+    print(f"\r{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+
+
+def _summary(graph: Graph, raw: RawGraph, options: argparse.Namespace) -> None:
+    masks = {
+        name.removesuffix("_mask"): int(a.sum()) for name, a in graph.node_arrays.items() if name.endswith("_mask")
+    }
+    splits = ", ".join(f"{count:,} {name}" for name, count in masks.items())
+    print(f"{options.out}: {graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {in_bytes(graph.num_bytes)}.")
+    print(f"arrays: {', '.join([*graph.node_arrays, *graph.edge_arrays])}; split: {splits or 'none'}.")
+    if "train" not in masks:
+        print("There is no train_mask, and training needs one: --split 0.6 0.2 0.2, or a column called split.")
+    if not options.undirected and not _may_be_undirected(graph, raw):
+        print("Not every edge has its reverse. If the graph is undirected, prepare it with --undirected.")
+
+
+def _may_be_undirected(graph: Graph, raw: RawGraph) -> bool:
+    """Whether every node sends as many edges as it receives, as it does where all edges go both ways."""
+    sent = torch.bincount(raw.edge_index[0].to(torch.int64), minlength=graph.num_nodes)
+    return torch.equal(sent, graph.degrees())

@@ -1,0 +1,99 @@
+"""``lightning-gnn-dist fit|validate|test|predict``: a LightningCLI with the package's data module.
+
+A module is named by its class path and looked for in the working directory too; strategies, samplers and
+partitioners are named the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+from lightning_gnn_dist.callbacks.predictions import PredictionWriter
+from lightning_gnn_dist.cli.misspelt import hint
+from lightning_gnn_dist.datamodule import PartitionedDataModule
+
+PROGRAM = "lightning-gnn-dist"
+COMMANDS = {
+    "fit": "train as a configuration says",
+    "validate": "evaluate on the validation nodes",
+    "test": "evaluate on the test nodes",
+    "predict": "write what a model says of every node",
+}
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Do what the arguments, or those of this process, say."""
+    sys.path.insert(0, os.getcwd())  # where a user's own module lies; a console script does not look there
+    warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.. is deprecated")  # Lightning, of itself
+    TrainCLI(
+        LightningModule,
+        PartitionedDataModule,
+        subclass_mode_model=True,
+        parser_class=Parser,
+        parser_kwargs={"prog": PROGRAM, "description": "Train graph neural networks on partitioned graphs."},
+        save_config_callback=ConfigBesideLogs,
+        args=None if arguments is None else list(arguments),
+    )
+
+
+class Parser(LightningArgumentParser):
+    """Names the nearest right name where one is misspelt."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.names: set[str] = set()  # those of all commands, where it has commands
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        way_out = hint(message, self.names or set(self.get_defaults().keys()))
+        super().error(message if way_out is None else f"{message}\n{way_out}", ex)
+
+
+class ConfigBesideLogs(SaveConfigCallback):
+    """Keeps the configuration of a run in the directory of its logger; without one there is no place for it."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if trainer.loggers:
+            super().setup(trainer, pl_module, stage)
+
+
+class TrainCLI(LightningCLI):
+    """The four commands."""
+
+    parser: Parser
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        commands = LightningCLI.subcommands()
+        commands["predict"].add("return_predictions")  # to whom? They need not fit into RAM
+        return commands
+
+    def predict(self, **kwargs: Any) -> None:
+        """Called in place of ``trainer.predict``."""
+        options = self.config_init.predict
+        if options.output is not None:
+            callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+            callbacks.append(PredictionWriter(options.output, overwrite=options.overwrite))
+        elif not _writes_predictions(self.trainer):
+            self.parser.error("predict would keep nothing: name a file for its rows, --output=logits.npy.")
+        self.trainer.predict(return_predictions=False, **kwargs)
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "predict":
+            parser.add_argument("--output", type=str | None, help="the .npy to write, a row for each node")
+            parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
+        self.parser.names |= set(parser.get_defaults().keys())
+        return parser
+
+
+def _writes_predictions(trainer: Trainer) -> bool:
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return any(isinstance(callback, PredictionWriter | BasePredictionWriter) for callback in callbacks)

@@ -1,0 +1,119 @@
+"""Graphs from tables: one of edges, and one of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.from_arrays import ALIASES
+from lightning_gnn_dist.graph.raw import SPLITS, RawGraph, Source, check_drop
+from lightning_gnn_dist.graph.tables import Column, Progress, count_columns, count_rows, read_table
+
+SPLIT_WORDS = {split: split for split in SPLITS} | {"valid": "val", "validation": "val"}
+
+
+def of_tables(edges: Path, nodes: Path | None, drop: Collection[str]) -> Source:
+    """A row per edge: its two ends first, then what it carries. A row per node: its id, and the same."""
+    num_edges, num_nodes = count_rows(edges), count_rows(nodes) if nodes else 0
+    num_bytes = 4 * (num_edges * (count_columns(edges) - 2) + num_nodes * (count_columns(nodes) - 1 if nodes else 0))
+
+    def read(on_progress: Progress) -> RawGraph:
+        share = edges.stat().st_size / (edges.stat().st_size + (nodes.stat().st_size if nodes else 0))
+        pairs = read_table(edges, lambda part: on_progress(part * share))
+        table = read_table(nodes, lambda part: on_progress(share + part * (1 - share))) if nodes else None
+        return _from_tables(pairs, table, edges, nodes, drop)
+
+    return Source(num_nodes, num_edges, num_bytes, read)
+
+
+def _from_tables(
+    pairs: dict[str, Column], table: dict[str, Column] | None, edges: Path, nodes: Path | None, drop: Collection[str]
+) -> RawGraph:
+    if len(pairs) < 2:
+        raise ValueError(f"{edges} has {len(pairs)} columns, but an edge has two ends.")
+    check_drop(drop, [*pairs, *(table or {})], edges)
+    (_, sender), (_, receiver), *others = pairs.items()
+    arrays: dict[str, Tensor] = {}
+    ids = None
+    if table is not None:
+        id_name = next((name for name in table if name.lower() in {"id", "node", "node_id"}), next(iter(table)))
+        ids = table[id_name]
+        arrays = _node_columns({name: c for name, c in table.items() if name not in {id_name, *drop}}, nodes)
+    places = _places(np.concatenate([sender, receiver]), ids, edges, nodes)
+    num_nodes = len(ids) if ids is not None else int(places.max(initial=-1)) + 1
+    kept = {f"edge_{name.removeprefix('edge_')}": column for name, column in others if name not in drop}
+    weights = {name: torch.from_numpy(_numbers(name, column, edges)).float() for name, column in kept.items()}
+    return RawGraph(torch.from_numpy(places.reshape(2, -1)), num_nodes, arrays, weights)
+
+
+def _places(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -> Column:
+    """The node that each end of an edge is: its row in the table of nodes, or the end itself."""
+    if ids is None:
+        if ends.dtype != np.int64 or ends.min(initial=0) < 0:
+            raise ValueError(
+                f"{edges} names nodes by {'words' if ends.dtype.kind == 'U' else 'other things than 0, 1, 2, ...'}: "
+                "give the table of nodes that lists them (--nodes)."
+            )
+        return ends
+    if ids.dtype != ends.dtype:
+        ids, ends = ids.astype(np.str_), ends.astype(np.str_)
+    order = np.argsort(ids, kind="stable")
+    in_order = ids[order]
+    if (twice := in_order[1:][in_order[1:] == in_order[:-1]]).size:
+        raise ValueError(f"{nodes} lists node {twice[0]} twice: every node has one row.")
+    at = np.searchsorted(in_order, ends).clip(max=len(ids) - 1)
+    if (unknown := ends[in_order[at] != ends]).size:
+        raise ValueError(f"{edges} names node {unknown[0]}, which {nodes} does not list: add a row for it.")
+    places: Column = order[at]
+    return places
+
+
+def _node_columns(columns: Mapping[str, Column], nodes: Path | None) -> dict[str, Tensor]:
+    """Labels, masks and, of all other columns, the features ``x``."""
+    arrays: dict[str, Column] = {}
+    features = []
+    for name, column in columns.items():
+        if ALIASES.get(name, name) == "y":
+            arrays["y"] = np.unique(column, return_inverse=True)[1] if column.dtype.kind == "U" else column
+        elif name == "split":
+            arrays |= _split_column(column, nodes)
+        elif name.endswith("_mask"):
+            arrays[name] = _numbers(name, column, nodes).astype(np.bool_)
+        else:
+            features.append(_numbers(name, column, nodes).astype(np.float32))
+    if features:
+        arrays["x"] = np.stack(features, axis=1)
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _split_column(column: Column, nodes: Path | None) -> dict[str, Column]:
+    words = np.char.lower(column.astype(np.str_))
+    masks = {f"{split}_mask": np.zeros(len(words), np.bool_) for split in SPLITS}
+    for word in np.unique(words):
+        if word in SPLIT_WORDS:
+            masks[f"{SPLIT_WORDS[word]}_mask"] |= words == word
+        elif word not in {"", "none", "-"}:
+            raise ValueError(f"{nodes} puts nodes into the split {str(word)!r}: train, val, test or nothing is known.")
+    return masks
+
+
+def _numbers(name: str, column: Column, table: Path | None) -> Column:
+    if column.dtype.kind != "U":
+        return column
+    bad = next(at for at, cell in enumerate(column) if not _is_number(cell))
+    raise ValueError(
+        f"{table}: column {name!r} holds {str(column[bad])!r} in row {bad + 1}, which is no number. Give it one, or "
+        f"leave the column out (--drop {name})."
+    )
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,107 @@
+"""What a graph is like, in numbers: sizes, degrees, labels, splits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
+
+
+@dataclass(frozen=True, eq=False)
+class GraphReport:
+    """Numbers of a graph.
+
+    Args:
+        num_nodes: Nodes.
+        num_edges: Edges as they are stored: an undirected one, stored in both directions, is two.
+        num_bytes: Bytes of all arrays.
+        arrays: Each array's name, with its type and shape.
+        degrees: In-degrees: the median, what nine in ten stay below, and the largest.
+        without_neighbors: Nodes without an in-neighbour.
+        is_balanced: Whether every node sends as many edges as it receives, as where all edges go both ways.
+        same_label: Share of edges between two nodes of one label, among those between labelled nodes; ``None``
+            when ``y`` is not one integer per node, or no edge has labels at both ends.
+        num_classes: Different labels; ``None`` as above.
+        splits: Nodes of every mask.
+    """
+
+    num_nodes: int
+    num_edges: int
+    num_bytes: int
+    arrays: dict[str, str]
+    degrees: tuple[int, int, int]
+    without_neighbors: int
+    is_balanced: bool
+    same_label: float | None
+    num_classes: int | None
+    splits: dict[str, int]
+
+    @classmethod
+    def of(cls, graph: Graph) -> GraphReport:
+        """Measure a graph. One pass over the edges; memory in proportion to the nodes."""
+        degrees = graph.degrees()
+        ordered = degrees.sort().values
+        y = _labels(graph)
+        sent, same_label = _tally(graph, y)
+        arrays = {"indices": graph.indices} | graph.node_arrays | graph.edge_arrays
+        return cls(
+            num_nodes=graph.num_nodes,
+            num_edges=graph.num_edges,
+            num_bytes=graph.num_bytes,
+            arrays={name: f"{str(a.dtype).removeprefix('torch.')} {list(a.shape)}" for name, a in arrays.items()},
+            degrees=(_quantile(ordered, 0.5), _quantile(ordered, 0.9), _quantile(ordered, 1.0)),
+            without_neighbors=int((degrees == 0).sum()),
+            is_balanced=torch.equal(sent, degrees),
+            same_label=same_label,
+            num_classes=None if y is None else int(y[y >= 0].unique().numel()),
+            splits={n.removesuffix("_mask"): int(a.sum()) for n, a in graph.node_arrays.items() if n.endswith("_mask")},
+        )
+
+    def __str__(self) -> str:
+        median, most, largest = self.degrees
+        lines = [
+            f"{self.num_nodes:,} nodes, {self.num_edges:,} edges, {self.num_bytes / 1e6:,.1f} MB",
+            f"arrays: {', '.join(f'{name} ({what})' for name, what in self.arrays.items())}",
+            f"neighbours: {median:,} in the median, at most {most:,} for nine in ten, {largest:,} at most; "
+            f"{self.without_neighbors:,} nodes have none",
+            "every node sends as many edges as it receives, as in an undirected graph"
+            if self.is_balanced
+            else "directed: not every edge has its reverse",
+        ]
+        if self.num_classes is not None:
+            share = (
+                "" if self.same_label is None else f", {self.same_label:.0%} of the edges between nodes of one label"
+            )
+            lines.append(f"labels: {self.num_classes:,} classes{share}")
+        splits = [f"{count:,} {name} ({count / self.num_nodes:.1%})" for name, count in self.splits.items()]
+        return "\n".join([*lines, f"split: {', '.join(splits) or 'none'}"])
+
+
+def _labels(graph: Graph) -> Tensor | None:
+    y = graph.node_arrays.get("y")
+    if y is None or y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        return None
+    return y
+
+
+def _tally(graph: Graph, y: Tensor | None) -> tuple[Tensor, float | None]:
+    """How many edges every node sends, and the share of those between labelled nodes that keep the label."""
+    sent = torch.zeros(graph.num_nodes, dtype=torch.int64)
+    same = known = 0
+    for start in range(0, graph.num_edges, EDGES_AT_ONCE):
+        sender = graph.indices[start : start + EDGES_AT_ONCE].to(torch.int64)
+        sent += torch.bincount(sender, minlength=graph.num_nodes)
+        if y is not None:
+            edge = torch.arange(start, start + sender.numel())
+            of_sender, of_receiver = y[sender], y[torch.searchsorted(graph.indptr, edge, right=True) - 1]
+            both = (of_sender >= 0) & (of_receiver >= 0)
+            known += int(both.sum())
+            same += int((both & (of_sender == of_receiver)).sum())
+    return sent, same / known if known else None
+
+
+def _quantile(ordered: Tensor, share: float) -> int:
+    return int(ordered[round(share * (ordered.numel() - 1))]) if ordered.numel() else 0

@@ -1,0 +1,136 @@
+"""Tables in text files (CSV, TSV, gzipped or not): a dictionary of columns, read in pieces."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Column: TypeAlias = NDArray[Any]
+Progress: TypeAlias = Callable[[float], None]
+LINES_AT_ONCE = 1 << 18
+SEPARATORS = ",\t; "
+KINDS = (np.int64, np.float64, np.str_)
+
+
+def read_table(path: Path, on_progress: Progress = lambda share: None) -> dict[str, Column]:
+    """The columns by name: integers where all cells are, else numbers, else words.
+
+    A first line of numbers is no heading; the columns are then called ``"0"``, ``"1"``, ...
+    """
+    names, separator, has_heading = _heading(path)
+    kinds = [0] * len(names)
+    while (pieces := _read(path, separator, has_heading, kinds, on_progress)) is None:
+        pass  # a piece needed wider kinds, which hold for the pieces before it too
+    return {name: np.concatenate([piece[at] for piece in pieces]) for at, name in enumerate(names)}
+
+
+def _read(
+    path: Path, separator: str, has_heading: bool, kinds: list[int], on_progress: Progress
+) -> list[list[Column]] | None:
+    """Every piece's columns; or None, with ``kinds`` widened, if a piece does not fit them."""
+    pieces = []
+    for first_line, lines in _pieces(path, has_heading, on_progress):
+        try:
+            pieces.append(_parse(lines, separator, kinds))
+        except ValueError as error:
+            wider = _wider_kinds(lines, separator, kinds, f"{path}, {{}} lines after line {first_line}")
+            if wider == kinds:
+                raise ValueError(f"{path}, after line {first_line}: {error}") from error
+            kinds[:] = wider
+            return None
+    if not pieces:
+        raise ValueError(f"{path} has a heading and no rows.")
+    return pieces
+
+
+def count_rows(path: Path) -> int:
+    """About how many rows there are, by the length of the first ones."""
+    with _open(path) as (text, _):
+        lines = list(islice(text, 1000))
+    compression = 4 if path.suffix == ".gz" else 1  # of numbers written as text
+    per_line = sum(map(len, lines)) / max(len(lines), 1)
+    return round(path.stat().st_size * compression / max(per_line, 1))
+
+
+def count_columns(path: Path) -> int:
+    """How many columns there are."""
+    return len(_heading(path)[0])
+
+
+def _heading(path: Path) -> tuple[list[str], str, bool]:
+    with _open(path) as (text, _):
+        first = text.readline().strip()
+    if not first:
+        raise ValueError(f"{path} is empty, or begins with an empty line.")
+    separator = next((mark for mark in SEPARATORS if mark in first), ",")
+    cells = [cell.strip() for cell in next(csv.reader([first], delimiter=separator))]
+    if all(_fits(cell, np.float64) for cell in cells):
+        return [str(at) for at in range(len(cells))], separator, False
+    if len(set(cells)) < len(cells):
+        twice = next(cell for cell in cells if cells.count(cell) > 1)
+        raise ValueError(f"{path} has two columns called {twice!r}: rename one of them.")
+    return cells, separator, True
+
+
+def _pieces(path: Path, has_heading: bool, on_progress: Progress) -> Iterator[tuple[int, list[str]]]:
+    size = max(path.stat().st_size, 1)
+    with _open(path) as (text, raw):
+        if has_heading:
+            text.readline()
+        line = 1 + has_heading
+        while lines := list(islice(text, LINES_AT_ONCE)):
+            yield line, [row for row in lines if not row.isspace()]
+            on_progress(min(raw.tell() / size, 1.0))
+            line += len(lines)
+
+
+def _wider_kinds(lines: Sequence[str], separator: str, kinds: Sequence[int], where: str) -> list[int]:
+    """The kinds that these lines need, at least those already needed."""
+    rows = list(csv.reader(lines, delimiter=separator))
+    ragged = next((at for at, row in enumerate(rows) if len(row) != len(kinds)), None)
+    if ragged is not None:
+        raise ValueError(f"{where.format(ragged)}: {len(rows[ragged])} cells, but there are {len(kinds)} columns.")
+    columns = list(zip(*rows, strict=True))
+    return [
+        next(kind for kind in range(least, len(KINDS)) if all(_fits(cell, KINDS[kind]) for cell in column))
+        for least, column in zip(kinds, columns, strict=True)
+    ]
+
+
+def _parse(lines: Sequence[str], separator: str, kinds: Sequence[int]) -> list[Column]:
+    if 2 in kinds:
+        columns = zip(*csv.reader(lines, delimiter=separator), strict=True)
+        return [
+            np.array([cell.strip() for cell in column]).astype(KINDS[kind])
+            for column, kind in zip(columns, kinds, strict=True)
+        ]
+    dtype = np.dtype([(str(at), KINDS[kind]) for at, kind in enumerate(kinds)])
+    table = np.loadtxt(lines, dtype, delimiter=separator if separator != " " else None, quotechar='"', ndmin=1)
+    return [np.ascontiguousarray(table[str(at)]) for at in range(len(kinds))]
+
+
+def _fits(cell: str, kind: type) -> bool:
+    if kind is np.str_:
+        return True
+    try:
+        return -(2**63) <= int(cell) < 2**63 if kind is np.int64 else float(cell) is not None
+    except ValueError:
+        return False
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[tuple[TextIOWrapper, IO[bytes]]]:
+    """The text, and the file whose position tells how far one has read."""
+    with path.open("rb") as raw:
+        content = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+        with TextIOWrapper(content, encoding="utf-8-sig") as text:
+            yield text, raw

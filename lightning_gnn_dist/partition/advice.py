@@ -1,0 +1,140 @@
+"""From the figures of a partition to what to do with it.
+
+The bounds come from measurements on eight graphs cut into eight parts (benchmarks/accuracy.md and the table of
+partitions in the README). Where labels differ between parts by more than chance, averaging alone lost between one
+and forty-nine points of accuracy, and gradients at every step none. Where parts are alike but a tenth of the nodes
+lost all neighbours, averaging lost up to nineteen points, and a correction on the whole graph found most of them;
+cut edges alone cost nothing as long as nodes kept some.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.report import PartitionReport
+
+DIFFERENT = 0.15  # label skew beyond chance, in the mean over training nodes
+LOST = 0.1  # share of nodes without any neighbour
+UNEVEN = 1.25  # training nodes of the largest part against the mean
+SUPERNODES_PER_PART = 50  # 400 clusters for eight parts
+MOST = 0.75  # of a part in one batch
+FANOUT = (15, 10)
+BATCH_SIZE = 1024
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was measured, and what follows.
+
+    Args:
+        parts_differ: Labels differ between the parts by more than chance.
+        edges_lost: Many nodes lost neighbours.
+        sentences: Both in words, and what follows.
+    """
+
+    parts_differ: bool
+    edges_lost: bool
+    sentences: list[str]
+
+
+def advise(graph: Graph, report: PartitionReport) -> Finding:
+    """Which strategy and which fan-out the figures suggest."""
+    excess = skew_beyond_chance(graph, report)
+    isolated = int(report.isolated_nodes.sum()) / max(graph.num_nodes, 1)
+    parts_differ = excess is not None and excess >= DIFFERENT
+    edges_lost = isolated >= LOST
+    sentences = [
+        _about_labels(excess),
+        f"{report.cut_ratio:.0%} of the edges are cut and {isolated:.1%} of the nodes lost all their neighbours: "
+        + ("too many to ignore." if edges_lost else "few."),
+        _strategy(graph, report, parts_differ, edges_lost),
+        _fanout(graph, report),
+    ]
+    return Finding(parts_differ, edges_lost, [*sentences, *_about_training_nodes(report)])
+
+
+def bytes_per_part(graph: Graph, report: PartitionReport) -> Tensor:
+    """What every part takes in RAM: its nodes, the edges among them and their arrays, shape ``(P,)``."""
+    per_node = sum(array[:1].nbytes for array in graph.node_arrays.values())
+    per_node += 8 if "n_id" not in graph.node_arrays else 0  # a part knows its nodes' ids,
+    per_node += 4  # and how much of their neighbourhoods it covers
+    per_edge = 4 + sum(array[:1].nbytes for array in graph.edge_arrays.values())
+    return report.nodes * (per_node + 8) + 8 + report.inside_edges * per_edge
+
+
+def skew_beyond_chance(graph: Graph, report: PartitionReport) -> float | None:
+    """The mean label skew of the parts, less what parts drawn at random would have; ``None`` without labels.
+
+    A part with ``n`` labelled nodes drawn at random has a skew of about ``sum_c sqrt(q_c (1 - q_c) / (2 pi n))``,
+    where ``q_c`` is the share of class ``c``: with few training nodes that is much.
+    """
+    y, mask = graph.node_arrays.get("y"), graph.node_arrays.get("train_mask")
+    if report.label_skew is None or y is None:
+        return None
+    labelled = y >= 0 if report.train_nodes is None or mask is None else (y >= 0) & mask
+    shares = y[labelled].unique(return_counts=True)[1].double() / labelled.sum()
+    counts = (report.nodes if report.train_nodes is None else report.train_nodes).double()
+    chance = (shares * (1 - shares)).sqrt().sum() / (2 * math.pi * counts.clamp(min=1)).sqrt()
+    weight = counts / counts.sum()
+    return float(((report.label_skew.nan_to_num() - chance) * weight).sum())
+
+
+def _about_labels(excess: float | None) -> str:
+    if excess is None:
+        return "Without labels (one integer per node) it cannot be told whether the parts are alike."
+    if excess >= DIFFERENT:
+        return f"The parts hold different labels: {excess:.2f} of label skew beyond chance, in the mean."
+    return f"The parts look alike: {max(excess, 0.0):.2f} of label skew beyond chance, in the mean."
+
+
+def _strategy(graph: Graph, report: PartitionReport, parts_differ: bool, edges_lost: bool) -> str:
+    supernodes = min(SUPERNODES_PER_PART * report.nodes.numel(), graph.num_nodes)
+    if parts_differ:
+        correction = "LLCGStrategy(clock, correction_steps=0.5)" if edges_lost else "LLCGStrategy(clock)"
+        return (
+            f"Exchange gradients every step (GrappaStrategy()), or meet rarely with {correction}, which corrects the "
+            f"drift. Do not average alone here; SuperNodePartitioner({supernodes}) makes parts that one can average."
+        )
+    if edges_lost:
+        return (
+            "LLCGStrategy(clock, correction_steps=0.5): its correction sees the edges that are cut. To average alone, "
+            f"keep more of them: SuperNodePartitioner({supernodes}). With gradients every step (GrappaStrategy()), use "
+            "MetisPartitioner(), or residency=Rotate()."
+        )
+    return "LocalSGDStrategy(EverySteps(16)) is enough: averaging loses little on such parts, and sends least."
+
+
+def _fanout(graph: Graph, report: PartitionReport) -> str:
+    degrees = graph.degrees() * (1 - report.cut_ratio)
+    first = float(degrees.clamp(max=FANOUT[0]).mean())
+    reached = degrees.clamp(max=FANOUT[1])
+    second = float((degrees * reached).sum() / degrees.sum().clamp(min=1e-9))  # who is reached has many neighbours
+    part = int(report.nodes.max())
+    seeds = min(BATCH_SIZE, part if report.train_nodes is None else int(report.train_nodes.max()))
+    share = 1 - math.exp(-seeds * (1 + first + first * second) / part)  # as if they were drawn at random
+    drawn = (
+        f"A node keeps {float(degrees.mean()):.1f} neighbours in the mean, of which NeighborSampler({list(FANOUT)}) "
+        f"draws {first:.1f}; a batch of {seeds:,} seeds reaches about {share:.0%} of a part"
+    )
+    if share < MOST:
+        return f"{drawn}."
+    return f"{drawn}: smaller batches or fan-outs cost less, and WholePartSampler({len(FANOUT)}) spares the sampling."
+
+
+def _about_training_nodes(report: PartitionReport) -> list[str]:
+    if report.train_nodes is None:
+        return ["There is no train_mask, so how training nodes are shared is not known."]
+    most, mean = int(report.train_nodes.max()), float(report.train_nodes.double().mean())
+    if not bool(report.train_nodes.all()):
+        part = int((report.train_nodes == 0).nonzero()[0])
+        return [f'Part {part} has no training node, so training would stop: MetisPartitioner(balance="train").']
+    if most > UNEVEN * mean:
+        return [
+            f"The largest part has {most:,} training nodes, {most / mean:.1f} times the mean, and sets the number of "
+            'steps. With METIS, balance="train" evens them out.'
+        ]
+    return []

@@ -1,0 +1,38 @@
+"""`inspect` as a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.graph.synthetic import communities
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> str:
+    communities(2000).save(tmp_path / "graph")
+    return str(tmp_path / "graph")
+
+
+def test_a_graph_alone(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["inspect", graph])
+    said = capsys.readouterr().out
+    assert said.startswith("2,000 nodes, ") and "parts" not in said
+
+
+def test_several_partitions_with_what_follows(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["inspect", graph, "--parts", "2", "--partitioner", "metis", "random", "supernodes", "--balance", "train"])
+    said = capsys.readouterr().out
+    assert "MetisPartitioner(balance='train'" in said and "SuperNodePartitioner(num_supernodes=100)" in said
+    assert said.count("RAM for a part: ") == said.count("2 parts: ") == 3
+    assert said.count("of label skew beyond chance") == 3
+    assert len(list((Path(graph) / "partitions").iterdir())) == 3  # where a fit will find them
+
+
+def test_what_cannot_be_done_is_said(graph: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="is not a saved graph"):
+        main(["inspect", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"num_parts \(3000\) must not exceed the graph's nodes"):
+        main(["inspect", graph, "--parts", "3000"])

@@ -1,0 +1,46 @@
+"""Advice from the complaint alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_gnn_dist.cli.misspelt import hint
+
+NAMES = {"seed_everything", "data.graph", "data.batch_size", "data.bulk_size", "trainer.max_epochs", "model"}
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        ("Group 'data' does not accept option 'bach_size'", "There is no 'bach_size'. Did you mean 'batch_size'?"),
+        ("Subcommand 'fit' does not accept option 'trainr.max_epochs'", "Did you mean 'trainer'?"),
+        ("Option 'seed_evrything' is not accepted", "Did you mean 'seed_everything'?"),
+        ("unrecognized arguments: --data.grph=x -y", "Did you mean 'graph'?"),
+        ("Group 'data' does not accept option 'xyz'", "There is no 'xyz': data takes batch_size, bulk_size, graph."),
+        (
+            "- Problem with given class_path 'torch.optim.Adam':\n    Option 'wieght_decay' is not accepted",
+            "Did you mean 'weight_decay'?",
+        ),
+        (
+            "- Problem with given class_path 'lightning_gnn_dist.LLCGStrategy':\n  Option 'timout' is not accepted",
+            "Did you mean 'timeout'?",
+        ),
+        ("module 'lightning_gnn_dist' has no attribute 'EveryStep'", "Did you mean 'EverySteps'?"),
+        ("No module named 'my_modules'", "There is no module 'my_modules': it must be installed, or lie in"),
+        ("Given value: {'class_pth': 'a.B', 'init_args': {}}", "Did you mean 'class_path'?"),
+    ],
+)
+def test_a_complaint_is_answered(message: str, advice: str) -> None:
+    assert advice in (hint(message, NAMES) or "")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Expected a <class 'int'>. Got value: x",
+        "- Problem with given class_path 'nowhere.B':\n    Option 'b' is not accepted",
+        "Given value: {'class_path': 'a.B', 'init_args': {}}",
+    ],
+)
+def test_other_complaints_are_left_alone(message: str) -> None:
+    assert hint(message, NAMES) is None

@@ -1,0 +1,80 @@
+"""`prepare` as a command: what it says before, while and after it works, and how it refuses."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.graph.graph import Graph
+
+
+@pytest.fixture
+def edges(tmp_path: Path) -> Path:
+    path = tmp_path / "edges.csv"
+    path.write_text("".join(f"{node},{(node * 7 + 1) % 50}\n" for node in range(1, 50)))
+    return path
+
+
+def test_an_edge_list_becomes_a_graph(edges: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "graph"
+    main(["prepare", str(edges), str(out), "--undirected", "--split", "0.6", "0.2", "0.2", "--seed", "1"])
+    said = capsys.readouterr()
+    assert re.search(r"49 edges.*graph will take about \d.*bytes.*are free.*of RAM", said.out)
+    assert re.search(r"reading: .* s\n.*adding reverse edges: .*sorting edges: .*writing: ", said.err, re.DOTALL)
+    assert "split: 30 train, 10 val, 10 test" in said.out
+    assert "reverse" not in said.out
+    graph = Graph.open(out)
+    assert graph.num_nodes == 50 and graph.split("val").numel() == 10
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.csv", "graph"]  # no draft is left
+
+
+def test_it_says_what_training_will_miss(edges: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["prepare", str(edges), str(tmp_path / "graph")])
+    said = capsys.readouterr().out
+    assert "There is no train_mask" in said and "prepare it with --undirected" in said
+
+
+def refused(*arguments: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(["prepare", *arguments])
+    return str(stop.value)
+
+
+def test_a_graph_is_replaced_only_when_asked(edges: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "graph")
+    main(["prepare", str(edges), out])
+    assert "graph exists already: choose another path, or add --overwrite" in refused(str(edges), out)
+    main(["prepare", str(edges), out, "--overwrite", "--undirected"])
+    assert Graph.open(out).num_edges > 50
+    (tmp_path / "mine").mkdir()
+    assert "is not a saved graph" in refused(str(edges), str(tmp_path / "mine"), "--overwrite")
+
+
+def test_a_full_disk_is_seen_before_anything_is_read(
+    edges: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(100, 1, 99))
+    assert "has 99 bytes free" in refused(str(edges), str(tmp_path / "graph"))
+
+
+def test_a_target_of_regression_is_accepted_by_name(tmp_path: Path) -> None:
+    torch.save(Data(y=torch.rand(3), edge_index=torch.tensor([[0], [1]]), num_nodes=3), tmp_path / "data.pt")
+    source, out = str(tmp_path / "data.pt"), str(tmp_path / "graph")
+    assert "float_labels=True" in refused(source, out)
+    assert not (tmp_path / "graph").exists()
+    main(["prepare", source, out, "--float-labels"])
+    assert Graph.open(out).node_arrays["y"].is_floating_point()
+
+
+def test_a_real_graph(to_pyg: Callable[..., Data], tmp_path: Path) -> None:
+    data = to_pyg("cora.npz", split=0)
+    torch.save(data, tmp_path / "cora.pt")
+    main(["prepare", str(tmp_path / "cora.pt"), str(tmp_path / "cora")])
+    assert Graph.open(tmp_path / "cora").fingerprint == Graph.from_pyg(data).fingerprint

@@ -1,0 +1,219 @@
+"""`fit` and its like from configurations: the shipped ones run, and every setting of the package can be written."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import sys
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
+from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.coverage import Coverage
+from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.partition.streaming import StreamingPartitioner
+from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+from lightning_gnn_dist.residency import Redeal
+from lightning_gnn_dist.rounds import EveryPass, EverySteps
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from tests.ranks import run_ranks
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CONFIGS = sorted(path.name for path in (EXAMPLES / "configs").glob("*.yaml"))
+SMALL = [
+    "--data.graph.init_args.num_nodes=2000",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.log_every_n_steps=1",
+]
+SLOW = {"llcg_paper.yaml", "ddp.yaml", "grappa_rotate.yaml"}
+
+
+def command(rank: int, world_size: int, *arguments: str) -> None:
+    """What the console script does in one rank."""
+    os.chdir(EXAMPLES)
+    sys.argv = ["lightning-gnn-dist", *arguments]
+    main()
+
+
+def accuracies(run: Path) -> list[float]:
+    rows = csv.DictReader((run / "metrics.csv").read_text().splitlines())
+    return [float(row["accuracy"]) for row in rows if row["accuracy"]]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CONFIGS]
+)
+def test_a_shipped_config_trains_and_is_kept_beside_its_logs(name: str, tmp_path: Path) -> None:
+    small = [*SMALL, "--trainer.max_epochs=2", f"--trainer.logger.init_args.save_dir={tmp_path}"]
+    (devices,) = re.findall(r"devices: (\d)", (EXAMPLES / "configs" / name).read_text())
+    run_ranks(command, int(devices), "fit", f"--config=configs/{name}", *small)
+    (run,) = (tmp_path / Path(name).stem).iterdir()
+    assert len(accuracies(run)) == 2 and accuracies(run)[-1] > 0.2  # of eight classes
+    assert "num_nodes: 2000" in (run / "config.yaml").read_text()
+
+
+def test_every_strategy_of_the_package_has_a_config() -> None:
+    text = "".join((EXAMPLES / "configs" / name).read_text() for name in CONFIGS)
+    assert all(strategy in text for strategy in ("LocalSGDStrategy", "LLCGStrategy", "GrappaStrategy"))
+
+
+def evaluate(rank: int, world_size: int, folder: str) -> None:
+    save = [*SMALL, f"--trainer.logger.init_args.save_dir={folder}", "--trainer.max_epochs=1"]
+    command(rank, world_size, "fit", "--config=configs/local_sgd.yaml", *save)
+    (checkpoint,) = Path(folder).rglob("*.ckpt")
+    warnings.filterwarnings("ignore", "The dirpath has changed")  # every run has a folder of its own
+    for subcommand in ("validate", "test"):
+        command(rank, world_size, subcommand, "--config=configs/local_sgd.yaml", *save, f"--ckpt_path={checkpoint}")
+
+
+def test_a_checkpoint_is_evaluated(tmp_path: Path) -> None:
+    run_ranks(evaluate, 2, str(tmp_path))
+    fitted, validated, tested = (accuracies(run) for run in sorted((tmp_path / "local_sgd").iterdir()))
+    assert len(tested) == 1
+    assert fitted == validated  # as the fit did at its end
+
+
+def init(name: str, **init_args: Any) -> dict[str, Any]:
+    return {"class_path": f"lightning_gnn_dist.{name}", "init_args": init_args}
+
+
+def parsed(data: dict[str, Any] | None = None, **trainer: Any) -> Any:
+    parser = LightningArgumentParser(exit_on_error=False)
+    parser.add_lightning_class_args(Trainer, "trainer")
+    parser.add_lightning_class_args(PartitionedDataModule, "data")
+    graph = {"graph": init("communities", num_nodes=500)}
+    config = {"data": graph | (data or {}), "trainer": {"logger": False, "barebones": True} | trainer}
+    return parser.instantiate(parser.parse_object(config))
+
+
+@pytest.mark.parametrize(
+    ("config", "partitioner"),
+    [
+        ("lightning_gnn_dist.RandomPartitioner", RandomPartitioner()),
+        (init("MetisPartitioner", balance="train", imbalance=0.1), MetisPartitioner("train", 0.1)),
+        (init("SuperNodePartitioner", num_supernodes=40), SuperNodePartitioner(40)),
+        (init("StreamingPartitioner", method="fennel", passes=2), StreamingPartitioner("fennel", passes=2)),
+    ],
+)
+def test_a_partitioner_can_be_written(config: Any, partitioner: Any) -> None:
+    assert parsed({"partitioner": config}).data.partitioner == partitioner
+
+
+def test_samplers_and_numbers_can_be_written() -> None:
+    data = parsed(
+        {
+            "sampler": init("WholePartSampler", num_hops=2),
+            "correction_sampler": init("NeighborSampler", num_neighbors=[-1, 5]),
+            "train_on": "graph",
+            "eval_batch_size": 7,
+            "cache_dir": "there",
+        }
+    ).data
+    assert data.sampler == WholePartSampler(2) and data.correction_sampler == NeighborSampler([-1, 5])
+    assert (data.train_on, data.eval_batch_size, data._cut.cache_dir) == ("graph", 7, Path("there"))
+
+
+def test_a_graph_is_a_path_or_made_to_order(tmp_path: Path) -> None:
+    assert parsed().data.graph.num_nodes == 500
+    communities(400).save(tmp_path / "graph")
+    assert parsed({"graph": str(tmp_path / "graph")}).data.graph.num_nodes == 400
+
+
+def test_strategies_and_clocks_can_be_written() -> None:
+    clock = init("EverySteps", steps=4, growth=1.5, limit=9)
+    local = parsed(strategy=init("LocalSGDStrategy", clock=clock, timeout="0:01:30", weights="nodes")).trainer.strategy
+    assert local.clock == EverySteps(4, 1.5, 9)
+    assert local.weights == "nodes" and local._timeout == timedelta(seconds=90)
+    llcg = init("LLCGStrategy", clock=init("EveryPass", passes=2), drift=None, correction_optimizer="sgd")
+    strategy = parsed(strategy=llcg).trainer.strategy
+    assert strategy.clock == EveryPass(2) and strategy.drift is None
+
+
+@pytest.mark.parametrize("steps", [3, 0.5, 1.0])
+def test_a_share_of_steps_stays_a_share(steps: int | float) -> None:
+    found = parsed(strategy=init("LLCGStrategy", correction_steps=steps)).trainer.strategy.correction_steps
+    assert found == steps and type(found) is type(steps)
+
+
+def test_residency_and_coverage_can_be_written() -> None:
+    coverage = init("Coverage", level="batch", shrinkage=1.0)
+    data = parsed({"residency": init("Redeal", num_supernodes=40), "coverage": coverage, "halo": 1}).data
+    assert data._cut.residency == Redeal(40) and data._cut.coverage == Coverage("batch", shrinkage=1.0)
+    assert parsed({"coverage": None}).data._cut.coverage is None
+    strategy = parsed(strategy=init("GrappaStrategy", weights="nodes", timeout="0:01:30")).trainer.strategy
+    assert isinstance(strategy, GrappaStrategy) and strategy._timeout == timedelta(seconds=90)
+
+
+def test_callbacks_can_be_written() -> None:
+    (probe,) = parsed(callbacks=[init("DiscrepancyProbe", every_n_rounds=3)]).trainer.callbacks
+    assert isinstance(probe, DiscrepancyProbe) and probe.every_n_rounds == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (["--trainer.max_epohcs=2"], "Did you mean 'max_epochs'?"),
+        (["--data.smapler=lightning_gnn_dist.NeighborSampler"], "Did you mean 'sampler'?"),
+        (["--data.sampler.init_args.num_neighbours=[1]"], "Did you mean 'num_neighbors'?"),
+        (["--trainer.strategy.corection_steps=2"], "Did you mean 'correction_steps'?"),
+        (["--trainer.strategy.timeuot=2"], "Did you mean 'timeout'?"),
+        (["--model.num_clases=2"], "Did you mean 'num_classes'?"),
+        (["--data.partitioner=lightning_gnn_dist.MetisPartioner"], "Did you mean 'MetisPartitioner'?"),
+        (["--data.graph.init_args.num_node=2"], "Did you mean 'num_nodes'?"),
+        (["--model=nowhere.SAGE"], "There is no module 'nowhere'"),
+        (["--data.zzz=1"], "There is no 'zzz': data takes batch_size, "),
+    ],
+)
+def test_a_misspelt_name_meets_the_nearest_right_one(
+    options: list[str], advice: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "fit", "--config=configs/llcg.yaml", *options])
+    with pytest.raises(SystemExit):
+        main()
+    assert advice in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (EXAMPLES / "configs" / "llcg.yaml").read_text()
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    for right, wrong in (("data", "\ndta:"), ("batch_size", "\n  btch_size:"), ("init_args", "\n    init_arg:")):
+        line = next(line for line in ("\ndata:", "\n  batch_size:", "\n    init_args:") if right in line)
+        (tmp_path / "wrong.yaml").write_text(text.replace(line, wrong))
+        monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "fit", f"--config={tmp_path}/wrong.yaml"])
+        with pytest.raises(SystemExit):
+            main()
+        assert f"Did you mean {right!r}?" in capsys.readouterr().err
+
+
+def test_predict_writes_a_row_for_every_node(tmp_path: Path) -> None:
+    run_ranks(command, 2, "predict", "--config=configs/ddp.yaml", *SMALL, f"--output={tmp_path}/logits.npy")
+    assert np.load(tmp_path / "logits.npy").shape == (2000, 8)
+
+
+def test_predict_without_a_file_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    config = ["--config=configs/ddp.yaml", "--trainer.logger=false"]
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "predict", *config])
+    with pytest.raises(SystemExit):
+        main()
+    assert "predict would keep nothing: name a file" in capsys.readouterr().err

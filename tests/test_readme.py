@@ -1,0 +1,98 @@
+"""The README's advice to those who come from elsewhere, run as it stands."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import lightning_gnn_dist
+from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+from tests.ranks import run_ranks
+from tests.sage import SAGE
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def blocks(heading: str, language: str) -> list[str]:
+    (section,) = re.findall(rf"^### {re.escape(heading)}\n(.*?)^##", README, re.MULTILINE | re.DOTALL)
+    found: list[str] = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    return found
+
+
+def after(diff: str) -> str:
+    """The lines that a diff leads to."""
+    return "\n".join(line[1:] for line in diff.splitlines() if line[0] in " +")
+
+
+def names(**more: Any) -> dict[str, Any]:
+    public = {name: getattr(lightning_gnn_dist, name) for name in lightning_gnn_dist.__all__}
+    return public | {"pl": pl, "torch": torch, "numpy": numpy, "data": as_pyg(), "model": SAGE(8, 4)} | more
+
+
+def as_pyg() -> Data:
+    graph = communities(300, 4, num_features=8)
+    receiver = torch.arange(300).repeat_interleave(graph.degrees())
+    return Data(edge_index=torch.stack([graph.indices.long(), receiver]), **graph.node_arrays)
+
+
+def quiet_trainer(**options: Any) -> pl.Trainer:
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 1}
+    return pl.Trainer(**(options | quiet), enable_model_summary=False)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_the_loaders_of_pyg_are_replaced(at: int) -> None:
+    code = after(blocks("Coming from NeighborLoader or LightningNodeData", "diff")[at])
+    trainer = quiet_trainer(accelerator="cpu", devices=1)
+    exec(code, names(trainer=trainer))
+    assert "accuracy" in trainer.callback_metrics
+
+
+def fit_as_written(rank: int, world_size: int, code: str) -> float:
+    scope = names(pl=SimpleNamespace(Trainer=quiet_trainer))
+    exec(code, scope)
+    return float(scope["trainer"].callback_metrics["accuracy"])
+
+
+def test_the_distributed_package_of_pyg_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    prepare, train = map(after, blocks("Coming from torch_geometric.distributed", "diff"))
+    exec(prepare, names())
+    first, second = run_ranks(fit_as_written, 2, train)
+    assert first == second > 0
+
+
+def test_a_graph_of_dgl_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = as_pyg()
+    masks = {name: data[name].byte() for name in ("train_mask", "val_mask", "test_mask")}  # DGL's masks are bytes
+    ndata = {"feat": data.x, "label": data.y, **masks}
+    (code,) = blocks("Coming from DistDGL", "python")
+    exec(code, names(g=SimpleNamespace(edges=lambda: tuple(data.edge_index), ndata=ndata)))
+    main(["prepare", "arrays.npz", "my_graph"])
+    assert Graph.open("my_graph").fingerprint == Graph.from_pyg(data).fingerprint
+
+
+def test_the_configuration_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config,) = blocks("From the command line", "yaml")
+    (tmp_path / "my.yaml").write_text(config.replace("my_modules", "node_classification"))
+    monkeypatch.chdir(Path(__file__).parents[1] / "examples")
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "fit", f"--config={tmp_path}/my.yaml", "--print_config"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    printed = capsys.readouterr().out
+    assert "num_supernodes: 400" in printed and "correction_steps: 0.5" in printed
