@@ -62,7 +62,7 @@ def test_a_shipped_config_trains_and_is_kept_beside_its_logs(name: str, tmp_path
     (devices,) = re.findall(r"devices: (\d)", (EXAMPLES / "configs" / name).read_text())
     run_ranks(command, int(devices), "fit", f"--config=configs/{name}", *small)
     (run,) = (tmp_path / Path(name).stem).iterdir()
-    assert len(accuracies(run)) == 2 and accuracies(run)[-1] > 0.2  # of eight classes
+    assert len(accuracies(run)) == 2 and accuracies(run)[-1] > 0.15  # of eight classes, in a few steps
     assert "num_nodes: 2000" in (run / "config.yaml").read_text()
 
 
