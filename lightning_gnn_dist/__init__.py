@@ -24,7 +24,7 @@ from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
-from lightning_gnn_dist.rounds import EveryPass, EverySteps, RoundClock, RoundProgress
+from lightning_gnn_dist.rounds import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -32,6 +32,7 @@ from lightning_gnn_dist.strategies.base import RoundStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.names import register
+from lightning_gnn_dist.strategies.tma import TMAStrategy
 
 register()
 
@@ -40,6 +41,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DiscrepancyProbe",
     "EveryPass",
+    "EverySeconds",
     "EverySteps",
     "Graph",
     "LLCGStrategy",
@@ -56,6 +58,7 @@ __all__ = [
     "Sampler",
     "StreamingPartitioner",
     "SuperNodePartitioner",
+    "TMAStrategy",
     "WholePartSampler",
     "communities",
 ]

@@ -39,3 +39,13 @@ def give_back_sigterm(trainer: Trainer) -> None:
 def announce_sigterm(trainer: Trainer) -> None:
     """Make Lightning leave as if this rank had received SIGTERM: at the end of the epoch, with its hooks."""
     trainer._signal_connector.received_sigterm = True
+
+
+def set_global_step(trainer: Trainer, steps: int) -> None:
+    """Make ``trainer.global_step`` count ``steps``."""
+    loop = trainer.fit_loop.epoch_loop
+    if trainer.lightning_module.automatic_optimization:
+        progress = loop.automatic_optimization.optim_progress.optimizer.step.total
+    else:
+        progress = loop.manual_optimization.optim_step_progress.total
+    progress.ready = progress.completed = steps

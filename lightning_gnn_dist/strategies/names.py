@@ -6,10 +6,11 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist.strategies.tma import TMAStrategy
 
 
 def register() -> None:
     """Tell Lightning the names. It knows no entry points for strategies, so an import has to do it."""
-    for strategy in (LocalSGDStrategy, LLCGStrategy):
+    for strategy in (LocalSGDStrategy, LLCGStrategy, TMAStrategy):
         name = strategy.strategy_name
         StrategyRegistry.register(name, strategy, description=f"{strategy.__name__} with its defaults", override=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, get_args
 
 from lightning.pytorch import Trainer
@@ -35,6 +36,24 @@ def check_trainer(strategy: str, trainer: Trainer, *, has_layer_sync: bool) -> N
         raise ValueError(
             f"{strategy} trains in rounds, one epoch each, and ranks are alone between meetings. " + " ".join(found)
         )
+
+
+def check_schedulers(strategy: str, configs: Iterable[Any]) -> None:
+    """With unequal steps, a schedule by steps gives every rank another learning rate."""
+    if any(config.interval == "step" for config in configs):
+        raise ValueError(
+            f"{strategy} lets ranks take unequal numbers of steps in a round, so a scheduler by steps would give every "
+            'rank another learning rate: use {"scheduler": ..., "interval": "epoch"}, which steps once a round, on '
+            "all ranks alike."
+        )
+
+
+def refuse_exchange(strategy: str, what: str) -> None:
+    """In a round of unequal steps, an exchange meets nobody, or the wrong one."""
+    raise RuntimeError(
+        f"{what} inside a round: with {strategy} ranks take unequal numbers of steps between meetings, so nobody "
+        "answers. Log with on_step=False, on_epoch=True, which exchanges once a round, or without sync_dist."
+    )
 
 
 def check_same_graph(fingerprints: list[int]) -> None:
