@@ -9,10 +9,14 @@ Every rank trains on its own part by its own clock, :math:`k_p` steps in round :
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Literal
 
+from lightning.pytorch import Trainer
+
 from lightning_gnn_dist.rounds import EverySeconds, RoundClock
+from lightning_gnn_dist.strategies import refusals
 from lightning_gnn_dist.strategies.base import Buffers, Drift, RoundStrategy, StartMethod
 
 Weights = Literal["uniform", "nodes", "steps"]
@@ -31,6 +35,8 @@ class TMAStrategy(RoundStrategy):
         clock: Decides when a round ends. Default: ``EverySeconds(30)``.
         weights: Weigh replicas alike (``"uniform"``), by the training nodes of their parts (``"nodes"``), or by the
             steps they did in the round (``"steps"``).
+        failed_ranks: Ranks to count as dead from the start, for experiments: as in the paper's, nobody learns from
+            their parts. They share in the evaluation, take one batch a round, which Lightning needs, and weigh nothing.
         buffers, average_optimizer, drift, drift_decay, anchor_steps, timeout, process_group_backend, start_method:
             See :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.
     """
@@ -43,6 +49,7 @@ class TMAStrategy(RoundStrategy):
         clock: RoundClock | None = None,
         *,
         weights: Weights = "uniform",
+        failed_ranks: Sequence[int] = (),
         buffers: Buffers = "average",
         average_optimizer: bool = False,
         drift: Drift | None = None,
@@ -64,11 +71,27 @@ class TMAStrategy(RoundStrategy):
             process_group_backend=process_group_backend,
             start_method=start_method,
         )
+        for rank in failed_ranks:
+            refusals.check_at_least("failed_ranks: a rank", rank, 0)
+        self.failed_ranks = frozenset(failed_ranks)
+
+    def setup(self, trainer: Trainer) -> None:
+        ranks = frozenset(range(self.world_size))
+        if self.failed_ranks - ranks or self.failed_ranks == ranks:
+            raise ValueError(
+                f"failed_ranks={sorted(self.failed_ranks)} must name some of the {len(ranks)} ranks, and leave one."
+            )
+        super().setup(trainer)
 
     def end_round(self) -> None:
         self.average_replicas()
 
+    def _round_is_over(self, batches: int) -> bool:
+        return self.global_rank in self.failed_ranks or super()._round_is_over(batches)
+
     def _weight(self) -> float:
+        if self.global_rank in self.failed_ranks:
+            return 0.0
         if self.weights != "steps":
             return super()._weight()
         if not self.batches_of_ranks:  # the anchor of the first round comes before any step

@@ -192,6 +192,26 @@ def test_parts_are_learned_from_with_unequal_steps(kind: str) -> None:
     assert differs(first, second) == 0.0 and accuracy > 0.5
 
 
+def test_nobody_learns_from_the_parts_of_failed_ranks() -> None:
+    first, second, third = run_ranks(weighted, 3, {"failed_ranks": [1], "drift": None})
+    expected = {name: (first[0][name] + third[0][name]) / 2 for name in first[0]}
+    assert differs(first[1], expected) < 1e-6 and differs(first[1], second[1]) == 0.0
+
+
+def outlive(rank: int, world_size: int, folder: str) -> tuple[list[int], str, float]:
+    torch.manual_seed(0)
+    strategy, saver = tma(unequal(rank), failed_ranks=[0], weights="steps"), ModelCheckpoint(folder, save_top_k=-1)
+    options: dict[str, Any] = {"validate": True, "callbacks": [saver], "enable_checkpointing": True}
+    trainer = fit(rank, strategy, Net(), devices=world_size, **options)
+    return strategy.batches_of_ranks, saver.best_model_path, float(trainer.callback_metrics["val_loss"])
+
+
+def test_a_run_with_failed_ranks_validates_and_saves_as_any_other(tmp_path: Path) -> None:
+    results = run_ranks(outlive, 3, str(tmp_path))
+    assert all(result == results[0] for result in results) and results[0][0] == [1, 4, 6]
+    assert len(list(tmp_path.glob("*.ckpt"))) == 3
+
+
 # What Lightning makes of it: files, stops, schedules.
 
 
@@ -347,6 +367,10 @@ def test_what_exchanges_in_a_round_is_refused() -> None:
 def test_arguments_are_checked_where_they_are_given() -> None:
     with pytest.raises(ValueError, match=r"one of \['uniform', 'nodes', 'steps'\], got 'time'"):
         TMAStrategy(weights="time")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="failed_ranks: a rank must be an integer of at least 0, got -1"):
+        TMAStrategy(failed_ranks=[-1])
+    with pytest.raises(ValueError, match=r"failed_ranks=\[0\] must name some of the 1 ranks, and leave one"):
+        fit(0, tma(EverySeconds(1), failed_ranks=[0]), Net(), devices=1)
     assert TMAStrategy().clock == EverySeconds(30)
     assert isinstance(TMAStrategy(EverySteps(3)).clock, EverySteps)  # a clock of steps is a clock too
 
