@@ -119,6 +119,11 @@ def gather_objects(item: Any) -> list[Any] | None:
     return items
 
 
+def serve_store() -> dist.TCPStore:
+    """A key-value store that lives in this process, on a free port. Not collective."""
+    return dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+
+
 def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:
     with _counted(2 * flat.numel() * flat.element_size() * (world_size() - 1) / world_size()):
         dist.all_reduce(flat, op=op)

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     #
     "collectives": set(),
     "rounds": set(),
-    "elastic": set(),
+    "elastic": {"collectives"},
     "strategies": {"collectives", "rounds", "elastic"},
     #
     "evaluate": {"graph", "sampling", "collectives"},

@@ -76,7 +76,7 @@ class Companion(Callback):
         if any(vote.stop for vote in votes):
             trainer.should_stop = True
         if any(vote.sigterm for vote in votes):
-            rank_zero_info(f"SIGTERM: all ranks stop after round {self.strategy.round_idx}.")
+            rank_zero_info(f"SIGTERM: stopping after round {self.strategy.round_idx}.")
             announce_sigterm(trainer)
         self._log_figures(pl_module, votes)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, get_args
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
 
 from lightning_gnn_dist.strategies.gradients import has_own_step
 
@@ -46,6 +46,34 @@ def check_schedulers(strategy: str, configs: Iterable[Any]) -> None:
             'rank another learning rate: use {"scheduler": ..., "interval": "epoch"}, which steps once a round, on '
             "all ranks alike."
         )
+
+
+def check_elastic(trainer: Any, drift: str | None) -> None:
+    """Ranks that may die are processes of their own, and share files but no exchange besides the meeting."""
+    conflicts = [
+        (
+            trainer.num_devices * trainer.num_nodes != 1,
+            f"devices={trainer.num_devices}: every rank is a process of its own, so use devices=1, num_nodes=1 and "
+            "start as many processes as ranks (lightning-gnn-dist elastic --ranks 4 -- python train.py).",
+        ),
+        (drift is not None, f"drift={drift!r} exchanges between meetings: leave it out."),
+        (
+            any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks),
+            "WeightAveraging keeps weights that a rank which comes back cannot get: leave it out.",
+        ),
+        (
+            any(_names_files_alone(callback) for callback in trainer.callbacks),
+            "ModelCheckpoint must name files alike on all ranks, whoever writes them: use "
+            "ModelCheckpoint(dirpath=..., enable_version_counter=False), or enable_checkpointing=False.",
+        ),
+    ]
+    found = [reason for applies, reason in conflicts if applies]
+    if found:
+        raise ValueError("With elastic=True ranks may die at any time. " + " ".join(found))
+
+
+def _names_files_alone(callback: Any) -> bool:
+    return isinstance(callback, ModelCheckpoint) and (callback.dirpath is None or callback._enable_version_counter)
 
 
 def refuse_exchange(strategy: str, what: str) -> None:

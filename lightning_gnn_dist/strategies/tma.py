@@ -15,14 +15,16 @@ from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Trainer
 
+from lightning_gnn_dist.elastic import Elastic
 from lightning_gnn_dist.rounds import EverySeconds, RoundClock
 from lightning_gnn_dist.strategies import refusals
-from lightning_gnn_dist.strategies.base import Buffers, Drift, RoundStrategy, StartMethod
+from lightning_gnn_dist.strategies.base import Buffers, Drift, StartMethod
+from lightning_gnn_dist.strategies.elastic_rounds import ElasticRounds
 
 Weights = Literal["uniform", "nodes", "steps"]
 
 
-class TMAStrategy(RoundStrategy):
+class TMAStrategy(ElasticRounds):
     """Average the replicas every few seconds, whatever number of steps each has done.
 
     No rank waits for a slower one, longer than for its last step. With ``RandomPartitioner()`` this is the paper's
@@ -35,6 +37,8 @@ class TMAStrategy(RoundStrategy):
         clock: Decides when a round ends. Default: ``EverySeconds(30)``.
         weights: Weigh replicas alike (``"uniform"``), by the training nodes of their parts (``"nodes"``), or by the
             steps they did in the round (``"steps"``).
+        elastic: Let ranks die and come back: each is a process of its own (``devices=1``), and those who are alive
+            go on. Needs torchft. ``Elastic(...)`` says how long they wait for each other.
         failed_ranks: Ranks to count as dead from the start, for experiments: as in the paper's, nobody learns from
             their parts. They share in the evaluation, take one batch a round, which Lightning needs, and weigh nothing.
         buffers, average_optimizer, drift, drift_decay, anchor_steps, timeout, process_group_backend, start_method:
@@ -49,6 +53,7 @@ class TMAStrategy(RoundStrategy):
         clock: RoundClock | None = None,
         *,
         weights: Weights = "uniform",
+        elastic: bool | Elastic = False,
         failed_ranks: Sequence[int] = (),
         buffers: Buffers = "average",
         average_optimizer: bool = False,
@@ -73,7 +78,10 @@ class TMAStrategy(RoundStrategy):
         )
         for rank in failed_ranks:
             refusals.check_at_least("failed_ranks: a rank", rank, 0)
+        if elastic and failed_ranks:
+            raise ValueError("failed_ranks simulates what elastic=True lives through: choose one.")
         self.failed_ranks = frozenset(failed_ranks)
+        self.make_elastic(elastic)
 
     def setup(self, trainer: Trainer) -> None:
         ranks = frozenset(range(self.world_size))
