@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from lightning_gnn_dist.demo import as_table, run_demo
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.launcher import Launcher
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 
@@ -29,6 +30,13 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--steps", type=_positive, default=16, help="local steps in a round (default: 16)")
     demo.add_argument("--nodes", type=_positive, default=20_000, help="nodes of the graph (default: 20000)")
     demo.set_defaults(run=_demo)
+    elastic = commands.add_parser("elastic", help="start ranks that may die and come back, and their lighthouse")
+    elastic.add_argument("--ranks", type=_positive, required=True, help="processes on this machine")
+    elastic.add_argument("--restarts", type=int, default=0, help="start dead ranks again, so often in all (default: 0)")
+    elastic.add_argument("--heartbeat", type=float, default=5.0, help="seconds of silence of a dead rank (default: 5)")
+    elastic.add_argument("--grace", type=float, default=30.0, help="seconds to end in on SIGTERM (default: 30)")
+    elastic.add_argument("command", nargs=argparse.REMAINDER, help="-- python train.py ...")
+    elastic.set_defaults(run=_elastic)
     return parser
 
 
@@ -45,6 +53,14 @@ def _demo(options: argparse.Namespace) -> None:
     for partitioner in (MetisPartitioner(), RandomPartitioner()):
         print(f"\n{partitioner}\n{partitioner(graph, options.ranks, 0).report(graph)}")
     print(f"\n{as_table(outcomes)}")
+
+
+def _elastic(options: argparse.Namespace) -> None:
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise SystemExit("Say what each rank runs: lightning-gnn-dist elastic --ranks 4 -- python train.py")
+    tell = lambda line: print(f"[elastic] {line}", flush=True)  # noqa: E731
+    raise SystemExit(Launcher(command, options.ranks, options.restarts, options.heartbeat, options.grace, tell).run())
 
 
 def _positive(text: str) -> int:

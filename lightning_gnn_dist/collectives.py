@@ -119,9 +119,9 @@ def gather_objects(item: Any) -> list[Any] | None:
     return items
 
 
-def serve_store() -> dist.TCPStore:
-    """A key-value store that lives in this process, on a free port. Not collective."""
-    return dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+def serve_store() -> Any:
+    """A key-value store that lives in this process, on a free ``port``. Not collective."""
+    return dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
 def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:

@@ -29,6 +29,7 @@ from torch import Tensor
 from lightning_gnn_dist import collectives
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"  # the variable of the environment that holds its address
+RANK = "LIGHTNING_GNN_DIST_RANK"  # and the one that holds this rank's number, for its name
 State = dict[str, Any]
 _SECONDS_OF_SILENCE = 20.0
 
@@ -65,6 +66,11 @@ def check_available() -> None:
     """Refuse early what could only fail later."""
     if importlib.util.find_spec("torchft") is None:
         raise ValueError("elastic=True needs torchft, which is not installed: pip install lightning-gnn-dist[elastic].")
+
+
+def quorum_of(num_ranks: int) -> int:
+    """How many must be alive: a majority, so that two halves never train apart."""
+    return num_ranks // 2 + 1
 
 
 class Membership:
@@ -169,7 +175,7 @@ def _manager(elastic: Elastic, state: Callable[[], State], load_state: Callable[
 
 def name_of_rank() -> str:
     """What the lighthouse calls this rank. Places follow the order of names."""
-    for variable in ("LIGHTNING_GNN_DIST_RANK", "SLURM_PROCID", "RANK"):
+    for variable in (RANK, "SLURM_PROCID", "RANK"):
         if variable in os.environ:
             return f"rank{int(os.environ[variable]):05d}"
     return f"{socket.gethostname()}-{os.getpid()}"

@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collectives": set(),
     "rounds": set(),
     "elastic": {"collectives"},
+    "launcher": {"elastic"},
     "strategies": {"collectives", "rounds", "elastic"},
     #
     "evaluate": {"graph", "sampling", "collectives"},

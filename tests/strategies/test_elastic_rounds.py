@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,13 +12,18 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from torch import Tensor
 
+from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.elastic import LIGHTHOUSE, Elastic, Membership
-from lightning_gnn_dist.rounds import EverySeconds
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.rounds import EverySeconds, EverySteps
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.tma import TMAStrategy
-from tests.ranks import run_ranks, start_ranks
+from tests.ranks import RankError, run_ranks, start_ranks
+from tests.sage import SAGE
 from tests.strategies.fitting import Net, State, differs, fit, state_of
 
 torchft = pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
@@ -63,15 +67,18 @@ class Fate(NamedTuple):
 class Watched(Net):
     """Takes its time, and notes how many took part in every round and how long it lasted."""
 
-    def __init__(self, rank: int, fate: Fate) -> None:
+    def __init__(self, rank: int, folder: str, fate: Fate) -> None:
         super().__init__(optimizer="Adam", dropout=0.2)
-        self.rank, self.fate = rank, fate
+        self.rank, self.folder, self.fate = rank, Path(folder), fate
         self.members: list[int] = []
         self.ends: list[float] = [time.monotonic()]
 
     def meet_fate(self, where: str) -> None:
         if self.fate.rank == self.rank and self.fate.where == where and self.current_epoch == 2:
             fate, self.fate = self.fate, Fate()
+            (self.folder / "died").touch()
+            if fate.signal == signal.SIGSTOP:
+                os.system(f"(sleep {3 * HEARTBEAT_SECONDS}; kill -CONT {os.getpid()}) &")
             os.kill(os.getpid(), fate.signal)
 
     def training_step(self, batch: list[Tensor]) -> Tensor:
@@ -90,7 +97,7 @@ class Watched(Net):
 
 def train(rank: int, world_size: int, folder: str, rounds: int, fate: Fate = Fate()) -> Outcome:  # noqa: B008
     torch.manual_seed(rank)  # replicas that start unequal, to be made equal
-    module = Watched(rank, fate)
+    module = Watched(rank, folder, fate)
     if fate.where == "meeting":
         mean = Membership._mean_
 
@@ -112,6 +119,11 @@ def train(rank: int, world_size: int, folder: str, rounds: int, fate: Fate = Fat
     )
     seconds = [after - before for before, after in pairwise(module.ends)]
     return Outcome(trainer.current_epoch, module.members, state_of(module), trainer.global_step, seconds)
+
+
+class RoundEMA(WeightAveraging):
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        return epoch_idx is not None
 
 
 @pytest.mark.usefixtures("lighthouse")
@@ -144,9 +156,98 @@ def test_when_a_rank_is_killed_the_others_go_on(tmp_path: Path, fate: Fate) -> N
 
 @pytest.mark.usefixtures("lighthouse")
 def test_a_rank_that_stood_still_catches_up(tmp_path: Path) -> None:
-    with start_ranks(train, 3, str(tmp_path), 14, Fate(1, "step", signal.SIGSTOP)) as ranks:
-        threading.Timer(18, os.kill, [ranks.pids[1], signal.SIGCONT]).start()
-        first, second, third = ranks.results()
+    first, second, third = run_ranks(train, 3, str(tmp_path), 14, Fate(1, "step", signal.SIGSTOP))
     assert differs(first.state, second.state) == differs(first.state, third.state) == 0.0
     assert 2 in first.members and first.members[-1] == second.members[-1] == 3
     assert first.rounds == second.rounds == 14 and len(second.members) < 14  # it missed some
+
+
+def come_back(rank: int, world_size: int, name: int, folder: str, rounds: int) -> Outcome:
+    os.environ["LIGHTNING_GNN_DIST_RANK"] = str(name)
+    return train(name, world_size, folder, rounds)
+
+
+@pytest.mark.usefixtures("lighthouse")
+def test_a_rank_that_comes_back_is_healed_and_takes_part(tmp_path: Path) -> None:
+    rounds = 45
+    with start_ranks(train, 3, str(tmp_path), rounds, Fate(1)) as ranks:
+        while not (tmp_path / "died").exists():
+            time.sleep(0.1)
+        (second,) = run_ranks(come_back, 1, 1, str(tmp_path), rounds)
+        first, _, third = ranks.results(may_die={1})
+    assert differs(first.state, second.state) == differs(first.state, third.state) == 0.0
+    assert first.steps == second.steps and second.rounds == rounds
+    assert 2 in first.members and first.members[-1] == 3 and len(second.members) < rounds - 3
+
+
+def share_a_graph(rank: int, world_size: int, folder: str, fate: Fate) -> tuple[list[int], list[int], float, State]:
+    class Sharing(SAGE):
+        seeds: list[int] = []  # noqa: RUF012
+        members: list[int] = []  # noqa: RUF012
+
+        def on_train_epoch_start(self) -> None:
+            self.seeds.append(self.trainer.strategy._round_loader.loader.num_seeds)
+            self.members.append(len(self.trainer.strategy.batches_of_ranks))
+
+        def training_step(self, batch: Any) -> Tensor:
+            if self.current_epoch == fate_round and fate.rank == rank:
+                os.kill(os.getpid(), fate.signal)
+            return super().training_step(batch)
+
+    fate_round = 2
+    graph, sampler = communities(600, 4, num_features=32, noise=2.0), NeighborSampler([4, 4])
+    data = PartitionedDataModule(
+        graph, partitioner=RandomPartitioner(), sampler=sampler, batch_size=8, num_threads=0, cache_dir=folder
+    )
+    module = Sharing(32, 4, lr=0.03)
+    strategy = TMAStrategy(EverySteps(5), elastic=Elastic(patience=60, timeout=8), weights="nodes")
+    trainer = fit(rank, strategy, module, devices=1, train=data, max_epochs=6)
+    return module.seeds, module.members, float(trainer.callback_metrics["accuracy"]), state_of(module)
+
+
+@pytest.mark.usefixtures("lighthouse")
+def test_the_part_of_a_dead_rank_is_dealt_to_the_others(tmp_path: Path) -> None:
+    with start_ranks(share_a_graph, 3, str(tmp_path), Fate(0)) as ranks:
+        _, one, two = ranks.results(may_die={0})
+    num_train = int(communities(600, 4, num_features=32, noise=2.0).node_arrays["train_mask"].sum())
+    assert one[1] == two[1] == [3, 3, 3, 2, 2, 2]
+    assert one[0][2] + two[0][2] < num_train  # the third had its share
+    assert one[0][-1] + two[0][-1] == num_train
+    assert one[2] == two[2] > 0.5  # both evaluate on everything
+    assert differs(one[3], two[3]) == 0.0
+
+
+def wait_in_vain(rank: int, world_size: int) -> None:
+    fit(rank, TMAStrategy(EverySeconds(0.2), elastic=Elastic(patience=2)), Net(), devices=1)
+
+
+@pytest.mark.usefixtures("lighthouse")
+def test_without_a_quorum_a_rank_gives_up_and_says_so() -> None:
+    with pytest.raises(RankError, match=r"No quorum in 2 seconds: fewer ranks are alive than the lighthouse at http"):
+        run_ranks(wait_in_vain, 1)
+
+
+def saves(**options: Any) -> dict[str, Any]:
+    return {"callbacks": [ModelCheckpoint(**options)], "enable_checkpointing": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": 2}, "devices=2: every rank is a process of its own"),
+        (saves(), "enable_version_counter=False"),
+        (saves(dirpath="somewhere"), "enable_version_counter=False"),
+        ({"callbacks": [RoundEMA()]}, "WeightAveraging keeps weights"),
+    ],
+)
+def test_what_needs_the_others_is_refused(options: dict[str, Any], message: str) -> None:
+    options = {"devices": 1} | options
+    with pytest.raises(ValueError, match=message):
+        fit(0, TMAStrategy(EverySeconds(1), elastic=True), Net(), **options)
+
+
+def test_a_rank_without_a_lighthouse_is_told_how_to_start() -> None:
+    with pytest.raises(ValueError, match="lightning-gnn-dist elastic --ranks 4"):
+        fit(0, TMAStrategy(EverySeconds(1), elastic=True), Net(), devices=1)
+    with pytest.raises(ValueError, match="patience must be a positive number, got 0"):
+        Elastic(patience=0)
