@@ -76,6 +76,7 @@ class ElasticRounds(RoundStrategy):
 
     elastic: Elastic | None = None
     _member: Membership | None = None
+    _place = 0
     _told = 0
 
     def make_elastic(self, elastic: bool | Elastic) -> None:
@@ -88,7 +89,7 @@ class ElasticRounds(RoundStrategy):
 
     @property
     def is_global_zero(self) -> bool:
-        return super().is_global_zero if self._member is None else self._member.seat.place == 0
+        return super().is_global_zero if self.elastic is None else self._place == 0
 
     def setup(self, trainer: Trainer) -> None:
         if self.elastic is not None and trainer.state.fn == TrainerFn.FITTING:
@@ -141,12 +142,11 @@ class ElasticRounds(RoundStrategy):
         if not batches and self._member.was_behind:
             set_epoch(trainer, self.round_idx, running=False)
         set_global_step(trainer, max(step for _, _, step, _ in rows))
-        rank_zero_only.rank = self._member.seat.place  # type: ignore[attr-defined]
-        self._tell()
+        self._place = rank_zero_only.rank = self._member.seat.place  # type: ignore[attr-defined]
+        self._tell(len(rows))
         # A rank that was told to end leaves alone: the others can do without it.
-        mine = self._member.seat.place
         return [
-            Votes(count, bool(stop), place == mine and self.sigterm_received, 0, step)
+            Votes(count, bool(stop), place == self._place and self.sigterm_received, 0, step)
             for place, (count, stop, step, _) in enumerate(rows)
         ]
 
@@ -189,8 +189,7 @@ class ElasticRounds(RoundStrategy):
         self.round_idx = state["round_idx"]
         set_global_step(self._module().trainer, state["global_step"])
 
-    def _tell(self) -> None:
-        assert self._member is not None
-        if self._member.seat.of != self._told:
-            self._told = self._member.seat.of
-            rank_zero_info(f"Round {self.round_idx}: {self._told} ranks take part.")
+    def _tell(self, num_ranks: int) -> None:
+        if num_ranks != self._told:
+            self._told = num_ranks
+            rank_zero_info(f"After round {self.round_idx}, {num_ranks} ranks take part.")

@@ -57,6 +57,7 @@ def set_epoch(trainer: Trainer, epochs: int, *, running: bool) -> None:
     for progress in (trainer.fit_loop.epoch_progress.current, trainer.fit_loop.epoch_progress.total):
         progress.ready = progress.started = epochs  # type: ignore[attr-defined]
         progress.processed = progress.completed = epochs - running  # type: ignore[attr-defined]
+    trainer.fit_loop.restarting = False  # what a checkpoint said of where the epoch stood is out of date
 
 
 def callback_states(trainer: Trainer) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,7 +96,24 @@ class Watched(Net):
         self.ends.append(time.monotonic())
 
 
-def train(rank: int, world_size: int, folder: str, rounds: int, fate: Fate = Fate()) -> Outcome:  # noqa: B008
+def start_together(rank: int, world_size: int, folder: str) -> None:
+    """Else a rank that starts late joins at the second meeting."""
+    import torchft  # noqa: F401  # takes seconds
+
+    (Path(folder) / f"ready-{rank}").touch()
+    while len(list(Path(folder).glob("ready-*"))) < world_size:
+        time.sleep(0.02)
+
+
+def train(
+    rank: int,
+    world_size: int,
+    folder: str,
+    rounds: int,
+    fate: Fate = Fate(),  # noqa: B008
+    ckpt_path: str | None = None,
+) -> Outcome:
+    start_together(rank, world_size, folder)
     torch.manual_seed(rank)  # replicas that start unequal, to be made equal
     module = Watched(rank, folder, fate)
     if fate.where == "meeting":
@@ -107,16 +125,11 @@ def train(rank: int, world_size: int, folder: str, rounds: int, fate: Fate = Fat
 
         Membership._mean_ = mean_or_die  # type: ignore[method-assign]
     saver = ModelCheckpoint(f"{folder}/saved", save_last=True, enable_version_counter=False)
-    trainer = fit(
-        rank,
-        TMAStrategy(EverySeconds(0.4), elastic=Elastic(patience=60, timeout=8)),
-        module,
-        devices=1,
-        max_epochs=rounds,
-        validate=True,
-        callbacks=[saver],
-        enable_checkpointing=True,
-    )
+    strategy = TMAStrategy(EverySeconds(0.4), elastic=Elastic(patience=60, timeout=8))
+    options: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True, "ckpt_path": ckpt_path}
+    with suppress(SystemExit):  # Lightning's, after SIGTERM
+        fit(rank, strategy, module, devices=1, max_epochs=rounds, validate=True, **options)
+    trainer = module.trainer
     seconds = [after - before for before, after in pairwise(module.ends)]
     return Outcome(trainer.current_epoch, module.members, state_of(module), trainer.global_step, seconds)
 
@@ -162,22 +175,43 @@ def test_a_rank_that_stood_still_catches_up(tmp_path: Path) -> None:
     assert first.rounds == second.rounds == 14 and len(second.members) < 14  # it missed some
 
 
-def come_back(rank: int, world_size: int, name: int, folder: str, rounds: int) -> Outcome:
+def come_back(rank: int, world_size: int, name: int, folder: str, rounds: int, ckpt_path: str | None) -> Outcome:
     os.environ["LIGHTNING_GNN_DIST_RANK"] = str(name)
-    return train(name, world_size, folder, rounds)
+    return train(name, world_size, folder, rounds, ckpt_path=ckpt_path)
 
 
 @pytest.mark.usefixtures("lighthouse")
-def test_a_rank_that_comes_back_is_healed_and_takes_part(tmp_path: Path) -> None:
-    rounds = 45
+@pytest.mark.parametrize("from_file", [False, True])
+def test_a_rank_that_comes_back_is_healed_and_takes_part(tmp_path: Path, from_file: bool) -> None:
+    rounds = 25
     with start_ranks(train, 3, str(tmp_path), rounds, Fate(1)) as ranks:
         while not (tmp_path / "died").exists():
             time.sleep(0.1)
-        (second,) = run_ranks(come_back, 1, 1, str(tmp_path), rounds)
+        time.sleep(HEARTBEAT_SECONDS + 2)  # until the others have met without it
+        ckpt_path = str(tmp_path / "saved" / "last.ckpt") if from_file else None
+        (second,) = run_ranks(come_back, 1, 1, str(tmp_path), rounds, ckpt_path)
         first, _, third = ranks.results(may_die={1})
     assert differs(first.state, second.state) == differs(first.state, third.state) == 0.0
     assert first.steps == second.steps and second.rounds == rounds
     assert 2 in first.members and first.members[-1] == 3 and len(second.members) < rounds - 3
+
+
+@pytest.mark.usefixtures("lighthouse")
+def test_a_run_goes_on_from_a_checkpoint_with_another_number_of_ranks(tmp_path: Path) -> None:
+    run_ranks(train, 3, str(tmp_path), 2)
+    path = str(tmp_path / "saved" / "last.ckpt")
+    saved = torch.load(path, weights_only=True)
+    first, second = run_ranks(train, 2, str(tmp_path), 4, Fate(), path)
+    assert first.rounds == 4 and len(first.members) == 2 and first.members == second.members
+    assert first.steps == second.steps > saved["global_step"]
+    assert differs(first.state, second.state) == 0.0
+
+
+@pytest.mark.usefixtures("lighthouse")
+def test_a_rank_that_is_told_to_end_leaves_after_a_meeting(tmp_path: Path) -> None:
+    first, second, third = run_ranks(train, 3, str(tmp_path), 6, Fate(0, "step", signal.SIGTERM))
+    assert first.rounds == 3 and second.rounds == third.rounds == 6
+    assert differs(second.state, third.state) == 0.0 and second.members == third.members == [3, 3, 3, 2, 2, 2]
 
 
 def share_a_graph(rank: int, world_size: int, folder: str, fate: Fate) -> tuple[list[int], list[int], float, State]:
@@ -195,6 +229,7 @@ def share_a_graph(rank: int, world_size: int, folder: str, fate: Fate) -> tuple[
             return super().training_step(batch)
 
     fate_round = 2
+    start_together(rank, world_size, folder)
     graph, sampler = communities(600, 4, num_features=32, noise=2.0), NeighborSampler([4, 4])
     data = PartitionedDataModule(
         graph, partitioner=RandomPartitioner(), sampler=sampler, batch_size=8, num_threads=0, cache_dir=folder
