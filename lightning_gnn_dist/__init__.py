@@ -11,12 +11,15 @@ global_batches.py   batches of the whole graph, for corrections
 datamodule.py       PartitionedDataModule: what a rank reads, batches out
 collectives.py      the only module that talks to the other ranks; counts every byte
 rounds.py           when a round is over
+elastic.py          membership: ranks may die and come back
+launcher.py         starts such ranks on one machine
 strategies/         what happens when ranks meet
 callbacks/          what a user may watch a training by
 """
 
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.elastic import Elastic
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -40,6 +43,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DiscrepancyProbe",
+    "Elastic",
     "EveryPass",
     "EverySeconds",
     "EverySteps",

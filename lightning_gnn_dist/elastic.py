@@ -13,25 +13,27 @@ A meeting that somebody does not survive is held again without him, so what a me
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_gnn_dist import collectives
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"  # the variable of the environment that holds its address
 RANK = "LIGHTNING_GNN_DIST_RANK"  # and the one that holds this rank's number, for its name
+RANKS = "LIGHTNING_GNN_DIST_RANKS"  # and how many the launcher started
 State = dict[str, Any]
 _SECONDS_OF_SILENCE = 20.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,20 @@ class Elastic:
             that comes back waits for the next meeting of the others.
         timeout: Seconds that one exchange may take. Then it is held again, without those who are gone.
         attempts: How often in a row.
+        ranks: How many to wait for before the first round; those who come later join at a meeting. Default: as many as
+            the launcher started, or those of the first quorum.
+        start: Seconds to wait for them, at most.
     """
 
     patience: float = 600.0
     timeout: float = 30.0
     attempts: int = 10
+    ranks: int = field(default_factory=lambda: int(os.environ.get(RANKS, "1")))
+    start: float = 60.0
 
     def __post_init__(self) -> None:
-        for name, value in (("patience", self.patience), ("timeout", self.timeout), ("attempts", self.attempts)):
+        for name in ("patience", "timeout", "attempts", "ranks", "start"):
+            value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{name} must be a positive number, got {value!r}.")
 
@@ -98,7 +106,7 @@ class Membership:
         A rank that was behind is brought up to date first, and its weight does not count. Integers are averaged and
         rounded. If the weights add up to nothing, tensors stay as they are.
         """
-        self.was_behind = False
+        start, self.was_behind = time.perf_counter(), False
         while True:
             self._find_quorum()
             values = tensors()
@@ -109,6 +117,7 @@ class Membership:
             if self._manager.should_commit():
                 break  # else somebody was lost on the way: once more with those who are left
         _write_back(flats, values)
+        collectives.traffic.seconds += time.perf_counter() - start
         numbers: list[list[int]] = (rows * self.seat.of).round().to(torch.int64).tolist()
         return numbers
 
@@ -122,7 +131,7 @@ class Membership:
         reminder.start()
         try:
             self._manager.start_quorum()
-        except Exception as error:
+        except TimeoutError as error:
             raise RuntimeError(
                 f"No quorum in {self.elastic.patience:g} seconds: fewer ranks are alive than the lighthouse at "
                 f"{os.environ[LIGHTHOUSE]} asks for, or it is gone. The last checkpoint is complete; start again with "
@@ -133,13 +142,11 @@ class Membership:
         self.seat = Seat(self._manager.participating_rank(), self._manager.num_participants())
 
     def _mean_(self, flats: list[Tensor]) -> None:
-        start = time.perf_counter()
         for flat in flats:
             # All members are here: they hold the same quorum, and each enters this once an attempt.
             self._manager.allreduce(flat).wait()
             share = 2 * (self.seat.of - 1) / self.seat.of
             collectives.traffic.bytes_sent += share * flat.numel() * flat.element_size()
-        collectives.traffic.seconds += time.perf_counter() - start
 
     def _catch_up(self, state: State) -> None:
         self.was_behind = True
@@ -182,7 +189,7 @@ def name_of_rank() -> str:
 
 
 def _say_waiting(patience: float) -> None:
-    rank_zero_warn(f"{name_of_rank()} waits for a quorum, at most {patience:g} seconds.")
+    _log.warning("%s waits for a quorum, at most %g seconds.", name_of_rank(), patience)
 
 
 def _flatten(tensors: list[Tensor], weight: float) -> dict[torch.dtype, Tensor]:

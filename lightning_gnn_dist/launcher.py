@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_gnn_dist.elastic import LIGHTHOUSE, RANK, check_available, quorum_of
+from lightning_gnn_dist.elastic import LIGHTHOUSE, RANK, RANKS, check_available, quorum_of
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
@@ -69,7 +69,8 @@ class Launcher:
             server.shutdown()
 
     def _start(self, rank: int, address: str) -> None:
-        environment = {"RUST_LOG": "error"} | dict(os.environ) | {LIGHTHOUSE: address, RANK: str(rank)}
+        told = {LIGHTHOUSE: address, RANK: str(rank), RANKS: str(self.ranks)}
+        environment = {"RUST_LOG": "error"} | dict(os.environ) | told
         # A session of its own: Ctrl-C reaches the launcher alone, and the rank's own children end with it.
         self._running[rank] = subprocess.Popen(self.command, env=environment, start_new_session=True)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
@@ -22,6 +23,18 @@ from lightning_gnn_dist.strategies.lightning_internals import (
     set_epoch,
     set_global_step,
 )
+
+_SECONDS_BETWEEN_CALLS = 0.2
+
+
+class Row(NamedTuple):
+    """What a rank says at a meeting."""
+
+    batches: int
+    stop: int
+    global_step: int
+    fingerprint: int
+    waits: int
 
 
 class OwnWorld(ClusterEnvironment):
@@ -102,7 +115,7 @@ class ElasticRounds(RoundStrategy):
         # Lightning has restored everything, and fetches the first batch as soon as this returns.
         if self._member is None:
             self._member = Membership(self.elastic, self._shared_state, self._load_shared_state, self.round_idx)
-        self._hold_meeting(0)
+        self._join(self.elastic)
         with self._seen_as(self._member.seat):
             return super().process_dataloader(self._dealt(dataloader))
 
@@ -111,7 +124,7 @@ class ElasticRounds(RoundStrategy):
             return super().meet(batches)
         self.seconds_in_round = self._timer.end(batches)
         seat = self._member.seat
-        votes = self._hold_meeting(batches)
+        rows = self._hold_meeting(batches)
         self.batches_done += batches
         set_epoch(self._module().trainer, self.round_idx, running=True)
         if self._member.seat != seat:
@@ -120,7 +133,11 @@ class ElasticRounds(RoundStrategy):
                 self._round_loader.close()
                 self._round_loader.loader = self._dealt(self._round_loader.loader)
         self.stop_requested = self.in_round = False
-        return votes
+        # A rank that was told to end leaves alone: the others can do without it.
+        return [
+            Votes(row.batches, bool(row.stop), place == self._place and self.sigterm_received, 0, row.global_step)
+            for place, row in enumerate(rows)
+        ]
 
     def teardown(self) -> None:
         if self._member is not None:
@@ -128,27 +145,32 @@ class ElasticRounds(RoundStrategy):
             self._member = None
         super().teardown()
 
-    def _hold_meeting(self, batches: int) -> list[Votes]:
+    def _join(self, elastic: Elastic) -> None:
+        """Take part from here on. Before the first round, those who are early hold meetings until all are there."""
+        deadline = time.monotonic() + elastic.start
+        while True:
+            rows = self._hold_meeting(0, waits=time.monotonic() < deadline)
+            if any(row.batches for row in rows) or len(rows) >= elastic.ranks or not all(row.waits for row in rows):
+                return
+            time.sleep(_SECONDS_BETWEEN_CALLS)
+
+    def _hold_meeting(self, batches: int, *, waits: bool = False) -> list[Row]:
         """All who are alive come here: at the end of their round, or, with no batches, because they join."""
         assert self._member is not None
         trainer = self._module().trainer
         weight = 0.0 if not batches else float(batches) if self.weights == "steps" else self._weight()
         fingerprint = int(getattr(self._datamodule(), "fingerprint", "0")[:12], 16)
-        row = [batches, int(self.stop_requested), trainer.global_step, fingerprint]
-        rows = self._member.meet(self._averaged_tensors, weight, row)
-        refusals.check_same_graph([mark for *_, mark in rows])
-        self.batches_of_ranks = [count for count, *_ in rows]
+        mine = Row(batches, int(self.stop_requested), trainer.global_step, fingerprint, int(waits))
+        rows = [Row(*row) for row in self._member.meet(self._averaged_tensors, weight, list(mine))]
+        refusals.check_same_graph([row.fingerprint for row in rows])
+        self.batches_of_ranks = [row.batches for row in rows]
         self.round_idx += any(self.batches_of_ranks)
-        if not batches and self._member.was_behind:
+        if not batches and (self._member.was_behind or any(self.batches_of_ranks)):
             set_epoch(trainer, self.round_idx, running=False)
-        set_global_step(trainer, max(step for _, _, step, _ in rows))
+        set_global_step(trainer, max(row.global_step for row in rows))
         self._place = rank_zero_only.rank = self._member.seat.place  # type: ignore[attr-defined]
         self._tell(len(rows))
-        # A rank that was told to end leaves alone: the others can do without it.
-        return [
-            Votes(count, bool(stop), place == self._place and self.sigterm_received, 0, step)
-            for place, (count, stop, step, _) in enumerate(rows)
-        ]
+        return rows
 
     def _dealt(self, loader: Any) -> Any:
         """The training loader of this rank's part, now that it is known who takes part."""

@@ -96,15 +96,6 @@ class Watched(Net):
         self.ends.append(time.monotonic())
 
 
-def start_together(rank: int, world_size: int, folder: str) -> None:
-    """Else a rank that starts late joins at the second meeting."""
-    import torchft  # noqa: F401  # takes seconds
-
-    (Path(folder) / f"ready-{rank}").touch()
-    while len(list(Path(folder).glob("ready-*"))) < world_size:
-        time.sleep(0.02)
-
-
 def train(
     rank: int,
     world_size: int,
@@ -113,7 +104,6 @@ def train(
     fate: Fate = Fate(),  # noqa: B008
     ckpt_path: str | None = None,
 ) -> Outcome:
-    start_together(rank, world_size, folder)
     torch.manual_seed(rank)  # replicas that start unequal, to be made equal
     module = Watched(rank, folder, fate)
     if fate.where == "meeting":
@@ -125,7 +115,7 @@ def train(
 
         Membership._mean_ = mean_or_die  # type: ignore[method-assign]
     saver = ModelCheckpoint(f"{folder}/saved", save_last=True, enable_version_counter=False)
-    strategy = TMAStrategy(EverySeconds(0.4), elastic=Elastic(patience=60, timeout=8))
+    strategy = TMAStrategy(EverySeconds(0.4), elastic=Elastic(patience=60, timeout=8, ranks=world_size))
     options: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True, "ckpt_path": ckpt_path}
     with suppress(SystemExit):  # Lightning's, after SIGTERM
         fit(rank, strategy, module, devices=1, max_epochs=rounds, validate=True, **options)
@@ -229,13 +219,12 @@ def share_a_graph(rank: int, world_size: int, folder: str, fate: Fate) -> tuple[
             return super().training_step(batch)
 
     fate_round = 2
-    start_together(rank, world_size, folder)
     graph, sampler = communities(600, 4, num_features=32, noise=2.0), NeighborSampler([4, 4])
     data = PartitionedDataModule(
         graph, partitioner=RandomPartitioner(), sampler=sampler, batch_size=8, num_threads=0, cache_dir=folder
     )
     module = Sharing(32, 4, lr=0.03)
-    strategy = TMAStrategy(EverySteps(5), elastic=Elastic(patience=60, timeout=8), weights="nodes")
+    strategy = TMAStrategy(EverySteps(5), elastic=Elastic(patience=60, timeout=8, ranks=world_size), weights="nodes")
     trainer = fit(rank, strategy, module, devices=1, train=data, max_epochs=6)
     return module.seeds, module.members, float(trainer.callback_metrics["accuracy"]), state_of(module)
 
