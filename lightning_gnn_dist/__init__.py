@@ -16,6 +16,8 @@ global_batches.py   batches of the whole graph, for corrections
 datamodule.py       PartitionedDataModule: what a rank reads, batches out
 collectives.py      the only module that talks to the other ranks; counts every byte
 rounds.py           when a round is over
+elastic.py          membership: ranks may die and come back
+launcher.py         starts such ranks on one machine
 strategies/         what ranks exchange, and when
 callbacks/          what a user may watch a training by
 cli/                the command `lightning-gnn-dist`
@@ -25,6 +27,7 @@ from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.coverage import Coverage, coverage_mean
 from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.elastic import Elastic
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -33,7 +36,7 @@ from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.residency import Fixed, Held, Redeal, Residency, Rotate
-from lightning_gnn_dist.rounds import EveryPass, EverySteps, RoundClock, RoundProgress
+from lightning_gnn_dist.rounds import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -42,6 +45,7 @@ from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.names import register
+from lightning_gnn_dist.strategies.tma import TMAStrategy
 
 register()
 
@@ -50,7 +54,9 @@ __version__ = "0.1.0"
 __all__ = [
     "Coverage",
     "DiscrepancyProbe",
+    "Elastic",
     "EveryPass",
+    "EverySeconds",
     "EverySteps",
     "Fixed",
     "Graph",
@@ -74,6 +80,7 @@ __all__ = [
     "Sampler",
     "StreamingPartitioner",
     "SuperNodePartitioner",
+    "TMAStrategy",
     "WholePartSampler",
     "communities",
     "coverage_mean",

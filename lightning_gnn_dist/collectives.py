@@ -132,6 +132,11 @@ def gather_objects(item: Any) -> list[Any] | None:
     return items
 
 
+def serve_store() -> Any:
+    """A key-value store that lives in this process, on a free ``port``. Not collective."""
+    return dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
 def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:
     with _counted(_ring_bytes(flat.numel() * flat.element_size())):
         dist.all_reduce(flat, op=op)

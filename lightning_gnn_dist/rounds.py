@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -14,6 +15,8 @@ class RoundProgress(NamedTuple):
     local_steps: int
     steps_per_pass: int
     """Steps that visit every training node of the largest part once: the same on all ranks."""
+    seconds: float = 0.0
+    """How long the round will have lasted on this rank when these steps are done."""
 
 
 def schedule(clock: RoundClock, num_rounds: int | None, steps_per_pass: int) -> str:
@@ -22,6 +25,8 @@ def schedule(clock: RoundClock, num_rounds: int | None, steps_per_pass: int) -> 
         steps = clock.local_steps
     elif isinstance(clock, EveryPass):
         steps = lambda round_idx: clock.passes * steps_per_pass  # noqa: E731
+    elif isinstance(clock, EverySeconds):
+        return _schedule_by_time(clock.seconds, num_rounds)
     else:
         return f"Rounds end when {clock} says so."
     if num_rounds is None or num_rounds < 0:
@@ -31,12 +36,27 @@ def schedule(clock: RoundClock, num_rounds: int | None, steps_per_pass: int) -> 
     return f"{num_rounds} rounds of {lengths} local steps, {total} steps in all on each rank."
 
 
+def _schedule_by_time(seconds: float, num_rounds: int | None) -> str:
+    if num_rounds is None or num_rounds < 0:
+        return f"Rounds without end, of {seconds:g} seconds."
+    return f"{num_rounds} rounds of {seconds:g} seconds, {num_rounds * seconds:g} seconds in all, and the meetings."
+
+
 class RoundClock(Protocol):
-    """Decides when a round ends."""
+    """Decides when a round ends.
+
+    Only ``EverySteps`` and ``EveryPass`` are known to give all ranks as many steps. With any other clock a strategy
+    refuses what needs that.
+    """
 
     def is_over(self, progress: RoundProgress) -> bool:
-        """Whether the round ends here. Asked after each local step, never before the first."""
+        """Whether the round ends with the steps of ``progress``, of which the last may still be to come."""
         ...
+
+
+def takes_equal_steps(clock: RoundClock) -> bool:
+    """Whether all ranks take as many steps in a round."""
+    return isinstance(clock, EverySteps | EveryPass)
 
 
 @dataclass(frozen=True)
@@ -97,3 +117,57 @@ class EveryPass:
 
     def is_over(self, progress: RoundProgress) -> bool:
         return progress.local_steps >= self.passes * progress.steps_per_pass
+
+
+@dataclass(frozen=True)
+class EverySeconds:
+    """A round by the wall clock: fast ranks take more steps than slow ones, and none waits for another's step.
+
+    Every rank reads its own clock, which starts with the first step after the meeting. Validation and checkpoints do
+    not count.
+
+    Args:
+        seconds: How long. A round ends with the step that gets there, and has one step at least.
+    """
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        is_number = isinstance(self.seconds, int | float) and not isinstance(self.seconds, bool)
+        if not is_number or not 0 < self.seconds < math.inf:
+            raise ValueError(f"seconds must be a positive number, got {self.seconds!r}.")
+
+    def is_over(self, progress: RoundProgress) -> bool:
+        return progress.seconds >= self.seconds
+
+
+class RoundTimer:
+    """How long a round has lasted, told for the end of a batch that is yet to be trained on.
+
+    Lightning wants to know of a batch whether it is the last one before it trains on it. So the time is that of
+    the batches before, and one more of their mean length.
+    """
+
+    def __init__(self) -> None:
+        self.seconds_per_batch = 0.0  # of the round before, for the first batch of the next
+        self._start: float | None = None
+
+    def begin(self) -> None:
+        """The first batch of a round is here. Later calls in the round change nothing."""
+        if self._start is None:
+            self._start = time.monotonic()
+
+    def expected(self, batches: int) -> float:
+        """Seconds from the start of the round to the end of its batch number ``batches``, the one to come."""
+        if self._start is None or batches == 1:
+            return self.seconds_per_batch * batches
+        return self._elapsed() * batches / (batches - 1)
+
+    def end(self, batches: int) -> float:
+        """All batches are done: how many seconds they took."""
+        seconds = self._elapsed()
+        self.seconds_per_batch, self._start = seconds / batches, None
+        return seconds
+
+    def _elapsed(self) -> float:
+        return 0.0 if self._start is None else time.monotonic() - self._start

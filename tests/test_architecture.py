@@ -40,7 +40,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     #
     "collectives": set(),
     "rounds": set(),
-    "elastic": set(),
+    "elastic": {"collectives"},
+    "launcher": {"elastic"},
     "strategies": {"collectives", "rounds", "elastic"},
     #
     "evaluate": {"graph", "sampling", "collectives"},

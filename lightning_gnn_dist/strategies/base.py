@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist import collectives
-from lightning_gnn_dist.rounds import EveryPass, RoundClock, RoundProgress, schedule
+from lightning_gnn_dist.rounds import EveryPass, RoundClock, RoundProgress, RoundTimer, schedule, takes_equal_steps
 from lightning_gnn_dist.strategies import refusals, replica_state
 from lightning_gnn_dist.strategies.companion import Companion, Votes
 from lightning_gnn_dist.strategies.drift import DriftCorrection
@@ -66,6 +66,7 @@ class RoundStrategy(DDPStrategy):
         start_method: How Lightning starts the ranks when no launcher (torchrun, SLURM) did.
     """
 
+    weight_modes: ClassVar[Any] = Weights
     drifts: ClassVar[Any] = Drift | None
     buffer_modes: ClassVar[Any] = Buffers
 
@@ -83,7 +84,7 @@ class RoundStrategy(DDPStrategy):
         process_group_backend: str | None = None,
         start_method: StartMethod = "popen",
     ) -> None:
-        refusals.check_choice("weights", weights, Weights)
+        refusals.check_choice("weights", weights, self.weight_modes)
         refusals.check_choice("buffers", buffers, self.buffer_modes)
         refusals.check_clock(clock)
         refusals.check_choice("drift", drift, self.drifts)
@@ -92,7 +93,7 @@ class RoundStrategy(DDPStrategy):
             raise ValueError(f"drift_decay must lie in [0, 1] (1: the shift does not fade), got {drift_decay!r}.")
         super().__init__(timeout=timeout, process_group_backend=process_group_backend, start_method=start_method)
         self.clock: RoundClock = EveryPass() if clock is None else clock
-        self.weights = weights
+        self.weights: str = weights
         self.buffers: str = buffers
         self.average_optimizer = average_optimizer
         self.drift_correction: DriftCorrection | None = None
@@ -105,6 +106,8 @@ class RoundStrategy(DDPStrategy):
         self.in_round = False
         self.stop_requested = False
         self.sigterm_received = False
+        self.seconds_in_round = 0.0
+        self._timer = RoundTimer()
         self._resumed: replica_state.ReplicaState | None = None
         self._round_loader: RoundLoader | None = None
         self._companion = Companion(self)
@@ -142,7 +145,10 @@ class RoundStrategy(DDPStrategy):
                 refusals.require_batches(trainer, "anchor_batches", f"drift={self.drift!r}")
                 refusals.require_step(self._module())
             self.drift_correction = None if self.drift is None else DriftCorrection(self.drift_decay)
+            self._timer = RoundTimer()
         super().setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING and not takes_equal_steps(self.clock):
+            refusals.check_schedulers(type(self).__name__, self.lr_scheduler_configs)
 
     def configure_ddp(self) -> None:
         # Replicas start equal and exchange nothing during a round, so there is nothing to wrap.
@@ -164,7 +170,7 @@ class RoundStrategy(DDPStrategy):
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        refusals.check_same_graph(self._module().trainer, self.root_device)
+        refusals.check_graphs_of_ranks(self._module().trainer, self.root_device)
         rank_zero_info(schedule(self.clock, self._module().trainer.max_epochs, self._steps_per_pass()))
         if self._resumed is None:
             self._set_anchor()
@@ -184,6 +190,14 @@ class RoundStrategy(DDPStrategy):
                 self.drift_correction.restore(state["drift"], trained_parameters(self._module()))
             else:  # the run that wrote the checkpoint did not correct drift; this one begins to
                 self._set_anchor()
+
+    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        self._check_alone("self.log(..., on_step=True, sync_dist=True) exchanges")
+        return super().reduce(tensor, *args, **kwargs)
+
+    def all_gather(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        self._check_alone("all_gather() exchanges")
+        return super().all_gather(tensor, *args, **kwargs)
 
     def teardown(self) -> None:
         if self._round_loader is not None:
@@ -219,20 +233,28 @@ class RoundStrategy(DDPStrategy):
         per_step = self._module().trainer.accumulate_grad_batches
         if batches % per_step:
             return False
-        return self.clock.is_over(RoundProgress(self.round_idx, batches // per_step, self._steps_per_pass()))
+        seconds = self._timer.expected(batches)
+        return self.clock.is_over(RoundProgress(self.round_idx, batches // per_step, self._steps_per_pass(), seconds))
 
     def _steps_per_pass(self) -> int:
         assert self._round_loader is not None
         num_batches = len(self._round_loader.loader)  # type: ignore[arg-type]
         return -(-num_batches // self._module().trainer.accumulate_grad_batches)
 
+    def begin_round(self) -> None:
+        """A batch is here, perhaps the first of a round."""
+        self.in_round = True
+        self._timer.begin()
+
     def meet(self, batches: int) -> list[Votes]:
         """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""
+        self.seconds_in_round = self._timer.end(batches)
         self.batches_of_ranks = self._share_batches(batches)
         self.end_round()
         equal = collectives.checksum(self._averaged_tensors()) if self.world_size > 1 else 0
-        mine = Votes(batches, self.stop_requested, self.sigterm_received, equal)
-        votes = [Votes(b, bool(s), bool(t), c) for b, s, t, c in self._gather(mine)]
+        steps = self._module().trainer.global_step
+        mine = Votes(batches, self.stop_requested, self.sigterm_received, equal, steps)
+        votes = [Votes(b, bool(s), bool(t), c, g) for b, s, t, c, g in self._gather(mine)]
         refusals.check_replicas([vote.checksum for vote in votes], self.round_idx)
         self.round_idx += 1
         self.batches_done += batches
@@ -286,6 +308,10 @@ class RoundStrategy(DDPStrategy):
             return 1.0
         assert self._round_loader is not None
         return float(refusals.require_num_seeds(self._round_loader.loader))
+
+    def _check_alone(self, what: str) -> None:
+        if self.in_round and self._module().trainer.training and not takes_equal_steps(self.clock):
+            refusals.refuse_exchange(type(self).__name__, what)
 
     def _on_sigterm(self) -> None:
         self.sigterm_received = True

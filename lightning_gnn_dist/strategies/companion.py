@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
 from lightning_gnn_dist import collectives
-from lightning_gnn_dist.strategies.lightning_internals import announce_sigterm
+from lightning_gnn_dist.strategies.lightning_internals import announce_sigterm, set_global_step
 
 
 class Votes(NamedTuple):
@@ -21,6 +21,7 @@ class Votes(NamedTuple):
     stop: bool
     sigterm: bool
     checksum: int
+    global_step: int
 
 
 class HoldsMeetings(Protocol):
@@ -29,6 +30,11 @@ class HoldsMeetings(Protocol):
     round_idx: int
     in_round: bool
     stop_requested: bool
+    seconds_in_round: float
+
+    def begin_round(self) -> None:
+        """A batch is here, perhaps the first of a round."""
+        ...
 
     def meet(self, batches: int) -> list[Votes]:
         """End the round."""
@@ -56,7 +62,7 @@ class Companion(Callback):
         trainer.fit_loop.min_epochs = max(running, self.min_epochs or 0)
 
     def on_train_batch_start(self, *args: Any) -> None:
-        self.strategy.in_round = True
+        self.strategy.begin_round()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         # After mixed precision has unscaled the gradients, and before they are clipped.
@@ -67,16 +73,19 @@ class Companion(Callback):
             return
         self.strategy.stop_requested |= trainer.should_stop
         votes = self.strategy.meet(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+        # Lightning keys file names, and whether to save at all, on it. Steps between ranks may be unequal.
+        set_global_step(trainer, max(vote.global_step for vote in votes))
         if any(vote.stop for vote in votes):
             trainer.should_stop = True
         if any(vote.sigterm for vote in votes):
-            rank_zero_info(f"SIGTERM: all ranks stop after round {self.strategy.round_idx}.")
+            rank_zero_info(f"SIGTERM: stopping after round {self.strategy.round_idx}.")
             announce_sigterm(trainer)
         log_figures(
             pl_module,
             {
                 "round/index": float(self.strategy.round_idx),
                 "round/batches": float(sum(vote.batches for vote in votes)),
+                "round/seconds": self.strategy.seconds_in_round,
             },
         )
 

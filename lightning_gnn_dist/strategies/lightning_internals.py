@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.trainer import call
 
 
 def take_over_sigterm(trainer: Trainer, on_signal: Callable[[], None]) -> None:
@@ -39,3 +40,32 @@ def give_back_sigterm(trainer: Trainer) -> None:
 def announce_sigterm(trainer: Trainer) -> None:
     """Make Lightning leave as if this rank had received SIGTERM: at the end of the epoch, with its hooks."""
     trainer._signal_connector.received_sigterm = True
+
+
+def set_global_step(trainer: Trainer, steps: int) -> None:
+    """Make ``trainer.global_step`` count ``steps``."""
+    loop = trainer.fit_loop.epoch_loop
+    if trainer.lightning_module.automatic_optimization:
+        progress = loop.automatic_optimization.optim_progress.optimizer.step.total
+    else:
+        progress = loop.manual_optimization.optim_step_progress.total
+    progress.ready = progress.completed = steps
+
+
+def set_epoch(trainer: Trainer, epochs: int, *, running: bool) -> None:
+    """Make ``trainer.current_epoch`` count ``epochs``, the last of which is still running or not."""
+    for progress in (trainer.fit_loop.epoch_progress.current, trainer.fit_loop.epoch_progress.total):
+        progress.ready = progress.started = epochs  # type: ignore[attr-defined]
+        progress.processed = progress.completed = epochs - running  # type: ignore[attr-defined]
+    trainer.fit_loop.restarting = False  # what a checkpoint said of where the epoch stood is out of date
+
+
+def callback_states(trainer: Trainer) -> dict[str, Any]:
+    """What the callbacks want to keep."""
+    states: dict[str, Any] = call._call_callbacks_state_dict(trainer)
+    return states
+
+
+def load_callback_states(trainer: Trainer, states: dict[str, Any]) -> None:
+    """Give the callbacks what they kept on another rank."""
+    call._call_callbacks_load_state_dict(trainer, {"callbacks": states})

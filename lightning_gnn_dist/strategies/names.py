@@ -7,10 +7,11 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist.strategies.tma import TMAStrategy
 
 
 def register() -> None:
     """Tell Lightning the names. It knows no entry points for strategies, so an import has to do it."""
-    for strategy in (LocalSGDStrategy, LLCGStrategy, GrappaStrategy):
+    for strategy in (LocalSGDStrategy, LLCGStrategy, TMAStrategy, GrappaStrategy):
         name = strategy.strategy_name
         StrategyRegistry.register(name, strategy, description=f"{strategy.__name__} with its defaults", override=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, get_args
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
 
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.strategies.gradients import has_own_step
@@ -39,11 +40,65 @@ def check_trainer(strategy: str, trainer: Trainer, *, has_layer_sync: bool) -> N
         )
 
 
-def check_same_graph(trainer: Any, device: torch.device) -> None:
-    """Collective. All ranks see the same fingerprints, so all of them raise or none."""
-    fingerprint = getattr(trainer.datamodule, "fingerprint", "0")
-    own = torch.tensor([int(fingerprint[:15], 16)], device=device)
-    fingerprints = [number for (number,) in collectives.gather_rows(own).tolist()]
+def check_schedulers(strategy: str, configs: Iterable[Any]) -> None:
+    """With unequal steps, a schedule by steps gives every rank another learning rate."""
+    if any(config.interval == "step" for config in configs):
+        raise ValueError(
+            f"{strategy} lets ranks take unequal numbers of steps in a round, so a scheduler by steps would give every "
+            'rank another learning rate: use {"scheduler": ..., "interval": "epoch"}, which steps once a round, on '
+            "all ranks alike."
+        )
+
+
+def check_elastic(trainer: Any, drift: str | None) -> None:
+    """Ranks that may die are processes of their own, and share files but no exchange besides the meeting."""
+    conflicts = [
+        (
+            trainer.num_devices * trainer.num_nodes != 1,
+            f"devices={trainer.num_devices}: every rank is a process of its own, so use devices=1, num_nodes=1 and "
+            "start as many processes as ranks (lightning-gnn-dist elastic --ranks 4 -- python train.py).",
+        ),
+        (drift is not None, f"drift={drift!r} exchanges between meetings: leave it out."),
+        (
+            any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks),
+            "WeightAveraging keeps weights that a rank which comes back cannot get: leave it out.",
+        ),
+        (
+            any(_names_files_alone(callback) for callback in trainer.callbacks),
+            "ModelCheckpoint must name files alike on all ranks, whoever writes them: use "
+            "ModelCheckpoint(dirpath=..., enable_version_counter=False), or enable_checkpointing=False.",
+        ),
+    ]
+    found = [reason for applies, reason in conflicts if applies]
+    if found:
+        raise ValueError("With elastic=True ranks may die at any time. " + " ".join(found))
+
+
+def _names_files_alone(callback: Any) -> bool:
+    return isinstance(callback, ModelCheckpoint) and (callback.dirpath is None or callback._enable_version_counter)
+
+
+def refuse_exchange(strategy: str, what: str) -> None:
+    """In a round of unequal steps, an exchange meets nobody, or the wrong one."""
+    raise RuntimeError(
+        f"{what} inside a round: with {strategy} ranks take unequal numbers of steps between meetings, so nobody "
+        "answers. Log with on_step=False, on_epoch=True, which exchanges once a round, or without sync_dist."
+    )
+
+
+def fingerprint_of(trainer: Any) -> int:
+    """Tells the data module's graph from others."""
+    return int(getattr(trainer.datamodule, "fingerprint", "0")[:12], 16)
+
+
+def check_graphs_of_ranks(trainer: Any, device: torch.device) -> None:
+    """Collective."""
+    own = torch.tensor([fingerprint_of(trainer)], device=device)
+    check_same_graph([number for (number,) in collectives.gather_rows(own).tolist()])
+
+
+def check_same_graph(fingerprints: list[int]) -> None:
+    """All ranks see the same fingerprints, so all of them raise or none."""
     if len(set(fingerprints)) > 1:
         odd = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
         raise ValueError(

@@ -308,7 +308,7 @@ def shares(rank: int, world_size: int, share: float) -> tuple[int, list[int]]:
 
 def test_a_share_counts_the_mean_of_all_ranks_steps() -> None:
     (few, first), (many, second) = run_ranks(shares, 2, 0.5)
-    assert (few, many) == (4, 12)
+    assert few == many == 12  # the ranks agree on the steps of the one with most
     assert first == second == [2, 2]
 
 

@@ -1,0 +1,125 @@
+"""Start a lighthouse and elastic ranks on one machine, each a process that nobody else's death takes along."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_gnn_dist.elastic import LIGHTHOUSE, RANK, RANKS, check_available, quorum_of
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+
+
+@dataclass
+class Launcher:
+    """Runs ``command`` as so many ranks, until the last of them is gone.
+
+    Args:
+        command: What every rank runs.
+        ranks: How many.
+        restarts: How often, in all, a rank that died is started again while others train.
+        heartbeat_seconds: A rank that is silent for so long is dead.
+        grace_seconds: What ranks get to end in when the launcher itself is told to.
+        tell: Takes a line for the user.
+    """
+
+    command: Sequence[str]
+    ranks: int
+    restarts: int
+    heartbeat_seconds: float
+    grace_seconds: float
+    tell: Callable[[str], None]
+    _running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _finished: set[int] = field(default_factory=set)
+
+    def run(self) -> int:
+        """The exit status: 0 if a rank came to the end of the training, as then the others had nothing to add."""
+        check_available()
+        with _told_to_end(), self._lighthouse() as address:
+            try:
+                for rank in range(self.ranks):
+                    self._start(rank, address)
+                while self._running:
+                    self._look_around(address)
+                    time.sleep(_SECONDS_BETWEEN_LOOKS)
+            finally:
+                self._end_all()
+        return 0 if self._finished else 1
+
+    @contextmanager
+    def _lighthouse(self) -> Iterator[str]:
+        from torchft.coordination import LighthouseServer
+
+        server = LighthouseServer(
+            bind="[::]:0",
+            min_replicas=quorum_of(self.ranks),
+            join_timeout_ms=3_600_000,  # a rank that is slow but alive is waited for
+            quorum_tick_ms=100,
+            heartbeat_timeout_ms=round(1000 * self.heartbeat_seconds),
+        )
+        try:
+            yield server.address()
+        finally:
+            server.shutdown()
+
+    def _start(self, rank: int, address: str) -> None:
+        told = {LIGHTHOUSE: address, RANK: str(rank), RANKS: str(self.ranks)}
+        environment = {"RUST_LOG": "error"} | dict(os.environ) | told
+        # A session of its own: Ctrl-C reaches the launcher alone, and the rank's own children end with it.
+        self._running[rank] = subprocess.Popen(self.command, env=environment, start_new_session=True)
+
+    def _look_around(self, address: str) -> None:
+        for rank, process in list(self._running.items()):
+            if (code := process.poll()) is None:
+                continue
+            _signal_group(process, signal.SIGKILL)
+            del self._running[rank]
+            if code == 0:
+                self._finished.add(rank)
+                continue
+            self.tell(f"Rank {rank} {_cause(code)}; {len(self._running)} of {self.ranks} are alive.")
+            if self.restarts and self._running and not self._finished:
+                self.restarts -= 1
+                self.tell(f"Rank {rank} is started again.")
+                self._start(rank, address)
+            elif 0 < len(self._running) < quorum_of(self.ranks) and not self._finished:
+                self.tell(f"They wait for a quorum of {quorum_of(self.ranks)}.")
+
+    def _end_all(self) -> None:
+        for process in self._running.values():
+            _signal_group(process, signal.SIGTERM)
+        deadline = time.monotonic() + self.grace_seconds
+        for process in self._running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            _signal_group(process, signal.SIGKILL)
+            process.wait()
+
+
+def _cause(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+@contextmanager
+def _told_to_end() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that no rank is left behind."""
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,107 @@
+r"""Time-based model aggregation (Zhu et al., ACM TIST 2024, arXiv:2305.09887).
+
+Every rank trains on its own part by its own clock, :math:`k_p` steps in round :math:`r`. When the time is over,
+
+.. math::
+    \theta \leftarrow \frac{\sum_p w_p \theta_p}{\sum_p w_p},
+    \qquad w_p = 1 \;\text{ or }\; n_p \;\text{ or }\; k_p
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, ClassVar, Literal
+
+from lightning.pytorch import Trainer
+
+from lightning_gnn_dist.elastic import Elastic
+from lightning_gnn_dist.rounds import EverySeconds, RoundClock
+from lightning_gnn_dist.strategies import refusals
+from lightning_gnn_dist.strategies.base import Buffers, Drift, StartMethod
+from lightning_gnn_dist.strategies.elastic_rounds import ElasticRounds
+
+Weights = Literal["uniform", "nodes", "steps"]
+
+
+class TMAStrategy(ElasticRounds):
+    """Average the replicas every few seconds, whatever number of steps each has done.
+
+    No rank waits for a slower one, longer than for its last step. With ``RandomPartitioner()`` this is the paper's
+    RandomTMA, with ``SuperNodePartitioner(n)`` its SuperTMA: parts that look alike are what makes averaging work.
+
+    All ranks agree on one ``global_step``: that of the rank with most steps. Schedulers go by rounds
+    (``"interval": "epoch"``), which is by time.
+
+    Args:
+        clock: Decides when a round ends. Default: ``EverySeconds(30)``.
+        weights: Weigh replicas alike (``"uniform"``), by the training nodes of their parts (``"nodes"``), or by the
+            steps they did in the round (``"steps"``).
+        elastic: Let ranks die and come back: each is a process of its own (``devices=1``), and those who are alive
+            go on. Needs torchft. ``Elastic(...)`` says how long they wait for each other.
+        failed_ranks: Ranks to count as dead from the start, for experiments: as in the paper's, nobody learns from
+            their parts. They share in the evaluation, take one batch a round, which Lightning needs, and weigh nothing.
+        buffers, average_optimizer, drift, drift_decay, anchor_steps, timeout, process_group_backend, start_method:
+            See :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.
+    """
+
+    strategy_name = "tma"
+    weight_modes: ClassVar[Any] = Weights
+
+    def __init__(
+        self,
+        clock: RoundClock | None = None,
+        *,
+        weights: Weights = "uniform",
+        elastic: bool | Elastic = False,
+        failed_ranks: Sequence[int] = (),
+        buffers: Buffers = "average",
+        average_optimizer: bool = False,
+        drift: Drift | None = None,
+        drift_decay: float = 0.8,
+        anchor_steps: int = 4,
+        timeout: timedelta = timedelta(minutes=30),
+        process_group_backend: str | None = None,
+        start_method: StartMethod = "popen",
+    ) -> None:
+        super().__init__(
+            EverySeconds(30.0) if clock is None else clock,
+            weights=weights,  # type: ignore[arg-type]  # this class offers one more
+            buffers=buffers,
+            average_optimizer=average_optimizer,
+            drift=drift,
+            drift_decay=drift_decay,
+            anchor_steps=anchor_steps,
+            timeout=timeout,
+            process_group_backend=process_group_backend,
+            start_method=start_method,
+        )
+        for rank in failed_ranks:
+            refusals.check_at_least("failed_ranks: a rank", rank, 0)
+        if elastic and failed_ranks:
+            raise ValueError("failed_ranks simulates what elastic=True lives through: choose one.")
+        self.failed_ranks = frozenset(failed_ranks)
+        self.make_elastic(elastic)
+
+    def setup(self, trainer: Trainer) -> None:
+        ranks = frozenset(range(self.world_size))
+        if self.failed_ranks - ranks or self.failed_ranks == ranks:
+            raise ValueError(
+                f"failed_ranks={sorted(self.failed_ranks)} must name some of the {len(ranks)} ranks, and leave one."
+            )
+        super().setup(trainer)
+
+    def end_round(self) -> None:
+        self.average_replicas()
+
+    def _round_is_over(self, batches: int) -> bool:
+        return self.global_rank in self.failed_ranks or super()._round_is_over(batches)
+
+    def _weight(self) -> float:
+        if self.global_rank in self.failed_ranks:
+            return 0.0
+        if self.weights != "steps":
+            return super()._weight()
+        if not self.batches_of_ranks:  # the anchor of the first round comes before any step
+            return 1.0
+        return float(self.batches_of_ranks[self.global_rank])

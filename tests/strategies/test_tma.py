@@ -1,0 +1,379 @@
+"""Laws of time-based rounds: unequal steps, equal replicas, and nothing in between."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, WeightAveraging
+from torch import Tensor
+
+from lightning_gnn_dist import collectives
+from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+from lightning_gnn_dist.rounds import EverySeconds, EverySteps, RoundProgress
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.strategies.base import RoundStrategy
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist.strategies.tma import TMAStrategy
+from tests.ranks import RankError, run_ranks
+from tests.sage import SAGE
+from tests.strategies.fitting import Net, State, differs, fit, state_of
+
+PATIENCE = timedelta(seconds=30)
+
+
+class StepsOfRank(NamedTuple):
+    """A clock that ends this rank's rounds after a number of steps of its own: unequal, and the same in every run."""
+
+    steps: int
+
+    def is_over(self, progress: RoundProgress) -> bool:
+        return progress.local_steps >= self.steps + progress.round_idx
+
+
+def unequal(rank: int) -> StepsOfRank:
+    return StepsOfRank((7, 2, 4)[rank])
+
+
+def tma(clock: Any, **options: Any) -> TMAStrategy:
+    return TMAStrategy(clock, timeout=PATIENCE, **options)
+
+
+def same_start(**options: Any) -> Net:
+    torch.manual_seed(0)
+    return Net(**options)
+
+
+# Ranks of unequal speed.
+
+
+class Round(NamedTuple):
+    steps: int
+    lasted: float
+    waited: float
+
+
+class Slow(Net):
+    """Notes the steps of its rounds, how long they lasted, and how long it stood in collectives."""
+
+    def __init__(self, seconds: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.seconds = seconds
+        self.rounds: list[Round] = []
+
+    def on_train_epoch_start(self) -> None:
+        self.steps, self.start, self.waited = 0, time.monotonic(), collectives.traffic.seconds
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        if self.trainer.training:
+            self.steps += 1
+            time.sleep(self.seconds)
+        return super().training_step(batch)
+
+    def on_train_batch_end(self, *args: Any) -> None:  # after the companion: the meeting is over
+        lasted, waited = time.monotonic() - self.start, collectives.traffic.seconds - self.waited
+        if self.trainer.is_last_batch:
+            self.rounds.append(Round(self.steps, lasted, waited))
+
+
+def run_at_own_speed(
+    rank: int, world_size: int, seconds: float, steps: tuple[float, ...]
+) -> tuple[list[Round], list[State], int]:
+    module = Slow(steps[rank])
+    trainer = fit(rank, tma(EverySeconds(seconds)), module, devices=world_size, max_epochs=3, validate=True)
+    return module.rounds, [*module.validated, state_of(module)], trainer.global_step
+
+
+def test_ranks_of_unequal_speed_all_work_all_the_time() -> None:
+    seconds, steps = 1.0, (0.01, 0.05, 0.09)
+    results = run_ranks(run_at_own_speed, 3, seconds, steps)
+    for states in zip(*(states for _, states, _ in results), strict=True):
+        assert differs(states[0], states[1]) == differs(states[0], states[2]) == 0.0
+    (fast, _, fast_steps), (middle, _, middle_steps), (slow, _, slow_steps) = results
+    assert fast_steps == middle_steps == slow_steps == sum(each.steps for each in fast)
+    for a, b, c in zip(fast, middle, slow, strict=True):
+        assert 3.5 < a.steps / b.steps < 6 and 6 < a.steps / c.steps < 11
+        for each in (a, b, c):
+            assert 0.8 * seconds < each.lasted < seconds + max(steps) + 0.2
+            assert each.waited < max(steps) + 0.1  # for the slowest rank's last step, and the exchange
+
+
+def test_a_step_longer_than_the_round_ends_it() -> None:
+    for rounds, _, _ in run_ranks(run_at_own_speed, 2, 0.05, (0.12, 0.12)):
+        assert [each.steps for each in rounds[1:]] == [1, 1]
+
+
+# Unequal steps, the same in every run.
+
+
+def replicas(rank: int, world_size: int, accumulate: int) -> tuple[list[State], int, list[int]]:
+    module = same_start(dropout=0.5, batch_norm=True, optimizer="Adam")
+    torch.manual_seed(rank)
+    strategy = tma(unequal(rank))
+    trainer = fit(rank, strategy, module, devices=world_size, validate=True, accumulate_grad_batches=accumulate)
+    return [*module.validated, state_of(module)], trainer.global_step, strategy.batches_of_ranks
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_replicas_are_equal_after_unequal_steps(accumulate: int) -> None:
+    results = run_ranks(replicas, 3, accumulate)
+    for states in zip(*(states for states, _, _ in results), strict=True):
+        assert differs(states[0], states[1]) == differs(states[0], states[2]) == 0.0
+    for _, global_step, counts in results:
+        assert global_step == 7 + 8 + 9 and counts == [9 * accumulate, 4 * accumulate, 6 * accumulate]
+
+
+def manual(rank: int, world_size: int) -> int:
+    class Manual(Net):
+        automatic_optimization = False
+
+        def training_step(self, batch: list[Tensor]) -> None:  # type: ignore[override]
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch))
+            optimizer.step()
+
+    return fit(rank, tma(unequal(rank)), Manual(), devices=world_size).global_step
+
+
+def test_manual_optimisation_agrees_on_the_step_too() -> None:
+    assert run_ranks(manual, 2) == [24, 24]
+
+
+def weighted(rank: int, world_size: int, options: dict[str, Any]) -> tuple[State, State]:
+    before: list[State] = []
+
+    class Watch(TMAStrategy):
+        def end_round(self) -> None:
+            before.append(state_of(self._module()))
+            super().end_round()
+
+    module = same_start()
+    fit(rank, Watch(unequal(rank), timeout=PATIENCE, **options), module, devices=world_size, max_epochs=1)
+    return before[0], state_of(module)
+
+
+def test_weights_by_the_steps_done() -> None:
+    first, second, third = run_ranks(weighted, 3, {"weights": "steps"})
+    expected = {name: (7 * first[0][name] + 2 * second[0][name] + 4 * third[0][name]) / 13 for name in first[0]}
+    assert differs(first[0], second[0]) > 0.01
+    assert differs(first[1], expected) < 1e-6
+
+
+def train_on_parts(rank: int, world_size: int, kind: str) -> tuple[State, float]:
+    graph, sampler = communities(600, 4, num_features=32, noise=2.0), NeighborSampler([4, 4])
+    partitioner = SuperNodePartitioner(20) if kind == "SuperTMA" else RandomPartitioner()
+    data = PartitionedDataModule(graph, partitioner=partitioner, sampler=sampler, batch_size=32, num_threads=0)
+    strategy: RoundStrategy = tma(EverySeconds(0.5))
+    if kind == "RandomTMA":
+        strategy = tma(unequal(rank), weights="steps", drift="ranks")
+    elif kind == "LLCG":
+        strategy = LLCGStrategy(unequal(rank), correction_steps=0.5, timeout=PATIENCE)
+    torch.manual_seed(0)
+    module = SAGE(32, 4, lr=0.03)
+    trainer = fit(rank, strategy, module, devices=world_size, train=data, max_epochs=4)
+    return state_of(module), float(trainer.callback_metrics["accuracy"])
+
+
+@pytest.mark.parametrize("kind", ["RandomTMA", "SuperTMA", "LLCG"])
+def test_parts_are_learned_from_with_unequal_steps(kind: str) -> None:
+    (first, accuracy), (second, _) = run_ranks(train_on_parts, 2, kind)
+    assert differs(first, second) == 0.0 and accuracy > 0.5
+
+
+def test_nobody_learns_from_the_parts_of_failed_ranks() -> None:
+    first, second, third = run_ranks(weighted, 3, {"failed_ranks": [1], "drift": None})
+    expected = {name: (first[0][name] + third[0][name]) / 2 for name in first[0]}
+    assert differs(first[1], expected) < 1e-6 and differs(first[1], second[1]) == 0.0
+
+
+def outlive(rank: int, world_size: int, folder: str) -> tuple[list[int], str, float]:
+    torch.manual_seed(0)
+    strategy, saver = tma(unequal(rank), failed_ranks=[0], weights="steps"), ModelCheckpoint(folder, save_top_k=-1)
+    options: dict[str, Any] = {"validate": True, "callbacks": [saver], "enable_checkpointing": True}
+    trainer = fit(rank, strategy, Net(), devices=world_size, **options)
+    return strategy.batches_of_ranks, saver.best_model_path, float(trainer.callback_metrics["val_loss"])
+
+
+def test_a_run_with_failed_ranks_validates_and_saves_as_any_other(tmp_path: Path) -> None:
+    results = run_ranks(outlive, 3, str(tmp_path))
+    assert all(result == results[0] for result in results) and results[0][0] == [1, 4, 6]
+    assert len(list(tmp_path.glob("*.ckpt"))) == 3
+
+
+# What Lightning makes of it: files, stops, schedules.
+
+
+def stopped_and_resumed(rank: int, world_size: int, folder: str) -> tuple[State, State, list[int], str]:
+    def run(epochs: int, folder: str, ckpt_path: str | None = None) -> tuple[Net, pl.Trainer, TMAStrategy]:
+        module = same_start(dropout=0.5, batch_norm=True, optimizer="Adam")
+        torch.manual_seed(10 + rank)
+        saver = ModelCheckpoint(folder, filename="{epoch}-{step}", save_top_k=-1, monitor="val_loss")
+        strategy = tma(unequal(rank), buffers="local", weights="steps")
+        callbacks: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True}
+        trainer = fit(
+            rank,
+            strategy,
+            module,
+            devices=world_size,
+            max_epochs=epochs,
+            validate=True,
+            ckpt_path=ckpt_path,
+            **callbacks,
+        )
+        return module, trainer, strategy
+
+    whole, trainer, _ = run(5, f"{folder}/whole")
+    run(2, f"{folder}/half")
+    resumed, again, strategy = run(5, f"{folder}/half", ckpt_path=f"{folder}/half/epoch=1-step=15.ckpt")
+    assert again.global_step == trainer.global_step == 7 + 8 + 9 + 10 + 11
+    return state_of(whole), state_of(resumed), strategy.batches_of_ranks, trainer.checkpoint_callback.best_model_path
+
+
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+    results = run_ranks(stopped_and_resumed, 3, str(tmp_path))
+    for whole, resumed, counts, _ in results:
+        assert differs(whole, resumed) == 0.0 and counts == [11, 6, 8]
+    (best,) = {best for *_, best in results}
+    assert Path(best).is_file()
+
+
+def scheduled(rank: int, world_size: int, interval: str) -> list[float]:
+    class Scheduled(Net):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            return [optimizer], [{"scheduler": scheduler, "interval": interval}]
+
+    trainer = fit(rank, tma(unequal(rank)), Scheduled(), devices=world_size)
+    return [group["lr"] for group in trainer.optimizers[0].param_groups]
+
+
+def test_schedules_go_by_rounds() -> None:
+    assert run_ranks(scheduled, 2, "epoch") == [[0.125], [0.125]]
+    with pytest.raises(RankError, match=r'would give every rank another learning rate.*"interval": "epoch"'):
+        run_ranks(scheduled, 2, "step")
+
+
+def ema(rank: int, world_size: int) -> tuple[list[State], State]:
+    class RoundEMA(WeightAveraging):
+        def __init__(self) -> None:
+            super().__init__(avg_fn=lambda average, new, count: 0.5 * average + 0.5 * new)
+
+        def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+            return epoch_idx is not None
+
+    module = same_start()
+    fit(rank, tma(unequal(rank)), module, devices=world_size, max_epochs=4, validate=True, callbacks=[RoundEMA()])
+    return module.validated, state_of(module)
+
+
+def test_a_moving_average_over_rounds_is_equal_on_all_ranks() -> None:
+    (first, first_end), (second, second_end) = run_ranks(ema, 2)
+    assert len(first) == 4
+    for mine, yours in zip([*first, first_end], [*second, second_end], strict=True):
+        assert differs(mine, yours) == 0.0
+    assert all(differs(before, after) > 0 for before, after in pairwise(first))
+
+
+def stop_early(rank: int, world_size: int) -> int:
+    class StopHere(Net):
+        def training_step(self, batch: list[Tensor]) -> Tensor:
+            if rank == 1 and self.current_epoch == 2:
+                self.trainer.should_stop = True
+            return super().training_step(batch)
+
+    stopper = EarlyStopping("val_loss", patience=5, min_delta=1e9)
+    options: dict[str, Any] = {"max_epochs": 9, "validate": True, "callbacks": [stopper]}
+    return fit(rank, tma(unequal(rank)), StopHere(), devices=world_size, **options).current_epoch
+
+
+def test_one_rank_that_stops_stops_all_at_the_meeting() -> None:
+    assert run_ranks(stop_early, 2) == [3, 3]
+
+
+def dry_run(rank: int, world_size: int) -> int:
+    return fit(rank, tma(EverySeconds(60)), Net(), devices=world_size, validate=True, fast_dev_run=2).global_step
+
+
+def test_fast_dev_run_runs() -> None:
+    assert run_ranks(dry_run, 2) == [2, 2]
+
+
+# Nothing in between.
+
+
+def spy(rank: int, world_size: int) -> list[list[int]]:
+    calls: Counter[str] = Counter()
+    for name in ("broadcast", "all_reduce", "all_gather", "barrier", "reduce", "broadcast_object_list"):
+        real = getattr(dist, name)
+
+        def counted(*args: Any, _name: str = name, _real: Any = real, **kwargs: Any) -> Any:
+            calls[_name] += 1
+            return _real(*args, **kwargs)
+
+        setattr(dist, name, counted)
+    seen: list[list[int]] = []
+
+    class Watch(pl.Callback):
+        def on_train_epoch_start(self, *args: Any) -> None:
+            seen.append([])
+
+        def on_train_batch_start(self, *args: Any) -> None:
+            seen[-1].append(calls.total())
+
+    fit(rank, tma(unequal(rank)), Net(), devices=world_size, validate=True, callbacks=[Watch()])
+    return seen
+
+
+def test_nothing_is_sent_between_meetings() -> None:
+    for rank, seen in enumerate(run_ranks(spy, 3)):
+        assert [len(calls) for calls in seen] == [(7, 2, 4)[rank] + round_idx for round_idx in range(3)]
+        assert all(len(set(calls)) == 1 for calls in seen)
+
+
+def log_in_round(rank: int, world_size: int, how: str) -> None:
+    class Chatty(Net):
+        def training_step(self, batch: list[Tensor]) -> Tensor:
+            loss = super().training_step(batch)
+            if how == "gather":
+                self.all_gather(loss)
+            else:
+                self.log("loss", loss, on_step=how == "step", on_epoch=how == "epoch", sync_dist=True)
+            return loss
+
+    fit(rank, tma(unequal(rank)), Chatty(), devices=world_size, max_epochs=2)
+
+
+def test_what_exchanges_in_a_round_is_refused() -> None:
+    run_ranks(log_in_round, 2, "epoch")
+    with pytest.raises(RankError, match=r"on_step=True, sync_dist=True\) exchanges inside a round: with TMAStrategy"):
+        run_ranks(log_in_round, 2, "step")
+    with pytest.raises(RankError, match=r"all_gather\(\) exchanges inside a round"):
+        run_ranks(log_in_round, 2, "gather")
+
+
+def test_arguments_are_checked_where_they_are_given() -> None:
+    with pytest.raises(ValueError, match=r"one of \['uniform', 'nodes', 'steps'\], got 'time'"):
+        TMAStrategy(weights="time")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="failed_ranks: a rank must be an integer of at least 0, got -1"):
+        TMAStrategy(failed_ranks=[-1])
+    with pytest.raises(ValueError, match=r"failed_ranks=\[0\] must name some of the 1 ranks, and leave one"):
+        fit(0, tma(EverySeconds(1), failed_ranks=[0]), Net(), devices=1)
+    assert TMAStrategy().clock == EverySeconds(30)
+    assert isinstance(TMAStrategy(EverySteps(3)).clock, EverySteps)  # a clock of steps is a clock too
+
+
+def test_its_short_name() -> None:
+    assert isinstance(pl.Trainer(strategy="tma", accelerator="cpu", devices=2, logger=False).strategy, TMAStrategy)

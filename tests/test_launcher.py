@@ -1,0 +1,85 @@
+"""The launcher of elastic ranks: who dies is told, who is left goes on, nobody stays behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lightning_gnn_dist.cli.main import main
+
+pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
+
+LAUNCH = [sys.executable, "-m", "lightning_gnn_dist", "elastic"]
+
+
+def launch(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*LAUNCH, *arguments], cwd=cwd, capture_output=True, text=True, timeout=150, check=False)
+
+
+def python(code: str) -> list[str]:
+    return ["--", sys.executable, "-c", code]
+
+
+DIE_ONCE = """
+import os, pathlib, signal, time
+rank = os.environ["LIGHTNING_GNN_DIST_RANK"]
+assert os.environ["TORCHFT_LIGHTHOUSE"].startswith("http")
+pathlib.Path(f"here-{rank}").touch()
+while len(list(pathlib.Path(".").glob("here-*"))) < 3: time.sleep(0.05)
+if rank == "1" and not pathlib.Path("died").exists():
+    pathlib.Path("died").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(1.5)
+"""
+
+
+def test_who_died_is_told_and_started_again_when_asked(tmp_path: Path) -> None:
+    done = launch("--ranks", "3", "--restarts", "1", *python(DIE_ONCE), cwd=tmp_path)
+    assert "Rank 1 was killed by SIGKILL; 2 of 3 are alive." in done.stdout
+    assert "Rank 1 is started again." in done.stdout
+    assert done.returncode == 0
+
+
+def test_if_nobody_finishes_the_launcher_fails(tmp_path: Path) -> None:
+    done = launch("--ranks", "2", *python("import sys; sys.exit(3)"), cwd=tmp_path)
+    assert done.returncode == 1 and done.stdout.count("ended with exit code 3") == 2
+
+
+def test_no_rank_outlives_the_launcher(tmp_path: Path) -> None:
+    code = "import os, pathlib, time; pathlib.Path(str(os.getpid())).touch(); time.sleep(600)"
+    process = subprocess.Popen([*LAUNCH, "--ranks", "2", "--grace", "5", *python(code)], cwd=tmp_path)
+    while len(pids := list(tmp_path.iterdir())) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 128 + signal.SIGTERM
+    for path in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.name), 0)
+
+
+@pytest.mark.slow
+def test_the_example_survives_a_death(tmp_path: Path) -> None:
+    example = Path(__file__).parents[1] / "examples" / "tma.py"
+    kill = f"import os, runpy, signal, sys, threading; sys.argv = [{str(example)!r}, '--elastic', '--rounds', '12']\n"
+    kill += "if os.environ['LIGHTNING_GNN_DIST_RANK'] == '0':\n"
+    kill += "    threading.Timer(15, os.kill, [os.getpid(), signal.SIGKILL]).start()\n"
+    kill += f"runpy.run_path({str(example)!r}, run_name='__main__')"
+    done = launch("--ranks", "3", *python(kill), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Rank 0 was killed by SIGKILL; 2 of 3 are alive." in done.stdout
+    first, second = re.findall(r"accuracy\D+(0\.\d+) ", done.stdout)[-2:]
+    assert first == second and float(first) > 0.6
+    assert len(list((tmp_path / "checkpoints").glob("*.ckpt"))) == 2
+
+
+def test_a_command_is_needed() -> None:
+    with pytest.raises(SystemExit, match="Say what each rank runs"):
+        main(["elastic", "--ranks", "2"])
