@@ -159,14 +159,15 @@ class PartitionedDataModule(LightningDataModule):
             self._num_batches()
 
     def train_dataloader(self) -> PartLoader:
-        is_cut = self._is_cut()
+        rank, num_ranks = self._rank(), self._world_size()  # now: later they may be others
+        parts = self._own_parts() if self._is_cut() else None
         self._train_loader = PartLoader(
-            lambda super_epoch: self._own_parts().at(super_epoch) if is_cut else self.graph,
-            lambda part, num_batches: self._batches_of(part, num_batches, self.seed),
+            parts.at if parts is not None else lambda _: self.graph,
+            lambda part, num_batches: self._batches_of(part, num_batches, self.seed, rank, num_ranks),
             self._num_batches(),
-            every=self._every() if is_cut else None,
-            num_ranks=self._world_size(),
-            batch_level=is_cut and self._cut.coverage is not None and self._cut.coverage.level == "batch",
+            every=self._every() if parts is not None else None,
+            num_ranks=num_ranks,
+            batch_level=parts is not None and self._cut.coverage is not None and self._cut.coverage.level == "batch",
         )
         self._loaders.append(self._train_loader)
         return self._train_loader
@@ -203,7 +204,9 @@ class PartitionedDataModule(LightningDataModule):
         part = self._own_parts().current() if self._is_cut() else self.graph
         if self._anchors is None or self._anchors[0] is not part:
             # Few batches at a time, so nothing in the background.
-            loader = self._batches_of(part, self._num_batches(), self.seed + _ANCHOR, in_background=False)
+            rank, num_ranks = self._rank(), self._world_size()
+            seed, size = self.seed + _ANCHOR, self._num_batches()
+            loader = self._batches_of(part, size, seed, rank, num_ranks, in_background=False)
             self._anchors = part, loader
         self._anchors[1].set_epoch(round_idx)
         return iter(self._anchors[1])
@@ -280,12 +283,13 @@ class PartitionedDataModule(LightningDataModule):
         """Batches of a pass, the same for all ranks and parts."""
         return -(-self._cut.most_seeds(self._world_size()) // self.batch_size)
 
-    def _batches_of(self, part: Graph, num_batches: int, seed: int, *, in_background: bool = True) -> BatchLoader:
-        num_parts, rank = self._world_size(), self._rank()
+    def _batches_of(
+        self, part: Graph, num_batches: int, seed: int, rank: int, num_ranks: int, *, in_background: bool = True
+    ) -> BatchLoader:
         seeds = part.split("train")
-        if self.train_on == "graph" and num_parts > 1:
-            seeds = seeds[self.partition(num_parts).assignment[seeds] == rank]
-        seed = seed * num_parts + rank  # replicas differ in what they draw
+        if self.train_on == "graph" and num_ranks > 1:
+            seeds = seeds[self.partition(num_ranks).assignment[seeds] == rank]
+        seed = seed * num_ranks + rank  # replicas differ in what they draw
         return self._loader(part, self.sampler, seeds, num_batches, seed, in_background=in_background)
 
     def _eval_loader(self, nodes: Tensor, whose: str) -> BatchLoader:

@@ -75,8 +75,8 @@ def test_the_example_survives_a_death(tmp_path: Path) -> None:
     done = launch("--ranks", "3", *python(kill), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Rank 0 was killed by SIGKILL; 2 of 3 are alive." in done.stdout
-    first, second = re.findall(r"accuracy\D+(0\.\d+) ", done.stdout)[-2:]
-    assert first == second and float(first) > 0.6
+    (accuracy,) = re.findall(r"accuracy\D+(0\.\d+) ", done.stdout)  # the first member alone prints
+    assert float(accuracy) > 0.6
     assert len(list((tmp_path / "checkpoints").glob("*.ckpt"))) == 2
 
 
