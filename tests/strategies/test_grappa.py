@@ -141,7 +141,7 @@ def central_step(weights: str, level: str, world_size: int) -> State:
     module, total, whole = Model(), 0.0, []
     for rank in range(world_size):
         part = data.part(rank, world_size)
-        loader = data._batches_of(part, 1, 0)
+        loader = data._batches_of(part, 1, 0, 0, 1)
         (batch,) = loader
         losses = functional.cross_entropy(module(batch), batch.y[: batch.batch_size], reduction="none")
         own = batch.coverage[: batch.batch_size]
