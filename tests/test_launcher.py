@@ -40,6 +40,7 @@ time.sleep(1.5)
 """
 
 
+@pytest.mark.slow
 def test_who_died_is_told_and_started_again_when_asked(tmp_path: Path) -> None:
     done = launch("--ranks", "3", "--restarts", "1", *python(DIE_ONCE), cwd=tmp_path)
     assert "Rank 1 was killed by SIGKILL; 2 of 3 are alive." in done.stdout
@@ -47,11 +48,13 @@ def test_who_died_is_told_and_started_again_when_asked(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 def test_if_nobody_finishes_the_launcher_fails(tmp_path: Path) -> None:
     done = launch("--ranks", "2", *python("import sys; sys.exit(3)"), cwd=tmp_path)
     assert done.returncode == 1 and done.stdout.count("ended with exit code 3") == 2
 
 
+@pytest.mark.slow
 def test_no_rank_outlives_the_launcher(tmp_path: Path) -> None:
     code = "import os, pathlib, time; pathlib.Path(str(os.getpid())).touch(); time.sleep(600)"
     process = subprocess.Popen([*LAUNCH, "--ranks", "2", "--grace", "5", *python(code)], cwd=tmp_path)

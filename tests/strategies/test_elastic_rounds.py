@@ -129,6 +129,7 @@ class RoundEMA(WeightAveraging):
         return epoch_idx is not None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
 def test_ranks_meet_without_a_process_group(tmp_path: Path) -> None:
     first, second, third = run_ranks(train, 3, str(tmp_path), 4)
