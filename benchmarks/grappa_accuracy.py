@@ -72,15 +72,19 @@ def train(graph: Graph, cut: str, arm: str, options: argparse.Namespace, seed: i
     for step in range(options.steps):
         if step % period == 0 and (step == 0 or sweep > 1):
             held = [data.part(rank, parts, step // period) for rank in range(parts)]
-            batches = [whole_batch(part, sampler) for part in held if part.split("train").numel()]
+            level = settings["coverage"].level if settings["coverage"] else "node"
+            batches = [whole_batch(part, sampler, level) for part in held if part.split("train").numel()]
         take_step(model, optimizer, batches)
         if (step + 1) % options.every == 0:
             curve.append(evaluate(model, graph, sampler))
     return max(curve, key=lambda point: point[0])
 
 
-def whole_batch(part: Graph, sampler: WholePartSampler) -> Any:
-    return assemble(part, sampler.sample_bulk(part, [part.split("train")], [NO_KEY])[0])
+def whole_batch(part: Graph, sampler: WholePartSampler, level: str) -> Any:
+    batch = assemble(part, sampler.sample_bulk(part, [part.split("train")], [NO_KEY])[0])
+    if level == "batch":
+        batch.coverage = torch.full_like(batch.coverage, float(batch.coverage[: batch.batch_size].mean()))
+    return batch
 
 
 def take_step(model: Model, optimizer: torch.optim.Optimizer, batches: list[Any]) -> None:
