@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["node_classification", "llcg", "grappa"])
+@pytest.mark.parametrize("name", ["node_classification", "llcg", "grappa", "tma"])
 def test_an_example_trains_and_tests(name: str, tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / f"{name}.py")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
