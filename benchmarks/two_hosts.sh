@@ -24,7 +24,7 @@ for host in 1 2; do
 done
 
 for host in 1 2; do
-    ip netns exec "$name-$host" env GLOO_SOCKET_IFNAME=cable python -m torch.distributed.run \
+    ip netns exec "$name-$host" env GLOO_SOCKET_IFNAME=cable "${PYTHON:-python3}" -m torch.distributed.run \
         --nnodes 2 --node-rank $((host - 1)) --nproc-per-node "${RANKS_PER_HOST:-1}" \
         --master-addr "$network.1" --master-port 29500 "$@" &
     pids+=($!)

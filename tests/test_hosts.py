@@ -28,7 +28,7 @@ wait -n && wait -n
 
 
 def run(command: list[str], **environment: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable, **environment}
     done = subprocess.run(
         command, cwd=ROOT / "examples", env=environment, capture_output=True, text=True, timeout=120, check=False
     )
