@@ -1,4 +1,4 @@
-"""The compiled loops of sampling: fused gather, Floyd's draw and deduplication, and the gather of rows.
+"""The compiled loops of sampling: fused draw, gather and deduplication, and the gather of rows.
 
 One hop reads three places at random: a row's start in ``indptr``, its neighbours in ``indices``, and the
 table that says where in the batch a node already stands. None of them fits a cache, so the loops walk the
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from numba import njit
 
 from lightning_gnn_dist.sampling.intrinsics import copy_bytes, prefetch
-from lightning_gnn_dist.sampling.rng import below, draw, inlined
+from lightning_gnn_dist.sampling.rng import below, draw, inlined, unit
 
 Array = npt.NDArray[Any]
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
@@ -27,6 +27,7 @@ ROWS_AHEAD = 48  # reads of indptr in flight
 COPIES_AHEAD = 8  # rows of features in flight
 LINE = 64  # bytes of a cache line
 REPEATED_SEED = -1
+LEAST_WEIGHT = 1e-290  # stands for 0: such edges come when no others are left
 
 _U = np.uint64  # indices of this type spare the test for negative ones
 _HASH = _U(0x9E3779B97F4A7C15)
@@ -66,6 +67,18 @@ class Work(NamedTuple):
     degree: Array
 
 
+class Rule(NamedTuple):
+    """How a row's edges are drawn.
+
+    Attributes:
+        weights: A weight for each edge of the graph, or empty: all edges are equally likely.
+        replace: Whether an edge may be drawn more than once.
+    """
+
+    weights: Array
+    replace: bool
+
+
 def compiled(function: Kernel) -> Kernel:
     """Compile with numba: kept on disk, and without the interpreter's lock."""
     return cast(Kernel, njit(cache=True, nogil=True)(function))
@@ -83,6 +96,7 @@ def sample(
     seeds: Array,
     fanouts: Array,
     keys: Array,
+    rule: Rule,
     work: Work,
     table: Table,
     num_nodes: Array,
@@ -99,6 +113,7 @@ def sample(
         seeds: The batch's first nodes, int64; ``work`` has room for them.
         fanouts: Neighbours to draw per hop, int64; -1 takes all.
         keys: The key of each hop, uint64.
+        rule: How they are drawn.
         work: Receives the batch.
         table: Without valid entries.
         num_nodes: Receives the new nodes per hop, the seeds first.
@@ -112,10 +127,10 @@ def sample(
         return REPEATED_SEED
     num_nodes[0] = end
     for hop in range(len(fanouts)):
-        total = _open_rows(indptr, begin, end, fanouts[hop], work)
+        total = _open_rows(indptr, begin, end, fanouts[hop], rule.replace, work)
         if len(seeds) + total > len(work.positions):
             return len(seeds) + total
-        found = _expand(indices, begin, end, fanouts[hop], keys[hop], work, table)
+        found = _expand(indices, begin, end, fanouts[hop], keys[hop], rule, work, table)
         num_edges[hop] = total - work.starts[begin]
         num_nodes[hop + 1] = found - end
         begin, end = end, found
@@ -123,7 +138,7 @@ def sample(
 
 
 @part
-def _open_rows(indptr: Array, begin: int, end: int, fanout: int, work: Work) -> Any:
+def _open_rows(indptr: Array, begin: int, end: int, fanout: int, replace: bool, work: Work) -> Any:
     """Find the frontier's rows and where their edges will stand; return how many edges that makes."""
     total = work.starts[_U(begin)]
     for i in range(begin, end):
@@ -132,20 +147,31 @@ def _open_rows(indptr: Array, begin: int, end: int, fanout: int, work: Work) -> 
         degree = indptr[node + _U(1)] - indptr[node]
         work.first[_U(i - begin)] = indptr[node]
         work.degree[_U(i - begin)] = degree
-        total += degree if fanout < 0 else min(degree, fanout)
+        if not _is_whole(degree, fanout, replace):
+            degree = fanout
+        total += degree
         work.starts[_U(i + 1)] = total
     return total
 
 
+@inlined
+def _is_whole(degree: int, fanout: int, replace: bool) -> bool:
+    """Whether all edges of a row are taken."""
+    return fanout < 0 or degree == 0 or (degree <= fanout and not replace)
+
+
 @part
-def _expand(indices: Array, begin: int, end: int, fanout: int, key: np.uint64, work: Work, table: Table) -> Any:
+def _expand(
+    indices: Array, begin: int, end: int, fanout: int, key: np.uint64, rule: Rule, work: Work, table: Table
+) -> Any:
     """One hop in three stages, each a block of rows behind the last; return how many nodes there are."""
     found = end
+    heights = np.empty(_longest(fanout, end - begin, work) if len(rule.weights) else 0)
     blocks = (end - begin + BLOCK - 1) // BLOCK
     for block in range(blocks + 2):
         low = begin + block * BLOCK
         if block < blocks:
-            _draw_rows(indices, begin, low, min(low + BLOCK, end), fanout, key, work)
+            _draw_rows(indices, begin, low, min(low + BLOCK, end), fanout, key, rule, heights, work)
         if 1 <= block <= blocks:
             _read(indices, work.starts[low - BLOCK], work.starts[min(low, end)], work, table)
         if block >= 2:
@@ -155,17 +181,44 @@ def _expand(indices: Array, begin: int, end: int, fanout: int, key: np.uint64, w
 
 
 @part
-def _draw_rows(indices: Array, begin: int, low: int, high: int, fanout: int, key: np.uint64, work: Work) -> None:
+def _longest(fanout: int, rows: int, work: Work) -> Any:
+    """The length of the frontier's longest row, or ``fanout`` if that is more."""
+    longest = fanout
+    for i in range(rows):
+        longest = max(longest, work.degree[_U(i)])
+    return longest
+
+
+@part
+def _draw_rows(
+    indices: Array,
+    begin: int,
+    low: int,
+    high: int,
+    fanout: int,
+    key: np.uint64,
+    rule: Rule,
+    heights: Array,
+    work: Work,
+) -> None:
     """Choose the edges of the frontier rows ``low`` to ``high``."""
     for i in range(low, high):
         out, first, degree = work.starts[_U(i)], work.first[_U(i - begin)], work.degree[_U(i - begin)]
-        if fanout < 0 or degree <= fanout:
+        node = work.nodes[_U(i)]
+        if _is_whole(degree, fanout, rule.replace):
             for edge in range(degree):
                 work.positions[_U(out + edge)] = first + edge
             for edge in range(0, degree, LINE // 8):
                 prefetch(indices, first + edge)
+        elif len(rule.weights) == 0:
+            if rule.replace:
+                _draw_any(indices, first, degree, fanout, key, node, work.positions, out)
+            else:
+                _draw_row(indices, first, degree, fanout, key, node, work.positions, out)
+        elif rule.replace:
+            _draw_high(rule.weights, first, degree, fanout, key, node, heights, work.positions, out)
         else:
-            _draw_row(indices, first, degree, fanout, key, work.nodes[_U(i)], work.positions, out)
+            _draw_first(rule.weights, first, degree, fanout, key, node, heights, work.positions, out)
 
 
 @inlined
@@ -193,6 +246,77 @@ def _draw_row(
         chosen = first + last if is_taken else chosen
         positions[_U(out + i)] = chosen
         prefetch(indices, chosen)
+
+
+@inlined
+def _draw_any(
+    indices: Array, first: int, degree: int, fanout: int, key: np.uint64, node: int, positions: Array, out: int
+) -> None:
+    """``fanout`` times any of ``degree`` edges."""
+    for i in range(fanout):
+        chosen = first + below(draw(key, node, i), degree)
+        positions[_U(out + i)] = chosen
+        prefetch(indices, chosen)
+
+
+@part
+def _draw_first(
+    weights: Array,
+    first: int,
+    degree: int,
+    fanout: int,
+    key: np.uint64,
+    node: int,
+    arrivals: Array,
+    positions: Array,
+    out: int,
+) -> None:
+    """By weight, none twice: the first to arrive at rates ``weights`` (Efraimidis and Spirakis, IPL 2006)."""
+    for i in range(fanout):
+        arrivals[_U(i)] = np.inf
+    last = _U(fanout - 1)
+    for edge in range(degree):
+        u = unit(draw(key, node, edge))
+        weight = max(np.float64(weights[_U(first + edge)]), LEAST_WEIGHT)
+        if u >= weight * arrivals[last]:  # -log(1 - u) is larger still: most edges need no logarithm
+            continue
+        arrival, at = -np.log1p(-u) / weight, fanout - 1
+        if arrival >= arrivals[last]:
+            continue
+        while at > 0 and arrivals[_U(at - 1)] > arrival:
+            arrivals[_U(at)] = arrivals[_U(at - 1)]
+            positions[_U(out + at)] = positions[_U(out + at - 1)]
+            at -= 1
+        arrivals[_U(at)] = arrival
+        positions[_U(out + at)] = first + edge
+
+
+@part
+def _draw_high(
+    weights: Array,
+    first: int,
+    degree: int,
+    fanout: int,
+    key: np.uint64,
+    node: int,
+    heights: Array,
+    positions: Array,
+    out: int,
+) -> None:
+    """By weight, ``fanout`` times any: where a random height falls among the sums of ``weights``."""
+    total = 0.0
+    for edge in range(degree):
+        total += max(np.float64(weights[_U(first + edge)]), LEAST_WEIGHT)
+        heights[_U(edge)] = total
+    for i in range(fanout):
+        height, low, high = unit(draw(key, node, i)) * total, 0, degree - 1
+        while low < high:
+            middle = (low + high) // 2
+            if heights[_U(middle)] > height:
+                high = middle
+            else:
+                low = middle + 1
+        positions[_U(out + i)] = first + low
 
 
 @part

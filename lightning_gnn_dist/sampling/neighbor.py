@@ -18,28 +18,39 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_seeds, refuse_repeated
-from lightning_gnn_dist.sampling.kernels import REPEATED_SEED, Work, sample
+from lightning_gnn_dist.sampling.kernels import REPEATED_SEED, Rule, Work, sample
 from lightning_gnn_dist.sampling.rng import key
 from lightning_gnn_dist.sampling.scratch import Scratch, scratch_of_thread
+from lightning_gnn_dist.sampling.weights import NONE, edge_weights
 
 MAX_ENTRIES = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class NeighborSampler:
-    """Draw up to ``num_neighbors[h]`` in-neighbours of every node found at hop ``h``, none twice.
+    """Draw up to ``num_neighbors[h]`` in-neighbours of every node found at hop ``h``.
 
     A node is expanded once, with the number that belongs to the hop at which it was first seen, as in PyG's
     ``NeighborLoader``. Which neighbours it gets depends on the batch's key, the hop and the node alone.
 
+    With ``weight``, edges are drawn one after the other in proportion to their weight among those still there, or,
+    with ``replace``, among all. Nothing is corrected for it: where the graph has an ``edge_weight``, the batch has
+    the same numbers. Edges of weight 0 are drawn when a row has no others left.
+
     Args:
-        num_neighbors: Neighbours per node and hop, the seeds' hop first; -1 takes all of them.
+        num_neighbors: Neighbours per node and hop, the seeds' hop first; -1 takes all of them, once.
+        replace: Draw exactly so many for every node that has in-neighbours, the same edge perhaps several times.
+        weight: Name of the graph's edge array that says how likely an edge is. None: all are equally likely.
     """
 
     num_neighbors: Sequence[int]
+    replace: bool = False
+    weight: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_neighbors", _checked(self.num_neighbors))
+        if not isinstance(self.replace, bool):
+            raise ValueError(f"replace must be True or False, got {self.replace!r}.")
 
     @property
     def num_hops(self) -> int:
@@ -56,9 +67,10 @@ class NeighborSampler:
         fanouts = np.array(self.num_neighbors, np.int64)
         keys = np.array([key(*place, hop) for hop in range(self.num_hops)], np.uint64)
         csr = graph.indptr.numpy(), graph.indices.numpy()
+        rule = Rule(NONE if self.weight is None else edge_weights(graph, self.weight), self.replace)
         while True:
             table = scratch.open_table(graph.num_nodes)
-            needed = sample(*csr, seeds.numpy(), fanouts, keys, scratch.work, table, num_nodes, num_edges)
+            needed = sample(*csr, seeds.numpy(), fanouts, keys, rule, scratch.work, table, num_nodes, num_edges)
             if needed <= scratch.capacity:
                 break
             _reserve(scratch, needed)
