@@ -33,6 +33,8 @@ from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.residency import Fixed, Held, Redeal, Residency, Rotate
 from lightning_gnn_dist.rounds import EveryPass, EverySteps, RoundClock, RoundProgress
 from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.base import RoundStrategy
@@ -50,11 +52,13 @@ __all__ = [
     "DiscrepancyProbe",
     "EveryPass",
     "EverySteps",
+    "FastGCNSampler",
     "Fixed",
     "Graph",
     "GrappaStrategy",
     "Held",
     "LLCGStrategy",
+    "LadiesSampler",
     "LocalSGDStrategy",
     "MetisPartitioner",
     "NeighborSampler",

@@ -57,6 +57,7 @@ class Work(NamedTuple):
         columns: Each edge's source, at first as a node, in the end as a position in ``nodes``.
         first: Where the row of each frontier node starts in the graph's ``indices``, int64.
         degree: The length of that row, int64.
+        weights: Each edge's weight, float32, from kernels that give edges one.
     """
 
     nodes: Array
@@ -65,6 +66,7 @@ class Work(NamedTuple):
     columns: Array
     first: Array
     degree: Array
+    weights: Array
 
 
 class Rule(NamedTuple):
@@ -119,18 +121,15 @@ def sample(
         num_nodes: Receives the new nodes per hop, the seeds first.
         num_edges: Receives the edges per hop.
     """
-    work.starts[0] = 0
-    for i in range(len(seeds)):  # as a slice this line would take longer to compile than all others
-        work.columns[_U(i)] = seeds[_U(i)]
-    begin, end = 0, _place(0, len(seeds), work, table, 0)
+    begin, end = 0, place_seeds(seeds, work, table)
     if end != len(seeds):
         return REPEATED_SEED
     num_nodes[0] = end
     for hop in range(len(fanouts)):
-        total = _open_rows(indptr, begin, end, fanouts[hop], rule.replace, work)
+        total = open_rows(indptr, begin, end, fanouts[hop], rule.replace, work)
         if len(seeds) + total > len(work.positions):
             return len(seeds) + total
-        found = _expand(indices, begin, end, fanouts[hop], keys[hop], rule, work, table)
+        found = expand(indices, begin, end, fanouts[hop], keys[hop], rule, work, table)
         num_edges[hop] = total - work.starts[begin]
         num_nodes[hop + 1] = found - end
         begin, end = end, found
@@ -138,7 +137,16 @@ def sample(
 
 
 @part
-def _open_rows(indptr: Array, begin: int, end: int, fanout: int, replace: bool, work: Work) -> Any:
+def place_seeds(seeds: Array, work: Work, table: Table) -> Any:
+    """Begin a batch; return how many distinct seeds there are."""
+    work.starts[0] = 0
+    for i in range(len(seeds)):  # as a slice this line would take longer to compile than all others
+        work.columns[_U(i)] = seeds[_U(i)]
+    return place(0, len(seeds), work, table, 0)
+
+
+@part
+def open_rows(indptr: Array, begin: int, end: int, fanout: int, replace: bool, work: Work) -> Any:
     """Find the frontier's rows and where their edges will stand; return how many edges that makes."""
     total = work.starts[_U(begin)]
     for i in range(begin, end):
@@ -161,7 +169,7 @@ def _is_whole(degree: int, fanout: int, replace: bool) -> bool:
 
 
 @part
-def _expand(
+def expand(
     indices: Array, begin: int, end: int, fanout: int, key: np.uint64, rule: Rule, work: Work, table: Table
 ) -> Any:
     """One hop in three stages, each a block of rows behind the last; return how many nodes there are."""
@@ -176,7 +184,7 @@ def _expand(
             _read(indices, work.starts[low - BLOCK], work.starts[min(low, end)], work, table)
         if block >= 2:
             low -= 2 * BLOCK
-            found = _place(work.starts[low], work.starts[min(low + BLOCK, end)], work, table, found)
+            found = place(work.starts[low], work.starts[min(low + BLOCK, end)], work, table, found)
     return found
 
 
@@ -334,7 +342,7 @@ def _slot(node: np.uint64, shift: int) -> np.uint64:
 
 
 @part
-def _place(low: int, high: int, work: Work, table: Table, found: Any) -> Any:
+def place(low: int, high: int, work: Work, table: Table, found: Any) -> Any:
     """Turn the sources of the edges ``low`` to ``high`` into positions in ``nodes``, appending the new ones.
 
     Whether a node is new is a toss that no processor predicts, so the common path has no branch: an old
