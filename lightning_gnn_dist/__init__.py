@@ -35,6 +35,7 @@ from lightning_gnn_dist.rounds import EveryPass, EverySteps, RoundClock, RoundPr
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.base import RoundStrategy
@@ -60,6 +61,7 @@ __all__ = [
     "LLCGStrategy",
     "LadiesSampler",
     "LocalSGDStrategy",
+    "MatrixSampler",
     "MetisPartitioner",
     "NeighborSampler",
     "Partition",

@@ -95,19 +95,18 @@ def _value(edge: int, row: int, begin: int, values: Array, work: Work) -> Any:
 
 @part
 def _chances(begin: int, end: int, met: int, hop: int, layers: Layers, work: Work) -> Any:
-    """For each of the nodes that were met, the probability that it is drawn; 0 where no edge leads to it."""
+    """For each of the nodes that were met, the probability that it is drawn."""
     chances = np.zeros(met)
-    for row in range(begin, end):
-        for edge in range(work.starts[_U(row)], work.starts[_U(row + 1)]):
-            value = _value(edge, row, begin, layers.values, work)
-            chances[_U(work.columns[_U(edge)])] += value * value
-    if len(layers.importance) == 0:
-        scale = scale_to(chances, layers.sizes[hop])
-    else:
+    if len(layers.importance):
         scale = layers.scales[hop]
         for at in range(met):
-            if chances[_U(at)] > 0.0:
-                chances[_U(at)] = layers.importance[_U(work.nodes[_U(at)])]
+            chances[_U(at)] = layers.importance[_U(work.nodes[_U(at)])]
+    else:
+        for row in range(begin, end):
+            for edge in range(work.starts[_U(row)], work.starts[_U(row + 1)]):
+                value = _value(edge, row, begin, layers.values, work)
+                chances[_U(work.columns[_U(edge)])] += value * value
+        scale = scale_to(chances, layers.sizes[hop])
     for at in range(met):
         if chances[_U(at)] > 0.0:
             chances[_U(at)] = min(1.0, scale * chances[_U(at)])
