@@ -33,10 +33,13 @@ from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.residency import Fixed, Held, Redeal, Residency, Rotate
 from lightning_gnn_dist.rounds import EveryPass, EverySteps, RoundClock, RoundProgress
 from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.base import RoundStrategy
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
@@ -49,6 +52,7 @@ register()
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClusterSampler",
     "Coverage",
     "DiscrepancyProbe",
     "EveryPass",
@@ -68,6 +72,7 @@ __all__ = [
     "PartitionedDataModule",
     "Partitioner",
     "RandomPartitioner",
+    "RandomWalkSampler",
     "Redeal",
     "Residency",
     "Rotate",
@@ -75,6 +80,7 @@ __all__ = [
     "RoundProgress",
     "RoundStrategy",
     "Sampler",
+    "ShadowSampler",
     "StreamingPartitioner",
     "SuperNodePartitioner",
     "WholePartSampler",

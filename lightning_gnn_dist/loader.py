@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler, check_seeds, refuse_repeated
+from lightning_gnn_dist.sampling.base import BatchKey, OrdersSeeds, Sample, Sampler, check_seeds, refuse_repeated
 from lightning_gnn_dist.sampling.batch import SampledData, assemble
 from lightning_gnn_dist.sampling.pool import BufferPool, gather_rows
 from lightning_gnn_dist.sampling.rng import permutation
@@ -161,7 +161,10 @@ class BatchLoader:
     def _order(self, epoch: int) -> Tensor:
         order = self._orders.get(epoch)
         if order is None:
-            order = permutation(self.num_seeds, self._seed, epoch)
+            if isinstance(self._sampler, OrdersSeeds):
+                order = self._sampler.order(self._graph, self._seeds, self._seed, epoch)
+            else:
+                order = permutation(self.num_seeds, self._seed, epoch)
             # Kept for two passes, as a bulk may belong to both. Two threads may compute the same order.
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) == 1} | {epoch: order}
         return order

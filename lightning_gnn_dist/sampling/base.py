@@ -34,6 +34,7 @@ class Sample(NamedTuple):
         num_sampled_edges: Edges per hop.
         edge_ids: Each edge's position in the graph's ``indices``, or None if the graph has no edge arrays.
         edge_weight: The batch's ``edge_weight``, in place of the graph's. None: there is none of the sampler's own.
+        node_norm: The batch's ``node_norm``, a weight for the loss of each node. None: there is none.
         is_constant: The same sample will come again: what is built from it is worth keeping.
     """
 
@@ -44,6 +45,7 @@ class Sample(NamedTuple):
     num_sampled_edges: list[int]
     edge_ids: Tensor | None
     edge_weight: Tensor | None = None
+    node_norm: Tensor | None = None
     is_constant: bool = False
 
 
@@ -62,6 +64,15 @@ class Sampler(Protocol):
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         """Sample one batch for every entry of ``seeds``, each of which holds distinct ids."""
+        ...
+
+
+@runtime_checkable
+class OrdersSeeds(Protocol):
+    """A sampler that also says in which order seeds are dealt to the batches of a pass."""
+
+    def order(self, graph: Graph, seeds: Tensor, seed: int, epoch: int) -> Tensor:
+        """A permutation of the places in ``seeds``, which depends on the arguments alone."""
         ...
 
 

@@ -155,6 +155,8 @@ def assemble(
             data[name] = gather(name, array, sample.edge_ids)
     if sample.edge_weight is not None:
         data.edge_weight = sample.edge_weight
+    if sample.node_norm is not None:
+        data.node_norm = sample.node_norm
     data.batch_size = sample.num_sampled_nodes[0]
     data.num_sampled_nodes = list(sample.num_sampled_nodes)
     data.num_sampled_edges = list(sample.num_sampled_edges)

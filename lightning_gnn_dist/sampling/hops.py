@@ -27,9 +27,26 @@ def hop_keys(place: BatchKey, num_hops: int) -> Array:
 
 
 def sample_hops(
-    graph: Graph, seeds: Tensor, keys: Array, kernel: Kernel, *, tables: int = 1, weighs: bool = False
+    graph: Graph,
+    seeds: Tensor,
+    keys: Array,
+    kernel: Kernel,
+    *,
+    tables: int = 1,
+    weighs: bool = False,
+    with_ids: bool | None = None,
 ) -> Sample:
-    """Run ``kernel`` until it has room enough; it opens ``tables`` tables, and may give edges a weight."""
+    """Run ``kernel`` until it has room enough.
+
+    Args:
+        graph: The graph to sample.
+        seeds: The batch's first nodes.
+        keys: The key of each hop.
+        kernel: Samples one batch into the work it is given.
+        tables: How many tables it opens.
+        weighs: Whether it gives edges a weight.
+        with_ids: Whether the batch says which edges it has. Default: if the graph has arrays of edges.
+    """
     seeds = check_seeds(seeds, graph.num_nodes)
     scratch = scratch_of_thread(graph.indices.numpy().dtype)
     _reserve(scratch, seeds.numel())
@@ -43,9 +60,8 @@ def sample_hops(
         _reserve(scratch, needed)
     if needed == REPEATED_SEED:
         refuse_repeated(seeds)
-    return _copied(
-        scratch.work, num_nodes.tolist(), num_edges[:-1].tolist(), with_ids=bool(graph.edge_arrays), weighs=weighs
-    )
+    with_ids = bool(graph.edge_arrays) if with_ids is None else with_ids
+    return _copied(scratch.work, num_nodes.tolist(), num_edges[:-1].tolist(), with_ids=with_ids, weighs=weighs)
 
 
 def _copied(work: Work, num_nodes: list[int], num_edges: list[int], *, with_ids: bool, weighs: bool) -> Sample:

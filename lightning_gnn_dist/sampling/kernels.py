@@ -333,11 +333,11 @@ def _read(indices: Array, low: int, high: int, work: Work, table: Table) -> None
     for edge in range(low, high):
         source = indices[_U(work.positions[_U(edge)])]
         work.columns[_U(edge)] = source
-        prefetch(table.entries, _slot(_U(source), table.shift))
+        prefetch(table.entries, slot_of(_U(source), table.shift))
 
 
 @inlined
-def _slot(node: np.uint64, shift: int) -> np.uint64:
+def slot_of(node: np.uint64, shift: int) -> np.uint64:
     return (node * (_HASH if shift else _U(1))) >> _U(shift)
 
 
@@ -351,7 +351,7 @@ def place(low: int, high: int, work: Work, table: Table, found: Any) -> Any:
     epoch, mask = _U(table.epoch), _U(len(table.entries) - 1)
     for edge in range(low, high):
         node = _U(work.columns[_U(edge)])
-        slot = _slot(node, table.shift)
+        slot = slot_of(node, table.shift)
         at = _U(table.entries[slot]) - epoch
         is_new = at >> _U(63)  # the difference wrapped: the entry is below the epoch
         if table.shift:  # else nobody but the node itself uses its slot
