@@ -1,4 +1,4 @@
-"""The compiled loops of sampling: fused draw, gather and deduplication, and the gather of rows.
+"""The compiled loops of sampling: fused draw, gather and deduplication.
 
 One hop reads three places at random: a row's start in ``indptr``, its neighbours in ``indices``, and the
 table that says where in the batch a node already stands. None of them fits a cache, so the loops walk the
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from lightning_gnn_dist.sampling.intrinsics import copy_bytes, prefetch
+from lightning_gnn_dist.sampling.intrinsics import prefetch
 from lightning_gnn_dist.sampling.rng import below, draw, inlined, unit
 
 Array = npt.NDArray[Any]
@@ -24,7 +24,6 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 BLOCK = 64  # frontier rows a stage: measured flat between 32 and 128
 ROWS_AHEAD = 48  # reads of indptr in flight
-COPIES_AHEAD = 8  # rows of features in flight
 LINE = 64  # bytes of a cache line
 REPEATED_SEED = -1
 LEAST_WEIGHT = 1e-290  # stands for 0: such edges come when no others are left
@@ -366,27 +365,3 @@ def place(low: int, high: int, work: Work, table: Table, found: Any) -> Any:
         work.columns[_U(edge)] = at
         found += np.int64(is_new)
     return found
-
-
-@compiled
-def gather(source: Array, rows: Array, out: Array, width: int) -> None:
-    """Copy ``rows`` of ``source`` to ``out``; both are bytes, and a row has ``width`` of them."""
-    if width == 8:  # labels; a width known to the compiler is one instruction instead of a call
-        _copy_rows(source, rows, out, 8)
-    elif width == 4:
-        _copy_rows(source, rows, out, 4)
-    elif width == 1:  # masks
-        _copy_rows(source, rows, out, 1)
-    else:
-        _copy_rows(source, rows, out, width)
-
-
-@inlined
-def _copy_rows(source: Array, rows: Array, out: Array, width: int) -> None:
-    last = len(rows) - 1
-    ahead = min(width, 8 * LINE)  # the hardware follows a longer row by itself
-    for i in range(len(rows)):
-        start = rows[_U(min(i + COPIES_AHEAD, last))] * width
-        for offset in range(0, ahead, LINE):
-            prefetch(source, start + offset)
-        copy_bytes(out, i * width, source, rows[_U(i)] * width, width)
