@@ -20,6 +20,7 @@ strategies/         what ranks exchange, and when
 callbacks/          what a user may watch a training by
 """
 
+from lightning_gnn_dist.callbacks.data_figures import DataFigures
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.coverage import Coverage, coverage_mean
 from lightning_gnn_dist.datamodule import PartitionedDataModule
@@ -55,6 +56,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ClusterSampler",
     "Coverage",
+    "DataFigures",
     "DiscrepancyProbe",
     "EveryPass",
     "EverySteps",

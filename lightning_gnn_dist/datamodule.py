@@ -219,6 +219,10 @@ class PartitionedDataModule(LightningDataModule):
             self._parts.close()
         self._parts = self._anchors = self._whole = None
 
+    def on_exception(self, exception: BaseException) -> None:
+        """End what runs in the background: after an exception or Ctrl-C Lightning tears nothing down."""
+        self.teardown("fit")
+
     def state_dict(self) -> dict[str, Any]:
         """How long super-epochs are: a fit that is resumed with more epochs keeps to it."""
         return {} if self._every() is None else {"repartition_every": self._every()}
@@ -241,9 +245,10 @@ class PartitionedDataModule(LightningDataModule):
 
     @property
     def figures(self) -> dict[str, float]:
-        """What a strategy may log: since the fit began, seconds that training waited for data, and what parts cost."""
-        waited = self._train_loader.waited_seconds if self._train_loader is not None else 0.0
-        figures = {"data/waited_seconds": waited}
+        """What a strategy may log: since the fit began, the time that training waited for data, and what parts cost."""
+        loader = self._train_loader
+        waited = (loader.waited_seconds, loader.waited_share) if loader is not None else (0.0, 0.0)
+        figures = dict(zip(("data/waited_seconds", "data/waited_share"), waited, strict=True))
         if self._parts is not None:
             figures |= {
                 "data/switches": float(self._parts.switches),

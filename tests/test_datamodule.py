@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.loader import THREAD_NAME
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
@@ -338,6 +340,39 @@ def test_ranks_with_different_graphs_are_refused(what: str) -> None:
     with pytest.raises(RankError, match=r"Ranks \[1\] have another graph than rank 0") as error:
         run_ranks(different_graphs, 2, what)
     assert set(error.value.failures) == {0, 1}
+
+
+class Stopped(SAGE):
+    """Raises in its fourth step."""
+
+    error: type[BaseException] = ValueError
+
+    def training_step(self, batch: Any) -> Tensor:
+        if len(self.trained) == 3:
+            raise self.error
+        return super().training_step(batch)
+
+
+def threads_after(rank: int, world_size: int, error: type[BaseException]) -> tuple[str, list[str]]:
+    data = PartitionedDataModule(
+        small_graph(), partitioner=RandomPartitioner(), residency=Rotate(), batch_size=4, num_threads=2
+    )
+    module = Stopped(12, 4)
+    module.error = error
+    strategy = LocalSGDStrategy(EverySteps(100), **PATIENCE) if world_size > 1 else "auto"
+    raised = ""
+    try:
+        trainer(world_size, strategy).fit(module, data)
+    except BaseException as caught:
+        raised = type(caught).__name__
+    return raised, [thread.name for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)]
+
+
+@pytest.mark.parametrize(("error", "name"), [(ValueError, "ValueError"), (KeyboardInterrupt, "SystemExit")])
+def test_no_thread_outlives_an_exception_or_ctrl_c(error: type[BaseException], name: str) -> None:
+    assert threads_after(0, 1, error) == (name, [])
+    if error is ValueError:  # Lightning ends a rank that is interrupted by a signal to itself
+        assert run_ranks(threads_after, 2, error) == [(name, [])] * 2
 
 
 def loader_alone(rank: int, world_size: int) -> None:
