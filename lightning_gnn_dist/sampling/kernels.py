@@ -28,6 +28,9 @@ LINE = 64  # bytes of a cache line
 REPEATED_SEED = -1
 LEAST_WEIGHT = 1e-290  # stands for 0: such edges come when no others are left
 
+# numba compiles a function once more for every literal that it is given.
+ZERO: Any = np.int64(0)
+ALL: Any = np.int64(-1)  # neighbours of a node
 _U = np.uint64  # indices of this type spare the test for negative ones
 _HASH = _U(0x9E3779B97F4A7C15)
 
@@ -120,7 +123,7 @@ def sample(
         num_nodes: Receives the new nodes per hop, the seeds first.
         num_edges: Receives the edges per hop.
     """
-    begin, end = 0, place_seeds(seeds, work, table)
+    begin, end = ZERO, place_seeds(seeds, work, table)
     if end != len(seeds):
         return REPEATED_SEED
     num_nodes[0] = end
@@ -141,7 +144,7 @@ def place_seeds(seeds: Array, work: Work, table: Table) -> Any:
     work.starts[0] = 0
     for i in range(len(seeds)):  # as a slice this line would take longer to compile than all others
         work.columns[_U(i)] = seeds[_U(i)]
-    return place(0, len(seeds), work, table, 0)
+    return place(ZERO, len(seeds), work, table, ZERO)
 
 
 @part

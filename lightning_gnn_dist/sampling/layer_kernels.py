@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_gnn_dist.sampling.kernels import (
+    ALL,
     REPEATED_SEED,
+    ZERO,
     Array,
     Rule,
     Table,
@@ -62,15 +64,15 @@ def sample_layers(
 
     The table is opened once a hop: it remembers the nodes that were not drawn.
     """
-    begin, end = 0, place_seeds(seeds, work, table)
+    begin, end = ZERO, place_seeds(seeds, work, table)
     if end != len(seeds):
         return REPEATED_SEED
     num_nodes[0] = end
     for hop in range(len(keys)):
-        total = open_rows(indptr, begin, end, -1, False, work)
+        total = open_rows(indptr, begin, end, ALL, rule.replace, work)
         if end + total > len(work.positions):
             return end + total
-        met = expand(indices, begin, end, -1, keys[hop], rule, work, table)
+        met = expand(indices, begin, end, ALL, keys[hop], rule, work, table)
         inverse = _chances(begin, end, met, hop, layers, work)
         _choose(met, keys[hop], inverse, work)
         found = _thin(begin, end, met, layers, inverse, work)
@@ -179,7 +181,7 @@ def _place_again(count: int, start: int, work: Work, table: Table) -> None:
     """Enter the batch's nodes into a new table. Behind the edges, from ``start``, there is room to list them."""
     for at in range(count):
         work.columns[_U(start + at)] = work.nodes[_U(at)]
-    place(start, start + count, work, table, 0)
+    place(start, start + count, work, table, ZERO)
 
 
 @compiled

@@ -11,6 +11,7 @@ import numpy as np
 
 from lightning_gnn_dist.sampling.kernels import (
     REPEATED_SEED,
+    ZERO,
     Array,
     Rule,
     Table,
@@ -61,7 +62,7 @@ def sample_induced(
         return REPEATED_SEED
     for i in range(len(others)):
         work.columns[_U(i)] = others[_U(i)]
-    count = place(0, len(others), work, table, count)
+    count = place(ZERO, len(others), work, table, count)
     needed = _induce(indptr, indices, count, work, table)
     if needed <= len(work.positions):
         _count_hops(len(seeds), count, work, num_nodes, num_edges)
@@ -85,13 +86,13 @@ def sample_egos(
     Its nodes are those that neighbour sampling finds. Each graph is sampled into views of ``work`` that begin where
     the one before ended, with an epoch of the table that begins there too.
     """
-    room, nodes, edges = len(work.positions), 0, 0
+    room, nodes, edges = len(work.positions), ZERO, ZERO
     work.starts[0] = 0
     for i in range(len(seeds)):
         mine = _behind(work, nodes, edges)
         own = Table(table.entries, table.shift, table.epoch + nodes)
         count = place_seeds(seeds[i : i + 1], mine, own)
-        begin = 0
+        begin = ZERO
         for hop in range(len(fanouts)):
             total = open_rows(indptr, begin, count, fanouts[hop], rule.replace, mine)
             if nodes + edges + count + total >= room:
