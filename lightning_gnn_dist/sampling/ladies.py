@@ -21,7 +21,8 @@ class LadiesSampler(LayerSampler):
     """Draw for each hop the nodes that matter most to those found at the hop before.
 
     ``batch.edge_weight`` holds A, corrected for the draw: see :class:`LayerSampler`. The paper's matrix is that of
-    PyG's ``GCNNorm``, and the paper normalises.
+    PyG's ``GCNNorm``, and the paper normalises. What is drawn depends on all seeds of the batch, so the slices of a
+    correction batch that several ranks share see other nodes than the whole batch would.
 
     Args:
         num_nodes: Nodes to draw per hop, on average.

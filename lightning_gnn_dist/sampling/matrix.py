@@ -171,7 +171,7 @@ def _chances(sampler: LayerSampler, matrix: Tensor, values: Tensor, stack: Stack
     """NORM: for each batch and node, the probability that the node is drawn."""
     (batch, nodes), n = stack.frontier, stack.num_nodes
     if not isinstance(sampler, LadiesSampler):  # Q has one row, all ones
-        batch, nodes = torch.zeros_like(nodes[:1]).expand(n), torch.arange(n, device=nodes.device)
+        batch, nodes = nodes.new_zeros(n), torch.arange(n, device=nodes.device)
     square = _sparse(matrix.indices()[0], matrix.indices()[1], values.square(), n, n)
     num_rows = stack.num_batches if isinstance(sampler, LadiesSampler) else 1
     frontier = _sparse(batch, nodes, torch.ones_like(nodes, dtype=torch.float64), num_rows, n)

@@ -89,8 +89,10 @@ def test_a_bulk_is_its_batches(sampler):
 @pytest.mark.parametrize("sampler", [NeighborSampler([4, 2]), LadiesSampler([9, 9]), FastGCNSampler([9, 9])], ids=repr)
 def test_nodes_without_edges(sampler):
     graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), 6)
-    seeds, places = [torch.tensor([5, 4]), torch.tensor([2])], PLACES[:2]
-    assert_same(sampler.sample_bulk(graph, seeds, places), MatrixSampler(sampler).sample_bulk(graph, seeds, places))
+    matrix = MatrixSampler(sampler)
+    for seeds in ([[5, 4], [2]], [[5], [4, 0]]):  # the latter finds no frontier for the second hop
+        ids, places = [torch.tensor(nodes) for nodes in seeds], PLACES[:2]
+        assert_same(sampler.sample_bulk(graph, ids, places), matrix.sample_bulk(graph, ids, places))
 
 
 def test_the_matrix_numbers_the_edges():
