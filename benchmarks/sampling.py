@@ -4,29 +4,42 @@
     python benchmarks/sampling.py --num-nodes 100000 --num-edges 2000000
     THP_MEM_ALLOC_ENABLE=1 python benchmarks/sampling.py    # torch allocates in pages of 2 MB: all of it is faster
 
-One thread. All times are CPU time, the best of several repetitions, so that other work on the machine
-disturbs them little; memory bandwidth is still shared.
+One thread, unless a line says two. All times are CPU time, unless a line says wall, the best of several repetitions,
+so that other work on the machine disturbs them little; memory bandwidth is still shared. PyG is measured beside where
+pyg-lib or torch-sparse is installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn import SAGEConv
+from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 from torch_geometric.utils import trim_to_layer
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.loader import BatchLoader
-from lightning_gnn_dist.sampling.base import BatchKey
+from lightning_gnn_dist.sampling.base import BatchKey, Sampler
 from lightning_gnn_dist.sampling.batch import SampledData, assemble
+from lightning_gnn_dist.sampling.cluster import ClusterSampler
+from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.pool import BufferPool, gather_rows
 from lightning_gnn_dist.sampling.rng import permutation
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 
 
 def power_law_communities(
@@ -64,23 +77,116 @@ def cpu_ms(function: Callable[[], object], repeats: int) -> float:
     return 1e3 * min(times)
 
 
+def wall_ms(function: Callable[[], object], repeats: int) -> float:
+    """The least wall time of a call, in milliseconds."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return 1e3 * min(times)
+
+
 def batches_of_seeds(graph: Graph, batch_size: int, number: int) -> list[Tensor]:
     return [permutation(graph.num_nodes, 1, i)[:batch_size] for i in range(number)]
 
 
-def bench_sampling(graph: Graph, num_neighbors: list[int], batch_size: int, repeats: int) -> Iterator[str]:
-    sampler = NeighborSampler(num_neighbors)
-    seeds = batches_of_seeds(graph, batch_size, 10)
-    keys = [BatchKey(0, 0, i) for i in range(10)]
-    bulk = sampler.sample_bulk(graph, seeds, keys)
-    nodes, edges = (
-        np.mean([sum(counts) for counts in column])
-        for column in zip(*((s.num_sampled_nodes, s.num_sampled_edges) for s in bulk), strict=True)
-    )
-    del bulk
-    ms = cpu_ms(lambda: [sampler.sample_bulk(graph, [s], [k]) for s, k in zip(seeds, keys, strict=True)], repeats) / 10
-    yield f"sampling {num_neighbors}, {batch_size} seeds: {nodes:,.0f} nodes, {edges:,.0f} edges a batch"
-    yield row("neighbour sampler", ms, f"{edges / ms / 1e3:.1f} M edges per CPU-second")
+def bench_sampling(graph: Graph, batch_size: int, repeats: int) -> Iterator[str]:
+    """Every sampler, for bulks of 1, 8 and 64 batches, and in two threads."""
+    graph = with_extras(graph)
+    for sampler, bulks in (
+        (NeighborSampler([15, 10, 5]), (1, 8, 64)),
+        (LadiesSampler([512, 512, 512]), (1, 8, 64)),
+        (FastGCNSampler([512, 512, 512]), (1, 8, 64)),
+        (NeighborSampler([15, 10, 5], replace=True), (8,)),
+        (NeighborSampler([15, 10, 5], weight="edge_weight"), (8,)),
+        (NeighborSampler([15, 10, 5], replace=True, weight="edge_weight"), (8,)),
+        (LadiesSampler([512, 512, 512], weight="edge_weight"), (8,)),
+        (RandomWalkSampler(3, walk_length=3, visits=0), (8,)),
+        (ShadowSampler([10, 5], num_hops=3), (8,)),
+        (ClusterSampler(3), (8,)),
+    ):
+        yield from bench_sampler(graph, sampler, bulks, batch_size, repeats)
+
+
+def with_extras(graph: Graph) -> Graph:
+    """The graph with weights, and with chunks of about 1,000 nodes."""
+    chunk = permutation(graph.num_nodes, 2, 0) % max(1, graph.num_nodes // 1000)
+    weight = torch.rand(graph.num_edges, generator=torch.Generator().manual_seed(0))
+    return Graph(graph.indptr, graph.indices, {"chunk": chunk}, {"edge_weight": weight})
+
+
+def bench_sampler(graph: Graph, sampler: Sampler, bulks: Iterable[int], batch_size: int, repeats: int) -> Iterator[str]:
+    seeds = batches_of_seeds(graph, batch_size, max(bulks))
+    if isinstance(sampler, ClusterSampler):  # as its loader deals them
+        order = sampler.order(graph, torch.arange(graph.num_nodes), 0, 0)
+        seeds = [order[i * batch_size : (i + 1) * batch_size] for i in range(max(bulks))]
+    keys = [BatchKey(0, 0, i) for i in range(max(bulks))]
+    first = sampler.sample_bulk(graph, seeds[:1], keys[:1])[0]
+    nodes, edges = first.nodes.numel(), first.indices.numel()
+    yield f"{sampler}, {batch_size} seeds: {nodes:,} nodes, {edges:,} edges in the first batch"
+    for k in bulks:
+        ms = cpu_ms(lambda k=k: sampler.sample_bulk(graph, seeds[:k], keys[:k]), repeats) / k
+        yield row(f"bulks of {k}", ms, f"{edges / ms / 1e3:.1f} M edges per CPU-second")
+    if max(bulks) == 64:
+        yield from bench_threads(graph, sampler, seeds, keys, edges, repeats)
+
+
+def bench_threads(
+    graph: Graph, sampler: Sampler, seeds: list[Tensor], keys: list[BatchKey], edges: int, repeats: int
+) -> Iterator[str]:
+    bulks = [slice(i, i + 8) for i in range(0, len(seeds), 8)]
+    for num_threads in (1, 2):
+        with ThreadPoolExecutor(num_threads) as threads:
+
+            def run(threads: ThreadPoolExecutor = threads) -> None:
+                consume(threads.map(lambda bulk: sampler.sample_bulk(graph, seeds[bulk], keys[bulk]), bulks))
+
+            ms = wall_ms(run, repeats) / len(seeds)
+        yield row(f"wall, {num_threads} threads, bulks of 8", ms, f"{edges / ms / 1e3:.1f} M edges per second")
+
+
+def bench_peers(graph: Graph, batch_size: int, repeats: int) -> Iterator[str]:
+    """The same neighbours drawn by scipy, and by PyG where it can."""
+    yield f"peers: [15, 10, 5], {batch_size} seeds, sampling alone"
+    seeds = batches_of_seeds(graph, batch_size, 4)
+    csr = graph.indices.numpy(), graph.indptr.numpy()
+    matrix = scipy.sparse.csr_matrix((np.ones(graph.num_edges, np.float32), *csr), (graph.num_nodes, graph.num_nodes))
+    generator = np.random.default_rng(0)
+    edges = by_products(matrix, seeds[0].numpy(), [15, 10, 5], generator)
+    ms = cpu_ms(lambda: by_products(matrix, seeds[1].numpy(), [15, 10, 5], generator), 1)
+    yield row("scipy, P = Q A", ms, f"{edges / ms / 1e3:.1f} M edges per CPU-second")
+    if not WITH_PYG_LIB and not WITH_TORCH_SPARSE:
+        yield "  PyG: neither pyg-lib nor torch-sparse is installed"
+        return
+    data = Data(num_nodes=graph.num_nodes, edge_index=torch.stack([graph.indices.long(), receivers_of(graph)]))
+    nodes = torch.cat(seeds)
+    loader = NeighborLoader(data, [15, 10, 5], input_nodes=nodes, batch_size=batch_size, num_workers=0)
+    yield row("PyG NeighborLoader", cpu_ms(lambda: consume(loader), repeats) / len(seeds))
+
+
+def receivers_of(graph: Graph) -> Tensor:
+    return torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
+
+
+def by_products(
+    matrix: scipy.sparse.csr_matrix, frontier: np.ndarray, fanouts: list[int], generator: np.random.Generator
+) -> int:
+    """Neighbour sampling with a product per hop: each row keeps the entries with the smallest random keys."""
+    found, edges = frontier, 0
+    for fanout in fanouts:
+        ones = np.ones(len(frontier), np.float32)
+        one_hot = scipy.sparse.csr_matrix(
+            (ones, (np.arange(len(frontier)), frontier)), (len(frontier), matrix.shape[0])
+        )
+        product = one_hot @ matrix
+        rows = np.repeat(np.arange(len(frontier)), np.diff(product.indptr))
+        order = np.lexsort((generator.random(product.nnz), rows))
+        chosen = order[np.arange(product.nnz) - product.indptr[rows] < fanout]
+        edges += len(chosen)
+        frontier = np.setdiff1d(product.indices[chosen], found)
+        found = np.union1d(found, frontier)
+    return edges
 
 
 def bench_gather(graph: Graph, num_neighbors: list[int], batch_size: int, repeats: int) -> Iterator[str]:
@@ -98,6 +204,13 @@ def bench_gather(graph: Graph, num_neighbors: list[int], batch_size: int, repeat
             cpu_ms(lambda x=x, out=buffer: torch.index_select(x, 0, rows, out=out), repeats),
         )
         yield row("our kernel, pooled", cpu_ms(lambda x=x, pool=pool: gather_rows(x, rows, pool), repeats))
+        if dtype == torch.float16:
+            wide = BufferPool(max_free=2)
+            ms = cpu_ms(lambda x=x, pool=wide: gather_rows(x, rows, pool, widen=True), repeats)
+            yield row("pooled, widened to float32", ms)
+            small, scale = quantize_rows(x)
+            ms = cpu_ms(lambda x=small, by=scale, pool=wide: gather_rows(x, rows, pool, scale=by), repeats)
+            yield row("pooled, int8 to float32", ms)
 
 
 def bench_loader(graph: Graph, num_neighbors: list[int], batch_size: int, repeats: int) -> Iterator[str]:
@@ -105,13 +218,22 @@ def bench_loader(graph: Graph, num_neighbors: list[int], batch_size: int, repeat
     graph = Graph(graph.indptr, graph.indices, arrays)
     seeds = permutation(graph.num_nodes, 1, 0)[: 10 * batch_size]
     yield f"whole batches {num_neighbors}, {batch_size} seeds: sampled, 128 floats a node gathered, assembled"
-    for num_threads in (0, 1):
-        loader = BatchLoader(graph, NeighborSampler(num_neighbors), seeds, 10, seed=0, num_threads=num_threads)
-        yield row(f"BatchLoader, {num_threads} threads", cpu_ms(lambda one=loader: consume(one), repeats) / 10)
+    for bulk_size in (1, 8):
+        loader = loader_of(graph, NeighborSampler(num_neighbors), seeds, bulk_size, 0)
+        ms = cpu_ms(lambda one=loader: consume(one), repeats) / 10
+        yield row(f"bulks of {bulk_size}", ms)
+        loader.close()
+    for num_threads in (1, 2):
+        loader = loader_of(graph, NeighborSampler(num_neighbors), seeds, 1, num_threads)
+        yield row(f"wall, {num_threads} threads, bulks of 1", wall_ms(lambda one=loader: consume(one), repeats) / 10)
         loader.close()
 
 
-def consume(batches: Iterable[SampledData]) -> None:
+def loader_of(graph: Graph, sampler: Sampler, seeds: Tensor, bulk_size: int, num_threads: int) -> BatchLoader:
+    return BatchLoader(graph, sampler, seeds, 10, seed=0, bulk_size=bulk_size, num_threads=num_threads)
+
+
+def consume(batches: Iterable[object]) -> None:
     for batch in batches:
         del batch
 
@@ -166,8 +288,26 @@ def bench_step(graph: Graph, batch_size: int, repeats: int) -> Iterator[str]:
         yield row(name, cpu_ms(lambda forward=forward: net.step(forward, batch), repeats))
 
 
+def bench_waiting(graph: Graph, batch_size: int) -> Iterator[str]:
+    """The training loop, with one background thread."""
+    arrays = {"x": torch.randn(graph.num_nodes, 128)}
+    graph = Graph(graph.indptr, graph.indices, arrays)
+    seeds = permutation(graph.num_nodes, 1, 0)[: 10 * batch_size]
+    loader, net = loader_of(graph, NeighborSampler([15, 10]), seeds, 4, 1), Net()
+    for batch in loader:  # buffers grow at first
+        net.step(net.by_adj, batch)
+    waited, started = loader.waited_seconds, time.perf_counter()
+    for _ in range(3):
+        for batch in loader:
+            net.step(net.by_adj, batch)
+    seconds = time.perf_counter() - started
+    share = (loader.waited_seconds - waited) / seconds
+    yield f"training SAGE 128-256-32 on [15, 10], blocks, 1 background thread: waits {share:.1%} of {seconds:.1f} s"
+    loader.close()
+
+
 def row(name: str, ms: float, note: str = "") -> str:
-    return f"  {name:<28} {ms:>9.2f} ms   {note}".rstrip()
+    return f"  {name:<30} {ms:>9.2f} ms   {note}".rstrip()
 
 
 def main() -> None:
@@ -180,14 +320,16 @@ def main() -> None:
     torch.set_num_threads(1)
 
     graph = power_law_communities(options.num_nodes, options.num_edges)
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print(f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, largest in-degree {graph.degrees().max():,}")
     size, repeats = options.batch_size, options.repeats
     for lines in (
-        bench_sampling(graph, [15, 10, 5], size, repeats),
-        bench_sampling(graph, [15, 10], size, repeats),
+        bench_sampling(graph, size, repeats),
+        bench_peers(graph, size, repeats),
         bench_gather(graph, [15, 10, 5], size, repeats),
         bench_loader(graph, [15, 10, 5], size, repeats),
         bench_step(graph, size, repeats),
+        bench_waiting(graph, size),
     ):
         for line in lines:
             print(line, flush=True)

@@ -23,12 +23,14 @@ callbacks/          what a user may watch a training by
 cli/                the command `lightning-gnn-dist`
 """
 
+from lightning_gnn_dist.callbacks.data_figures import DataFigures
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.coverage import Coverage, coverage_mean
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.elastic import Elastic
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
@@ -38,7 +40,13 @@ from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.residency import Fixed, Held, Redeal, Residency, Rotate
 from lightning_gnn_dist.rounds import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
 from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.cluster import ClusterSampler
+from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.base import RoundStrategy
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
@@ -52,18 +60,23 @@ register()
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClusterSampler",
     "Coverage",
+    "DataFigures",
     "DiscrepancyProbe",
     "Elastic",
     "EveryPass",
     "EverySeconds",
     "EverySteps",
+    "FastGCNSampler",
     "Fixed",
     "Graph",
     "GrappaStrategy",
     "Held",
     "LLCGStrategy",
+    "LadiesSampler",
     "LocalSGDStrategy",
+    "MatrixSampler",
     "MetisPartitioner",
     "NeighborSampler",
     "Partition",
@@ -71,6 +84,7 @@ __all__ = [
     "Partitioner",
     "PredictionWriter",
     "RandomPartitioner",
+    "RandomWalkSampler",
     "Redeal",
     "Residency",
     "Rotate",
@@ -78,10 +92,12 @@ __all__ = [
     "RoundProgress",
     "RoundStrategy",
     "Sampler",
+    "ShadowSampler",
     "StreamingPartitioner",
     "SuperNodePartitioner",
     "TMAStrategy",
     "WholePartSampler",
     "communities",
     "coverage_mean",
+    "quantize_rows",
 ]

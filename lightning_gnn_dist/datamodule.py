@@ -53,6 +53,8 @@ class PartitionedDataModule(LightningDataModule):
         seed: Everything random is drawn from it: partition, order of seeds, neighbours.
         bulk_size: Batches sampled together. Does not change what is drawn.
         num_threads: Background threads that sample and gather while the model trains. 0: none.
+        widen_features: Arrays of float16, bfloat16, and of int8 with scales (:func:`quantize_rows`) come as float32.
+            False: as they are stored.
         train_on: ``"part"``, or ``"graph"``: sample around the part's training nodes in the whole graph, as if its
             features were fetched from other hosts. A baseline (with DDP: the paper's GGS), no way to save memory.
         extra_nodes: Add so many random nodes of other parts to the part, to send messages but not to learn from
@@ -85,6 +87,7 @@ class PartitionedDataModule(LightningDataModule):
         seed: int = 0,
         bulk_size: int = 4,
         num_threads: int = 1,
+        widen_features: bool = True,
         train_on: Scope = "part",
         extra_nodes: float = 0.0,
         extra_of: Scope = "part",
@@ -125,8 +128,8 @@ class PartitionedDataModule(LightningDataModule):
         self.correction_batch_size = correction_batch_size
         self.correction_sampler = correction_sampler
         self.seed = seed
-        self.bulk_size = bulk_size
-        self.num_threads = num_threads
+        self.bulk_size, self.num_threads = bulk_size, num_threads
+        self.widen_features = widen_features
         self._loaders: list[BatchLoader | PartLoader] = []
         self._parts: Parts | None = None
         self._anchors: tuple[Graph, BatchLoader] | None = None
@@ -219,6 +222,10 @@ class PartitionedDataModule(LightningDataModule):
             self._parts.close()
         self._parts = self._anchors = self._whole = None
 
+    def on_exception(self, exception: BaseException) -> None:
+        """End what runs in the background: after an exception or Ctrl-C Lightning tears nothing down."""
+        self.teardown("fit")
+
     def state_dict(self) -> dict[str, Any]:
         """How long super-epochs are: a fit that is resumed with more epochs keeps to it."""
         return {} if self._every() is None else {"repartition_every": self._every()}
@@ -241,9 +248,10 @@ class PartitionedDataModule(LightningDataModule):
 
     @property
     def figures(self) -> dict[str, float]:
-        """What a strategy may log: since the fit began, seconds that training waited for data, and what parts cost."""
-        waited = self._train_loader.waited_seconds if self._train_loader is not None else 0.0
-        figures = {"data/waited_seconds": waited}
+        """What a strategy may log: since the fit began, the time that training waited for data, and what parts cost."""
+        loader = self._train_loader
+        waited = (loader.waited_seconds, loader.waited_share) if loader is not None else (0.0, 0.0)
+        figures = dict(zip(("data/waited_seconds", "data/waited_share"), waited, strict=True))
         if self._parts is not None:
             figures |= {
                 "data/switches": float(self._parts.switches),
@@ -276,7 +284,8 @@ class PartitionedDataModule(LightningDataModule):
             if self.correction_sampler is None and isinstance(sampler, WholePartSampler):
                 sampler = NeighborSampler([-1] * sampler.num_hops)
             size = self.correction_batch_size or self.batch_size * self._world_size()
-            self._whole = GlobalBatches(self.graph, sampler, self.graph.split("train"), size, self.seed)
+            seeds = self.graph.split("train")
+            self._whole = GlobalBatches(self.graph, sampler, seeds, size, self.seed, self.widen_features)
         return self._whole
 
     def _num_batches(self) -> int:
@@ -328,6 +337,7 @@ class PartitionedDataModule(LightningDataModule):
             shuffle=shuffle,
             bulk_size=self.bulk_size if in_background else 1,
             num_threads=self.num_threads if in_background else 0,
+            widen=self.widen_features,
         )
         loader.num_ranks = self._world_size()
         return loader

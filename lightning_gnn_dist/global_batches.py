@@ -30,6 +30,7 @@ class GlobalBatches:
         seeds: The training nodes of the whole graph.
         batch_size: Seeds of one batch, all slices together.
         seed: Decides every random choice.
+        widen: Make float32 of narrower features.
     """
 
     graph: Graph
@@ -37,6 +38,7 @@ class GlobalBatches:
     seeds: Tensor
     batch_size: int
     seed: int
+    widen: bool = True
 
     @property
     def num_batches(self) -> int:
@@ -51,7 +53,7 @@ class GlobalBatches:
             seeds = self._seeds(round_idx, index).tensor_split(num_slices)[rank]
             key = BatchKey(self.seed + _PURPOSE, round_idx, index)
             (sample,) = self.sampler.sample_bulk(self.graph, [seeds], [key])
-            yield assemble(self.graph, sample)
+            yield assemble(self.graph, sample, widen=self.widen)
 
     def _seeds(self, round_idx: int, index: int) -> Tensor:
         """The seeds of one batch: pass after pass over all of them, each in an order of its own."""

@@ -14,9 +14,9 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler, check_seeds, refuse_repeated
+from lightning_gnn_dist.sampling.base import BatchKey, OrdersSeeds, Sample, Sampler, check_seeds, refuse_repeated
 from lightning_gnn_dist.sampling.batch import SampledData, assemble
-from lightning_gnn_dist.sampling.pool import BufferPool, gather_rows
+from lightning_gnn_dist.sampling.pool import BufferPool
 from lightning_gnn_dist.sampling.rng import permutation
 
 Item = TypeVar("Item")
@@ -50,6 +50,7 @@ class BatchLoader:
         bulk_size: Batches that are sampled together.
         num_threads: Threads that sample in the background. With 0, a bulk is sampled when it is due.
         prefetch: Bulks made ahead of the one being consumed. Default: one for each thread and one more.
+        widen: Make float32 of float16, bfloat16 and of int8 with scales, as they are gathered.
     """
 
     num_ranks = 1  # whoever makes loaders for several ranks says so
@@ -67,6 +68,7 @@ class BatchLoader:
         bulk_size: int = 2,
         num_threads: int = 1,
         prefetch: int | None = None,
+        widen: bool = True,
     ) -> None:
         _check_at_least(num_batches=(num_batches, 1), bulk_size=(bulk_size, 1), num_threads=(num_threads, 0))
         prefetch = num_threads + 1 if prefetch is None else prefetch
@@ -78,7 +80,7 @@ class BatchLoader:
         if seeds.numel() == 0:
             raise ValueError("There are no seeds to make batches of: is the mask that marks them all false?")
         self._graph, self._sampler, self._seeds, self._num_batches = graph, sampler, seeds, num_batches
-        self._seed, self._shuffle = seed, shuffle
+        self._seed, self._shuffle, self._widen = seed, shuffle, widen
         self._bulk_size, self._num_threads, self._prefetch = bulk_size, num_threads, prefetch
         self._next_pass = 0
         self._orders: dict[int, Tensor] = {}
@@ -161,24 +163,27 @@ class BatchLoader:
     def _order(self, epoch: int) -> Tensor:
         order = self._orders.get(epoch)
         if order is None:
-            order = permutation(self.num_seeds, self._seed, epoch)
+            if isinstance(self._sampler, OrdersSeeds):
+                order = self._sampler.order(self._graph, self._seeds, self._seed, epoch)
+            else:
+                order = permutation(self.num_seeds, self._seed, epoch)
             # Kept for two passes, as a bulk may belong to both. Two threads may compute the same order.
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) == 1} | {epoch: order}
         return order
 
     def _assemble(self, sample: Sample) -> SampledData:
         if not sample.is_constant:
-            return assemble(self._graph, sample, self._gather)
+            return assemble(self._graph, sample, self._pool_of, widen=self._widen)
         kept = self._constant
         if kept is None or kept[0] is not sample:
-            self._constant = kept = sample, assemble(self._graph, sample)
+            self._constant = kept = sample, assemble(self._graph, sample, widen=self._widen)
         return copy.copy(kept[1])  # the user may set attributes of a batch, or drop them
 
-    def _gather(self, name: str, array: Tensor, rows: Tensor) -> Tensor:
+    def _pool_of(self, name: str) -> BufferPool:
         pool = self._pools.get(name)
         if pool is None:  # one for each array, whose batches are all of nearly the same size
             pool = self._pools.setdefault(name, BufferPool((self._prefetch + 1) * self._bulk_size + 1))
-        return gather_rows(array, rows, pool)
+        return pool
 
 
 class _Ahead(Generic[Item, Result]):

@@ -117,6 +117,7 @@ class PartLoader:
         self._running: tuple[int, BatchLoader] | None = None
         self._next_pass = self._skipped = self._done = 0
         self._waited_before = 0.0
+        self._began: float | None = None
         self.num_ranks = num_ranks
 
     def __len__(self) -> int:
@@ -131,6 +132,11 @@ class PartLoader:
     def waited_seconds(self) -> float:
         """Time that the consumer stood still, since the loader was made."""
         return self._waited_before + (self._running[1].waited_seconds if self._running else 0.0)
+
+    @property
+    def waited_share(self) -> float:
+        """The share of that in the time since the first batch was asked for."""
+        return self.waited_seconds / (time.perf_counter() - self._began) if self._began is not None else 0.0
 
     @property
     def sampler(self) -> PartLoader:
@@ -175,6 +181,7 @@ class PartLoader:
         self._running = None
 
     def _between(self, start: int, stop: int | None) -> Batches:
+        self._began = time.perf_counter() if self._began is None else self._began
         loader = self._loader(self._super_epoch(start))
         for number, batch in enumerate(loader.between(start, stop), start):
             yield self._weigh(batch, is_repeated=number % len(self) >= loader.num_seeds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -16,14 +17,21 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.loader import THREAD_NAME
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.residency import Redeal, Rotate
 from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.sampling.cluster import ClusterSampler
+from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.ranks import RankError, run_ranks
@@ -150,6 +158,54 @@ def test_one_process_without_a_strategy_trains_on_the_whole_graph() -> None:
     assert len(module.trained) == 10
     assert sorted(first.tolist()) == sorted(second.tolist()) == graph.split("train").tolist()
     assert first.tolist() != second.tolist()
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        NeighborSampler([5, 5], replace=True, weight="edge_weight"),
+        LadiesSampler([60, 60]),
+        FastGCNSampler([200, 200], "edge_weight"),
+        RandomWalkSampler(2, visits=2),
+        ShadowSampler([4, 2], num_hops=2),
+        ClusterSampler(2),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_any_sampler_trains(sampler: Any) -> None:
+    plain = small_graph()
+    chunk = MetisPartitioner()(plain, 12, 0).assignment
+    weight = torch.rand(plain.num_edges, generator=torch.Generator().manual_seed(0))
+    graph = Graph(plain.indptr, plain.indices, plain.node_arrays | {"chunk": chunk}, {"edge_weight": weight})
+    data, module = PartitionedDataModule(graph, sampler=sampler, batch_size=30), model()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    fit = trainer(1)
+    fit.fit(module, data)
+    seeds = torch.cat(module.trained[: len(module.trained) // 2])
+    assert seeds.sort().values.equal(graph.split("train"))
+    assert any(not value.equal(before[name]) for name, value in module.state_dict().items())
+    assert module.evaluated[-1][1].isfinite().all()
+
+
+@pytest.mark.parametrize("form", ["float16", "bfloat16", "int8"])
+def test_narrow_features_on_disk_train_as_float32(tmp_path: Path, form: str) -> None:
+    graph = small_graph()
+    if form == "int8":
+        graph.node_arrays["x"], graph.node_arrays["x_scale"] = quantize_rows(graph.node_arrays["x"])
+    else:
+        graph.node_arrays["x"] = graph.node_arrays["x"].to(getattr(torch, form))
+    graph.save(tmp_path / "graph")
+    data = PartitionedDataModule(tmp_path / "graph", batch_size=30, eval_batch_size=600)
+    module = model()
+    fit = trainer(1, max_epochs=1)
+    fit.fit(module, data)
+    assert next(iter(data.correction_batches(0))).x.dtype == torch.float32
+    (logits,) = [logits for _, logits in fit.predict(module, data)]
+    graph.node_arrays["x"] = next(iter(data.predict_dataloader())).x
+    assert torch.allclose(logits, full_graph_logits(module, graph), atol=1e-4)
+    narrow = PartitionedDataModule(tmp_path / "graph", batch_size=30, widen_features=False)
+    assert next(iter(narrow.train_dataloader())).x.dtype == getattr(torch, form)
+    assert next(iter(narrow.correction_batches(0))).x.dtype == getattr(torch, form)
 
 
 def whole(rank: int, world_size: int) -> tuple[int, State]:
@@ -284,6 +340,39 @@ def test_ranks_with_different_graphs_are_refused(what: str) -> None:
     with pytest.raises(RankError, match=r"Ranks \[1\] have another graph than rank 0") as error:
         run_ranks(different_graphs, 2, what)
     assert set(error.value.failures) == {0, 1}
+
+
+class Stopped(SAGE):
+    """Raises in its fourth step."""
+
+    error: type[BaseException] = ValueError
+
+    def training_step(self, batch: Any) -> Tensor:
+        if len(self.trained) == 3:
+            raise self.error
+        return super().training_step(batch)
+
+
+def threads_after(rank: int, world_size: int, error: type[BaseException]) -> tuple[str, list[str]]:
+    data = PartitionedDataModule(
+        small_graph(), partitioner=RandomPartitioner(), residency=Rotate(), batch_size=4, num_threads=2
+    )
+    module = Stopped(12, 4)
+    module.error = error
+    strategy = LocalSGDStrategy(EverySteps(100), **PATIENCE) if world_size > 1 else "auto"
+    raised = ""
+    try:
+        trainer(world_size, strategy).fit(module, data)
+    except BaseException as caught:
+        raised = type(caught).__name__
+    return raised, [thread.name for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)]
+
+
+@pytest.mark.parametrize(("error", "name"), [(ValueError, "ValueError"), (KeyboardInterrupt, "SystemExit")])
+def test_no_thread_outlives_an_exception_or_ctrl_c(error: type[BaseException], name: str) -> None:
+    assert threads_after(0, 1, error) == (name, [])
+    if error is ValueError:  # Lightning ends a rank that is interrupted by a signal to itself
+        assert run_ranks(threads_after, 2, error) == [(name, [])] * 2
 
 
 def loader_alone(rank: int, world_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -32,6 +33,8 @@ class Sample(NamedTuple):
         num_sampled_nodes: New nodes per hop; hop 0 is the seeds.
         num_sampled_edges: Edges per hop.
         edge_ids: Each edge's position in the graph's ``indices``, or None if the graph has no edge arrays.
+        edge_weight: The batch's ``edge_weight``, in place of the graph's. None: there is none of the sampler's own.
+        node_norm: The batch's ``node_norm``, a weight for the loss of each node. None: there is none.
         is_constant: The same sample will come again: what is built from it is worth keeping.
     """
 
@@ -41,6 +44,8 @@ class Sample(NamedTuple):
     num_sampled_nodes: list[int]
     num_sampled_edges: list[int]
     edge_ids: Tensor | None
+    edge_weight: Tensor | None = None
+    node_norm: Tensor | None = None
     is_constant: bool = False
 
 
@@ -59,6 +64,15 @@ class Sampler(Protocol):
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         """Sample one batch for every entry of ``seeds``, each of which holds distinct ids."""
+        ...
+
+
+@runtime_checkable
+class OrdersSeeds(Protocol):
+    """A sampler that also says in which order seeds are dealt to the batches of a pass."""
+
+    def order(self, graph: Graph, seeds: Tensor, seed: int, epoch: int) -> Tensor:
+        """A permutation of the places in ``seeds``, which depends on the arguments alone."""
         ...
 
 
@@ -87,3 +101,17 @@ def refuse_repeated(seeds: Tensor) -> None:
             f"The seeds of a batch must be distinct, but node {int(ids[counts > 1][0])} is given "
             f"{int(counts[counts > 1][0])} times. Pass seeds.unique()."
         )
+
+
+def check_numbers(name: str, numbers: Sequence[int], example: str, *, or_all: bool = False) -> tuple[int, ...]:
+    """Refuse what is no list of one positive integer per hop; ``or_all`` lets -1 pass."""
+    if isinstance(numbers, str) or not isinstance(numbers, Sequence):
+        raise ValueError(f"{name} must list one number per hop, got {numbers!r}. For two hops write {example}.")
+    if not numbers:
+        raise ValueError(f"{name} is empty: give one number per layer of the model, as in {example}.")
+    for number in numbers:
+        is_integer = hasattr(number, "__index__") and not isinstance(number, bool)
+        if not is_integer or not (number > 0 or (or_all and number == -1)):
+            otherwise = ", or -1 for all neighbours" if or_all else ""
+            raise ValueError(f"{name} must hold positive integers{otherwise}, got {number!r} in {list(numbers)}.")
+    return tuple(operator.index(number) for number in numbers)

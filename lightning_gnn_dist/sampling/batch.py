@@ -14,11 +14,12 @@ from torch_geometric.data.storage import GlobalStorage
 from torch_geometric.data.view import ItemsView, ValuesView
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.quantize import SUFFIX, scale_of
 from lightning_gnn_dist.sampling.base import Sample
 from lightning_gnn_dist.sampling.block import Block, rebase
-from lightning_gnn_dist.sampling.pool import gather_rows
+from lightning_gnn_dist.sampling.pool import BufferPool, gather_rows
 
-Gather = Callable[[str, Tensor, Tensor], Tensor]  # (name, array, rows) -> array[rows]
+PoolOf = Callable[[str], BufferPool | None]
 
 
 class BatchStore(GlobalStorage):  # type: ignore[misc]
@@ -141,23 +142,37 @@ class SampledData(Data):  # type: ignore[misc]
         return super().__getattr__(key)
 
 
-def assemble(
-    graph: Graph, sample: Sample, gather: Gather = lambda _, array, rows: gather_rows(array, rows)
-) -> SampledData:
-    """Gather what the graph knows about the nodes and edges of a sample."""
+def assemble(graph: Graph, sample: Sample, pool_of: PoolOf = lambda _: None, *, widen: bool = True) -> SampledData:
+    """Gather what the graph knows about the nodes and edges of a sample.
+
+    Args:
+        graph: The graph that was sampled.
+        sample: The batch's nodes and edges.
+        pool_of: The pool that lends memory for the array of a name.
+        widen: Make float32 of float16, bfloat16 and of int8 with scales; else arrays come as they are.
+    """
     data = SampledData()
-    for name, array in graph.node_arrays.items():
-        data[name] = gather(name, array, sample.nodes)
+    _gather(data, graph.node_arrays, sample.nodes, pool_of, widen=widen)
     if "n_id" not in graph.node_arrays:
         data.n_id = sample.nodes
     if sample.edge_ids is not None:
-        for name, array in graph.edge_arrays.items():
-            data[name] = gather(name, array, sample.edge_ids)
+        _gather(data, graph.edge_arrays, sample.edge_ids, pool_of, widen=widen)
+    if sample.edge_weight is not None:
+        data.edge_weight = sample.edge_weight
+    if sample.node_norm is not None:
+        data.node_norm = sample.node_norm
     data.batch_size = sample.num_sampled_nodes[0]
     data.num_sampled_nodes = list(sample.num_sampled_nodes)
     data.num_sampled_edges = list(sample.num_sampled_edges)
     data._store.promise(_blocks(sample, data))
     return data
+
+
+def _gather(data: SampledData, arrays: dict[str, Tensor], rows: Tensor, pool_of: PoolOf, *, widen: bool) -> None:
+    scales = {name: scale_of(name, arrays) if widen else None for name in arrays}
+    used = {name + SUFFIX for name, scale in scales.items() if scale is not None}
+    for name in filter(lambda name: name not in used, arrays):
+        data[name] = gather_rows(arrays[name], rows, pool_of(name), scale=scales[name], widen=widen)
 
 
 def _blocks(sample: Sample, data: SampledData) -> tuple[Block, ...]:

@@ -45,7 +45,7 @@ class Block:
     @cached_property
     def adj(self) -> Tensor:
         """The sparse matrix ``(num_dst, num_src)``. Built when first asked for, on the arrays as they are."""
-        _spend_warning()
+        spend_warning()
         values = self.weight
         if values is None:
             values = torch.ones(self.num_edges, dtype=self.dtype, device=self.indices.device)
@@ -89,7 +89,7 @@ def rebase(blocks: tuple[Block, ...], outermost: Block) -> tuple[Block, ...]:
 
 
 @cache
-def _spend_warning() -> None:
+def spend_warning() -> None:
     """Provoke torch's warning about its CSR tensors, which it gives once a process, where nobody sees it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state", UserWarning)

@@ -1,4 +1,4 @@
-"""The compiled loops of sampling: fused gather, Floyd's draw and deduplication, and the gather of rows.
+"""The compiled loops of sampling: fused draw, gather and deduplication.
 
 One hop reads three places at random: a row's start in ``indptr``, its neighbours in ``indices``, and the
 table that says where in the batch a node already stands. None of them fits a cache, so the loops walk the
@@ -16,18 +16,21 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from lightning_gnn_dist.sampling.intrinsics import copy_bytes, prefetch
-from lightning_gnn_dist.sampling.rng import below, draw, inlined
+from lightning_gnn_dist.sampling.intrinsics import prefetch
+from lightning_gnn_dist.sampling.rng import below, draw, inlined, unit
 
 Array = npt.NDArray[Any]
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 BLOCK = 64  # frontier rows a stage: measured flat between 32 and 128
 ROWS_AHEAD = 48  # reads of indptr in flight
-COPIES_AHEAD = 8  # rows of features in flight
 LINE = 64  # bytes of a cache line
 REPEATED_SEED = -1
+LEAST_WEIGHT = 1e-290  # stands for 0: such edges come when no others are left
 
+# numba compiles a function once more for every literal that it is given.
+ZERO: Any = np.int64(0)
+ALL: Any = np.int64(-1)  # neighbours of a node
 _U = np.uint64  # indices of this type spare the test for negative ones
 _HASH = _U(0x9E3779B97F4A7C15)
 
@@ -56,6 +59,7 @@ class Work(NamedTuple):
         columns: Each edge's source, at first as a node, in the end as a position in ``nodes``.
         first: Where the row of each frontier node starts in the graph's ``indices``, int64.
         degree: The length of that row, int64.
+        weights: Each edge's weight, float32, from kernels that give edges one.
     """
 
     nodes: Array
@@ -64,6 +68,19 @@ class Work(NamedTuple):
     columns: Array
     first: Array
     degree: Array
+    weights: Array
+
+
+class Rule(NamedTuple):
+    """How a row's edges are drawn.
+
+    Attributes:
+        weights: A weight for each edge of the graph, or empty: all edges are equally likely.
+        replace: Whether an edge may be drawn more than once.
+    """
+
+    weights: Array
+    replace: bool
 
 
 def compiled(function: Kernel) -> Kernel:
@@ -83,6 +100,7 @@ def sample(
     seeds: Array,
     fanouts: Array,
     keys: Array,
+    rule: Rule,
     work: Work,
     table: Table,
     num_nodes: Array,
@@ -99,23 +117,21 @@ def sample(
         seeds: The batch's first nodes, int64; ``work`` has room for them.
         fanouts: Neighbours to draw per hop, int64; -1 takes all.
         keys: The key of each hop, uint64.
+        rule: How they are drawn.
         work: Receives the batch.
         table: Without valid entries.
         num_nodes: Receives the new nodes per hop, the seeds first.
         num_edges: Receives the edges per hop.
     """
-    work.starts[0] = 0
-    for i in range(len(seeds)):  # as a slice this line would take longer to compile than all others
-        work.columns[_U(i)] = seeds[_U(i)]
-    begin, end = 0, _place(0, len(seeds), work, table, 0)
+    begin, end = ZERO, place_seeds(seeds, work, table)
     if end != len(seeds):
         return REPEATED_SEED
     num_nodes[0] = end
     for hop in range(len(fanouts)):
-        total = _open_rows(indptr, begin, end, fanouts[hop], work)
+        total = open_rows(indptr, begin, end, fanouts[hop], rule.replace, work)
         if len(seeds) + total > len(work.positions):
             return len(seeds) + total
-        found = _expand(indices, begin, end, fanouts[hop], keys[hop], work, table)
+        found = expand(indices, begin, end, fanouts[hop], keys[hop], rule, work, table)
         num_edges[hop] = total - work.starts[begin]
         num_nodes[hop + 1] = found - end
         begin, end = end, found
@@ -123,7 +139,16 @@ def sample(
 
 
 @part
-def _open_rows(indptr: Array, begin: int, end: int, fanout: int, work: Work) -> Any:
+def place_seeds(seeds: Array, work: Work, table: Table) -> Any:
+    """Begin a batch; return how many distinct seeds there are."""
+    work.starts[0] = 0
+    for i in range(len(seeds)):  # as a slice this line would take longer to compile than all others
+        work.columns[_U(i)] = seeds[_U(i)]
+    return place(ZERO, len(seeds), work, table, ZERO)
+
+
+@part
+def open_rows(indptr: Array, begin: int, end: int, fanout: int, replace: bool, work: Work) -> Any:
     """Find the frontier's rows and where their edges will stand; return how many edges that makes."""
     total = work.starts[_U(begin)]
     for i in range(begin, end):
@@ -132,40 +157,78 @@ def _open_rows(indptr: Array, begin: int, end: int, fanout: int, work: Work) -> 
         degree = indptr[node + _U(1)] - indptr[node]
         work.first[_U(i - begin)] = indptr[node]
         work.degree[_U(i - begin)] = degree
-        total += degree if fanout < 0 else min(degree, fanout)
+        if not _is_whole(degree, fanout, replace):
+            degree = fanout
+        total += degree
         work.starts[_U(i + 1)] = total
     return total
 
 
+@inlined
+def _is_whole(degree: int, fanout: int, replace: bool) -> bool:
+    """Whether all edges of a row are taken."""
+    return fanout < 0 or degree == 0 or (degree <= fanout and not replace)
+
+
 @part
-def _expand(indices: Array, begin: int, end: int, fanout: int, key: np.uint64, work: Work, table: Table) -> Any:
+def expand(
+    indices: Array, begin: int, end: int, fanout: int, key: np.uint64, rule: Rule, work: Work, table: Table
+) -> Any:
     """One hop in three stages, each a block of rows behind the last; return how many nodes there are."""
     found = end
+    heights = np.empty(_longest(fanout, end - begin, work) if len(rule.weights) else 0)
     blocks = (end - begin + BLOCK - 1) // BLOCK
     for block in range(blocks + 2):
         low = begin + block * BLOCK
         if block < blocks:
-            _draw_rows(indices, begin, low, min(low + BLOCK, end), fanout, key, work)
+            _draw_rows(indices, begin, low, min(low + BLOCK, end), fanout, key, rule, heights, work)
         if 1 <= block <= blocks:
             _read(indices, work.starts[low - BLOCK], work.starts[min(low, end)], work, table)
         if block >= 2:
             low -= 2 * BLOCK
-            found = _place(work.starts[low], work.starts[min(low + BLOCK, end)], work, table, found)
+            found = place(work.starts[low], work.starts[min(low + BLOCK, end)], work, table, found)
     return found
 
 
 @part
-def _draw_rows(indices: Array, begin: int, low: int, high: int, fanout: int, key: np.uint64, work: Work) -> None:
+def _longest(fanout: int, rows: int, work: Work) -> Any:
+    """The length of the frontier's longest row, or ``fanout`` if that is more."""
+    longest = fanout
+    for i in range(rows):
+        longest = max(longest, work.degree[_U(i)])
+    return longest
+
+
+@part
+def _draw_rows(
+    indices: Array,
+    begin: int,
+    low: int,
+    high: int,
+    fanout: int,
+    key: np.uint64,
+    rule: Rule,
+    heights: Array,
+    work: Work,
+) -> None:
     """Choose the edges of the frontier rows ``low`` to ``high``."""
     for i in range(low, high):
         out, first, degree = work.starts[_U(i)], work.first[_U(i - begin)], work.degree[_U(i - begin)]
-        if fanout < 0 or degree <= fanout:
+        node = work.nodes[_U(i)]
+        if _is_whole(degree, fanout, rule.replace):
             for edge in range(degree):
                 work.positions[_U(out + edge)] = first + edge
             for edge in range(0, degree, LINE // 8):
                 prefetch(indices, first + edge)
+        elif len(rule.weights) == 0:
+            if rule.replace:
+                _draw_any(indices, first, degree, fanout, key, node, work.positions, out)
+            else:
+                _draw_row(indices, first, degree, fanout, key, node, work.positions, out)
+        elif rule.replace:
+            _draw_high(rule.weights, first, degree, fanout, key, node, heights, work.positions, out)
         else:
-            _draw_row(indices, first, degree, fanout, key, work.nodes[_U(i)], work.positions, out)
+            _draw_first(rule.weights, first, degree, fanout, key, node, heights, work.positions, out)
 
 
 @inlined
@@ -195,22 +258,93 @@ def _draw_row(
         prefetch(indices, chosen)
 
 
+@inlined
+def _draw_any(
+    indices: Array, first: int, degree: int, fanout: int, key: np.uint64, node: int, positions: Array, out: int
+) -> None:
+    """``fanout`` times any of ``degree`` edges."""
+    for i in range(fanout):
+        chosen = first + below(draw(key, node, i), degree)
+        positions[_U(out + i)] = chosen
+        prefetch(indices, chosen)
+
+
+@part
+def _draw_first(
+    weights: Array,
+    first: int,
+    degree: int,
+    fanout: int,
+    key: np.uint64,
+    node: int,
+    arrivals: Array,
+    positions: Array,
+    out: int,
+) -> None:
+    """By weight, none twice: the first to arrive at rates ``weights`` (Efraimidis and Spirakis, IPL 2006)."""
+    for i in range(fanout):
+        arrivals[_U(i)] = np.inf
+    last = _U(fanout - 1)
+    for edge in range(degree):
+        u = unit(draw(key, node, edge))
+        weight = max(np.float64(weights[_U(first + edge)]), LEAST_WEIGHT)
+        if u >= weight * arrivals[last]:  # -log(1 - u) is larger still: most edges need no logarithm
+            continue
+        arrival, at = -np.log1p(-u) / weight, fanout - 1
+        if arrival >= arrivals[last]:
+            continue
+        while at > 0 and arrivals[_U(at - 1)] > arrival:
+            arrivals[_U(at)] = arrivals[_U(at - 1)]
+            positions[_U(out + at)] = positions[_U(out + at - 1)]
+            at -= 1
+        arrivals[_U(at)] = arrival
+        positions[_U(out + at)] = first + edge
+
+
+@part
+def _draw_high(
+    weights: Array,
+    first: int,
+    degree: int,
+    fanout: int,
+    key: np.uint64,
+    node: int,
+    heights: Array,
+    positions: Array,
+    out: int,
+) -> None:
+    """By weight, ``fanout`` times any: where a random height falls among the sums of ``weights``."""
+    total = 0.0
+    for edge in range(degree):
+        total += max(np.float64(weights[_U(first + edge)]), LEAST_WEIGHT)
+        heights[_U(edge)] = total
+    for i in range(fanout):
+        height, low, high = unit(draw(key, node, i)) * total, 0, degree - 1
+        while low < high:
+            middle = (low + high) // 2
+            if heights[_U(middle)] > height:
+                high = middle
+            else:
+                low = middle + 1
+        positions[_U(out + i)] = first + low
+
+
 @part
 def _read(indices: Array, low: int, high: int, work: Work, table: Table) -> None:
     """Fetch the sources of the edges ``low`` to ``high``."""
     for edge in range(low, high):
         source = indices[_U(work.positions[_U(edge)])]
         work.columns[_U(edge)] = source
-        prefetch(table.entries, _slot(_U(source), table.shift))
+        prefetch(table.entries, slot_of(_U(source), table.shift))
 
 
 @inlined
-def _slot(node: np.uint64, shift: int) -> np.uint64:
+def slot_of(node: np.uint64, shift: int) -> np.uint64:
     return (node * (_HASH if shift else _U(1))) >> _U(shift)
 
 
 @part
-def _place(low: int, high: int, work: Work, table: Table, found: Any) -> Any:
+def place(low: int, high: int, work: Work, table: Table, found: Any) -> Any:
     """Turn the sources of the edges ``low`` to ``high`` into positions in ``nodes``, appending the new ones.
 
     Whether a node is new is a toss that no processor predicts, so the common path has no branch: an old
@@ -219,7 +353,7 @@ def _place(low: int, high: int, work: Work, table: Table, found: Any) -> Any:
     epoch, mask = _U(table.epoch), _U(len(table.entries) - 1)
     for edge in range(low, high):
         node = _U(work.columns[_U(edge)])
-        slot = _slot(node, table.shift)
+        slot = slot_of(node, table.shift)
         at = _U(table.entries[slot]) - epoch
         is_new = at >> _U(63)  # the difference wrapped: the entry is below the epoch
         if table.shift:  # else nobody but the node itself uses its slot
@@ -234,27 +368,3 @@ def _place(low: int, high: int, work: Work, table: Table, found: Any) -> Any:
         work.columns[_U(edge)] = at
         found += np.int64(is_new)
     return found
-
-
-@compiled
-def gather(source: Array, rows: Array, out: Array, width: int) -> None:
-    """Copy ``rows`` of ``source`` to ``out``; both are bytes, and a row has ``width`` of them."""
-    if width == 8:  # labels; a width known to the compiler is one instruction instead of a call
-        _copy_rows(source, rows, out, 8)
-    elif width == 4:
-        _copy_rows(source, rows, out, 4)
-    elif width == 1:  # masks
-        _copy_rows(source, rows, out, 1)
-    else:
-        _copy_rows(source, rows, out, width)
-
-
-@inlined
-def _copy_rows(source: Array, rows: Array, out: Array, width: int) -> None:
-    last = len(rows) - 1
-    ahead = min(width, 8 * LINE)  # the hardware follows a longer row by itself
-    for i in range(len(rows)):
-        start = rows[_U(min(i + COPIES_AHEAD, last))] * width
-        for offset in range(0, ahead, LINE):
-            prefetch(source, start + offset)
-        copy_bytes(out, i * width, source, rows[_U(i)] * width, width)

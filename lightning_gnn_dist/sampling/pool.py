@@ -10,19 +10,21 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.sampling.kernels import gather
+from lightning_gnn_dist.sampling.gather_kernels import gather, gather_bfloat16, gather_float16, gather_scaled
 
 Bytes = npt.NDArray[np.uint8]
 
 SMALL_BYTES = 1 << 16  # torch copies less than this sooner than a kernel is called, and in one thread
 POOLED_BYTES = 1 << 20  # the allocator of the C library keeps smaller pieces by itself
 ALIGNMENT = 64  # bytes of a cache line
+HALVES = (torch.float16, torch.bfloat16)
 
 
 class BufferPool:
@@ -70,17 +72,52 @@ class BufferPool:
         return None
 
 
-def gather_rows(array: Tensor, rows: Tensor, pool: BufferPool | None = None) -> Tensor:
-    """``array[rows]``, one thread, without the interpreter's lock; large results from the pool."""
+def gather_rows(
+    array: Tensor, rows: Tensor, pool: BufferPool | None = None, *, scale: Tensor | None = None, widen: bool = False
+) -> Tensor:
+    """``array[rows]``, one thread, without the interpreter's lock; large results from the pool.
+
+    Args:
+        array: What to take from.
+        rows: Which rows.
+        pool: Lends the memory for large results.
+        scale: One number for each row of ``array``, int8, to multiply it by: the result is float32.
+        widen: Make float32 of float16 and bfloat16.
+    """
+    is_wider = scale is not None or (widen and array.dtype in HALVES)
+    dtype = torch.float32 if is_wider else array.dtype
     shape = (rows.numel(), *array.shape[1:])
-    num_bytes = prod(shape) * array.element_size()
+    num_bytes = prod(shape) * dtype.itemsize
     if num_bytes < SMALL_BYTES or array.device.type != "cpu" or not array.is_contiguous():
-        return array.index_select(0, rows)
+        return _by_torch(array, rows, scale, dtype)
     is_pooled = pool is not None and num_bytes >= POOLED_BYTES
     out = pool.take(num_bytes) if pool is not None and is_pooled else np.empty(num_bytes, np.uint8)
-    gather(_bytes(array), rows.numpy(), out, num_bytes // rows.numel())
-    return torch.from_numpy(out).view(array.dtype).view(shape)
+    if is_wider:
+        _widen(array, rows, scale, out)
+    else:
+        gather(_bits(array, torch.uint8), rows.numpy(), out, num_bytes // rows.numel())
+    return torch.from_numpy(out).view(dtype).view(shape)
 
 
-def _bytes(array: Tensor) -> Bytes:
-    return array.detach().view(-1).view(torch.uint8).numpy()
+def _by_torch(array: Tensor, rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    taken = array.index_select(0, rows).to(dtype)
+    if scale is None:
+        return taken
+    return taken * scale.view(-1)[rows].to(dtype).view(-1, *[1] * (taken.dim() - 1))
+
+
+def _widen(array: Tensor, rows: Tensor, scale: Tensor | None, out: Bytes) -> None:
+    width = array[0].numel()
+    if scale is not None:
+        scales = scale.detach().view(-1).to(torch.float32).numpy()
+        gather_scaled(_bits(array, torch.int8), rows.numpy(), scales, out.view(np.float32), width)
+    elif array.dtype == torch.bfloat16:
+        gather_bfloat16(_bits(array, torch.uint16), rows.numpy(), out.view(np.uint32), width)
+    else:
+        bits = _bits(array, torch.uint16)
+        gather_float16(bits, rows.numpy(), out.view(np.uint32), out.view(np.float32), width)
+
+
+def _bits(array: Tensor, dtype: torch.dtype) -> npt.NDArray[Any]:
+    bits: npt.NDArray[Any] = array.detach().view(-1).view(dtype).numpy()
+    return bits

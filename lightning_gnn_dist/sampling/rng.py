@@ -27,6 +27,7 @@ _NODE = _U(0xD1342543DE82EF95)
 _STEP = _U(0x9E3779B97F4A7C15)
 _MIX_1 = _U(0xBF58476D1CE4E5B9)
 _MIX_2 = _U(0x94D049BB133111EB)
+_UNIT = 2.0**-53
 _MASK = 2**64 - 1
 _ORDER = -1  # stands where the draws of a sampler have their batch, so that the two never share a key
 
@@ -72,6 +73,12 @@ def mix(word: np.uint64) -> np.uint64:
 def draw(key: np.uint64, node: int, i: int) -> np.uint64:
     """The ``i``-th random word of ``node`` under ``key``."""
     return mix(mix(key + _NODE * _U(node)) + _STEP * _U(i))
+
+
+@inlined
+def unit(word: np.uint64) -> float:
+    """A number in ``[0, 1)`` from the upper 53 bits of ``word``."""
+    return (word >> _U(11)) * _UNIT
 
 
 @inlined

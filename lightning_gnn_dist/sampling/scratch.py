@@ -39,22 +39,25 @@ class Scratch:
         longs: list[Array] = [np.empty(size + 1, np.int64) for _ in range(4)]
         starts, positions, first, degree = longs
         nodes, columns = np.empty(size, self.dtype), np.empty(size, self.dtype)
-        self.work = Work(nodes, starts, positions[:size], columns, first, degree)
+        self.work = Work(nodes, starts, positions[:size], columns, first, degree, np.empty(size, np.float32))
 
     @property
     def capacity(self) -> int:
         return len(self.work.positions)
 
-    def open_table(self, num_nodes: int) -> Table:
-        """A table without valid entries, for a batch of a graph with so many nodes."""
+    def open_table(self, num_nodes: int, times: int) -> Table:
+        """A table without valid entries, for a batch of a graph with so many nodes.
+
+        It may be opened ``times`` times, each with an epoch that is greater by :attr:`capacity`.
+        """
         # At least a third of it stays free, even if every edge of the batch leads to another node.
         bits = 0 if num_nodes <= DIRECT_NODES else (self.capacity + self.capacity // 2).bit_length()
         slots = 1 << bits if bits else num_nodes
-        if self._entries.size < slots or self._epoch + 2 * self.capacity >= ENTRY_LIMIT:
+        if self._entries.size < slots or self._epoch + (times + 1) * self.capacity >= ENTRY_LIMIT:
             self._entries = np.zeros(max(slots, self._entries.size), np.uint32)
             self._epoch = 1
         epoch = self._epoch
-        self._epoch += self.capacity
+        self._epoch += times * self.capacity
         return Table(self._entries[:slots], 64 - bits if bits else 0, epoch)
 
 

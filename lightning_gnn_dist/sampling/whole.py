@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.graph.graph import Graph, edge_positions
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_seeds, refuse_repeated
+from lightning_gnn_dist.sampling.subgraph import check_num_hops, seeds_first
 
 # Per graph the seeds and the sample of its last batch: the next one is nearly always the same.
 _LAST: weakref.WeakKeyDictionary[Graph, tuple[Tensor, int, Sample]] = weakref.WeakKeyDictionary()
@@ -32,8 +33,7 @@ class WholePartSampler:
     num_hops: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.num_hops, bool) or not isinstance(self.num_hops, int) or self.num_hops < 1:
-            raise ValueError(f"num_hops must be the model's number of layers, 1 or more, got {self.num_hops!r}.")
+        check_num_hops(self.num_hops)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         if len(seeds) != len(keys):
@@ -44,32 +44,11 @@ class WholePartSampler:
         with _LOCK:
             last = _LAST.get(graph)
             if last is None or last[1] != self.num_hops or not torch.equal(last[0], seeds):
-                last = _LAST[graph] = seeds, self.num_hops, permute(graph, seeds, self.num_hops)
+                last = _LAST[graph] = seeds, self.num_hops, _permute(graph, seeds, self.num_hops)
         return last[2]
 
 
-def permute(graph: Graph, seeds: Tensor, num_hops: int) -> Sample:
-    """The graph with its nodes renumbered, the seeds first; with one hop only the seeds' rows."""
+def _permute(graph: Graph, seeds: Tensor, num_hops: int) -> Sample:
     refuse_repeated(seeds)
-    others = torch.ones(graph.num_nodes, dtype=torch.bool).index_fill_(0, seeds, False).nonzero().view(-1)
-    nodes = torch.cat([seeds, others])
-    place = torch.empty_like(nodes)
-    place[nodes] = torch.arange(nodes.numel())
-
-    rows = nodes if num_hops > 1 else seeds
-    edges = edge_positions(graph.indptr, rows)
-    degrees = graph.indptr[rows + 1] - graph.indptr[rows]
-    indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
-    small = torch.int32 if edges.numel() < 2**31 else torch.int64
-
-    of_seeds = int(indptr[seeds.numel()])
-    unused = [0] * (num_hops - 1)  # all nodes are found at the first hop, all edges by the second
-    return Sample(
-        nodes=nodes,
-        indptr=indptr.to(small),
-        indices=place[graph.indices[edges].to(torch.int64)].to(small),
-        num_sampled_nodes=[seeds.numel(), others.numel(), *unused],
-        num_sampled_edges=[of_seeds, edges.numel() - of_seeds, *unused][:num_hops],
-        edge_ids=edges if graph.edge_arrays else None,
-        is_constant=True,
-    )
+    sample = seeds_first(graph.indptr, graph.indices, seeds, num_hops)
+    return sample._replace(edge_ids=sample.edge_ids if graph.edge_arrays else None, is_constant=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate
+from math import log1p
+
 import torch
 from torch import Tensor
 
@@ -34,8 +38,33 @@ def floyd(key: int, node: int, degree: int, fanout: int) -> list[int]:
     return chosen
 
 
+def unit(word: int) -> float:
+    return (word >> 11) * 2.0**-53
+
+
+def places(key: int, node: int, weights: list[float] | None, degree: int, fanout: int, replace: bool) -> list[int]:
+    """The places in its row that a node draws, by any of the four rules."""
+    if fanout < 0 or degree == 0 or (degree <= fanout and not replace):
+        return list(range(degree))
+    if weights is None:
+        if not replace:
+            return floyd(key, node, degree, fanout)
+        return [((draw(key, node, i) >> 32) * degree) >> 32 for i in range(fanout)]
+    weights = [max(weight, 1e-290) for weight in weights]
+    if replace:
+        sums = list(accumulate(weights))
+        return [bisect_right(sums, unit(draw(key, node, i)) * sums[-1]) for i in range(fanout)]
+    arrivals = [-log1p(-unit(draw(key, node, i))) / weight for i, weight in enumerate(weights)]
+    return sorted(range(degree), key=arrivals.__getitem__)[:fanout]
+
+
 def sample(
-    graph: Graph, seeds: list[int], fanouts: list[int], place: tuple[int, int, int]
+    graph: Graph,
+    seeds: list[int],
+    fanouts: list[int],
+    place: tuple[int, int, int],
+    replace: bool = False,
+    weight: str | None = None,
 ) -> tuple[list[int], list[list[int]], list[list[int]]]:
     """Nodes of the batch; for each expanded node the positions of its senders; the same as edge ids."""
     nodes, rows, edges = list(seeds), [], []
@@ -45,7 +74,9 @@ def sample(
         end = len(nodes)
         for node in nodes[begin:end]:
             start, stop = graph.indptr[node : node + 2].tolist()
-            ids = [start + i for i in floyd(int(key(*place, hop)), node, stop - start, fanout)]
+            weights = None if weight is None else graph.edge_arrays[weight][start:stop].float().view(-1).tolist()
+            drawn = places(int(key(*place, hop)), node, weights, stop - start, fanout, replace)
+            ids = [start + i for i in drawn]
             edges.append(ids)
             rows.append([])
             for sender in graph.indices[ids].tolist():

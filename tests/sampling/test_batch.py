@@ -12,6 +12,7 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.utils import trim_to_layer
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.sampling.base import BatchKey, Sampler
 from lightning_gnn_dist.sampling.batch import SampledData, assemble
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -231,3 +232,31 @@ def test_a_graph_without_arrays_or_edges_makes_a_batch():
     assert (batch.num_nodes, batch.num_edges) == (5, 0)
     assert batch.edge_index.shape == (2, 0)
     assert batch.blocks[0].adj.to_dense().equal(torch.zeros(5, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_features_come_as_float32(dtype):
+    arrays = {"x": torch.randn(200, 9).to(dtype), "y": GRAPH.node_arrays["y"]}
+    graph = Graph(GRAPH.indptr, GRAPH.indices, arrays, {"edge_weight": torch.rand(GRAPH.num_edges).to(dtype)})
+    batch = make_batch(graph=graph)
+    assert batch.x.equal(arrays["x"][batch.n_id].float())
+    assert batch.edge_weight.dtype == batch.blocks[0].adj.dtype == torch.float32
+    assert batch.y.dtype == torch.int64
+    sample = SAMPLER.sample_bulk(graph, [SEEDS], [BatchKey(0, 0, 0)])[0]
+    narrow = assemble(graph, sample, widen=False)
+    assert narrow.x.equal(arrays["x"][batch.n_id])
+    assert narrow.blocks[0].adj.dtype == dtype
+
+
+def test_scaled_features_come_as_float32():
+    x = GRAPH.node_arrays["x"]
+    small, scale = quantize_rows(x)
+    arrays = {"x": small, "x_scale": scale, "code": small[:, 0].contiguous()}
+    graph = Graph(GRAPH.indptr, GRAPH.indices, arrays)
+    batch = make_batch(graph=graph)
+    assert torch.allclose(batch.x, x[batch.n_id], atol=float(x.abs().max()) / 250)
+    assert batch.x.dtype == torch.float32
+    assert "x_scale" not in batch
+    assert batch.code.dtype == torch.int8
+    sample = SAMPLER.sample_bulk(graph, [SEEDS], [BatchKey(0, 0, 0)])[0]
+    assert assemble(graph, sample, widen=False).x_scale.equal(scale[batch.n_id])

@@ -14,7 +14,7 @@ from torch_geometric.nn import GATv2Conv, GINConv, GraphConv, SAGEConv
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import BatchKey
 from lightning_gnn_dist.sampling.batch import SampledData, assemble
-from lightning_gnn_dist.sampling.block import Block, _spend_warning
+from lightning_gnn_dist.sampling.block import Block, spend_warning
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from tests.sampling.reference import random_graph
@@ -100,11 +100,11 @@ def test_edge_weights_are_the_values():
     torch.testing.assert_close(x, y[: batch.batch_size])
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_the_ones_have_the_type_of_the_features(dtype):
+@pytest.mark.parametrize(("dtype", "given"), [(torch.float64, torch.float64), (torch.float16, torch.float32)])
+def test_the_ones_have_the_type_of_the_features(dtype, given):
     plain = random_graph(200, 1500, seed=2)
     graph = Graph(plain.indptr, plain.indices, {"x": torch.randn(200, 8).to(dtype)})
-    assert {block.adj.dtype for block in make_batch(NeighborSampler([4, 3]), graph).blocks} == {dtype}
+    assert {block.adj.dtype for block in make_batch(NeighborSampler([4, 3]), graph).blocks} == {given}
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
@@ -145,7 +145,7 @@ def test_a_block_is_frozen_pickled_and_moved():
 
 
 def test_nobody_sees_the_warning_about_sparse_tensors():
-    _spend_warning.cache_clear()
+    spend_warning.cache_clear()
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)  # else torch gives it once a process, and that may be long ago
     try:
@@ -153,6 +153,6 @@ def test_nobody_sees_the_warning_about_sparse_tensors():
             warnings.simplefilter("error")
             with pytest.raises(UserWarning, match="beta state"):
                 torch.eye(2).to_sparse_csr()
-            _spend_warning()
+            spend_warning()
     finally:
         torch.set_warn_always(before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from itertools import chain, combinations
 
 import numpy as np
 import pytest
@@ -41,6 +41,25 @@ def star(degree: int) -> Graph:
     return Graph.from_edge_index(torch.stack([torch.arange(1, degree + 1), torch.zeros(degree).long()]), degree + 1)
 
 
+def weighted(graph: Graph) -> Graph:
+    """The graph with weights of several types, a third of them 0, and for every tenth node all of them."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.rand(graph.num_edges, generator=generator) * (torch.arange(graph.num_edges) % 3 > 0)
+    weight[(edge_index_of(graph)[1] % 10) == 0] = 0
+    arrays = {"edge_weight": weight, "edge_double": weight.double().view(-1, 1)}
+    return Graph(graph.indptr, graph.indices, graph.node_arrays, graph.edge_arrays | arrays)
+
+
+def drawn_from_star(weights: list[float], fanout: int, trials: int, *, replace: bool) -> list[list[int]]:
+    """What the centre of a star draws from edges with these weights, in many batches."""
+    graph = star(len(weights))
+    graph = Graph(graph.indptr, graph.indices, {}, {"edge_weight": torch.tensor(weights)})
+    sampler = NeighborSampler([fanout], replace=replace, weight="edge_weight")
+    places = [BatchKey(3, 0, batch) for batch in range(trials)]
+    samples = sampler.sample_bulk(graph, [torch.tensor([0])] * trials, places)
+    return [sample.edge_ids.tolist() for sample in samples if sample.edge_ids is not None]
+
+
 @pytest.fixture(params=["direct", "hashed"])
 def table(request, monkeypatch):
     """Both tables, whatever the size of the graph."""
@@ -63,6 +82,21 @@ def test_it_is_the_one_page_sampler(table, fanouts, dtype):
     assert sample.indices.tolist() == list(chain(*rows))
     assert sample.edge_ids is not None
     assert sample.edge_ids.tolist() == list(chain(*edges))
+
+
+@pytest.mark.parametrize("weight", [None, "edge_weight", "edge_double"])
+@pytest.mark.parametrize("replace", [False, True])
+def test_every_rule_is_that_of_the_one_page_sampler(table, replace, weight):
+    graph = weighted(random_graph(400, 6000, seed=1))
+    seeds = torch.randperm(400, generator=torch.Generator().manual_seed(0))[:90].tolist()
+    for fanouts in ([20], [4, -1, 3]):
+        sampler = NeighborSampler(fanouts, replace=replace, weight=weight)
+        sample = sampler.sample_bulk(graph, [torch.tensor(seeds)], [PLACE])[0]
+        nodes, rows, edges = reference.sample(graph, seeds, fanouts, PLACE, replace, weight)
+        assert sample.nodes.tolist() == nodes
+        assert sample.indices.tolist() == list(chain(*rows))
+        assert sample.edge_ids is not None
+        assert sample.edge_ids.tolist() == list(chain(*edges))
 
 
 @pytest.mark.parametrize("undirected", [False, True])
@@ -134,6 +168,76 @@ def test_pairs_of_neighbours_are_equally_likely():
     assert ((counts - trials / 10) ** 2 / (trials / 10)).sum() < 27.9  # 0.999 quantile, 9 degrees of freedom
 
 
+WEIGHTS = [1.0, 2.0, 4.0, 0.5, 8.0, 0.0]
+
+
+def test_with_replacement_edges_come_in_proportion_to_their_weights():
+    drawn = drawn_from_star(WEIGHTS, 7, 4000, replace=True)
+    counts = np.bincount(list(chain(*drawn)), minlength=6)
+    expected = 7 * 4000 * np.array(WEIGHTS) / sum(WEIGHTS)
+    assert counts[5] == 0
+    assert ((counts - expected)[:5] ** 2 / expected[:5]).sum() < 18.5  # 0.999 quantile, 4 degrees of freedom
+    pairs = np.bincount([5 * a + b for a, b, *_ in drawn], minlength=25)[:25]  # the draws are independent
+    expected = 4000 * np.outer(WEIGHTS[:5], WEIGHTS[:5]).ravel() / sum(WEIGHTS) ** 2
+    assert ((pairs - expected) ** 2 / expected).sum() < 51.2  # 0.999 quantile, 24 degrees of freedom
+
+
+def test_without_replacement_each_is_drawn_by_weight_among_those_left():
+    drawn = drawn_from_star(WEIGHTS, 2, 8000, replace=False)
+    total, counts, expected = sum(WEIGHTS), [], []
+    for a, b in combinations(range(5), 2):
+        counts.append(sum(sorted(pair) == [a, b] for pair in drawn))
+        p, q = WEIGHTS[a] / total, WEIGHTS[b] / total
+        expected.append(8000 * (p * q / (1 - p) + q * p / (1 - q)))
+    assert sum(counts) == 8000
+    statistic = ((np.array(counts) - expected) ** 2 / expected).sum()
+    assert statistic < 27.9  # 0.999 quantile, 9 degrees of freedom
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_equal_weights_are_no_weights(replace):
+    drawn = drawn_from_star([3.0] * 12, 4, 6000, replace=replace)
+    counts = np.bincount(list(chain(*drawn)), minlength=12)
+    variance = 2000 * (11 / 12 if replace else 2 / 3)
+    assert ((counts - 2000) ** 2).sum() / variance * 11 / 12 < 31.3  # 0.999 quantile, 11 degrees of freedom
+
+
+def test_edges_of_weight_0_come_when_no_others_are_left():
+    for drawn in drawn_from_star([0.0, 1.0, 0.0, 2.0, 0.0], 3, 200, replace=False):
+        assert {1, 3} < set(drawn) and len(set(drawn)) == 3
+    counts = np.bincount(list(chain(*drawn_from_star([0.0] * 5, 2, 3000, replace=True))), minlength=5)
+    assert ((counts - 1200) ** 2 / 1200).sum() < 18.5
+
+
+def test_with_replacement_a_short_row_gives_as_many_edges_and_an_empty_one_none():
+    sample = NeighborSampler([9], replace=True).sample_bulk(star(2), [torch.tensor([0, 1])], [PLACE])[0]
+    assert sample.num_sampled_edges == [9]
+    assert sample.indptr.tolist() == [0, 9, 9]
+    assert sample.num_sampled_nodes[1] <= 1  # of nodes 1 and 2 the first is a seed
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (None, r"has no edge array 'edge_weight'.*\['edge_attr'\]"),
+        (torch.full((240,), -1.0), r"holds -1\.0"),
+        (torch.full((240,), torch.nan), "holds nan"),
+        (torch.ones(240, 2), r"shape \(240, 2\)"),
+    ],
+)
+def test_useless_weights_are_refused(weights, message):
+    graph = random_graph()
+    arrays = {} if weights is None else {"edge_weight": weights}
+    graph = Graph(graph.indptr, graph.indices, {}, graph.edge_arrays | arrays)
+    with pytest.raises(ValueError, match=message):
+        NeighborSampler([2], weight="edge_weight").sample_bulk(graph, [torch.tensor([1])], [PLACE])
+
+
+def test_replace_is_yes_or_no():
+    with pytest.raises(ValueError, match="replace must be True or False, got 'yes'"):
+        NeighborSampler([2], replace="yes")  # type: ignore[arg-type]
+
+
 def test_a_node_draws_the_same_neighbours_in_whatever_company():
     graph = random_graph(300, 6000, seed=6)
     alone = edges_of(one(graph, [17], 5))
@@ -147,9 +251,11 @@ def test_draws_differ_between_seeds_epochs_and_batches():
     assert len(drawn) == 27
 
 
-def test_a_bulk_is_its_batches_in_any_number_of_threads():
-    graph = random_graph(500, 8000, seed=7)
-    sampler = NeighborSampler([4, 3])
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("weight", [None, "edge_weight"])
+def test_a_bulk_is_its_batches_in_any_number_of_threads(replace, weight):
+    graph = weighted(random_graph(500, 8000, seed=7))
+    sampler = NeighborSampler([4, 3], replace=replace, weight=weight)
     seeds = [torch.randperm(500, generator=torch.Generator().manual_seed(i))[: 5 + 3 * i] for i in range(12)]
     places = [BatchKey(0, 0, i) for i in range(12)]
     bulk = sampler.sample_bulk(graph, seeds, places)

@@ -47,6 +47,40 @@ def test_rows_of_any_type_are_copied(pool, shape, dtype):
         assert gather_rows(array, rows).equal(array[rows])
 
 
+@pytest.mark.parametrize("width", [1, 2, 128, 1433])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_half_is_widened_as_torch_does_it(pool, dtype, width):
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    array = every.repeat(-(-10 * width // every.numel()) + 1)
+    array = array[: array.numel() // width * width].view(-1, width)
+    rows = torch.randint(len(array), (70_000 // width + 3,))
+    out, expected = gather_rows(array, rows, pool, widen=True), array[rows].float()
+    assert out.dtype == torch.float32
+    assert out.isnan().equal(expected.isnan())
+    assert out.nan_to_num(0.5).equal(expected.nan_to_num(0.5))
+    assert out.signbit().equal(expected.signbit())
+    assert gather_rows(array, rows[:2], widen=True).nan_to_num(0.5).equal(expected[:2].nan_to_num(0.5))
+    del out
+    assert pool.num_free == 1
+
+
+@pytest.mark.parametrize("shape", [(10, 7), (10, 3, 5), (10, 1433)])
+@pytest.mark.parametrize("form", [(10,), (10, 1)])
+def test_scaled_integers_are_multiplied(pool, shape, form):
+    array, scale = torch.randint(-127, 128, shape, dtype=torch.int8), torch.rand(form)
+    out = gather_rows(array, ROWS, pool, scale=scale)
+    expected = array[ROWS].float() * scale.view(-1)[ROWS].view(-1, *[1] * (len(shape) - 1))
+    assert out.dtype == torch.float32
+    assert out.equal(expected)
+    assert gather_rows(array, ROWS, scale=scale).equal(expected)
+
+
+def test_without_being_asked_nothing_is_widened():
+    assert gather_rows(torch.ones(4, 3, dtype=torch.float16), ROWS[1:3] * 0).dtype == torch.float16
+    assert gather_rows(torch.ones(4, 3, dtype=torch.float64), ROWS[1:3] * 0, widen=True).dtype == torch.float64
+    assert gather_rows(torch.ones(4, 3, dtype=torch.int8), ROWS[1:3] * 0, widen=True).dtype == torch.int8
+
+
 def test_arrays_with_gaps_are_copied(pool):
     array = torch.randn(10, 8)[:, ::2]
     assert gather_rows(array, ROWS, pool).equal(array[ROWS])

@@ -39,22 +39,6 @@ def test_draws_never_change():
     assert rng.permutation(8, seed=3, epoch=4).tolist() == [7, 5, 4, 3, 0, 2, 1, 6]
 
 
-def test_a_torch_tensor_can_draw_too():
-    # int64 arithmetic wraps in the same way; a shift to the right only has to lose the sign.
-    def signed(number):
-        return (number + 2**63) % 2**64 - 2**63
-
-    def mix(word):
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            word = (word ^ ((word >> shift) & ((1 << (64 - shift)) - 1))) * signed(factor)
-        return word ^ ((word >> 31) & ((1 << 33) - 1))
-
-    key = rng.key(5, 6, 7, 8)
-    stream = mix(torch.arange(100) * signed(0xD1342543DE82EF95) + signed(int(key)))
-    words = mix(stream + signed(2 * 0x9E3779B97F4A7C15))
-    assert [int(word) % 2**64 for word in words] == [int(compiled_draw(key, node, 2)) for node in range(100)]
-
-
 def test_keys_differ_in_every_part():
     keys = {int(rng.key(s, e, b, h)) for s in range(4) for e in range(4) for b in range(4) for h in range(4)}
     assert len(keys) == 4**4

@@ -1,0 +1,98 @@
+"""Markdown tables from the runs that ``accuracy.py`` and ``grappa_accuracy.py`` append to a file with ``--out``.
+
+python benchmarks/tables.py accuracy benchmarks/results/accuracy.jsonl
+python benchmarks/tables.py grappa benchmarks/results/grappa.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Run = dict[str, Any]
+Runs = dict[int, Run]  # by seed
+
+
+def accuracy(runs: list[Run]) -> Iterator[list[str]]:
+    """A row per graph, model and method, against training on the whole graph with the same steps."""
+    yield [
+        "graph",
+        "model",
+        "method",
+        "seeds",
+        "test accuracy",
+        "against full",
+        "best round",
+        "MB",
+        "of remote features",
+    ]
+    grouped = by_seed(runs, lambda run: (run["graph"], run["model"], run["rounds"], run["steps"], run["method"]))
+    for (*setting, method), found in grouped.items():
+        full = grouped.get((*setting, "full"), {})
+        rounds = statistics.mean(run["round"] for run in found.values())
+        sent = statistics.mean(run["bytes"] for run in found.values())
+        graph, model, num_rounds, steps = setting
+        remote = found[min(found)].get("remote_bytes_per_step", 0) * num_rounds * steps
+        yield [
+            graph,
+            model,
+            method,
+            *scores(found, full),
+            f"{rounds:.0f} of {num_rounds}",
+            f"{sent / 1e6:.0f}",
+            f"{sent / remote:.1%}" if remote and sent else "-",
+        ]
+
+
+def grappa(runs: list[Run]) -> Iterator[list[str]]:
+    """A row per graph, layers and cut, a column per arm."""
+    arms = list(dict.fromkeys(run["arm"] for run in runs if run["cut"] != "full"))
+    yield ["graph", "layers", "cut", "seeds", "whole graph", *arms]
+    grouped = by_seed(runs, lambda run: (run["graph"], run["layers"], run["cut"], run["arm"]))
+    for graph, layers, cut in dict.fromkeys(key[:3] for key in grouped if key[2] != "full"):
+        full = grouped.get((graph, layers, "full", "fixed"), {})
+        found = [grouped.get((graph, layers, cut, arm), {}) for arm in arms]
+        seeds = max(map(len, found))
+        yield [graph, str(layers), cut, str(seeds), *(mean(runs_of_arm) for runs_of_arm in (full, *found))]
+
+
+def by_seed(runs: list[Run], key: Callable[[Run], tuple[Any, ...]]) -> dict[tuple[Any, ...], Runs]:
+    """A later run of the same seed replaces an earlier one."""
+    grouped: dict[tuple[Any, ...], Runs] = {}
+    for run in runs:
+        grouped.setdefault(key(run), {})[run["seed"]] = run
+    return grouped
+
+
+def scores(found: Runs, full: Runs) -> list[str]:
+    """How many seeds, their mean and spread, and the mean difference to the whole graph in points, seed by seed."""
+    shared = sorted(found.keys() & full.keys())
+    differences = [found[seed]["test"] - full[seed]["test"] for seed in shared]
+    return [str(len(found)), mean(found), f"{100 * statistics.mean(differences):+.1f}" if shared else "-"]
+
+
+def mean(runs: Runs) -> str:
+    if not runs:
+        return "-"
+    tests = [run["test"] for run in runs.values()]
+    spread = f"{statistics.stdev(tests):.3f}" if len(tests) > 1 else "-"
+    return f"{statistics.mean(tests):.3f} ± {spread}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("table", choices=["accuracy", "grappa"])
+    parser.add_argument("files", type=Path, nargs="+")
+    options = parser.parse_args()
+    runs = [json.loads(line) for file in options.files for line in file.read_text().splitlines()]
+    heading, *rows = {"accuracy": accuracy, "grappa": grappa}[options.table](runs)
+    for row in [heading, ["---"] * len(heading), *rows]:
+        print(f"| {' | '.join(row)} |")
+
+
+if __name__ == "__main__":
+    main()

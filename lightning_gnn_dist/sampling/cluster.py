@@ -1,0 +1,75 @@
+"""Cluster-GCN (Chiang, Liu, Si, Li, Bengio, Hsieh, KDD 2019, arXiv:1905.07953): a batch is a group of chunks.
+
+batch = the graph among all nodes of the chunks that its seeds are in, edges between these chunks included
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph, edge_positions
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_seeds
+from lightning_gnn_dist.sampling.rng import permutation
+from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
+
+# By the name of the array: where each chunk's nodes start, and the nodes. Two threads may compute the same.
+_MEMBERS: weakref.WeakKeyDictionary[Graph, dict[str, tuple[Tensor, Tensor]]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class ClusterSampler:
+    """Take whole chunks of the graph: the seeds' own, with all edges among them.
+
+    The chunks are an array of the graph, so they travel with a part: ``data.chunk = MetisPartitioner()(graph, 1000,
+    seed=0).assignment``. Seeds are dealt to batches chunk by chunk, the chunks in another order every pass, so a
+    batch of ``q`` times the seeds of a chunk has ``q`` chunks, and where its seeds begin or end within one, one more.
+    The training loader deals so; correction batches do not, and need another ``correction_sampler``.
+
+    Args:
+        num_hops: Layers of the model.
+        chunk: Name of the graph's node array that says which chunk a node is in, numbers from 0.
+    """
+
+    num_hops: int
+    chunk: str = "chunk"
+
+    def __post_init__(self) -> None:
+        check_num_hops(self.num_hops)
+
+    def order(self, graph: Graph, seeds: Tensor, seed: int, epoch: int) -> Tensor:
+        chunks = self._chunks(graph)[seeds]
+        rank = permutation(int(chunks.max()) + 1, seed, epoch)
+        return rank[chunks].argsort(stable=True)
+
+    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        starts, members = self._members(graph)
+        samples = []
+        for ids, place in zip(seeds, keys, strict=True):
+            chunks = self._chunks(graph)[check_seeds(ids, graph.num_nodes)].unique()
+            others = members[edge_positions(starts, chunks)]
+            samples.append(induced(graph, ids, others, place, self.num_hops))
+        return samples
+
+    def _chunks(self, graph: Graph) -> Tensor:
+        chunks = graph.node_arrays.get(self.chunk)
+        if chunks is None or chunks.dim() != 1 or chunks.is_floating_point() or chunks.dtype == torch.bool:
+            raise ValueError(
+                f"ClusterSampler needs the chunk of each node, but the graph has no array {self.chunk!r} of integers. "
+                f"Set data.{self.chunk} = MetisPartitioner()(graph, num_parts, seed=0).assignment."
+            )
+        return chunks.to(torch.int64)
+
+    def _members(self, graph: Graph) -> tuple[Tensor, Tensor]:
+        known = _MEMBERS.setdefault(graph, {})
+        if self.chunk not in known:
+            chunks = self._chunks(graph)
+            if chunks.numel() and int(chunks.min()) < 0:
+                raise ValueError(f"Chunks are numbers from 0, but {self.chunk} holds {int(chunks.min())}.")
+            sizes = torch.bincount(chunks)
+            known[self.chunk] = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), chunks.argsort(stable=True)
+        return known[self.chunk]

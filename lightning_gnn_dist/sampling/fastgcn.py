@@ -1,0 +1,43 @@
+"""FastGCN (Chen, Ma, Xiao, ICLR 2018, arXiv:1801.10247): every layer drawn from the whole graph.
+
+importance(v) = sum over all u of A(u, v)^2      the column norms of A, once for each graph
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.kernels import Array
+from lightning_gnn_dist.sampling.layer import LayerSampler
+from lightning_gnn_dist.sampling.layer_kernels import column_norms, scale_to
+from lightning_gnn_dist.sampling.weights import NONE, edge_weights
+
+# By the name of the weights and the numbers of nodes. Two threads may compute the same entry.
+_KNOWN: weakref.WeakKeyDictionary[Graph, dict[object, tuple[Array, Array]]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class FastGCNSampler(LayerSampler):
+    """Draw for each hop nodes of the whole graph; those without an edge into the batch are left out.
+
+    On a large sparse graph few of them have one: :class:`LadiesSampler` needs fewer. ``batch.edge_weight`` holds A,
+    corrected for the draw: see :class:`LayerSampler`.
+
+    Args:
+        num_nodes: Nodes to draw per hop, on average.
+        weight: Name of the graph's edge array that holds A, all at least 0. None: 1 / in-degree.
+        normalize: Scale each node's edge weights to the sum they have in A. Smaller variance, but biased.
+    """
+
+    def importance(self, graph: Graph) -> tuple[Array, Array]:
+        known = _KNOWN.setdefault(graph, {})
+        key = self.weight, self.num_nodes
+        if key not in known:
+            values = NONE if self.weight is None else edge_weights(graph, self.weight)
+            norms = column_norms(graph.indptr.numpy(), graph.indices.numpy(), values)
+            known[key] = norms, np.array([scale_to(norms, size) for size in self.num_nodes])
+        return known[key]

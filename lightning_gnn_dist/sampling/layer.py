@@ -1,0 +1,79 @@
+"""What layer-wise samplers share: a layer draws nodes for the whole frontier, and corrects the edges to them.
+
+    P(v) = min(1, c * importance(v)),   c such that the sum over all v is num_nodes[h]
+    edge_weight(u, v) = A(u, v) / P(v)   for the v drawn, each independently of the others
+
+Fixed-size draws without replacement have inclusion probabilities that nobody can compute; those of independent
+draws are exact, so that the sum ``sum_v edge_weight(u, v) x(v)`` has the expectation ``(A x)(u)``
+(Poisson sampling: Horvitz and Thompson, JASA 1952). How many nodes a layer has therefore varies around
+``num_nodes[h]``; where there are no more candidates, all are taken, and the layer is exact.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_numbers
+from lightning_gnn_dist.sampling.hops import hop_keys, sample_hops
+from lightning_gnn_dist.sampling.kernels import Array, Rule
+from lightning_gnn_dist.sampling.layer_kernels import Layers, sample_layers
+from lightning_gnn_dist.sampling.weights import NONE, edge_weights
+
+
+@dataclass(frozen=True)
+class LayerSampler(ABC):
+    """Draw about ``num_nodes[h]`` nodes for all nodes found at hop ``h`` together.
+
+    A subclass says how important nodes are, in :meth:`importance`. A node is expanded once, at the hop at which
+    it was first seen, and has that hop's edges in every layer, as in ``NeighborSampler``: so one adjacency serves
+    all layers, and a model on ``batch.edge_index`` computes what it computes on ``batch.blocks``.
+
+    ``batch.edge_weight``, also the values of ``block.adj``, replaces the graph's. It holds the factors of A, so use a
+    layer that adds up: ``GCNConv(normalize=False)``, ``GraphConv`` or ``SAGEConv(aggr="sum")``. A layer that takes
+    a mean would divide twice.
+
+    Args:
+        num_nodes: Nodes to draw per hop, on average.
+        weight: Name of the graph's edge array that holds A, all at least 0, for instance that of PyG's ``GCNNorm``.
+            None: 1 / in-degree, with which a sum over neighbours is their mean.
+        normalize: Scale each node's edge weights to the sum they have in A. The variance is smaller, but sums are
+            no longer right on average.
+    """
+
+    num_nodes: Sequence[int]
+    weight: str | None = None
+    normalize: bool = False
+
+    def __post_init__(self) -> None:
+        example = f"{type(self).__name__}([512, 512])"
+        object.__setattr__(self, "num_nodes", check_numbers("num_nodes", self.num_nodes, example))
+
+    @property
+    def num_hops(self) -> int:
+        return len(self.num_nodes)
+
+    @abstractmethod
+    def importance(self, graph: Graph) -> tuple[Array, Array]:
+        """The importance of each node and the factor c of each hop; empty: column norms of the frontier's rows."""
+
+    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        values = NONE if self.weight is None else edge_weights(graph, self.weight)
+        layers = Layers(np.array(self.num_nodes, np.int64), values, *self.importance(graph), self.normalize)
+        return [self._sample(graph, ids, place, layers) for ids, place in zip(seeds, keys, strict=True)]
+
+    def _sample(self, graph: Graph, seeds: Tensor, place: BatchKey, layers: Layers) -> Sample:
+        every = Rule(NONE, False)
+        return sample_hops(
+            graph,
+            seeds,
+            hop_keys(place, self.num_hops),
+            lambda indptr, indices, ids, keys, *batch: sample_layers(indptr, indices, ids, keys, every, layers, *batch),
+            tables=self.num_hops + 1,
+            weighs=True,
+        )

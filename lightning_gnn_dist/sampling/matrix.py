@@ -1,0 +1,192 @@
+"""Bulk sampling as products of sparse matrices (Tripathy, Yelick, Buluc, MLSys 2024, arXiv:2311.02909), to the letter.
+
+    node-wise    Q: a row for each frontier node of each batch, 1 at the node       P = Q A
+    layer-wise   Q: a row for each batch, 1 at all of its frontier                  P = Q (A o A)
+    NORM         rows of P become probabilities
+    SAMPLE       edges of each row, or columns of each batch, are drawn
+    EXTRACT      A_l = Q_R A Q_C: the frontier's rows, of these the drawn columns; those of batch i begin at i * n
+
+Torch operators alone, on the device of the graph's tensors, with the words of the compiled samplers: the batches are
+the same. The products read all edges of a frontier, and so are 50 to 100 times slower on a CPU where few are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_seeds
+from lightning_gnn_dist.sampling.block import spend_warning
+from lightning_gnn_dist.sampling.kernels import LEAST_WEIGHT
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.layer import LayerSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.stack import Edges, Stack
+from lightning_gnn_dist.sampling.torch_rng import below, draw, keys_of, unit
+
+
+@dataclass(frozen=True)
+class MatrixSampler:
+    """The batches of another sampler, by the literal form. The graph may hold no edge twice.
+
+    Args:
+        sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``.
+    """
+
+    sampler: NeighborSampler | LayerSampler
+
+    @property
+    def num_hops(self) -> int:
+        return self.sampler.num_hops
+
+    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        matrix = adjacency(graph)
+        stack = Stack([check_seeds(ids, graph.num_nodes) for ids in seeds], graph.num_nodes)
+        for hop in range(self.num_hops):
+            words = keys_of(keys, hop, matrix.device)
+            if isinstance(self.sampler, NeighborSampler):
+                stack.grow(_node_wise(self.sampler, graph, matrix, stack, words, hop))
+            else:
+                stack.grow(_layer_wise(self.sampler, graph, matrix, stack, words, hop))
+        return stack.samples(with_ids=bool(graph.edge_arrays))
+
+
+def adjacency(graph: Graph) -> Tensor:
+    """A, row by row as the graph; an entry is the number of its edge, counted from 1, for it must not be 0."""
+    rows = torch.arange(graph.num_nodes, device=graph.indices.device).repeat_interleave(graph.degrees())
+    numbers = torch.arange(1, graph.num_edges + 1, dtype=torch.float64, device=rows.device)
+    spend_warning()
+    matrix = _sparse(rows, graph.indices, numbers, graph.num_nodes, graph.num_nodes)
+    if matrix.values().numel() < graph.num_edges:
+        raise ValueError("The graph holds an edge twice, which a matrix cannot. Make it simple: data.coalesce().")
+    return matrix
+
+
+def _sparse(rows: Tensor, columns: Tensor, values: Tensor, num_rows: int, num_columns: int) -> Tensor:
+    index = torch.stack([rows, columns.to(torch.int64)])
+    return torch.sparse_coo_tensor(index, values, (num_rows, num_columns), check_invariants=False).coalesce()
+
+
+def _one_hot(columns: Tensor, num_columns: int) -> Tensor:
+    rows = torch.arange(columns.numel(), device=columns.device)
+    return _sparse(rows, columns, torch.ones_like(rows, dtype=torch.float64), columns.numel(), num_columns)
+
+
+def _values(sampler: NeighborSampler | LayerSampler, graph: Graph) -> Tensor:
+    """A weight for each edge of the graph: those that the sampler names, or the default of layers."""
+    if sampler.weight is not None:
+        return graph.edge_arrays[sampler.weight].view(-1).to(torch.float32).to(torch.float64)
+    return 1.0 / graph.degrees().repeat_interleave(graph.degrees()).to(torch.float64)
+
+
+# Node-wise.
+
+
+def _node_wise(sampler: NeighborSampler, graph: Graph, matrix: Tensor, stack: Stack, keys: Tensor, hop: int) -> Edges:
+    batch, nodes = stack.frontier
+    product = torch.sparse.mm(_one_hot(nodes, graph.num_nodes), matrix).coalesce()
+    row, position = product.indices()[0], product.values().long() - 1
+    degrees = torch.bincount(row, minlength=nodes.numel())
+    first, size = degrees.cumsum(0) - degrees, sampler.num_neighbors[hop]
+    is_drawn = (degrees > (0 if sampler.replace else size)) & (size >= 0)
+    places = _draw_places(sampler, graph, product, keys[batch], nodes, degrees, is_drawn, size)
+    entries = torch.cat([(~is_drawn[row]).nonzero().view(-1), (first[is_drawn, None] + places).view(-1)])
+    entries = entries[row[entries].argsort(stable=True)]
+    position = position[entries]
+    return Edges(row[entries], graph.indices[position].long(), position, None)
+
+
+def _draw_places(
+    sampler: NeighborSampler,
+    graph: Graph,
+    product: Tensor,
+    keys: Tensor,
+    nodes: Tensor,
+    degrees: Tensor,
+    is_drawn: Tensor,
+    size: int,
+) -> Tensor:
+    """For each row that is not taken whole, the places of the edges that are drawn."""
+    keys, nodes, bound = (vector[is_drawn, None] for vector in (keys, nodes, degrees))
+    if size < 0:
+        return nodes[:, :0]
+    if sampler.weight is None:
+        if sampler.replace:
+            return below(draw(keys, nodes, torch.arange(size, device=keys.device)), bound)
+        return _floyd(keys, nodes, bound, size)
+    values = _values(sampler, graph)[product.values().long() - 1].clamp(min=LEAST_WEIGHT)
+    row, first = product.indices()[0], degrees.cumsum(0) - degrees
+    weights = values.new_zeros(degrees.numel(), int(degrees.max()) if degrees.numel() else 0)
+    weights[row, torch.arange(row.numel(), device=row.device) - first[row]] = values
+    weights = weights[is_drawn]
+    if sampler.replace:
+        heights = weights.cumsum(1)
+        height = unit(draw(keys, nodes, torch.arange(size, device=keys.device))) * heights[:, -1:]
+        return torch.searchsorted(heights, height, right=True).minimum(bound - 1)
+    u = unit(draw(keys, nodes, torch.arange(weights.size(1), device=keys.device)))
+    return (-torch.log1p(-u) / weights).argsort(1)[:, :size]  # division by 0 gives the places behind a row
+
+
+def _floyd(keys: Tensor, nodes: Tensor, degrees: Tensor, size: int) -> Tensor:
+    """Floyd's algorithm, all rows side by side."""
+    chosen = nodes.new_full((nodes.size(0), size), -1)
+    for i in range(size):
+        last = degrees - size + i
+        place = below(draw(keys, nodes, i), last + 1)
+        is_taken = (chosen == place).any(1, keepdim=True)
+        chosen[:, i : i + 1] = torch.where(is_taken, last, place)
+    return chosen
+
+
+# Layer-wise.
+
+
+def _layer_wise(sampler: LayerSampler, graph: Graph, matrix: Tensor, stack: Stack, keys: Tensor, hop: int) -> Edges:
+    (batch, nodes), n = stack.frontier, graph.num_nodes
+    values = _values(sampler, graph)
+    rows = torch.sparse.mm(_one_hot(nodes, n), matrix).coalesce()  # Q_R A
+    (row, column), position = rows.indices().unbind(), rows.values().long() - 1
+    chances = _chances(sampler, matrix, values, stack, hop)  # (k * n,)
+    node = torch.arange(n, device=keys.device)
+    is_drawn = unit(draw(keys[:, None], node, 0)).view(-1) < chances
+    inverse = torch.where(is_drawn, 1.0 / chances, 0.0)
+    shifted = _sparse(row, column + batch[row] * n, rows.values(), nodes.numel(), stack.num_batches * n)
+    drawn = is_drawn.nonzero().view(-1)
+    select = _sparse(drawn, drawn, torch.ones_like(inverse[drawn]), inverse.numel(), inverse.numel())
+    chosen = torch.sparse.mm(shifted, select).coalesce()  # (Q_R A) Q_C
+    whole = values.new_zeros(nodes.numel()).index_add_(0, row, values[position])
+    (row, column), position = chosen.indices().unbind(), chosen.values().long() - 1
+    weight = values[position] * inverse[column]
+    if sampler.normalize:
+        kept = torch.zeros_like(whole).index_add_(0, row, weight)
+        weight = weight * torch.where(kept > 0, whole / kept, 1.0)[row]
+    return Edges(row, column % n, position, weight)
+
+
+def _chances(sampler: LayerSampler, matrix: Tensor, values: Tensor, stack: Stack, hop: int) -> Tensor:
+    """NORM: for each batch and node, the probability that the node is drawn."""
+    (batch, nodes), n = stack.frontier, stack.num_nodes
+    if not isinstance(sampler, LadiesSampler):  # Q has one row, all ones
+        batch, nodes = nodes.new_zeros(n), torch.arange(n, device=nodes.device)
+    square = _sparse(matrix.indices()[0], matrix.indices()[1], values.square(), n, n)
+    num_rows = stack.num_batches if isinstance(sampler, LadiesSampler) else 1
+    frontier = _sparse(batch, nodes, torch.ones_like(nodes, dtype=torch.float64), num_rows, n)
+    product = torch.sparse.mm(frontier, square).to_dense()
+    rows = torch.stack([scale_to_sum(importance, sampler.num_nodes[hop]) for importance in product])
+    return rows.expand(stack.num_batches, n).reshape(-1)
+
+
+def scale_to_sum(importance: Tensor, size: int) -> Tensor:
+    """``min(1, c * importance)`` with the sum ``size``, or all ones if there are no more entries."""
+    if int((importance > 0).sum()) <= size:
+        return (importance > 0).to(importance.dtype)
+    factor, previous = importance.new_zeros(()), importance.new_full((), -1.0)
+    while factor > previous:
+        is_certain, previous = factor * importance >= 1, factor
+        room, mass = size - is_certain.sum(), importance[~is_certain].sum()
+        factor = torch.where((room > 0) & (mass > 0), (room / mass).maximum(factor), factor)
+    return (factor * importance).clamp(max=1)

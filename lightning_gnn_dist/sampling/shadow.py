@@ -1,0 +1,62 @@
+"""ShaDow (Zeng, Zhang, Xia, Srivastava, et al., NeurIPS 2021, arXiv:2201.07858): each seed has a graph of its own.
+
+G(s) = the graph among s and what neighbour sampling finds around it;   a batch holds them side by side
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_numbers
+from lightning_gnn_dist.sampling.hops import hop_keys, sample_hops
+from lightning_gnn_dist.sampling.kernels import Array, Rule, Table, Work
+from lightning_gnn_dist.sampling.subgraph import check_num_hops, seeds_first
+from lightning_gnn_dist.sampling.subgraph_kernels import sample_egos
+from lightning_gnn_dist.sampling.weights import NONE
+
+
+@dataclass(frozen=True)
+class ShadowSampler:
+    """Draw a small graph around each seed, as deep as the model needs; the model may have more layers than it is deep.
+
+    A node in several seeds' graphs is in the batch as often, so ``batch.n_id`` repeats. The graphs share no edges.
+
+    Args:
+        num_neighbors: Neighbours to draw per hop; -1 takes all. The graph is induced: it also has edges not drawn.
+        num_hops: Layers of the model.
+    """
+
+    num_neighbors: Sequence[int]
+    num_hops: int
+
+    def __post_init__(self) -> None:
+        example = "ShadowSampler([10, 5], num_hops=3)"
+        numbers = check_numbers("num_neighbors", self.num_neighbors, example, or_all=True)
+        object.__setattr__(self, "num_neighbors", numbers)
+        check_num_hops(self.num_hops)
+
+    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        return [self._sample(graph, ids, place) for ids, place in zip(seeds, keys, strict=True)]
+
+    def _sample(self, graph: Graph, seeds: Tensor, place: BatchKey) -> Sample:
+        fanouts, roots = np.array(self.num_neighbors, np.int64), np.zeros(seeds.numel() + 1, np.int64)
+
+        def kernel(indptr: Array, indices: Array, ids: Array, keys: Array, work: Work, table: Table, *of: Array) -> int:
+            num_nodes, num_edges = of
+            num_edges[0] = sample_egos(indptr, indices, ids, fanouts, keys, Rule(NONE, False), work, table, roots)
+            num_nodes[0] = roots[-1]
+            return int(max(num_edges[0], num_nodes[0]))
+
+        side = sample_hops(graph, seeds, hop_keys(place, len(fanouts)), kernel)  # by side, all as if of hop 0
+        at = torch.from_numpy(roots)
+        own = at[:-1].repeat_interleave(at.diff()).repeat_interleave(side.indptr.diff())  # of each edge
+        sample = seeds_first(side.indptr.long(), side.indices + own, at[:-1], self.num_hops)
+        return sample._replace(
+            nodes=side.nodes[sample.nodes], edge_ids=None if side.edge_ids is None else side.edge_ids[sample.edge_ids]
+        )

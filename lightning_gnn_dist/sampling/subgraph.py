@@ -1,0 +1,60 @@
+"""What subgraph samplers share: some nodes, every edge between two of them, the seeds first.
+
+All layers compute on the same graph. A batch keeps to the order of hops all the same: all nodes are found at the
+first hop, and the last layer is computed for the seeds alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph, edge_positions
+from lightning_gnn_dist.sampling.base import BatchKey, Sample
+from lightning_gnn_dist.sampling.hops import hop_keys, sample_hops
+from lightning_gnn_dist.sampling.subgraph_kernels import sample_induced
+
+
+def check_num_hops(num_hops: int) -> None:
+    if isinstance(num_hops, bool) or not isinstance(num_hops, int) or num_hops < 1:
+        raise ValueError(f"num_hops must be the model's number of layers, 1 or more, got {num_hops!r}.")
+
+
+def induced(
+    graph: Graph, seeds: Tensor, others: Tensor, place: BatchKey, num_hops: int, *, with_ids: bool | None = None
+) -> Sample:
+    """The graph among the seeds and ``others``, which may repeat themselves; with one hop only the seeds' rows."""
+    nodes = others.numpy()
+    return sample_hops(
+        graph,
+        seeds,
+        hop_keys(place, num_hops),
+        lambda indptr, indices, ids, _, *batch: sample_induced(indptr, indices, ids, nodes, *batch),
+        with_ids=with_ids,
+    )
+
+
+def seeds_first(indptr: Tensor, indices: Tensor, seeds: Tensor, num_hops: int) -> Sample:
+    """A graph with its nodes renumbered, the seeds first; with one hop only the seeds' rows."""
+    num_nodes = indptr.numel() - 1
+    others = torch.ones(num_nodes, dtype=torch.bool).index_fill_(0, seeds, False).nonzero().view(-1)
+    nodes = torch.cat([seeds, others])
+    place = torch.empty_like(nodes)
+    place[nodes] = torch.arange(nodes.numel())
+
+    rows = nodes if num_hops > 1 else seeds
+    edges = edge_positions(indptr, rows)
+    degrees = indptr[rows + 1] - indptr[rows]
+    starts = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+    small = torch.int32 if edges.numel() < 2**31 else torch.int64
+
+    of_seeds = int(starts[seeds.numel()])
+    unused = [0] * (num_hops - 1)
+    return Sample(
+        nodes=nodes,
+        indptr=starts.to(small),
+        indices=place[indices[edges].to(torch.int64)].to(small),
+        num_sampled_nodes=[seeds.numel(), others.numel(), *unused],
+        num_sampled_edges=[of_seeds, edges.numel() - of_seeds, *unused][:num_hops],
+        edge_ids=edges,
+    )

@@ -1,0 +1,119 @@
+"""GraphSAINT by random walks (Zeng, Zhou, Srivastava, Kannan, Prasanna, ICLR 2020, arXiv:1907.04931).
+
+    batch = the graph among the seeds and the nodes that a walk from each of them visits
+    edge_weight(u, v) = A(u, v) / P(v in batch | u in batch)     node_norm(v) = 1 / (N P(v in batch))
+
+The two probabilities are frequencies, counted beforehand.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_seeds
+from lightning_gnn_dist.sampling.rng import key, permutation
+from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
+from lightning_gnn_dist.sampling.subgraph_kernels import walk
+from lightning_gnn_dist.sampling.weights import edge_weights
+
+log = logging.getLogger(__name__)
+
+_BEFORE = -2  # stands where the draws of a batch have their epoch: those that are counted are none of them
+_NORMS: weakref.WeakKeyDictionary[Graph, dict[object, tuple[Tensor, Tensor]]] = weakref.WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class RandomWalkSampler:
+    """Take the nodes that random walks from the seeds visit, and all edges among them.
+
+    Walks go from receivers to senders. ``batch.edge_weight``, also the values of ``block.adj``, replaces the graph's:
+    with it, a sum over the neighbours of a node is right on average over the batches that the node is in. Use layers
+    that add up, as with :class:`LayerSampler`. For the loss there are two ways: its mean over the seeds, as with all
+    samplers, or the paper's, over all training nodes of the batch:
+    ``(losses * batch.node_norm)[batch.train_mask].sum()``.
+
+    Before the first batch of a size, batches are drawn to count how often nodes and edges are in them. That takes as
+    long as ``visits`` passes over the graph or more, and 4 bytes an edge.
+
+    Args:
+        num_hops: Layers of the model.
+        walk_length: Steps of a walk.
+        weight: Name of the graph's edge array that holds A, all at least 0. None: 1 / in-degree.
+        visits: How many batches a node is in, on average, when they are counted. 0: no counting, no ``edge_weight``
+            of its own and no ``node_norm``.
+    """
+
+    num_hops: int
+    walk_length: int = 2
+    weight: str | None = None
+    visits: int = 50
+
+    def __post_init__(self) -> None:
+        check_num_hops(self.num_hops)
+        for name, least in (("walk_length", 1), ("visits", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+
+    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        return [self._sample(graph, ids, place) for ids, place in zip(seeds, keys, strict=True)]
+
+    def _sample(self, graph: Graph, seeds: Tensor, place: BatchKey) -> Sample:
+        sample = self._walk(graph, seeds, place, with_ids=True if self.visits else None)
+        if not self.visits:
+            return sample
+        of_edges, of_nodes = self._norms(graph, seeds.numel(), place.seed)
+        assert sample.edge_ids is not None
+        return sample._replace(
+            edge_weight=of_edges[sample.edge_ids],
+            node_norm=of_nodes[sample.nodes],
+            edge_ids=sample.edge_ids if graph.edge_arrays else None,
+        )
+
+    def _walk(self, graph: Graph, seeds: Tensor, place: BatchKey, *, with_ids: bool | None) -> Sample:
+        seeds = check_seeds(seeds, graph.num_nodes)
+        visited = np.empty(seeds.numel() * self.walk_length, np.int64)
+        walk(graph.indptr.numpy(), graph.indices.numpy(), seeds.numpy(), key(*place, 0), self.walk_length, visited)
+        return induced(graph, seeds, torch.from_numpy(visited), place, self.num_hops, with_ids=with_ids)
+
+    def _norms(self, graph: Graph, num_seeds: int, seed: int) -> tuple[Tensor, Tensor]:
+        """The weight of each edge and of each node in batches of so many seeds."""
+        with _LOCK:
+            known = _NORMS.setdefault(graph, {})
+            if (self, num_seeds, seed) not in known:
+                known[self, num_seeds, seed] = self._count(graph, num_seeds, seed)
+            return known[self, num_seeds, seed]
+
+    def _count(self, graph: Graph, num_seeds: int, seed: int) -> tuple[Tensor, Tensor]:
+        roots = graph.split("train") if "train_mask" in graph.node_arrays else torch.arange(graph.num_nodes)
+        nodes = torch.zeros(graph.num_nodes, dtype=torch.int32)
+        edges = torch.zeros(graph.num_edges, dtype=torch.int32)
+        batches = visited = 0
+        whole = RandomWalkSampler(max(2, self.num_hops), self.walk_length)  # the rows of all nodes
+        while visited < self.visits * graph.num_nodes:
+            ids = roots[permutation(roots.numel(), seed, _BEFORE - batches)[:num_seeds]]
+            sample = whole._walk(graph, ids, BatchKey(seed, _BEFORE, batches), with_ids=True)
+            nodes[sample.nodes] += 1
+            edges[sample.edge_ids] += 1
+            visited, batches = visited + sample.nodes.numel(), batches + 1
+        log.info("Counted nodes and edges in %d batches of %d random walks", batches, num_seeds)
+        return self._weights(graph, nodes, edges), batches / (graph.num_nodes * nodes.clamp(min=1)).float()
+
+    def _weights(self, graph: Graph, nodes: Tensor, edges: Tensor) -> Tensor:
+        """A over the conditional frequency k / n. The mean of (n + 1) / (k + 1) is 1 / p; that of n / k is more."""
+        degrees = graph.degrees()
+        if self.weight is None:
+            values = 1.0 / degrees.repeat_interleave(degrees).float()
+        else:
+            values = torch.from_numpy(edge_weights(graph, self.weight))
+        return values * (nodes + 1).repeat_interleave(degrees) / (edges + 1)

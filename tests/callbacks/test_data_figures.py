@@ -1,0 +1,54 @@
+"""The time that training waits for data is logged, whatever the strategy."""
+
+from __future__ import annotations
+
+import time
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from lightning_gnn_dist.callbacks.data_figures import DataFigures
+from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.sampling.base import BatchKey
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from tests.sage import SAGE
+
+
+class Slow(NeighborSampler):
+    def sample_bulk(self, graph, seeds, keys):
+        time.sleep(0.05 * len(seeds))
+        return super().sample_bulk(graph, seeds, keys)
+
+
+class Busy(SAGE):
+    def training_step(self, batch):
+        time.sleep(0.05)
+        return super().training_step(batch)
+
+
+def share(module: SAGE, sampler: NeighborSampler, num_threads: int) -> float:
+    graph = communities(400, 4, num_features=12, train_share=0.2)
+    data = PartitionedDataModule(graph, sampler=sampler, batch_size=10, num_threads=num_threads, bulk_size=1)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "num_sanity_val_steps": 0}
+    trainer = pl.Trainer(accelerator="cpu", devices=1, max_epochs=1, callbacks=[DataFigures()], **quiet)
+    started = time.perf_counter()
+    trainer.fit(module, data)
+    seconds = time.perf_counter() - started
+    assert 0 <= float(trainer.callback_metrics["data/waited_seconds"]) < seconds
+    return float(trainer.callback_metrics["data/waited_share"])
+
+
+def test_a_slow_sampler_is_waited_for_and_a_fast_one_is_not() -> None:
+    NeighborSampler([2, 2]).sample_bulk(communities(100, 4), [torch.arange(3)], [BatchKey(0, 0, 0)])  # compiles
+    assert share(SAGE(12, 4), Slow([2, 2]), num_threads=0) > 0.4
+    assert share(Busy(12, 4), NeighborSampler([2, 2]), num_threads=1) < 0.4
+
+
+def test_it_needs_our_data_module() -> None:
+    trainer = pl.Trainer(
+        accelerator="cpu", max_epochs=1, callbacks=[DataFigures()], logger=False, enable_checkpointing=False
+    )
+    with pytest.raises(TypeError, match="logs what a PartitionedDataModule measures"):
+        trainer.callbacks[0].on_train_epoch_end(trainer, SAGE(2, 2))  # type: ignore[attr-defined]

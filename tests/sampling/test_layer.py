@@ -1,0 +1,294 @@
+"""Laws of layer-wise sampling."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GCNConv, GraphConv, SAGEConv
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling import scratch
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
+from lightning_gnn_dist.sampling.batch import SampledData, assemble
+from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.layer import LayerSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from tests.sampling.reference import random_graph
+
+PLACE = BatchKey(seed=0, epoch=1, batch=2)
+KINDS = [LadiesSampler, FastGCNSampler]
+SEEDS = torch.tensor([4, 90, 7, 60, 33])
+
+
+def weighted(num_nodes: int = 120, num_edges: int = 1500) -> Graph:
+    graph = random_graph(num_nodes, num_edges, seed=3)
+    weight = torch.rand(num_edges, generator=torch.Generator().manual_seed(1))
+    return Graph(graph.indptr, graph.indices, graph.node_arrays, {"edge_weight": weight})
+
+
+GRAPH = weighted()
+
+
+def matrix(graph: Graph, weight: str | None, power: int = 1) -> Tensor:
+    """A, dense, in double precision. Of its entries a power may be taken, each edge by itself."""
+    rows = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
+    values = 1 / graph.degrees()[rows].double() if weight is None else graph.edge_arrays[weight].double()
+    return (
+        torch.zeros(graph.num_nodes, graph.num_nodes)
+        .double()
+        .index_put_((rows, graph.indices.long()), values**power, True)
+    )
+
+
+def one(sampler: LayerSampler, graph: Graph = GRAPH, seeds: Tensor = SEEDS, place: BatchKey = PLACE) -> Sample:
+    return sampler.sample_bulk(graph, [seeds], [place])[0]
+
+
+def many(sampler: LayerSampler, number: int) -> list[Sample]:
+    return sampler.sample_bulk(GRAPH, [SEEDS] * number, [BatchKey(5, 0, batch) for batch in range(number)])
+
+
+def drawn(sample: Sample, hop: int) -> Tensor:
+    """The nodes that the edges of a hop come from."""
+    low = sum(sample.num_sampled_edges[:hop])
+    return sample.nodes[sample.indices[low : low + sample.num_sampled_edges[hop]].long().unique()]
+
+
+def chances(kind: type[LayerSampler], weight: str | None, frontier: Tensor, size: int) -> Tensor:
+    """The probability that a node is drawn, by bisection."""
+    squares = matrix(GRAPH, weight, power=2)
+    reached = squares[frontier].sum(0)
+    importance = reached if kind is LadiesSampler else squares.sum(0)
+    low, high = 0.0, 1e9
+    for _ in range(200):
+        middle = (low + high) / 2
+        if (middle * importance).clamp(max=1).sum() < size:
+            low = middle
+        else:
+            high = middle
+    return (low * importance).clamp(max=1) * (reached > 0)
+
+
+@pytest.mark.parametrize("weight", [None, "edge_weight"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nodes_are_drawn_with_the_probability_that_their_weight_is_corrected_by(kind, weight):
+    expected = chances(kind, weight, SEEDS, 20)
+    counts = torch.zeros(120).double()
+    for sample in many(kind([20], weight), 3000):
+        counts[drawn(sample, 0)] += 1
+    certain, possible = expected == 1, (expected > 0) & (expected < 1)
+    assert counts[certain].eq(3000).all()
+    assert counts[expected == 0].eq(0).all()
+    p = expected[possible]
+    statistic = ((counts[possible] - 3000 * p) ** 2 / (3000 * p * (1 - p))).sum()
+    dof = float(possible.sum())
+    assert dof > 10
+    assert statistic < dof + 4 * (2 * dof) ** 0.5 + 10  # above the 0.9999 quantile of chi-square
+
+    sample = one(kind([20], weight))
+    rows = torch.arange(5).repeat_interleave(sample.indptr.diff())
+    senders = sample.nodes[sample.indices.long()]
+    sums = torch.zeros(5, 120).double()
+    sums.index_put_((rows, senders), sample.edge_weight.double(), accumulate=True)
+    chosen = senders.unique()
+    assert torch.allclose(sums[:, chosen], (matrix(GRAPH, weight)[SEEDS] / expected)[:, chosen], rtol=1e-5)
+
+
+@pytest.mark.parametrize("weight", [None, "edge_weight"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_mean_of_an_aggregated_layer_is_the_full_aggregation(kind, weight):
+    x = GRAPH.node_arrays["x"].double()
+    full = (matrix(GRAPH, weight) @ x)[SEEDS]
+    draws = []
+    for sample in many(kind([15, 4], weight), 4000):
+        block = assemble(GRAPH, sample).blocks[-1]
+        adj = block.adj.to_dense().double()
+        draws.append(adj @ x[sample.nodes[: block.num_src]])
+    found = torch.stack(draws)
+    error = (found.mean(0) - full) / (found.std(0) / len(draws) ** 0.5)
+    assert error.abs().max() < 4.5
+    assert error.square().mean() < 2.5
+    assert (found[0] - full).abs().max() > 0.01  # a single draw is not exact
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_linear_layers_are_right_on_average_as_well(kind):
+    # The rows of hop 2 are drawn independently of those of hop 1.
+    x, a = GRAPH.node_arrays["x"].double(), matrix(GRAPH, None)
+    cut = a.clone()
+    cut[:, SEEDS] = 0  # a seed's own row would be the same in both layers
+    found, squares = torch.zeros(2, 5, 8).double()
+    for sample in many(kind([40, 40]), 2000):
+        inner, first = assemble(GRAPH, sample).blocks[::-1]
+        h = first.adj.to_dense().double() @ x[sample.nodes]
+        h[:5] = 0
+        out = inner.adj.to_dense().double() @ h[: inner.num_src]
+        found += out
+        squares += out.square()
+    mean, full = found / 2000, (cut @ (a @ x))[SEEDS]
+    spread = (squares / 2000 - mean.square()).sqrt() / 2000**0.5
+    assert ((mean - full) / spread).abs().max() < 4.5
+
+
+@pytest.mark.parametrize("weight", [None, "edge_weight"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_all_fit_they_are_all_taken_with_the_weights_of_the_graph(kind, weight):
+    sample = one(kind([1000, 1000], weight))
+    every = NeighborSampler([-1, -1]).sample_bulk(GRAPH, [SEEDS], [PLACE])[0]
+    assert sample.nodes.equal(every.nodes)
+    assert sample.indices.equal(every.indices)
+    assert sample.indptr.equal(every.indptr)
+    assert sample.num_sampled_nodes == every.num_sampled_nodes
+    expected = GRAPH.edge_arrays["edge_weight"][every.edge_ids]
+    if weight is None:
+        degrees = every.indptr.diff()
+        expected = 1 / degrees.repeat_interleave(degrees)
+    assert torch.allclose(sample.edge_weight, expected)
+
+
+@pytest.mark.parametrize("sampler", [LadiesSampler([30, 10, 20]), FastGCNSampler([60, 60, 60])], ids=repr)
+def test_every_node_of_a_frontier_sees_all_drawn_nodes_among_its_neighbours(sampler):
+    sample = one(sampler)
+    assert sample.nodes.unique().numel() == sample.nodes.numel() == sum(sample.num_sampled_nodes)
+    assert sample.indptr.numel() - 1 == sum(sample.num_sampled_nodes[:-1])
+    ends = torch.tensor(sample.num_sampled_nodes).cumsum(0)
+    for hop in range(3):
+        chosen = set(drawn(sample, hop).tolist())
+        for row in range(int(ends[hop]) - sample.num_sampled_nodes[hop], int(ends[hop])):
+            low, high = sample.indptr[row : row + 2].tolist()
+            node = int(sample.nodes[row])
+            neighbours = GRAPH.indices[GRAPH.indptr[node] : GRAPH.indptr[node + 1]].tolist()
+            found = sample.nodes[sample.indices[low:high].long()].tolist()
+            assert found == [sender for sender in neighbours if sender in chosen]
+            assert sample.indices[low:high].numel() == 0 or sample.indices[low:high].max() < ends[hop + 1]
+
+
+def test_the_number_of_nodes_is_right_on_average():
+    sizes = [drawn(sample, 0).numel() for sample in many(LadiesSampler([25]), 1000)]
+    assert abs(sum(sizes) / 1000 - 25) < 0.6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_normalised_rows_sum_to_those_of_the_matrix(kind):
+    sampler = kind([15, 15], "edge_weight", normalize=True)
+    sample = one(sampler)
+    rows = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff())
+    sums = torch.zeros(sample.indptr.numel() - 1).index_add_(0, rows, sample.edge_weight)
+    full = matrix(GRAPH, "edge_weight").sum(1)[sample.nodes[: sums.numel()]].float()
+    has_edges = sample.indptr.diff() > 0
+    assert torch.allclose(sums[has_edges], full[has_edges], rtol=1e-5)
+    plain = one(replace(sampler, normalize=False))
+    assert plain.indices.equal(sample.indices)
+    assert not torch.allclose(plain.edge_weight, sample.edge_weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bulk_is_its_batches_in_any_number_of_threads(kind):
+    sampler = kind([40, 20])
+    seeds = [torch.randperm(120, generator=torch.Generator().manual_seed(i))[: 5 + 3 * i] for i in range(12)]
+    places = [BatchKey(0, 0, i) for i in range(12)]
+    bulk = sampler.sample_bulk(GRAPH, seeds, places)
+    with ThreadPoolExecutor(4) as threads:
+        alone = list(threads.map(lambda ids, place: one(sampler, seeds=ids, place=place), seeds, places))
+    for left, right in zip(bulk, alone, strict=True):
+        assert left.nodes.equal(right.nodes)
+        assert left.indices.equal(right.indices)
+        assert left.edge_weight.equal(right.edge_weight)
+    assert not one(sampler).nodes.equal(one(sampler, place=BatchKey(0, 1, 3)).nodes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_of_the_seeds_does_not_matter(kind):
+    left, right = one(kind([30, 20])), one(kind([30, 20]), seeds=SEEDS.flip(0))
+    assert set(left.nodes.tolist()) == set(right.nodes.tolist())
+    assert left.num_sampled_edges == right.num_sampled_edges
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_tables_and_any_room_give_the_same_batch(kind, monkeypatch):
+    graph = random_graph(3000, 90_000, seed=9)
+    seeds = torch.randperm(3000, generator=torch.Generator().manual_seed(0))[:1000]
+    samples = []
+    for limit in (scratch.DIRECT_NODES, 0):
+        scratch._THREAD.__dict__.clear()
+        monkeypatch.setattr(scratch, "DIRECT_NODES", limit)
+        samples += [one(kind([900, 700, 300]), graph, seeds) for _ in range(2)]
+    for sample in samples[1:]:
+        assert sample.nodes.equal(samples[0].nodes)
+        assert sample.indices.equal(samples[0].indices)
+    assert max(samples[0].num_sampled_edges) > 3000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_without_edges(kind):
+    graph = Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.int64), 100)
+    sample = one(kind([5, 5]), graph)
+    assert sample.num_sampled_nodes == [5, 0, 0]
+    assert sample.num_sampled_edges == [0, 0]
+
+
+class Net(nn.Module):
+    """Two layers that add up weighted messages, on blocks or on all edges."""
+
+    def __init__(self, make: type[nn.Module], **options: object) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convs = nn.ModuleList([make(8, 6, **options), make(6, 3, **options)])
+
+    def by_adj(self, batch: SampledData) -> Tensor:
+        x = batch.x
+        for conv, block in zip(self.convs, batch.blocks, strict=True):
+            x = conv((x, x[: block.num_dst]), block.adj).relu()
+        return x
+
+    def by_edges(self, batch: SampledData) -> Tensor:
+        x = batch.x
+        for conv in self.convs:
+            x = conv(x, batch.edge_index, batch.edge_weight).relu()
+        return x[: batch.batch_size]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sum_on_blocks_is_a_weighted_sum_on_all_edges(kind):
+    batch = assemble(GRAPH, one(kind([60, 40], "edge_weight")))
+    assert batch.edge_weight.numel() == batch.num_edges
+    assert not batch.edge_weight.equal(GRAPH.edge_arrays["edge_weight"][: batch.num_edges])
+    net, sage = Net(GraphConv), Net(SAGEConv, aggr="sum")
+    found = net.by_adj(batch)
+    assert found.shape == (5, 3)
+    assert torch.allclose(found, net.by_edges(batch), atol=1e-5)
+    for conv, twin in zip(net.convs, sage.convs, strict=True):
+        twin.lin_l.load_state_dict(conv.lin_rel.state_dict())
+        twin.lin_r.load_state_dict(conv.lin_root.state_dict())
+    assert torch.allclose(found, sage.by_adj(batch), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gcn_learns_from_layers(kind):
+    batch = assemble(GRAPH, one(kind([60, 40], "edge_weight")))
+    net = Net(GCNConv, normalize=False)
+    out = net.by_edges(batch)
+    out.square().sum().backward()
+    assert all(conv.lin.weight.grad.abs().sum() > 0 for conv in net.convs)
+    whole = assemble(GRAPH, one(kind([1000, 1000], "edge_weight")))
+    exact = matrix(GRAPH, "edge_weight").float()
+    x = GRAPH.node_arrays["x"]
+    for conv in net.convs:
+        x = (exact @ conv.lin(x) + conv.bias).relu()
+    assert torch.allclose(net.by_edges(whole), x[SEEDS], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_useless_numbers_are_refused(kind):
+    assert isinstance(kind([5]), Sampler)
+    assert hash(kind([5])) == hash(kind((5,)))
+    for numbers, message in (([], "is empty"), ([5, -1], "got -1"), (5, "one number per hop"), ([2.5], "got 2.5")):
+        with pytest.raises(ValueError, match=message):
+            kind(numbers)
+    with pytest.raises(ValueError, match="has no edge array 'w'"):
+        one(kind([5], weight="w"))

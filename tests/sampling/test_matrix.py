@@ -1,0 +1,122 @@
+"""The literal matrix form draws the batches of the compiled samplers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling import rng, torch_rng
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
+from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.matrix import MatrixSampler, adjacency
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from tests.sampling import reference
+from tests.sampling.reference import random_graph
+
+
+def simple_graph(num_nodes: int = 300, num_edges: int = 5000) -> Graph:
+    """A random graph without repeated edges, with weights, some of them 0."""
+    graph = random_graph(num_nodes, num_edges, seed=2)
+    receivers = torch.arange(num_nodes).repeat_interleave(graph.degrees())
+    edge_index = torch.stack([graph.indices.long(), receivers]).unique(dim=1)
+    weight = torch.rand(edge_index.size(1), generator=torch.Generator().manual_seed(0))
+    weight[::5] = 0
+    return Graph.from_edge_index(edge_index, num_nodes, {}, {"edge_weight": weight})
+
+
+GRAPH = simple_graph()
+SEEDS = [torch.randperm(300, generator=torch.Generator().manual_seed(i))[: 7 * i + 1] for i in range(5)]
+PLACES = [BatchKey(1, 2, 3 * i) for i in range(5)]
+
+SAMPLERS: list[Sampler] = [
+    *(
+        NeighborSampler(numbers, replace=replace, weight=weight)
+        for numbers in ([3], [5, -1, 2], [-1, 30])
+        for replace in (False, True)
+        for weight in (None, "edge_weight")
+    ),
+    *(
+        kind(numbers, weight, normalize)
+        for kind in (LadiesSampler, FastGCNSampler)
+        for numbers in ([20], [60, 30, 10], [400, 50])
+        for weight in (None, "edge_weight")
+        for normalize in (False, True)
+    ),
+]
+
+
+def assert_same(left: list[Sample], right: list[Sample]) -> None:
+    for one, other in zip(left, right, strict=True):
+        assert one.nodes.equal(other.nodes.cpu())
+        assert one.indptr.equal(other.indptr.cpu())
+        assert one.indices.equal(other.indices.cpu())
+        assert one.num_sampled_nodes == other.num_sampled_nodes
+        assert one.num_sampled_edges == other.num_sampled_edges
+        assert (one.edge_ids is None) == (other.edge_ids is None)
+        assert one.edge_ids is None or one.edge_ids.equal(other.edge_ids.cpu())
+        assert (one.edge_weight is None) == (other.edge_weight is None)
+        assert one.edge_weight is None or torch.allclose(one.edge_weight, other.edge_weight.cpu(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_a_sampler_is_its_matrix_form(sampler):
+    matrix = MatrixSampler(sampler)
+    assert isinstance(matrix, Sampler)
+    assert matrix.num_hops == sampler.num_hops
+    assert_same(sampler.sample_bulk(GRAPH, SEEDS, PLACES), matrix.sample_bulk(GRAPH, SEEDS, PLACES))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_on_a_device_the_batches_are_those_of_the_cpu(sampler):
+    arrays = {name: array.cuda() for name, array in GRAPH.edge_arrays.items()}
+    graph = Graph(GRAPH.indptr.cuda(), GRAPH.indices.cuda(), {}, arrays)
+    found = MatrixSampler(sampler).sample_bulk(graph, [ids.cuda() for ids in SEEDS], PLACES)
+    assert found[0].nodes.is_cuda
+    assert_same(sampler.sample_bulk(GRAPH, SEEDS, PLACES), found)
+
+
+@pytest.mark.parametrize("sampler", [NeighborSampler([4, 2]), LadiesSampler([9, 9])], ids=repr)
+def test_a_bulk_is_its_batches(sampler):
+    matrix = MatrixSampler(sampler)
+    alone = [matrix.sample_bulk(GRAPH, [ids], [place])[0] for ids, place in zip(SEEDS, PLACES, strict=True)]
+    assert_same(alone, matrix.sample_bulk(GRAPH, SEEDS, PLACES))
+
+
+@pytest.mark.parametrize("sampler", [NeighborSampler([4, 2]), LadiesSampler([9, 9]), FastGCNSampler([9, 9])], ids=repr)
+def test_nodes_without_edges(sampler):
+    graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), 6)
+    matrix = MatrixSampler(sampler)
+    for seeds in ([[5, 4], [2]], [[5], [4, 0]]):  # the latter finds no frontier for the second hop
+        ids, places = [torch.tensor(nodes) for nodes in seeds], PLACES[:2]
+        assert_same(sampler.sample_bulk(graph, ids, places), matrix.sample_bulk(graph, ids, places))
+
+
+def test_the_matrix_numbers_the_edges():
+    matrix = adjacency(GRAPH)
+    assert matrix.values().tolist() == list(range(1, GRAPH.num_edges + 1))
+    assert matrix.indices()[1].equal(GRAPH.indices.long())
+
+
+def test_a_repeated_edge_is_refused():
+    graph = Graph.from_edge_index(torch.tensor([[0, 0], [1, 1]]), 2)
+    with pytest.raises(ValueError, match=r"holds an edge twice.*coalesce"):
+        MatrixSampler(NeighborSampler([1])).sample_bulk(graph, [torch.tensor([1])], PLACES[:1])
+
+
+def test_tensors_draw_the_words_of_kernels():
+    keys = torch_rng.keys_of(PLACES, 3, torch.device("cpu"))
+    nodes, steps = torch.arange(40, 90), torch.arange(3)
+    words = torch_rng.draw(keys[:, None, None], nodes[:, None], steps)
+    expected = [
+        [[reference.draw(int(rng.key(*place, 3)), int(node), i) for i in range(3)] for node in nodes]
+        for place in PLACES
+    ]
+    assert (words.numpy().view("uint64") == np.array(expected, np.uint64)).all()
+    assert torch_rng.draw(keys, nodes[:5], 2).equal(words[torch.arange(5), torch.arange(5), 2])
+    flat = [word for row in expected for cell in row for word in cell]
+    assert torch_rng.unit(words).view(-1).tolist() == [reference.unit(word) for word in flat]
+    assert torch_rng.below(words, torch.tensor(9)).view(-1).tolist() == [((word >> 32) * 9) >> 32 for word in flat]
