@@ -77,6 +77,7 @@ def methods(supernodes: int) -> dict[str, Method]:
         "drift-ranks-1": {"correction_steps": 1, "drift": "ranks"},
         "drift-global": {"correction_steps": 0, "drift": "global"},
         "default": {},
+        "persistent": {"correction_optimizer": "persistent"},
         "drift-share": {"correction_steps": 0.5},
     }
     rotated = {"residency": Rotate()}

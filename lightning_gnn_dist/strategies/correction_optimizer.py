@@ -65,11 +65,22 @@ class CorrectionOptimizer:
             for optimizer in local:
                 _check_copies(optimizer)
 
-    def prepare(self, local: Sequence[Optimizer], parameters: list[Tensor], round_idx: int) -> None:
-        """Be ready for the steps of a round. Collective: every rank calls it, also one that will take no step."""
+    def prepare(
+        self, local: Sequence[Optimizer], parameters: list[Tensor], round_idx: int, *, are_averaged: bool = False
+    ) -> None:
+        """Be ready for the steps of a round. Collective: every rank calls it, also one that will take no step.
+
+        Args:
+            local: The optimizers of the local steps.
+            parameters: Those that are trained.
+            round_idx: The round.
+            are_averaged: The states of ``local`` are equal on all ranks already.
+        """
         self._renew(local, parameters)
         if self.mode == "averaged":
-            _start_from_mean(self._optimizers, local)
+            _copy_states(self._optimizers, local)
+            if not are_averaged:
+                _average_states(self._optimizers)
         self._round_idx = round_idx
 
     def step(
@@ -186,13 +197,16 @@ def _take_over_state(optimizer: Optimizer, former: Optimizer) -> None:
             optimizer.state[parameter] = former.state[parameter]
 
 
-def _start_from_mean(optimizers: Sequence[Optimizer], local: Sequence[Optimizer]) -> None:
-    """Collective: give ``optimizers`` the mean of the ranks' local states, which stay as they are."""
+def _copy_states(optimizers: Sequence[Optimizer], local: Sequence[Optimizer]) -> None:
     for own, other in zip(optimizers, local, strict=True):
         for parameter, state in other.state.items():
             own.state[parameter] = copy.deepcopy(state)
+
+
+def _average_states(optimizers: Sequence[Optimizer]) -> None:
+    """Collective."""
     tensors = replica_state.optimizer_tensors(optimizers)
-    device = _parameters_of(local)[0].device
+    device = _parameters_of(optimizers)[0].device
     sizes = torch.tensor([sum(tensor.numel() for tensor in tensors)], device=device)
     refusals.check_sizes(collectives.gather_rows(sizes).flatten().tolist())
     collectives.average_(tensors)

@@ -55,10 +55,11 @@ class LLCGStrategy(RoundStrategy):
         correction_steps: :math:`S`. An integer, or a share of the round's local steps such as 0.1 (rounded up).
             With 0 this is local SGD.
         correction: ``"sliced"``, or the paper's ``"rank0"``: rank 0 computes the whole batch while the others wait.
-        correction_optimizer: An optimizer of the correction's own. ``"persistent"``: like the module's, with a
-            state that lives on from round to round. ``"reset"``: the same, new at every meeting. ``"averaged"``:
-            the same, starting each time from the mean state of the ranks. ``"sgd"``: plain SGD. Or a function from
-            parameters to an optimizer.
+        correction_optimizer: An optimizer of the correction's own. ``"averaged"``: like the module's, starting each
+            time from the mean state of the ranks. ``"persistent"``: the same, with a state that lives on from round
+            to round. ``"reset"``: the same, new at every meeting. ``"sgd"``: plain SGD. Or a function from
+            parameters to an optimizer. Default: ``"averaged"`` where ``average_optimizer`` has averaged the states
+            anyway, else ``"persistent"``.
         correction_lr: :math:`\gamma`, or a function from the round's number to it. Default: the learning rate of the
             local steps, schedule included.
         drift: What local gradients are steered towards: the gradient of the ``"global"`` graph, or the mean of the
@@ -82,7 +83,7 @@ class LLCGStrategy(RoundStrategy):
         *,
         correction_steps: int | float = 1,
         correction: Correction = "sliced",
-        correction_optimizer: Mode | Callable[[list[Tensor]], Optimizer] = "persistent",
+        correction_optimizer: Mode | Callable[[list[Tensor]], Optimizer] | None = None,
         correction_lr: float | Schedule | None = None,
         drift: Drift | None = "global",
         drift_decay: float = 0.8,
@@ -110,6 +111,8 @@ class LLCGStrategy(RoundStrategy):
         refusals.check_choice("correction", correction, Correction)
         self.correction_steps = correction_steps
         self.correction = correction
+        if correction_optimizer is None:
+            correction_optimizer = "averaged" if self.average_optimizer else "persistent"
         self._corrector = CorrectionOptimizer(correction_optimizer, correction_lr)
 
     def setup(self, trainer: Trainer) -> None:
@@ -124,7 +127,7 @@ class LLCGStrategy(RoundStrategy):
         self.average_replicas()
         if (steps := self._steps()) > 0:
             with unrecorded(self._module()):
-                self._corrector.prepare(self.optimizers, trained_parameters(self._module()), self.round_idx)
+                self._prepare_correction()
                 (self._correct_together if self.correction == "sliced" else self._correct_on_rank0)(steps)
             if self.buffers == "average":  # each rank's forwards have moved its statistics
                 collectives.average_(self._module().buffers())
@@ -151,6 +154,10 @@ class LLCGStrategy(RoundStrategy):
     @property
     def _needs_global_batches(self) -> bool:
         return bool(self.correction_steps) or self.drift == "global" or self.buffers == "global"
+
+    def _prepare_correction(self) -> None:
+        parameters = trained_parameters(self._module())
+        self._corrector.prepare(self.optimizers, parameters, self.round_idx, are_averaged=self.average_optimizer)
 
     def _correct_together(self, steps: int) -> None:
         for batch in self._correction_batches(steps, sliced=True):

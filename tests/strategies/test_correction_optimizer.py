@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_gnn_dist import collectives
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
 from tests.ranks import RankError, run_ranks
 
@@ -153,6 +154,19 @@ def test_averaged_starts_each_round_from_the_mean_of_the_ranks() -> None:
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=1e-7)
     for _, before, after in (first, second):
         assert all(torch.equal(after[n][name], value) for n, state in before.items() for name, value in state.items())
+
+
+def test_states_that_are_averaged_already_are_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, expected = weights(), weights()
+    local, by_hand = torch.optim.Adam(ours, lr=0.01), torch.optim.Adam(expected, lr=0.01)
+    own = CorrectionOptimizer("averaged", None)
+    for optimizer, parameters in ((local, ours), (by_hand, expected)):
+        step_by_hand(optimizer, parameters, 0)
+    monkeypatch.setattr(collectives, "average_", lambda *_: pytest.fail("sent again"))
+    own.prepare([local], ours, 0, are_averaged=True)
+    own.step([local], ours, gradient(1, ours), 0)
+    step_by_hand(by_hand, expected, 1)
+    assert equal(ours, expected)
 
 
 def averaged_without_a_state(rank: int, world_size: int) -> None:

@@ -226,8 +226,9 @@ def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) ->
         {"correction_steps": 2, "drift": None},
         {"drift": "ranks", "correction_steps": 0},
         {"drift": "global", "correction_steps": 0.5},
+        {"correction_optimizer": "persistent"},
     ],
-    ids=["persistent", "ranks", "global"],
+    ids=["paper", "ranks", "global", "persistent"],
 )
 def test_a_resumed_run_ends_with_the_same_weights(options: dict[str, Any], tmp_path: Path) -> None:
     for whole, again in run_ranks(resumed, 2, str(tmp_path), options):
