@@ -315,6 +315,7 @@ def one(options: argparse.Namespace, name: str, method: str, seed: int) -> dict[
             "method": method,
             "seed": seed,
             "parts": options.parts,
+            "supernodes": options.supernodes,
             "steps": options.steps,
             "rounds": options.rounds,
             "model": options.model,

@@ -2,6 +2,7 @@
 
 python benchmarks/tables.py accuracy benchmarks/results/accuracy.jsonl
 python benchmarks/tables.py grappa benchmarks/results/grappa.jsonl
+python benchmarks/tables.py tma benchmarks/results/tma.jsonl
 """
 
 from __future__ import annotations
@@ -48,6 +49,33 @@ def accuracy(runs: list[Run]) -> Iterator[list[str]]:
         ]
 
 
+def tma(runs: list[Run]) -> Iterator[list[str]]:
+    """A row per graph and number of parts; columns for METIS and random parts, and for super-nodes by their number."""
+    grouped = by_seed(runs, lambda run: (run["graph"], run["parts"], run["method"], run.get("supernodes")))
+    numbers = sorted({number for *_, method, number in grouped if method.startswith("supernodes")})
+    columns = [(cut, None) for cut in ("metis", "random")] + [("supernodes", number) for number in numbers]
+    yield ["graph", "parts", "at the meeting", "whole graph", "METIS", "random", *(f"N = {n}" for n in numbers)]
+    for graph, parts in dict.fromkeys(key[:2] for key in grouped if key[2] != "full"):
+        full = any_number(grouped, graph, "full")
+        for ending, what in (("", "average"), ("-llcg-1", "average, correct")):
+            cells = [
+                any_number(grouped, graph, cut + ending, parts)
+                if number is None
+                else grouped.get((graph, parts, cut + ending, number), {})
+                for cut, number in columns
+            ]
+            if any(cells):
+                yield [graph, str(parts), what, mean(full), *map(mean, cells)]
+
+
+def any_number(grouped: dict[tuple[Any, ...], Runs], graph: str, method: str, parts: int | None = None) -> Runs:
+    """Runs for which the number of super-nodes does not matter."""
+    for (of, number_of_parts, name, _), found in grouped.items():
+        if of == graph and name == method and parts in (None, number_of_parts):
+            return found
+    return {}
+
+
 def grappa(runs: list[Run]) -> Iterator[list[str]]:
     """A row per graph, layers and cut, a column per arm."""
     arms = list(dict.fromkeys(run["arm"] for run in runs if run["cut"] != "full"))
@@ -83,13 +111,16 @@ def mean(runs: Runs) -> str:
     return f"{statistics.mean(tests):.3f} ± {spread}"
 
 
+TABLES = {"accuracy": accuracy, "grappa": grappa, "tma": tma}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("table", choices=["accuracy", "grappa"])
+    parser.add_argument("table", choices=TABLES)
     parser.add_argument("files", type=Path, nargs="+")
     options = parser.parse_args()
     runs = [json.loads(line) for file in options.files for line in file.read_text().splitlines()]
-    heading, *rows = {"accuracy": accuracy, "grappa": grappa}[options.table](runs)
+    heading, *rows = TABLES[options.table](runs)
     for row in [heading, ["---"] * len(heading), *rows]:
         print(f"| {' | '.join(row)} |")
 
