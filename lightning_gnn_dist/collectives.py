@@ -6,8 +6,9 @@ shapes. With one process they all return at once and send nothing.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -132,9 +133,65 @@ def gather_objects(item: Any) -> list[Any] | None:
     return items
 
 
+class Channel:
+    """Some of the ranks, which exchange rows among themselves on connections of their own.
+
+    Args:
+        group: Their process group; None for a single rank.
+        size: How many there are.
+        rank: This one's place among them.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, size: int, rank: int) -> None:
+        self._group, self.size, self.rank = group, size, rank
+
+    def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
+        """Send ``pieces[i]`` to rank ``i``; return what each rank sent here. Tensors are those of a CPU.
+
+        Args:
+            pieces: One for each rank, of any lengths; otherwise of one shape and type on all ranks.
+            lengths: Those of what comes, if this rank knows them. Either all ranks give them or none.
+        """
+        if self.size == 1:
+            return list(pieces)
+        lengths = self._lengths(pieces) if lengths is None else lengths
+        empty = pieces[0][:0]
+        width = empty.element_size() * math.prod(empty.shape[1:])
+        sent = torch.cat([_octets(piece) for piece in pieces])
+        received = sent.new_empty(sum(lengths) * width)
+        sizes = [len(piece) * width for piece in pieces]
+        with _counted(sum(sizes) - sizes[self.rank]):
+            dist.all_to_all_single(received, sent, [n * width for n in lengths], sizes, group=self._group)
+        rows = received.view(empty.dtype).view(-1, *empty.shape[1:])
+        return list(rows.split(list(lengths)))
+
+    def _lengths(self, pieces: Sequence[Tensor]) -> list[int]:
+        sent = torch.tensor([len(piece) for piece in pieces])
+        received = torch.empty_like(sent)
+        with _counted(sent.element_size() * (self.size - 1)):
+            dist.all_to_all_single(received, sent, group=self._group)
+        lengths: list[int] = received.tolist()
+        return lengths
+
+
+def open_channel(size: int) -> Channel:
+    """Divide the ranks into channels of ``size`` consecutive ones each, and return this rank's."""
+    if world_size() % size:
+        raise ValueError(f"{world_size()} ranks cannot be divided into channels of {size}.")
+    if size == 1:
+        return Channel(None, 1, 0)
+    starts = range(0, world_size(), size)
+    groups = [dist.new_group(range(start, start + size), backend="gloo") for start in starts]
+    return Channel(groups[rank() // size], size, rank() % size)
+
+
 def serve_store() -> Any:
     """A key-value store that lives in this process, on a free ``port``. Not collective."""
     return dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def _octets(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:

@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "strategies": {"collectives", "rounds", "elastic"},
     #
     "evaluate": {"graph", "sampling", "collectives"},
+    "scattered": {"graph", "partition", "sampling", "collectives"},
 }
 AT_THE_END = {"callbacks", "cli", "demo", "__main__"}  # may import everything, and only each other may import them
 TALKS = "collectives"  # the one module that calls torch.distributed

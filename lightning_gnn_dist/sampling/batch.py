@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -142,7 +142,16 @@ class SampledData(Data):  # type: ignore[misc]
         return super().__getattr__(key)
 
 
-def assemble(graph: Graph, sample: Sample, pool_of: PoolOf = lambda _: None, *, widen: bool = True) -> SampledData:
+class Arrays(NamedTuple):
+    """Arrays of nodes and edges, in place of a graph's."""
+
+    node_arrays: dict[str, Tensor]
+    edge_arrays: dict[str, Tensor]
+
+
+def assemble(
+    graph: Graph | Arrays, sample: Sample, pool_of: PoolOf = lambda _: None, *, widen: bool = True
+) -> SampledData:
     """Gather what the graph knows about the nodes and edges of a sample.
 
     Args:

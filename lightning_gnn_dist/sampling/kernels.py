@@ -157,7 +157,7 @@ def open_rows(indptr: Array, begin: int, end: int, fanout: int, replace: bool, w
         degree = indptr[node + _U(1)] - indptr[node]
         work.first[_U(i - begin)] = indptr[node]
         work.degree[_U(i - begin)] = degree
-        if not _is_whole(degree, fanout, replace):
+        if not is_whole(degree, fanout, replace):
             degree = fanout
         total += degree
         work.starts[_U(i + 1)] = total
@@ -165,7 +165,7 @@ def open_rows(indptr: Array, begin: int, end: int, fanout: int, replace: bool, w
 
 
 @inlined
-def _is_whole(degree: int, fanout: int, replace: bool) -> bool:
+def is_whole(degree: int, fanout: int, replace: bool) -> bool:
     """Whether all edges of a row are taken."""
     return fanout < 0 or degree == 0 or (degree <= fanout and not replace)
 
@@ -215,24 +215,42 @@ def _draw_rows(
     for i in range(low, high):
         out, first, degree = work.starts[_U(i)], work.first[_U(i - begin)], work.degree[_U(i - begin)]
         node = work.nodes[_U(i)]
-        if _is_whole(degree, fanout, rule.replace):
+        if is_whole(degree, fanout, rule.replace):
             for edge in range(degree):
                 work.positions[_U(out + edge)] = first + edge
             for edge in range(0, degree, LINE // 8):
                 prefetch(indices, first + edge)
-        elif len(rule.weights) == 0:
-            if rule.replace:
-                _draw_any(indices, first, degree, fanout, key, node, work.positions, out)
-            else:
-                _draw_row(indices, first, degree, fanout, key, node, work.positions, out)
-        elif rule.replace:
-            _draw_high(rule.weights, first, degree, fanout, key, node, heights, work.positions, out)
         else:
-            _draw_first(rule.weights, first, degree, fanout, key, node, heights, work.positions, out)
+            draw_row(indices, first, degree, fanout, key, node, rule, heights, work.positions, out)
 
 
 @inlined
-def _draw_row(
+def draw_row(
+    indices: Array,
+    first: int,
+    degree: int,
+    fanout: int,
+    key: np.uint64,
+    node: int,
+    rule: Rule,
+    heights: Array,
+    positions: Array,
+    out: int,
+) -> None:
+    """Choose ``fanout`` edges of a row that is not taken whole."""
+    if len(rule.weights) == 0:
+        if rule.replace:
+            _draw_any(indices, first, degree, fanout, key, node, positions, out)
+        else:
+            _draw_distinct(indices, first, degree, fanout, key, node, positions, out)
+    elif rule.replace:
+        _draw_high(rule.weights, first, degree, fanout, key, node, heights, positions, out)
+    else:
+        _draw_first(rule.weights, first, degree, fanout, key, node, heights, positions, out)
+
+
+@inlined
+def _draw_distinct(
     indices: Array,
     first: int,
     degree: int,

@@ -1,0 +1,44 @@
+"""Rows of other ranks that are kept here, because batches ask for them again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+class RowCache:
+    """Holds the rows of some nodes for good: it changes what is sent, never what is computed.
+
+    Args:
+        ids: Whose rows, distinct.
+        fetch: Gets the rows of every array. It may be collective.
+    """
+
+    def __init__(self, ids: Tensor, fetch: Callable[[Tensor], dict[str, Tensor]]) -> None:
+        self._ids = ids.sort().values
+        self._rows = fetch(self._ids)
+        self.asked = 0
+        self.hits = 0
+
+    def find(self, ids: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """Which places of ``ids`` are held, and where; and the other places."""
+        at = torch.searchsorted(self._ids, ids).clamp_(max=max(0, self._ids.numel() - 1))
+        is_held = self._ids[at] == ids if self._ids.numel() else torch.zeros_like(ids, dtype=torch.bool)
+        places = is_held.nonzero().view(-1)
+        self.asked, self.hits = self.asked + ids.numel(), self.hits + places.numel()
+        return (places, at[places]), (~is_held).nonzero().view(-1)
+
+    def fill(self, rows: dict[str, Tensor], held: tuple[Tensor, Tensor], rest: Tensor) -> dict[str, Tensor]:
+        """``rows`` of the places ``rest``, and between them those that are held."""
+        places, at = held
+        if not places.numel():
+            return rows
+        return {name: self._merge(array, self._rows[name], places, at, rest) for name, array in rows.items()}
+
+    @staticmethod
+    def _merge(new: Tensor, kept: Tensor, places: Tensor, at: Tensor, rest: Tensor) -> Tensor:
+        out = new.new_empty((places.numel() + rest.numel(), *new.shape[1:]))
+        out[places], out[rest] = kept[at], new
+        return out

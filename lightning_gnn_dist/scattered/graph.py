@@ -1,0 +1,185 @@
+"""The whole graph, as one rank sees it: its own rows in memory, those of others a question away.
+
+    ids -> the ranks that own them -> their answers -> back in the order of the ids
+
+Everything here that asks is collective: all ranks of a channel call it together, also those that need nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.collectives import Channel
+from lightning_gnn_dist.graph.convert import index_dtype
+from lightning_gnn_dist.graph.graph import take_rows
+from lightning_gnn_dist.sampling.kernels import Rule
+from lightning_gnn_dist.sampling.row_kernels import draw_rows
+from lightning_gnn_dist.scattered.cache import RowCache
+from lightning_gnn_dist.scattered.share import Share
+
+
+class Drawn(NamedTuple):
+    """The edges drawn for some nodes.
+
+    Attributes:
+        counts: How many for each node.
+        senders: Their other ends, node after node.
+        edge_ids: Which edges of the whole graph they are; None where the graph has no edge arrays.
+    """
+
+    counts: Tensor
+    senders: Tensor
+    edge_ids: Tensor | None
+
+
+class Route:
+    """Which rows of a request go to which rank, and how the answers come back into order.
+
+    Args:
+        owners: The rank that each row goes to.
+        num_ranks: How many there are.
+    """
+
+    def __init__(self, owners: Tensor, num_ranks: int) -> None:
+        self.order = owners.argsort(stable=True)
+        self.sizes: list[int] = torch.bincount(owners, minlength=num_ranks).tolist()
+
+    def pieces(self, rows: Tensor) -> list[Tensor]:
+        """What each rank is sent of these rows."""
+        return list(rows[self.order].split(self.sizes))
+
+    def restore(self, answers: Sequence[Tensor]) -> Tensor:
+        """One row for each of the request's, in its order."""
+        rows = torch.cat(list(answers))
+        out = torch.empty_like(rows)
+        out[self.order] = rows
+        return out
+
+
+class ScatteredGraph:
+    """A graph whose rows are shared out among the ranks of a channel.
+
+    Args:
+        share: This rank's. Rank ``i`` of the channel has share ``i``.
+        channel: The ranks that hold all shares together.
+        cache_bytes: Memory for rows of other ranks that are kept here: of those nodes that most of the own rows name.
+    """
+
+    def __init__(self, share: Share, channel: Channel, *, cache_bytes: int = 0) -> None:
+        if channel.size != share.num_shares or channel.rank != share.index:
+            raise ValueError(
+                f"Rank {channel.rank} of {channel.size} needs share {channel.rank} of {channel.size}, and has share "
+                f"{share.index} of {share.num_shares}: divide the graph into as many shares as ranks hold it together."
+            )
+        self.share, self.channel = share, channel
+        self._splits: dict[str, Tensor] = {}
+        self.cache = RowCache(self._asked_most(cache_bytes), self._fetch_nodes)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.share.num_nodes
+
+    @property
+    def has_edge_arrays(self) -> bool:
+        return bool(self.share.rows.edge_arrays)
+
+    def split(self, name: str) -> Tensor:
+        """The ids of all nodes of the whole graph that ``<name>_mask`` marks, in increasing order. Collective."""
+        if name not in self._splits:
+            own = self.share.rows.split(name) + self.share.first_node
+            self._splits[name] = torch.cat(self.channel.exchange([own] * self.channel.size))
+        return self._splits[name]
+
+    def draw(self, nodes: Tensor, batches: Tensor, keys: Tensor, fanout: int, *, replace: bool) -> Drawn:
+        """Draw neighbours where the rows are. Collective.
+
+        Args:
+            nodes: Whose rows.
+            batches: For which batch each of them, in increasing order.
+            keys: The key of this hop in each batch.
+            fanout: Neighbours to draw; -1 takes all.
+            replace: Whether an edge may be drawn more than once.
+        """
+        route = self._route(nodes, self.share.node_bounds)
+        headers = [torch.stack([torch.bincount(p, minlength=len(keys)), keys], 1) for p in route.pieces(batches)]
+        told = self.channel.exchange(headers)
+        small = nodes.to(index_dtype(self.num_nodes))
+        asked = self.channel.exchange(route.pieces(small), [int(header[:, 0].sum()) for header in told])
+        words = torch.cat([header[:, 1].repeat_interleave(header[:, 0]) for header in told])
+        drawn = self._draw_own(torch.cat(asked).to(torch.int64), words, fanout, replace)
+
+        counts = self.channel.exchange(drawn.counts.split([len(piece) for piece in asked]), route.sizes)
+        lengths = [int(piece.sum()) for piece in counts]
+        sent = [int(piece.sum()) for piece in drawn.counts.split([len(piece) for piece in asked])]
+        back = torch.cat(counts).to(torch.int64)
+        edge_order = route.order.repeat_interleave(back).argsort(stable=True)
+        senders = torch.cat(self.channel.exchange(drawn.senders.split(sent), lengths))[edge_order]
+        edge_ids = None
+        if drawn.edge_ids is not None:
+            edge_ids = torch.cat(self.channel.exchange(drawn.edge_ids.split(sent), lengths))[edge_order]
+        return Drawn(route.restore([back]), senders.to(torch.int64), edge_ids)
+
+    def fetch(self, ids: Tensor) -> dict[str, Tensor]:
+        """The rows of every node array, for distinct nodes. Collective."""
+        held, rest = self.cache.find(ids)
+        return self.cache.fill(self._fetch_nodes(ids[rest]), held, rest)
+
+    def fetch_edges(self, ids: Tensor) -> dict[str, Tensor]:
+        """The rows of every edge array. Collective."""
+        return self._ask(ids, self.share.edge_bounds, self.share.rows.edge_arrays)
+
+    def _fetch_nodes(self, ids: Tensor) -> dict[str, Tensor]:
+        return self._ask(ids, self.share.node_bounds, self.share.rows.node_arrays)
+
+    def _ask(self, ids: Tensor, bounds: Tensor, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Send each id to its owner; owners answer with their rows of each array."""
+        route = self._route(ids, bounds)
+        first = int(bounds[self.share.index])
+        asked = [piece - first for piece in self.channel.exchange(route.pieces(ids))]
+        answers = {name: [take_rows(array, rows) for rows in asked] for name, array in sorted(arrays.items())}
+        return {name: route.restore(self.channel.exchange(rows, route.sizes)) for name, rows in answers.items()}
+
+    def _route(self, ids: Tensor, bounds: Tensor) -> Route:
+        return Route(torch.searchsorted(bounds, ids, right=True) - 1, self.channel.size)
+
+    def _draw_own(self, nodes: Tensor, words: Tensor, fanout: int, replace: bool) -> Drawn:
+        rows, local = self.share.rows, nodes - self.share.first_node
+        degrees = rows.indptr[local + 1] - rows.indptr[local]
+        is_whole = torch.full_like(degrees, fanout < 0, dtype=torch.bool)
+        is_whole |= (degrees == 0) if replace else (degrees <= fanout)
+        counts = torch.where(is_whole, degrees, fanout)
+        starts = counts.cumsum(0) - counts
+        positions = np.empty(int(counts.sum()), np.int64)
+        draw_rows(
+            rows.indptr.numpy(),
+            rows.indices.numpy(),
+            local.numpy(),
+            nodes.numpy(),
+            words.numpy().view(np.uint64),
+            fanout,
+            Rule(np.empty(0, np.float32), replace),
+            np.empty(0),
+            starts.numpy(),
+            positions,
+        )
+        at = torch.from_numpy(positions)
+        edge_ids = at + self.share.first_edge if self.has_edge_arrays else None
+        return Drawn(counts.to(torch.int32), rows.indices[at], edge_ids)
+
+    def _asked_most(self, num_bytes: int) -> Tensor:
+        """Nodes of other ranks, those that own rows name most often first, as many as fit."""
+        share = self.share
+        per_row = sum(array[:1].numel() * array.element_size() for array in share.rows.node_arrays.values())
+        room = num_bytes // max(1, per_row)
+        if not room:
+            return torch.empty(0, dtype=torch.int64)
+        ids, counts = share.rows.indices.unique(return_counts=True)
+        is_own = (ids >= share.first_node) & (ids < share.first_node + share.rows.num_nodes)
+        ids, counts = ids[~is_own].to(torch.int64), counts[~is_own]
+        most: Tensor = ids[counts.argsort(descending=True, stable=True)[:room]]
+        return most

@@ -1,0 +1,158 @@
+"""A share of a graph: consecutive nodes with their rows and arrays, in a directory that one host can have alone.
+
+my_shares/shares.json      where each share begins; every host has this
+my_shares/share-00003/     the rows of share 3, whose entries are ids of the whole graph
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.convert import index_dtype
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, edge_positions, take_rows
+from lightning_gnn_dist.partition.base import Partition
+
+FORMAT = "lightning_gnn_dist shares"
+INDEX = "shares.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """The nodes ``node_bounds[index]`` to ``node_bounds[index + 1]`` of a graph that is scattered over several hosts.
+
+    Attributes:
+        rows: Their rows and arrays. Entries of ``rows.indices`` are ids of the whole graph.
+        index: Which of the shares it is.
+        node_bounds: The first node of each share, and behind the last one the number of nodes, int64.
+        edge_bounds: The same for edges.
+        fingerprint: Identifies the whole graph.
+    """
+
+    rows: Graph
+    index: int
+    node_bounds: Tensor
+    edge_bounds: Tensor
+    fingerprint: str
+
+    @classmethod
+    def open(cls, folder: str | Path, index: int) -> Share:
+        """Map a share that :func:`save_shares` wrote. The others need not be on this host."""
+        folder = Path(folder)
+        about = _read_index(folder)
+        num_shares = len(about["node_bounds"]) - 1
+        if not 0 <= index < num_shares:
+            raise ValueError(f"{folder} is divided into {num_shares} shares, so there is no share {index}.")
+        path = folder / _name(index)
+        if not path.is_dir():
+            raise FileNotFoundError(
+                f"Share {index} of {num_shares} is not on this host: copy {path} from where the graph was divided."
+            )
+        bounds = {name: torch.tensor(about[name]) for name in ("node_bounds", "edge_bounds")}
+        share = cls(Graph.open(path), index, **bounds, fingerprint=about["fingerprint"])
+        share._check(path)
+        return share
+
+    @property
+    def num_shares(self) -> int:
+        return self.node_bounds.numel() - 1
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the whole graph."""
+        return int(self.node_bounds[-1])
+
+    @property
+    def first_node(self) -> int:
+        return int(self.node_bounds[self.index])
+
+    @property
+    def first_edge(self) -> int:
+        return int(self.edge_bounds[self.index])
+
+    def _check(self, path: Path) -> None:
+        nodes, edges = (
+            int(bounds[self.index + 1] - bounds[self.index]) for bounds in (self.node_bounds, self.edge_bounds)
+        )
+        if (self.rows.num_nodes, self.rows.num_edges) != (nodes, edges):
+            raise ValueError(
+                f"{path} holds {self.rows.num_nodes} nodes and {self.rows.num_edges} edges, but {INDEX} says {nodes} "
+                f"and {edges}: they come from two divisions. Copy both from the same one."
+            )
+
+
+def save_shares(graph: Graph, partition: Partition, folder: str | Path) -> None:
+    """Write a share for every part. Nodes are numbered anew, part after part; ``n_id`` holds the old numbers.
+
+    One share is in RAM at a time, and one number for every node. The folder appears when all of it is written.
+    """
+    folder = Path(folder)
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists already. Choose another path, or remove it.")
+    if partition.assignment.numel() != graph.num_nodes:
+        raise ValueError(
+            f"The partition assigns {partition.assignment.numel()} nodes, but the graph has {graph.num_nodes}: divide "
+            "the graph that was partitioned."
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
+    try:
+        draft.mkdir()
+        _write(graph, partition, draft)
+        os.rename(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _write(graph: Graph, partition: Partition, folder: Path) -> None:
+    order = partition.assignment.argsort(stable=True)
+    number = torch.empty(graph.num_nodes, dtype=index_dtype(graph.num_nodes))
+    number[order] = torch.arange(graph.num_nodes, dtype=number.dtype)
+    counts, edges = partition.counts(), [0]
+    for index, nodes in enumerate(order.split(counts.tolist())):
+        rows = _rows_of(graph, nodes, number)
+        rows.save(folder / _name(index))
+        edges.append(edges[-1] + rows.num_edges)
+    about = {
+        "format": FORMAT,
+        "fingerprint": graph.fingerprint,
+        "node_bounds": [0, *counts.cumsum(0).tolist()],
+        "edge_bounds": edges,
+    }
+    (folder / INDEX).write_text(json.dumps(about, indent=1))
+
+
+def _rows_of(graph: Graph, nodes: Tensor, number: Tensor) -> Graph:
+    degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
+    indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+    positions = edge_positions(graph.indptr, nodes)
+    pieces = [number[graph.indices[at].to(torch.int64)] for at in positions.split(EDGES_AT_ONCE)]
+    arrays = {name: take_rows(array, nodes) for name, array in graph.node_arrays.items()}
+    arrays.setdefault("n_id", nodes)
+    edges = {name: take_rows(array, positions) for name, array in graph.edge_arrays.items()}
+    return Graph(indptr, torch.cat([number[:0], *pieces]), arrays, edges)
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    file = folder / INDEX
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} has no {INDEX}. Divide a graph with save_shares(graph, partition, path).")
+    try:
+        about = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}). Copy it again.") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise ValueError(f"{file} does not describe shares of a graph: it does not say {FORMAT!r}.")
+    return about
+
+
+def _name(index: int) -> str:
+    return f"share-{index:05d}"

@@ -1,0 +1,115 @@
+"""Batches of a scattered graph are those of the whole graph, and cost what the formula says."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_gnn_dist.collectives import open_channel, traffic
+from lightning_gnn_dist.sampling.base import BatchKey
+from lightning_gnn_dist.sampling.batch import assemble
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.scattered.graph import ScatteredGraph
+from lightning_gnn_dist.scattered.sampling import batches, check_sampler
+from lightning_gnn_dist.scattered.share import Share, save_shares
+from tests.ranks import run_ranks
+from tests.scattered.graphs import in_order_of_parts, small_graph, some_partition
+
+FANOUTS = [4, 3]
+
+
+def seeds_of(rank: int, size: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(10 + rank)
+    return [torch.randperm(300, generator=generator)[: size + i] for i in range(rank + 1)]
+
+
+def sent(rank: int, world_size: int, folder: str, shares: int) -> tuple[float, float]:
+    """Bytes that a rank sent for its batches, and what the formula says."""
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    channel = open_channel(shares)
+    graph = ScatteredGraph(Share.open(folder, channel.rank), channel)
+    seeds, keys = [torch.arange(100 * rank, 100 * rank + 100) * 4], [BatchKey(rank, 0, 0)]
+    before = traffic.bytes_sent
+    (batch,) = batches(graph, NeighborSampler([10, 5]), seeds, keys)
+    spent = traffic.bytes_sent - before
+    dist.destroy_process_group()
+    frontier, edges = sum(batch.num_sampled_nodes[:-1]), sum(batch.num_sampled_edges)
+    others = 1 - 1 / shares  # of random nodes
+    width = sum(batch[name][:1].numel() * batch[name].element_size() for name in ARRAYS)
+    # As an asker 4 bytes for each node of the frontier and 8 for each node of the batch, and as an owner the answers
+    # to the others, who ask for as much.
+    return spent, others * (frontier * (4 + 4) + edges * 4 + batch.num_nodes * (8 + width))
+
+
+ARRAYS = ("x", "y", "train_mask", "val_mask", "test_mask", "n_id")
+
+
+@pytest.mark.parametrize("shares", [4, 2], ids=["one copy", "two copies"])
+def test_what_is_sent(tmp_path: Path, shares: int) -> None:
+    graph = small_graph(4000, 80_000)
+    save_shares(graph, some_partition(graph, shares), tmp_path / "shares")
+    spent, formula = zip(*run_ranks(sent, 4, str(tmp_path / "shares"), shares), strict=True)
+    assert abs(sum(spent) / sum(formula) - 1) < 0.1
+
+
+def as_dict(data: Any) -> dict[str, Any]:
+    return data.to_dict() | {"indptr": data.blocks[0].indptr, "indices": data.blocks[0].indices}
+
+
+def drawn(rank: int, world_size: int, folder: str, shares: int, sampler: NeighborSampler, cache: int) -> list[Any]:
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    channel = open_channel(shares)
+    graph = ScatteredGraph(Share.open(folder, channel.rank), channel, cache_bytes=cache)
+    found = []
+    for bulk in range(2):
+        seeds = seeds_of(rank, 0 if rank == world_size - 1 else 20)
+        keys = [BatchKey(7 + rank, bulk, i) for i in range(len(seeds))]
+        found += batches(graph, sampler, seeds, keys)
+    dist.destroy_process_group()
+    return [*map(as_dict, found), graph.cache.hits]
+
+
+def test_samplers_that_look_at_several_rows_are_refused() -> None:
+    for sampler in (LadiesSampler([64]), NeighborSampler([5], weight="edge_weight")):
+        with pytest.raises(ValueError, match="NeighborSampler without weight"):
+            check_sampler(sampler)
+    assert check_sampler(NeighborSampler([5])) == NeighborSampler([5])
+
+
+@pytest.mark.parametrize(
+    ("world_size", "shares", "sampler", "edge_arrays", "cache"),
+    [
+        (4, 4, NeighborSampler(FANOUTS), False, 0),
+        (4, 2, NeighborSampler(FANOUTS, replace=True), True, 0),
+        (3, 3, NeighborSampler([-1, 2, 1]), True, 2000),
+        (1, 1, NeighborSampler(FANOUTS), True, 0),
+    ],
+    ids=["one copy", "two copies", "cache", "alone"],
+)
+def test_batches_are_those_of_the_whole_graph(
+    tmp_path: Path, world_size: int, shares: int, sampler: NeighborSampler, edge_arrays: bool, cache: int
+) -> None:
+    graph = small_graph(edge_arrays=edge_arrays)
+    partition = some_partition(graph, shares)
+    save_shares(graph, partition, tmp_path / "shares")
+    whole = in_order_of_parts(graph, partition)
+    results = run_ranks(drawn, world_size, str(tmp_path / "shares"), shares, sampler, cache)
+    for rank, (*found, hits) in enumerate(results):
+        assert (hits > 0) == (cache > 0)
+        expected = []
+        for bulk in range(2):
+            seeds = seeds_of(rank, 0 if rank == world_size - 1 else 20)
+            keys = [BatchKey(7 + rank, bulk, i) for i in range(len(seeds))]
+            expected += [assemble(whole, sample) for sample in sampler.sample_bulk(whole, seeds, keys)]
+        assert len(found) == len(expected)
+        for ours, theirs in zip(found, map(as_dict, expected), strict=True):
+            assert ours.keys() == theirs.keys()
+            for name, value in theirs.items():
+                assert torch.equal(ours[name], value) if isinstance(value, Tensor) else ours[name] == value, name

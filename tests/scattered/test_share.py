@@ -1,0 +1,105 @@
+"""Shares on disk: all of the graph, each part once, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_gnn_dist.collectives import Channel
+from lightning_gnn_dist.graph import store
+from lightning_gnn_dist.scattered.graph import ScatteredGraph
+from lightning_gnn_dist.scattered.share import Share, save_shares
+from tests.scattered.graphs import in_order_of_parts, small_graph, some_partition
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    graph = small_graph(edge_arrays=True)
+    save_shares(graph, some_partition(graph, 3), tmp_path / "shares")
+    return tmp_path / "shares"
+
+
+def test_shares_together_are_the_graph(folder: Path) -> None:
+    graph = small_graph(edge_arrays=True)
+    whole = in_order_of_parts(graph, some_partition(graph, 3))
+    shares = [Share.open(folder, index) for index in range(3)]
+    assert torch.equal(torch.cat([share.rows.degrees() for share in shares]), whole.degrees())
+    assert torch.equal(torch.cat([share.rows.indices for share in shares]), whole.indices)
+    for name, array in whole.node_arrays.items():
+        assert torch.equal(torch.cat([share.rows.node_arrays[name] for share in shares]), array)
+    for name, array in whole.edge_arrays.items():
+        assert torch.equal(torch.cat([share.rows.edge_arrays[name] for share in shares]), array)
+    assert [share.first_node for share in shares] == shares[0].node_bounds[:-1].tolist()
+    assert shares[0].fingerprint == graph.fingerprint
+
+
+def test_a_host_needs_its_own_share_only(folder: Path) -> None:
+    shutil.rmtree(folder / "share-00000")
+    assert Share.open(folder, 1).rows.num_nodes > 0
+    with pytest.raises(FileNotFoundError, match=r"Share 0 of 3 is not on this host: copy .*share-00000"):
+        Share.open(folder, 0)
+    with pytest.raises(ValueError, match="3 shares, so there is no share 3"):
+        Share.open(folder, 3)
+
+
+def test_a_truncated_share_is_refused(folder: Path) -> None:
+    file = folder / "share-00001" / "indices.npy"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(ValueError, match=r"indices.npy is missing or truncated"):
+        Share.open(folder, 1)
+
+
+def test_shares_of_two_divisions_are_not_mixed(folder: Path, tmp_path: Path) -> None:
+    other = small_graph(200, edge_arrays=True)
+    save_shares(other, some_partition(other, 3), tmp_path / "other")
+    shutil.rmtree(folder / "share-00001")
+    shutil.copytree(tmp_path / "other" / "share-00001", folder / "share-00001")
+    with pytest.raises(ValueError, match="they come from two divisions"):
+        Share.open(folder, 1)
+
+
+@pytest.mark.parametrize("text", ["{", json.dumps({"format": "another"})])
+def test_a_damaged_index_is_refused(folder: Path, text: str) -> None:
+    (folder / "shares.json").write_text(text)
+    with pytest.raises(ValueError, match=r"shares.json"):
+        Share.open(folder, 0)
+
+
+def test_a_folder_without_an_index_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="save_shares"):
+        Share.open(tmp_path, 0)
+
+
+def test_nothing_is_left_of_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = small_graph()
+    writes = iter(range(2))
+
+    def fail(*_: object, **__: object) -> None:
+        if next(writes, None) is None:
+            raise OSError("No space left on device")
+
+    monkeypatch.setattr(store, "_write", fail)
+    monkeypatch.setattr(store, "_replace", lambda *_: None)
+    with pytest.raises(OSError, match="No space"):
+        save_shares(graph, some_partition(graph, 3), tmp_path / "shares")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_exists_is_not_overwritten(folder: Path) -> None:
+    graph = small_graph()
+    with pytest.raises(FileExistsError, match="Choose another path"):
+        save_shares(graph, some_partition(graph, 3), folder)
+
+
+def test_a_partition_of_another_graph_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="assigns 200 nodes, but the graph has 300"):
+        save_shares(small_graph(), some_partition(small_graph(200), 3), tmp_path / "shares")
+
+
+def test_a_rank_needs_the_share_of_its_place(folder: Path) -> None:
+    with pytest.raises(ValueError, match="Rank 0 of 1 needs share 0 of 1, and has share 1 of 3"):
+        ScatteredGraph(Share.open(folder, 1), Channel(None, 1, 0))
