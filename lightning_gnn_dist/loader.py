@@ -43,13 +43,14 @@ class BatchLoader:
     Args:
         graph: The graph to sample, in RAM or memory-mapped.
         sampler: Draws the neighbourhoods.
-        seeds: Ids of the nodes to compute on, none twice.
+        seeds: Ids of the nodes to compute on, none twice. A sampler of its own kind may take ids of other things.
         num_batches: Batches a pass.
         seed: Decides every random choice, together with the pass, the batch and the node.
         shuffle: Deal the seeds in another order every pass, instead of in the order given.
         bulk_size: Batches that are sampled together.
         num_threads: Threads that sample in the background. With 0, a bulk is sampled when it is due.
         prefetch: Bulks made ahead of the one being consumed. Default: one for each thread and one more.
+        num_ids: How many ids there are. Default: as many as nodes.
     """
 
     num_ranks = 1  # whoever makes loaders for several ranks says so
@@ -67,13 +68,14 @@ class BatchLoader:
         bulk_size: int = 2,
         num_threads: int = 1,
         prefetch: int | None = None,
+        num_ids: int | None = None,
     ) -> None:
         _check_at_least(num_batches=(num_batches, 1), bulk_size=(bulk_size, 1), num_threads=(num_threads, 0))
         prefetch = num_threads + 1 if prefetch is None else prefetch
         _check_at_least(prefetch=(prefetch, max(1, num_threads)))
         if not isinstance(sampler, Sampler):
             raise TypeError(f"sampler must be one like NeighborSampler([15, 10]), got {sampler!r}.")
-        seeds = check_seeds(seeds, graph.num_nodes)
+        seeds = check_seeds(seeds, graph.num_nodes if num_ids is None else num_ids)
         refuse_repeated(seeds)
         if seeds.numel() == 0:
             raise ValueError("There are no seeds to make batches of: is the mask that marks them all false?")
