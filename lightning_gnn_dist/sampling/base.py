@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -33,6 +34,7 @@ class Sample(NamedTuple):
         num_sampled_edges: Edges per hop.
         edge_ids: Each edge's position in the graph's ``indices``, or None if the graph has no edge arrays.
         is_constant: The same sample will come again: what is built from it is worth keeping.
+        beside: What else the batch is to hold.
     """
 
     nodes: Tensor
@@ -42,6 +44,7 @@ class Sample(NamedTuple):
     num_sampled_edges: list[int]
     edge_ids: Tensor | None
     is_constant: bool = False
+    beside: Mapping[str, Tensor] = MappingProxyType({})
 
 
 @runtime_checkable

@@ -153,6 +153,8 @@ def assemble(
     if sample.edge_ids is not None:
         for name, array in graph.edge_arrays.items():
             data[name] = gather(name, array, sample.edge_ids)
+    for name, array in sample.beside.items():
+        data[name] = array
     data.batch_size = sample.num_sampled_nodes[0]
     data.num_sampled_nodes = list(sample.num_sampled_nodes)
     data.num_sampled_edges = list(sample.num_sampled_edges)
