@@ -1,0 +1,232 @@
+"""Link prediction on parts, against one process on the whole graph: MRR on real graphs.
+
+    python benchmarks/links.py DIRECTORY --graphs dblp --methods full supertma randomtma --seeds 3
+
+DIRECTORY holds ``<graph>.npz`` files and a ``read.py`` with ``to_pyg(path)``. 5 % of the edges are held back for
+validation and 10 % for testing, each with 100 fixed negatives; features are reduced to their first principal
+components, for speed. Every rank takes as many local steps as the single process, and ranks average every ``--steps``.
+At every ``--every``-th meeting the model is evaluated on the whole graph; the table shows the test MRR at the best
+validation MRR, mean and standard deviation over seeds. A seed splits, cuts, draws and initialises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from accuracy import NO_KEY, load
+from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
+from torch import Tensor
+from torch.nn import functional
+from torch_geometric.nn import SAGEConv
+
+from lightning_gnn_dist import (
+    EverySteps,
+    Graph,
+    GrappaStrategy,
+    LinkDataModule,
+    LinkRanking,
+    LinkSplit,
+    LLCGStrategy,
+    MetisPartitioner,
+    NeighborSampler,
+    Partitioner,
+    RandomPartitioner,
+    SuperNodePartitioner,
+    TMAStrategy,
+    WholePartSampler,
+    split_edges,
+)
+from lightning_gnn_dist.sampling.batch import assemble
+
+PAIRS_AT_ONCE = 1 << 18
+
+
+class Predictor(pl.LightningModule):
+    """Two layers of SAGE and a decoder of the product."""
+
+    def __init__(self, num_features: int, hidden: int, lr: float) -> None:
+        super().__init__()
+        self.convs = torch.nn.ModuleList([SAGEConv(num_features, hidden), SAGEConv(hidden, hidden)])
+        self.norm = torch.nn.LayerNorm(hidden)
+        self.decoder = torch.nn.Sequential(torch.nn.Linear(hidden, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 1))
+        self.lr = lr
+
+    def encode(self, batch: Any) -> Tensor:
+        (first, second), (outer, inner) = self.convs, batch.blocks
+        x = self.norm(first((batch.x, batch.x[: outer.num_dst]), outer.adj)).relu()
+        embedding: Tensor = second((x, x[: inner.num_dst]), inner.adj)
+        return embedding
+
+    def decode(self, senders: Tensor, receivers: Tensor) -> Tensor:
+        scores: Tensor = self.decoder(senders * receivers).squeeze(1)
+        return scores
+
+    def training_step(self, batch: Any) -> Tensor:
+        embedding, (sender, receiver) = self.encode(batch), batch.edge_label_index
+        scores = self.decode(embedding[sender], embedding[receiver])
+        return functional.binary_cross_entropy_with_logits(scores, batch.edge_label)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
+
+
+class Curve(pl.Callback):
+    """On rank 0: the MRR of all held edges, from one forward over the whole graph. Written to a file at the end."""
+
+    def __init__(self, split: LinkSplit, every: int, file: Path) -> None:
+        self.split, self.every, self.file = split, every, file
+        self.points: list[dict[str, float]] = []
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero and (trainer.current_epoch + 1) % self.every == 0:
+            pl_module.eval()
+            self.points.append(evaluate(pl_module, self.split))
+            pl_module.train()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero:
+            best = max(range(len(self.points)), key=lambda at: self.points[at]["val/mrr"])
+            steps = (best + 1) * self.every * trainer.global_step // trainer.current_epoch
+            self.file.write_text(json.dumps(self.points[best] | {"best_step": steps}))
+
+
+@torch.no_grad()
+def evaluate(module: Any, split: LinkSplit) -> dict[str, float]:
+    everyone = torch.arange(split.graph.num_nodes)
+    (sample,) = WholePartSampler(num_hops=2).sample_bulk(split.graph, [everyone], [NO_KEY])
+    embedding, figures = module.encode(assemble(split.graph, sample)), {}
+    for name, edges in split.edges.items():
+        ranking, negatives = LinkRanking(prefix=f"{name}/"), split.negatives[name]
+        for at in torch.arange(edges.shape[1]).split(PAIRS_AT_ONCE // (1 + negatives.shape[1])):
+            senders = torch.cat([edges[0, at], edges[0, at].repeat_interleave(negatives.shape[1])])
+            receivers = torch.cat([edges[1, at], negatives[at].view(-1)])
+            label = (torch.arange(senders.numel()) < at.numel()).float()
+            ranking.update(module.decode(embedding[senders], embedding[receivers]), label)
+        figures |= {key: float(value) for key, value in ranking.compute().items()}
+    return figures
+
+
+def averaging(options: argparse.Namespace) -> Strategy:
+    return TMAStrategy(EverySteps(options.steps), start_method="fork")
+
+
+def llcg(options: argparse.Namespace) -> Strategy:
+    return LLCGStrategy(EverySteps(options.steps), start_method="fork")
+
+
+def methods(options: argparse.Namespace) -> dict[str, tuple[Partitioner | None, Any, dict[str, Any]]]:
+    """What the names mean: how the graph is cut (None: not at all), how ranks meet, and what the data are."""
+    supernodes, far = SuperNodePartitioner(options.supernodes), {"negatives_from": "graph"}
+    return {
+        "full": (None, None, {}),
+        "supertma": (supernodes, averaging, {}),
+        "supertma-far": (supernodes, averaging, far),
+        "supertma-llcg": (supernodes, llcg, {}),
+        "randomtma": (RandomPartitioner(), averaging, {}),
+        "randomtma-far": (RandomPartitioner(), averaging, far),
+        "randomtma-llcg": (RandomPartitioner(), llcg, {}),
+        "metis": (MetisPartitioner(), averaging, {}),
+        "metis-far": (MetisPartitioner(), averaging, far),
+        "grappa": (supernodes, lambda _: GrappaStrategy(start_method="fork"), {}),
+    }
+
+
+def split_of(directory: Path, name: str, num_features: int, seed: int) -> LinkSplit:
+    data = load(directory, name, 0)
+    torch.manual_seed(0)
+    x = data.x - data.x.mean(0)
+    directions = torch.pca_lowrank(x, num_features, center=False)[2]
+    x = x @ directions
+    graph = Graph.from_edge_index(data.edge_index, data.num_nodes, {"x": x / x.std()})
+    return split_edges(graph, 0.05, 0.1, seed)
+
+
+def run(split: LinkSplit, method: str, options: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """One training. Ranks are forked from here, and the curve comes back through a file."""
+    partitioner, strategy, settings = methods(options)[method]
+    data = LinkDataModule(
+        split,
+        partitioner=partitioner,
+        sampler=NeighborSampler([10, 5]),
+        batch_size=options.batch_size,
+        seed=seed,
+        num_threads=0,
+        **settings,
+    )
+    ranks = 1 if partitioner is None else options.parts
+    meets = partitioner is not None and method != "grappa"
+    per_epoch = options.steps if meets else -(-data._most_seeds(ranks) // options.batch_size)
+    epochs = -(-options.rounds * options.steps // per_epoch)
+    every = max(1, round(options.every * options.steps / per_epoch))
+    pl.seed_everything(seed, verbose=False)
+    curve = Curve(split, every, options.scratch)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        strategy=strategy(options) if strategy else SingleDeviceStrategy(torch.device("cpu")),
+        max_epochs=epochs,
+        callbacks=[curve],
+        limit_val_batches=0,
+        enable_checkpointing=False,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    started = time.perf_counter()
+    trainer.fit(Predictor(split.graph.node_arrays["x"].shape[1], options.hidden, options.lr), data)
+    outcome: dict[str, Any] = json.loads(options.scratch.read_text())
+    kept = 1.0 if partitioner is None else sum(edges_kept(data, ranks)) / split.graph.num_edges
+    return outcome | {"kept": kept, "seconds": time.perf_counter() - started}
+
+
+def edges_kept(data: LinkDataModule, ranks: int) -> list[int]:
+    return [data.part(rank, ranks).num_edges for rank in range(ranks)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--graphs", nargs="+", default=["dblp"])
+    parser.add_argument("--methods", nargs="+", default=["full", "supertma", "randomtma"])
+    parser.add_argument("--parts", type=int, default=4)
+    parser.add_argument("--supernodes", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=20, help="local steps of a round")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--every", type=int, default=5, help="rounds between two looks at the MRR")
+    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--features", type=int, default=64)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=0.003)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--scratch", type=Path, default=Path("links-scratch.json"))
+    parser.add_argument("--out", type=Path, help="append every run to this file, one JSON object a line")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    for name in options.graphs:
+        rows: dict[str, list[float]] = {method: [] for method in options.methods}
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            split = split_of(options.directory, name, options.features, seed)
+            for method in options.methods:
+                outcome = run(split, method, options, seed)
+                rows[method].append(outcome["test/mrr"])
+                print(name, seed, method, {key: round(value, 4) for key, value in outcome.items()}, flush=True)
+                if options.out:
+                    with options.out.open("a") as file:
+                        file.write(json.dumps({"graph": name, "method": method, "seed": seed} | outcome) + "\n")
+        for method, scores in rows.items():
+            spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
+            print(f"| {name} | {method} | {statistics.mean(scores):.3f} ± {spread:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
