@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import statistics
 import time
 import warnings
@@ -88,14 +89,12 @@ class Curve(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.is_global_zero and (trainer.current_epoch + 1) % self.every == 0:
             pl_module.eval()
-            self.points.append(evaluate(pl_module, self.split))
+            self.points.append(evaluate(pl_module, self.split) | {"step": trainer.global_step})
             pl_module.train()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.is_global_zero:
-            best = max(range(len(self.points)), key=lambda at: self.points[at]["val/mrr"])
-            steps = (best + 1) * self.every * trainer.global_step // trainer.current_epoch
-            self.file.write_text(json.dumps(self.points[best] | {"best_step": steps}))
+            self.file.write_text(json.dumps(max(self.points, key=lambda point: point["val/mrr"])))
 
 
 @torch.no_grad()
@@ -105,6 +104,10 @@ def evaluate(module: Any, split: LinkSplit) -> dict[str, float]:
     embedding, figures = module.encode(assemble(split.graph, sample)), {}
     for name, edges in split.edges.items():
         ranking, negatives = LinkRanking(prefix=f"{name}/"), split.negatives[name]
+        for metric in ranking.values():
+            metric.distributed_available_fn = lambda: (
+                False
+            )  # rank 0 evaluates alone: the others do not come to an exchange
         for at in torch.arange(edges.shape[1]).split(PAIRS_AT_ONCE // (1 + negatives.shape[1])):
             senders = torch.cat([edges[0, at], edges[0, at].repeat_interleave(negatives.shape[1])])
             receivers = torch.cat([edges[1, at], negatives[at].view(-1)])
@@ -135,6 +138,7 @@ def methods(options: argparse.Namespace) -> dict[str, tuple[Partitioner | None, 
         "randomtma-llcg": (RandomPartitioner(), llcg, {}),
         "metis": (MetisPartitioner(), averaging, {}),
         "metis-far": (MetisPartitioner(), averaging, far),
+        "metis-llcg": (MetisPartitioner(), llcg, {}),
         "grappa": (supernodes, lambda _: GrappaStrategy(start_method="fork"), {}),
     }
 
@@ -211,7 +215,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append every run to this file, one JSON object a line")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
+    for logger in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    torch.set_num_threads(1)  # before anything is forked
     for name in options.graphs:
         rows: dict[str, list[float]] = {method: [] for method in options.methods}
         for seed in range(options.first_seed, options.first_seed + options.seeds):
