@@ -105,9 +105,7 @@ def evaluate(module: Any, split: LinkSplit) -> dict[str, float]:
     for name, edges in split.edges.items():
         ranking, negatives = LinkRanking(prefix=f"{name}/"), split.negatives[name]
         for metric in ranking.values():
-            metric.distributed_available_fn = lambda: (
-                False
-            )  # rank 0 evaluates alone: the others do not come to an exchange
+            metric.distributed_available_fn = lambda: False  # rank 0 evaluates alone, others do not wait
         for at in torch.arange(edges.shape[1]).split(PAIRS_AT_ONCE // (1 + negatives.shape[1])):
             senders = torch.cat([edges[0, at], edges[0, at].repeat_interleave(negatives.shape[1])])
             receivers = torch.cat([edges[1, at], negatives[at].view(-1)])
@@ -218,20 +216,44 @@ def main() -> None:
     for logger in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(logger).setLevel(logging.ERROR)
     torch.set_num_threads(1)  # before anything is forked
+    print("| graph | method | edges kept | MRR | against full | Hits@10 | best step | seconds |")
     for name in options.graphs:
-        rows: dict[str, list[float]] = {method: [] for method in options.methods}
+        outcomes: dict[str, list[dict[str, Any]]] = {method: [] for method in options.methods}
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             split = split_of(options.directory, name, options.features, seed)
             for method in options.methods:
-                outcome = run(split, method, options, seed)
-                rows[method].append(outcome["test/mrr"])
-                print(name, seed, method, {key: round(value, 4) for key, value in outcome.items()}, flush=True)
+                outcomes[method].append(run(split, method, options, seed))
                 if options.out:
-                    with options.out.open("a") as file:
-                        file.write(json.dumps({"graph": name, "method": method, "seed": seed} | outcome) + "\n")
-        for method, scores in rows.items():
-            spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
-            print(f"| {name} | {method} | {statistics.mean(scores):.3f} ± {spread:.3f} |", flush=True)
+                    keep(options.out, {"graph": name, "method": method, "seed": seed} | outcomes[method][-1])
+        for method in options.methods:
+            show(name, method, outcomes[method], outcomes.get("full", []))
+    options.scratch.unlink(missing_ok=True)
+
+
+def keep(file: Path, outcome: dict[str, Any]) -> None:
+    with file.open("a") as lines:
+        lines.write(json.dumps(outcome) + "\n")
+
+
+def show(name: str, method: str, outcomes: list[dict[str, Any]], full: list[dict[str, Any]]) -> None:
+    """A row of the table; the single process is compared seed by seed."""
+    mrr, hits, kept, steps, seconds = (
+        [outcome[key] for outcome in outcomes] for key in ("test/mrr", "test/hits@10", "kept", "step", "seconds")
+    )
+    shares = [100 * (own / alone["test/mrr"] - 1) for own, alone in zip(mrr, full, strict=bool(full))]
+    print(
+        f"| {name} | {method} | {statistics.mean(kept):.0%} | {spread(mrr)} | {spread(shares, '+.1f')} % "
+        f"| {spread(hits)} | {statistics.median(steps):.0f} | {statistics.mean(seconds):.0f} |",
+        flush=True,
+    )
+
+
+def spread(values: list[float], style: str = ".3f") -> str:
+    """Mean and standard deviation."""
+    if not values:
+        return "-"
+    deviation = format(statistics.stdev(values), style.removeprefix("+")) if len(values) > 1 else "-"
+    return f"{statistics.mean(values):{style}} ± {deviation}"
 
 
 if __name__ == "__main__":
