@@ -1,6 +1,10 @@
 """Link prediction on parts, against one process on the whole graph: MRR on real graphs.
 
-    python benchmarks/links.py DIRECTORY --graphs dblp --methods full supertma randomtma --seeds 3
+    python benchmarks/links.py DIRECTORY --graphs dblp --methods full metis metis-far metis-far-llcg --seeds 3
+
+The first word of a method says how the graph is cut, ``-far`` that negatives come from the whole graph
+(``negatives_from="graph"``), and ``-llcg`` that ranks correct on it after each average: the only way to learn from edges
+between parts.
 
 DIRECTORY holds ``<graph>.npz`` files and a ``read.py`` with ``to_pyg(path)``. 5 % of the edges are held back for
 validation and 10 % for testing, each with 100 fixed negatives; features are reduced to their first principal
@@ -125,20 +129,17 @@ def llcg(options: argparse.Namespace) -> Strategy:
 
 def methods(options: argparse.Namespace) -> dict[str, tuple[Partitioner | None, Any, dict[str, Any]]]:
     """What the names mean: how the graph is cut (None: not at all), how ranks meet, and what the data are."""
-    supernodes, far = SuperNodePartitioner(options.supernodes), {"negatives_from": "graph"}
-    return {
-        "full": (None, None, {}),
-        "supertma": (supernodes, averaging, {}),
-        "supertma-far": (supernodes, averaging, far),
-        "supertma-llcg": (supernodes, llcg, {}),
-        "randomtma": (RandomPartitioner(), averaging, {}),
-        "randomtma-far": (RandomPartitioner(), averaging, far),
-        "randomtma-llcg": (RandomPartitioner(), llcg, {}),
-        "metis": (MetisPartitioner(), averaging, {}),
-        "metis-far": (MetisPartitioner(), averaging, far),
-        "metis-llcg": (MetisPartitioner(), llcg, {}),
-        "grappa": (supernodes, lambda _: GrappaStrategy(start_method="fork"), {}),
+    cuts: dict[str, Partitioner] = {
+        "metis": MetisPartitioner(),
+        "supertma": SuperNodePartitioner(options.supernodes),
+        "randomtma": RandomPartitioner(),
     }
+    found: dict[str, tuple[Partitioner | None, Any, dict[str, Any]]] = {"full": (None, None, {})}
+    for name, cut in cuts.items():
+        for suffix, data in {"": {}, "-far": {"negatives_from": "graph"}}.items():
+            found[name + suffix] = (cut, averaging, data)
+            found[f"{name}{suffix}-llcg"] = (cut, llcg, data)
+    return found | {"grappa": (cuts["supertma"], lambda _: GrappaStrategy(start_method="fork"), {})}
 
 
 def split_of(directory: Path, name: str, num_features: int, seed: int) -> LinkSplit:
