@@ -3,8 +3,8 @@
     python benchmarks/links.py DIRECTORY --graphs dblp --methods full metis metis-far metis-far-llcg --seeds 3
 
 The first word of a method says how the graph is cut, ``-far`` that negatives come from the whole graph
-(``negatives_from="graph"``), and ``-llcg`` that ranks correct on it after each average: the only way to learn from edges
-between parts.
+(``negatives_from="graph"``), and ``-llcg`` that ranks correct on it after each average: the only way to learn from
+edges between parts.
 
 DIRECTORY holds ``<graph>.npz`` files and a ``read.py`` with ``to_pyg(path)``. 5 % of the edges are held back for
 validation and 10 % for testing, each with 100 fixed negatives; features are reduced to their first principal
