@@ -13,7 +13,11 @@ sampling/           seeds of many batches in, many batches out
 loader.py           the next batches are sampled and gathered while this one trains
 part_loader.py      the next part is read while this one trains
 global_batches.py   batches of the whole graph, for corrections
-datamodule.py       PartitionedDataModule: what a rank reads, batches out
+part_module.py      what a rank reads, batches out
+datamodule.py       PartitionedDataModule: nodes to classify
+links.py            edges held back, and the false ones they compete with
+link_module.py      LinkDataModule: edges to predict
+ranking.py          how high edges rank
 collectives.py      the only module that talks to the other ranks; counts every byte
 rounds.py           when a round is over
 elastic.py          membership: ranks may die and come back
@@ -32,11 +36,14 @@ from lightning_gnn_dist.elastic import Elastic
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.link_module import LinkDataModule
+from lightning_gnn_dist.links import LinkSplit, split_edges
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+from lightning_gnn_dist.ranking import LinkRanking
 from lightning_gnn_dist.residency import Fixed, Held, Redeal, Residency, Rotate
 from lightning_gnn_dist.rounds import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
 from lightning_gnn_dist.sampling.base import Sampler
@@ -75,6 +82,9 @@ __all__ = [
     "Held",
     "LLCGStrategy",
     "LadiesSampler",
+    "LinkDataModule",
+    "LinkRanking",
+    "LinkSplit",
     "LocalSGDStrategy",
     "MatrixSampler",
     "MetisPartitioner",
@@ -100,4 +110,5 @@ __all__ = [
     "communities",
     "coverage_mean",
     "quantize_rows",
+    "split_edges",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,25 +77,37 @@ class Cut:
         """
         if world_size == 1:
             return _train_nodes(self.graph).numel()
-        partition = self.partition(world_size)
-        per_chunk = torch.bincount(partition.assignment[_train_nodes(self.graph)], minlength=partition.num_parts)
-        super_epochs = range(_HORIZON if self.residency.sweep(world_size) > 1 else 1)
-        return max(
-            self._seeds(per_chunk, super_epoch, rank, world_size)
-            for super_epoch in super_epochs
-            for rank in range(world_size)
-        )
+        partition, nodes = self.partition(world_size), _train_nodes(self.graph)
+        per_chunk = torch.bincount(partition.assignment[nodes], minlength=partition.num_parts)
+        what = f"{nodes.numel()} training nodes"
+        return self.most(world_size, what, lambda owner: torch.bincount(owner, per_chunk, world_size))
 
-    def _seeds(self, per_chunk: Tensor, super_epoch: int, rank: int, world_size: int) -> int:
-        own = self.residency.held(super_epoch, rank, world_size, self.seed).own
-        number = int(per_chunk[list(own)].sum())
-        if not number:
-            raise ValueError(
-                f"The chunks of rank {rank} of {world_size} hold none of the {int(per_chunk.sum())} training nodes in "
-                f"super-epoch {super_epoch}, so it would have nothing to learn from: use fewer ranks, "
-                'MetisPartitioner(balance="train"), RandomPartitioner() or fewer super-nodes.'
-            )
-        return number
+    def most(self, world_size: int, what: str, count: Callable[[Tensor], Tensor]) -> int:
+        """The seeds of the rank that has most, in the super-epochs to come.
+
+        Args:
+            world_size: How many ranks there are.
+            what: The seeds, for an error.
+            count: From the rank that learns from each chunk to how many seeds each rank has.
+        """
+        super_epochs = range(_HORIZON if self.residency.sweep(world_size) > 1 else 1)
+        counts = []
+        for super_epoch in super_epochs:
+            counts.append(count(self._owner(super_epoch, world_size)))
+            if bool((counts[-1] == 0).any()):
+                raise ValueError(
+                    f"The chunks of rank {int(counts[-1].argmin())} of {world_size} hold none of the {what} in "
+                    f"super-epoch {super_epoch}, so it would have nothing to learn from: use fewer ranks, "
+                    'MetisPartitioner(balance="train"), RandomPartitioner() or fewer super-nodes.'
+                )
+        return max(int(seeds.max()) for seeds in counts)
+
+    def _owner(self, super_epoch: int, world_size: int) -> Tensor:
+        """The rank that learns from each chunk."""
+        owner = torch.zeros(self.residency.num_chunks(world_size), dtype=torch.int64)
+        for rank in range(world_size):
+            owner[list(self.residency.held(super_epoch, rank, world_size, self.seed).own)] = rank
+        return owner
 
 
 def _train_nodes(graph: Graph) -> Tensor:

@@ -43,7 +43,7 @@ class BatchLoader:
     Args:
         graph: The graph to sample, in RAM or memory-mapped.
         sampler: Draws the neighbourhoods.
-        seeds: Ids of the nodes to compute on, none twice.
+        seeds: Ids of the nodes to compute on, none twice. A sampler of its own kind may take ids of other things.
         num_batches: Batches a pass.
         seed: Decides every random choice, together with the pass, the batch and the node.
         shuffle: Deal the seeds in another order every pass, instead of in the order given.
@@ -51,6 +51,7 @@ class BatchLoader:
         num_threads: Threads that sample in the background. With 0, a bulk is sampled when it is due.
         prefetch: Bulks made ahead of the one being consumed. Default: one for each thread and one more.
         widen: Make float32 of float16, bfloat16 and of int8 with scales, as they are gathered.
+        num_ids: How many ids there are. Default: as many as nodes.
     """
 
     num_ranks = 1  # whoever makes loaders for several ranks says so
@@ -69,13 +70,14 @@ class BatchLoader:
         num_threads: int = 1,
         prefetch: int | None = None,
         widen: bool = True,
+        num_ids: int | None = None,
     ) -> None:
         _check_at_least(num_batches=(num_batches, 1), bulk_size=(bulk_size, 1), num_threads=(num_threads, 0))
         prefetch = num_threads + 1 if prefetch is None else prefetch
         _check_at_least(prefetch=(prefetch, max(1, num_threads)))
         if not isinstance(sampler, Sampler):
             raise TypeError(f"sampler must be one like NeighborSampler([15, 10]), got {sampler!r}.")
-        seeds = check_seeds(seeds, graph.num_nodes)
+        seeds = check_seeds(seeds, graph.num_nodes if num_ids is None else num_ids)
         refuse_repeated(seeds)
         if seeds.numel() == 0:
             raise ValueError("There are no seeds to make batches of: is the mask that marks them all false?")

@@ -148,8 +148,14 @@ def _read_arrays(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[di
     merge = _Merge(((~known).nonzero().view(-1), nodes[~known]), (known.nonzero().view(-1), at))
     arrays = {name: merge(array, had.get(name)) for name, array in graph.node_arrays.items()}
     # Of the copy's some training nodes are unmarked: those that were not the rank's own.
-    arrays |= {"n_id": nodes, "train_mask": take_rows(graph.node_arrays["train_mask"], nodes)}
+    arrays |= {"n_id": nodes, "train_mask": _train_mask(graph, nodes)}
     return arrays, merge.fresh[0].numel() * _bytes_per_row(graph.node_arrays.values())
+
+
+def _train_mask(graph: Graph, nodes: Tensor) -> Tensor:
+    """Without a mask all nodes count: where edges are learned, it tells the rank's own nodes from others."""
+    mask = graph.node_arrays.get("train_mask")
+    return torch.ones(nodes.numel(), dtype=torch.bool) if mask is None else take_rows(mask, nodes)
 
 
 def _induced(rows: Rows, nodes: Tensor, arrays: dict[str, Tensor]) -> Graph:

@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parts": {"graph", "partition", "residency", "coverage", "surroundings"},
     "cut": {"graph", "partition", "residency", "coverage", "surroundings", "parts"},
     "part_loader": {"graph", "sampling", "loader", "parts"},
-    "datamodule": {
+    "part_module": {
         "graph",
         "partition",
         "residency",
@@ -37,6 +37,19 @@ MAY_IMPORT: dict[str, set[str]] = {
         "cut",
         "part_loader",
     },
+    "datamodule": {
+        "graph",
+        "partition",
+        "residency",
+        "coverage",
+        "sampling",
+        "loader",
+        "surroundings",
+        "part_module",
+    },
+    "links": {"graph", "sampling"},
+    "link_module": {"graph", "partition", "residency", "sampling", "loader", "surroundings", "links", "part_module"},
+    "ranking": set(),
     #
     "collectives": set(),
     "rounds": set(),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+LEAST = {"link_prediction": ("mrr", 0.4)}  # of the others: an accuracy of 0.6
 
 
 @pytest.mark.slow
@@ -20,8 +21,9 @@ def test_an_example_trains_and_tests(name: str, tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr[-2000:]
-    (accuracy,) = re.findall(r"accuracy\D+(0\.\d+)", run.stdout)[-1:]  # of the test, after those of all rounds
-    assert float(accuracy) > 0.6
+    metric, least = LEAST.get(name, ("accuracy", 0.6))
+    (result,) = re.findall(rf"{metric}\D+(0\.\d+)", run.stdout)[-1:]  # of the test, after those of all rounds
+    assert float(result) > least
 
 
 def test_the_first_example_is_short() -> None:

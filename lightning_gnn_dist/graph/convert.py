@@ -7,7 +7,17 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 ROWS_AT_ONCE = 1 << 16
-RESERVED = {"n_id", "batch_size", "num_sampled_nodes", "num_sampled_edges", "blocks", "coverage", "node_norm"}
+RESERVED = {
+    "n_id",
+    "batch_size",
+    "num_sampled_nodes",
+    "num_sampled_edges",
+    "blocks",
+    "coverage",
+    "node_norm",
+    "edge_label",
+    "edge_label_index",
+}
 
 
 def compress(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:

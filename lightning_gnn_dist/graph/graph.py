@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -84,14 +85,19 @@ class Graph:
         edges = {name.removeprefix("edges/"): t for name, t in arrays.items() if name.startswith("edges/")}
         return cls(arrays["indptr"], arrays["indices"], nodes, edges, path=path.resolve(), fingerprint=fingerprint)
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write the graph to a directory that :meth:`open` reads. All of it appears at once, or nothing."""
+    def save(
+        self, path: str | Path, *, overwrite: bool = False, beside: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> None:
+        """Write the graph to a directory that :meth:`open` reads. All of it appears at once, or nothing.
+
+        ``beside`` is written to the same directory, for those who know of it.
+        """
         arrays = {"indptr": self.indptr, "indices": self.indices}
         arrays |= {f"nodes/{name}": array for name, array in self.node_arrays.items()}
         arrays |= {f"edges/{name}": array for name, array in self.edge_arrays.items()}
         if self.path is not None and Path(path).resolve() == self.path:
             raise ValueError(f"The graph is read from {path} itself: save it to another path.")
-        store.write(Path(path), arrays, self.fingerprint, overwrite=overwrite)
+        store.write(Path(path), arrays | dict(beside), self.fingerprint, overwrite=overwrite)
 
     @property
     def num_nodes(self) -> int:

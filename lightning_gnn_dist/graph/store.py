@@ -93,7 +93,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
 def _check_names(names: Iterable[str]) -> None:
     """A name becomes the name of a file, and must stay inside the directory."""
     for name in names:
-        if not re.fullmatch(r"indptr|indices|(nodes|edges)/\w[^/\\\0]*", name):
+        if not re.fullmatch(r"indptr|indices|(nodes|edges|links)/\w[^/\\\0]*", name):
             raise ValueError(
                 f"{name.partition('/')[2] or name!r} cannot be the name of a saved array: start it with a letter, and "
                 "use no slashes."

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -36,6 +37,7 @@ class Sample(NamedTuple):
         edge_weight: The batch's ``edge_weight``, in place of the graph's. None: there is none of the sampler's own.
         node_norm: The batch's ``node_norm``, a weight for the loss of each node. None: there is none.
         is_constant: The same sample will come again: what is built from it is worth keeping.
+        beside: What else the batch is to hold.
     """
 
     nodes: Tensor
@@ -47,6 +49,7 @@ class Sample(NamedTuple):
     edge_weight: Tensor | None = None
     node_norm: Tensor | None = None
     is_constant: bool = False
+    beside: Mapping[str, Tensor] = MappingProxyType({})
 
 
 @runtime_checkable

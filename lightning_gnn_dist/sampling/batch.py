@@ -170,6 +170,8 @@ def assemble(
         data.edge_weight = sample.edge_weight
     if sample.node_norm is not None:
         data.node_norm = sample.node_norm
+    for name, array in sample.beside.items():
+        data[name] = array
     data.batch_size = sample.num_sampled_nodes[0]
     data.num_sampled_nodes = list(sample.num_sampled_nodes)
     data.num_sampled_edges = list(sample.num_sampled_edges)

@@ -47,6 +47,19 @@ def permutation(n: int, seed: int, epoch: int) -> Tensor:
     return torch.from_numpy(generator.permutation(n))
 
 
+def draw_bits(key: np.uint64, ids: Tensor) -> Tensor:
+    """A random bit for each id, bool: that of ``draw(key, id, 0)``."""
+    words = _mixed(_mixed(key + _NODE * ids.numpy().astype(np.uint64)))
+    return torch.from_numpy((words >> _U(63)).astype(np.bool_))
+
+
+def _mixed(words: Any) -> Any:
+    """:func:`mix` for an array."""
+    words = (words ^ (words >> _U(30))) * _MIX_1
+    words = (words ^ (words >> _U(27))) * _MIX_2
+    return words ^ (words >> _U(31))
+
+
 def _mix(word: int) -> int:
     word = ((word ^ (word >> 30)) * int(_MIX_1)) & _MASK
     word = ((word ^ (word >> 27)) * int(_MIX_2)) & _MASK

@@ -1,0 +1,97 @@
+r"""How high a true edge ranks among false ones.
+
+With :math:`a` negatives that score higher than the edge and :math:`b` that score the same, its rank is
+
+.. math::
+    r = 1 + a + b / 2,
+    \qquad \mathrm{MRR} = \mathrm{mean}(1 / r),
+    \qquad \mathrm{Hits@}k = \mathrm{mean}(r \le k)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+
+
+class LinkRanking(MetricCollection):
+    """``mrr`` and ``hits@1``, ``hits@10``, ``hits@50`` of a model that scores the targets of :class:`LinkDataModule`.
+
+        self.ranking = LinkRanking()                                                   # in __init__
+        self.ranking.update(self(batch), batch.edge_label)                             # in validation_step
+        self.log_dict(self.ranking, batch_size=int(batch.edge_label.sum()))
+
+    Sums and counts are what ranks exchange, so the result is exact for unequal shares. Scores that are not a number
+    rank last.
+
+    Args:
+        hits: The ``k`` of each Hits@k. There must be as many negatives.
+        prefix: Put before every name, such as ``"val/"``.
+    """
+
+    def __init__(self, hits: Sequence[int] = (1, 10, 50), *, prefix: str | None = None) -> None:
+        metrics: dict[str, Metric | MetricCollection] = {"mrr": ReciprocalRank()}
+        super().__init__(metrics | {f"hits@{k}": HitsAt(k) for k in hits}, prefix=prefix, compute_groups=False)
+
+
+class RankMean(Metric):
+    """The mean over edges of something that their ranks say: a subclass gives :meth:`of_ranks`."""
+
+    full_state_update = False
+    higher_is_better = True
+    total: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def of_ranks(self, ranks: Tensor, num_negatives: int) -> Tensor:
+        """What is averaged, from the edges' ranks."""
+        raise NotImplementedError
+
+    def update(self, scores: Tensor, edge_label: Tensor) -> None:
+        """One score per target, the edges first, then the negatives of each in turn."""
+        num_edges = int(edge_label.sum())
+        if scores.shape != edge_label.shape or scores.numel() % max(num_edges, 1):
+            raise ValueError(
+                f"Ranking needs a score for each target of a batch, and as many negatives for each of its {num_edges} "
+                f"edges: got scores {tuple(scores.shape)} for labels {tuple(edge_label.shape)}."
+            )
+        edges, negatives = scores[:num_edges, None], scores[num_edges:].view(num_edges, -1)
+        beaten_by, level_with = (~(negatives <= edges)).sum(1), (~(negatives < edges)).sum(1)
+        ranks = 1 + (beaten_by + level_with) / 2
+        self.total += self.of_ranks(ranks, negatives.shape[1]).sum(dtype=self.total.dtype)
+        self.count += num_edges
+
+    def compute(self) -> Tensor:
+        return (self.total / self.count).to(torch.float32)
+
+
+class ReciprocalRank(RankMean):
+    """MRR: the mean of one over the rank."""
+
+    def of_ranks(self, ranks: Tensor, num_negatives: int) -> Tensor:
+        return 1 / ranks.to(self.total.dtype)
+
+
+class HitsAt(RankMean):
+    """The share of edges that are among the first ``k``."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        if k < 1:
+            raise ValueError(f"Hits@k needs a k of at least 1, got {k}.")
+        self.k = k
+
+    def of_ranks(self, ranks: Tensor, num_negatives: int) -> Tensor:
+        if num_negatives < self.k:
+            raise ValueError(
+                f"With {num_negatives} negatives for each edge, Hits@{self.k} is always 1: draw more with "
+                f"split_edges(graph, negatives={2 * self.k}), or use LinkRanking(hits=[...])."
+            )
+        return ranks <= self.k

@@ -1,0 +1,109 @@
+"""Negatives drawn from the whole graph, for a rank that trains on a part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph, Lookup
+from lightning_gnn_dist.sampling.base import BatchKey, Sample
+from lightning_gnn_dist.sampling.links import (
+    FALSE_ENDS,
+    LinkSampler,
+    around,
+    directed,
+    edges_at,
+    labelled,
+    targets,
+    without,
+    without_targets,
+)
+from lightning_gnn_dist.sampling.negatives import draw_receivers
+from lightning_gnn_dist.sampling.rng import key
+
+
+@dataclass(frozen=True, eq=False)
+class FarNegativesSampler:
+    """Like :class:`LinkSampler`, around edges of a part, with negatives from all nodes of the graph it samples.
+
+    A batch is two samples side by side: around what lies in the part, in the part; around what lies elsewhere, in the
+    whole graph. Both in ids of the whole graph, so its features are read from there. A negative without neighbours
+    would be told by that alone.
+
+    Args:
+        links: Says how edges of the part are sampled.
+        part: Their graph. The seeds given to this sampler are positions in its ``indices``.
+    """
+
+    links: LinkSampler
+    part: Graph
+
+    @property
+    def num_hops(self) -> int:
+        return self.links.num_hops
+
+    @cached_property
+    def _places(self) -> Lookup:
+        return Lookup(self.part.node_arrays["n_id"])
+
+    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        return [self._sample(graph, ids, place) for ids, place in zip(seeds, keys, strict=True)]
+
+    def _sample(self, graph: Graph, ids: Tensor, place: BatchKey) -> Sample:
+        edges = directed(edges_at(self.part, ids), ids, place, self.links.undirected)
+        n_id, sampler = self.part.node_arrays["n_id"], self.links.sampler
+        far = draw_receivers(graph, n_id[edges[0]], ids, self.links.num_negatives, key(*place, FALSE_ENDS))[0]
+        at, is_here = self._places(far.view(-1))
+        false = torch.zeros_like(far).view(-1)
+        false[is_here] = at
+        # An end that lies elsewhere stands for the first edge's sender until the two samples are joined.
+        false[~is_here] = edges[0, 0] if ids.numel() else 0
+        near, ends = around(self.part, sampler, targets(edges, false.view_as(far)), place)
+        near = without_targets(near, ends[:, : ids.numel()])
+        outside, strangers = around(graph, sampler, far.view(-1)[~is_here], place)
+        outside = _without_edges(outside, n_id[edges], graph.num_nodes)
+        joined, place_near, place_outside = _side_by_side(near._replace(nodes=n_id[near.nodes]), outside)
+        ends = place_near[ends]
+        ends[1, ids.numel() :][~is_here] = place_outside[strangers]
+        return labelled(joined, ends, ids.numel())
+
+
+def _without_edges(sample: Sample, edges: Tensor, num_nodes: int) -> Sample:
+    """The sample without these edges, wherever in it, and without their reverses."""
+    rows = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff())
+    sent = sample.nodes[sample.indices.to(torch.int64)] * num_nodes + sample.nodes[rows]
+    there, back = edges[0] * num_nodes + edges[1], edges[1] * num_nodes + edges[0]
+    return without(sample, torch.isin(sent, torch.cat([there, back])))
+
+
+def _side_by_side(one: Sample, other: Sample) -> tuple[Sample, Tensor, Tensor]:
+    """Both samples as one, in the order of hops, and where the nodes of each stand in it. Nothing connects them."""
+    num_nodes = [sum(pair) for pair in zip(one.num_sampled_nodes, other.num_sampled_nodes, strict=True)]
+    starts = [0, *accumulate(num_nodes)][:-1]
+    first = _places(one, starts)
+    second = _places(other, [start + n for start, n in zip(starts, one.num_sampled_nodes, strict=True)])
+    degrees = torch.zeros(one.indptr.numel() + other.indptr.numel() - 2, dtype=torch.int64)
+    for sample, places in ((one, first), (other, second)):
+        degrees[places[: sample.indptr.numel() - 1]] = sample.indptr.diff().to(torch.int64)
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
+    nodes, indices = one.nodes.new_empty(sum(num_nodes)), one.indices.new_empty(int(indptr[-1]))
+    for sample, places in ((one, first), (other, second)):
+        nodes[places] = sample.nodes
+        counts = sample.indptr.diff().to(torch.int64)
+        shift = indptr[places[: counts.numel()]] - sample.indptr[:-1]
+        at = torch.arange(sample.indices.numel()) + shift.repeat_interleave(counts)
+        indices[at] = places[sample.indices.to(torch.int64)].to(indices.dtype)
+    num_edges = [sum(pair) for pair in zip(one.num_sampled_edges, other.num_sampled_edges, strict=True)]
+    joined = Sample(nodes, indptr.to(one.indptr.dtype), indices, num_nodes, num_edges, None)
+    return joined, first, second
+
+
+def _places(sample: Sample, starts: Sequence[int]) -> Tensor:
+    """Where the nodes of each hop go, if those of a hop begin at its start."""
+    hops = zip(starts, sample.num_sampled_nodes, strict=True)
+    return torch.cat([torch.arange(start, start + count) for start, count in hops])

@@ -1,0 +1,158 @@
+"""Edges as seeds: their ends, false ends beside them, and the neighbourhoods of all of these without the edges.
+
+A model that is asked whether an edge exists must not receive messages along it, in either direction. Both ends of every
+target are seeds, so what has to go stands in the rows of seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
+from lightning_gnn_dist.sampling.negatives import draw_receivers
+from lightning_gnn_dist.sampling.rng import draw_bits, key
+
+# They stand where the draws of a sampler have their hop, so that the two never share a key.
+FALSE_ENDS, DIRECTION = -1, -2
+
+
+@dataclass(frozen=True, eq=False)
+class LinkSampler:
+    """Samples around edges of the graph, whose positions in ``graph.indices`` are the seeds it is given.
+
+    A batch's targets are its edges, then their negatives; ``edge_label_index`` holds the positions of both ends in the
+    batch, ``edge_label`` ones and zeros. The targets are removed from the sampled neighbourhoods, in both directions.
+
+    Args:
+        sampler: Draws the neighbourhoods of the ends.
+        num_negatives: False receivers for each edge, none of which the sender has an edge to.
+        num_candidates: They are drawn from so many first nodes of the graph.
+        undirected: Draw which direction of an edge is the target.
+    """
+
+    sampler: Sampler
+    num_negatives: int
+    num_candidates: int
+    undirected: bool
+
+    @property
+    def num_hops(self) -> int:
+        return self.sampler.num_hops
+
+    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        return [self._sample(graph, ids, place) for ids, place in zip(seeds, keys, strict=True)]
+
+    def _sample(self, graph: Graph, ids: Tensor, place: BatchKey) -> Sample:
+        edges = directed(edges_at(graph, ids), ids, place, self.undirected)
+        false = draw_receivers(graph, edges[0], ids, self.num_negatives, key(*place, FALSE_ENDS), self.num_candidates)
+        sample, ends = around(graph, self.sampler, targets(edges, false[0]), place)
+        return labelled(without_targets(sample, ends[:, : ids.numel()]), ends, ids.numel())
+
+
+@dataclass(frozen=True, eq=False)
+class HeldLinkSampler:
+    """Samples around held edges and their fixed negatives; the seeds it is given are columns of ``edges``.
+
+    Args:
+        sampler: Draws the neighbourhoods of the ends.
+        edges: True edges that the graph does not have, shape ``(2, n)``.
+        negatives: False receivers for each, shape ``(n, K)``.
+    """
+
+    sampler: Sampler
+    edges: Tensor
+    negatives: Tensor
+
+    @property
+    def num_hops(self) -> int:
+        return self.sampler.num_hops
+
+    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        return [self._sample(graph, ids, place) for ids, place in zip(seeds, keys, strict=True)]
+
+    def _sample(self, graph: Graph, ids: Tensor, place: BatchKey) -> Sample:
+        asked = targets(self.edges[:, ids].to(torch.int64), self.negatives[ids].to(torch.int64))
+        return labelled(*around(graph, self.sampler, asked, place), ids.numel())
+
+
+def positions_of_links(graph: Graph, owner: Tensor, undirected: bool) -> Tensor:
+    """The edges both of whose ends have the same owner, loops left out; of a pair one direction.
+
+    Args:
+        graph: Where to look.
+        owner: A number for every node, negative for nobody.
+        undirected: Whether both directions of every edge are there.
+    """
+    found = [torch.empty(0, dtype=torch.int64)]
+    for start in range(0, graph.num_edges, EDGES_AT_ONCE):
+        positions = torch.arange(start, min(start + EDGES_AT_ONCE, graph.num_edges))
+        sender, receiver = edges_at(graph, positions)
+        is_link = (owner[sender] == owner[receiver]) & (owner[sender] >= 0)
+        is_link &= sender < receiver if undirected else sender != receiver
+        found.append(positions[is_link])
+    return torch.cat(found)
+
+
+def edges_at(graph: Graph, positions: Tensor) -> Tensor:
+    """Senders and receivers of the edges at these positions, shape ``(2, n)``."""
+    receivers = torch.searchsorted(graph.indptr, positions, right=True) - 1
+    return torch.stack([graph.indices[positions].to(torch.int64), receivers])
+
+
+def directed(edges: Tensor, ids: Tensor, place: BatchKey, undirected: bool) -> Tensor:
+    """The edges as they are, or with ends that are swapped at random."""
+    if not undirected:
+        return edges
+    return torch.where(draw_bits(key(*place, DIRECTION), ids), edges.flip(0), edges)
+
+
+def targets(edges: Tensor, negatives: Tensor) -> Tensor:
+    """All pairs that are asked for: the edges, then each one's negatives in turn."""
+    senders = edges[0].repeat_interleave(negatives.shape[1])
+    return torch.cat([edges, torch.stack([senders, negatives.reshape(-1)])], dim=1)
+
+
+def around(graph: Graph, sampler: Sampler, pairs: Tensor, place: BatchKey) -> tuple[Sample, Tensor]:
+    """The neighbourhoods of all ends, and where in the sample the ends of each pair stand."""
+    seeds, ends = pairs.unique(return_inverse=True)  # sorted, an order that no sampler changes
+    (sample,) = sampler.sample_bulk(graph, [seeds], [place])
+    return sample, ends
+
+
+def without_targets(sample: Sample, ends: Tensor) -> Sample:
+    """The sample without the edges between these pairs of seeds, whichever their direction."""
+    num_seeds, num_edges = sample.num_sampled_nodes[0], sample.num_sampled_edges[0]
+    rows = torch.arange(num_seeds).repeat_interleave(sample.indptr[: num_seeds + 1].diff())
+    columns = sample.indices[:num_edges].to(torch.int64)
+    number = torch.cat([ends[0] * num_seeds + ends[1], ends[1] * num_seeds + ends[0]])
+    dropped = torch.zeros(sample.indices.numel(), dtype=torch.bool)
+    dropped[:num_edges] = (columns < num_seeds) & torch.isin(rows * num_seeds + columns, number)
+    return without(sample, dropped)
+
+
+def without(sample: Sample, dropped: Tensor) -> Sample:
+    """The sample without some of its edges; all nodes stay."""
+    kept = ~dropped
+    upto = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])  # edges kept before each
+    hops = upto[[0, *accumulate(sample.num_sampled_edges)]].diff()
+    return sample._replace(
+        indptr=upto[sample.indptr.to(torch.int64)].to(sample.indptr.dtype),
+        indices=sample.indices[kept],
+        num_sampled_edges=hops.tolist(),
+        edge_ids=None if sample.edge_ids is None else sample.edge_ids[kept],
+        edge_weight=None if sample.edge_weight is None else sample.edge_weight[kept],
+        is_constant=False,
+    )
+
+
+def labelled(sample: Sample, ends: Tensor, num_edges: int) -> Sample:
+    """The sample with the places of its targets and what they are: the first ``num_edges`` are edges."""
+    label = torch.zeros(ends.shape[1])
+    label[:num_edges] = 1.0
+    return sample._replace(beside={"edge_label_index": ends, "edge_label": label}, is_constant=False)

@@ -1,0 +1,85 @@
+"""Pairs of nodes that are no edge, drawn at random: what a link predictor learns to tell from edges."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.kernels import Array, compiled
+from lightning_gnn_dist.sampling.rng import below, draw, inlined
+
+_TRIES = 16  # random ones, before the next node that will do is taken
+
+
+def draw_receivers(
+    graph: Graph, senders: Tensor, ids: Tensor, count: int, key: np.uint64, num_candidates: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """For each sender ``count`` nodes that it has no edge to, itself excluded; and the places of those without any.
+
+    Uniform over the nodes. A draw depends on the key and the id alone, not on what is drawn beside it. Senders with an
+    edge to every candidate get one of their neighbours, and are named in the second result.
+
+    Args:
+        graph: Whose edges to avoid.
+        senders: Nodes, int64.
+        ids: A number for each of them, which tells their draws apart.
+        count: Draws for each.
+        key: Tells these draws from others.
+        num_candidates: Draw from so many first nodes. Default: from all.
+    """
+    out = np.empty((senders.numel(), count), np.int64)
+    linked_with_all = np.zeros(senders.numel(), np.bool_)
+    bound = graph.num_nodes if num_candidates is None else num_candidates
+    csr = graph.indptr.numpy(), graph.indices.numpy()
+    _draw_receivers(*csr, senders.numpy(), ids.numpy(), bound, key, out, linked_with_all)
+    return torch.from_numpy(out), torch.from_numpy(linked_with_all).nonzero().view(-1)
+
+
+def has_edges(graph: Graph, edges: Tensor) -> Tensor:
+    """Which of ``edges``, shape ``(2, n)``, the graph has."""
+    out = np.empty(edges.shape[1], np.bool_)
+    senders, receivers = edges.to(torch.int64).contiguous().numpy()
+    _has_edges(graph.indptr.numpy(), graph.indices.numpy(), senders, receivers, out)
+    return torch.from_numpy(out)
+
+
+@inlined
+def _is_edge(indptr: Array, indices: Array, sender: int, receiver: int) -> bool:
+    found = False
+    for place in range(indptr[receiver], indptr[receiver + 1]):
+        found |= indices[place] == sender
+    return found
+
+
+@compiled
+def _has_edges(indptr: Array, indices: Array, senders: Array, receivers: Array, out: Array) -> None:
+    for i in range(len(senders)):
+        out[i] = _is_edge(indptr, indices, senders[i], receivers[i])
+
+
+@compiled
+def _draw_receivers(
+    indptr: Array,
+    indices: Array,
+    senders: Array,
+    ids: Array,
+    bound: int,
+    key: np.uint64,
+    out: Array,
+    linked_with_all: Array,
+) -> None:
+    for i in range(len(senders)):
+        for j in range(out.shape[1]):
+            node, tried = -1, 0
+            while node < 0 and tried < _TRIES + bound:
+                if tried < _TRIES:
+                    candidate = below(draw(key, ids[i], j * _TRIES + tried), bound)
+                else:
+                    candidate = (candidate + 1) % bound
+                if candidate != senders[i] and not _is_edge(indptr, indices, senders[i], candidate):
+                    node = candidate
+                tried += 1
+            linked_with_all[i] |= node < 0
+            out[i, j] = node if node >= 0 else candidate

@@ -1,0 +1,104 @@
+"""Edges as seeds: what is removed, what stays, and two samples side by side."""
+
+from __future__ import annotations
+
+import torch
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.sampling.base import BatchKey, Sample
+from lightning_gnn_dist.sampling.batch import assemble
+from lightning_gnn_dist.sampling.far_negatives import FarNegativesSampler
+from lightning_gnn_dist.sampling.links import (
+    HeldLinkSampler,
+    LinkSampler,
+    edges_at,
+    positions_of_links,
+    without_targets,
+)
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+
+KEY = BatchKey(0, 0, 0)
+
+
+def weighted() -> Graph:
+    """Edges that know their ends."""
+    graph = communities(80, 2, num_features=2)
+    sender, receiver = edges_at(graph, torch.arange(graph.num_edges))
+    return Graph(graph.indptr, graph.indices, graph.node_arrays, {"edge_attr": torch.stack([sender, receiver], 1)})
+
+
+def sampled(sample: Sample) -> list[tuple[int, int]]:
+    rows = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff())
+    ends = sample.nodes[torch.stack([sample.indices.long(), rows])]
+    return list(zip(*ends.tolist(), strict=True))
+
+
+def test_positions_and_edges_are_two_names_of_the_same() -> None:
+    graph = Graph.from_edge_index(torch.tensor([[4, 0, 2, 2], [1, 3, 3, 1]]), 6)  # rows 0, 2, 4 and 5 are empty
+    assert edges_at(graph, torch.arange(4)).tolist() == [[2, 4, 0, 2], [1, 1, 3, 3]]
+
+
+def test_links_are_those_of_one_owner_once_a_pair() -> None:
+    edge_index = torch.tensor([[0, 1, 1, 2, 3, 3, 4, 3], [1, 0, 2, 1, 3, 4, 3, 4]])
+    graph, owner = Graph.from_edge_index(edge_index, 5), torch.tensor([0, 0, 1, 1, 1])
+    links = edges_at(graph, positions_of_links(graph, owner, True))
+    assert links.T.tolist() == [[0, 1], [3, 4], [3, 4]]  # no loop, both copies
+    assert edges_at(graph, positions_of_links(graph, owner, False)).shape[1] == 5
+    assert edges_at(graph, positions_of_links(graph, torch.tensor([0, 0, -1, -1, -1]), True)).T.tolist() == [[0, 1]]
+
+
+def test_edge_arrays_follow_what_is_removed() -> None:
+    graph = weighted()
+    seeds = positions_of_links(graph, torch.zeros(80, dtype=torch.int64), True)[:20]
+    (sample,) = LinkSampler(NeighborSampler([-1, 3]), 2, 80, True).sample_bulk(graph, [seeds], [KEY])
+    batch = assemble(graph, sample)
+    assert torch.equal(batch.n_id[batch.edge_index].T, batch.edge_attr)
+    assert batch.blocks[1].num_edges == batch.num_sampled_edges[0]
+    assert batch.edge_label.tolist() == [1.0] * 20 + [0.0] * 40
+    assert batch.batch_size == batch.edge_label_index.unique().numel()
+
+
+def test_only_the_targets_go() -> None:
+    graph = weighted()
+    (sample,) = NeighborSampler([-1, -1]).sample_bulk(graph, [torch.arange(30)], [KEY])
+    before = sampled(sample)
+    (first, *_) = [(s, r) for s, r in before if s < 30 and r < 30]
+    after = sampled(without_targets(sample, torch.tensor([[first[0]], [first[1]]])))
+    assert sorted(before) == sorted([*after, first, first[::-1]])
+    assert sampled(without_targets(sample, torch.empty((2, 0), dtype=torch.int64))) == before
+
+
+def test_no_seeds_are_an_empty_batch() -> None:
+    graph, none = weighted(), torch.empty(0, dtype=torch.int64)
+    (sample,) = LinkSampler(NeighborSampler([2, 2]), 2, 80, True).sample_bulk(graph, [none], [KEY])
+    assert assemble(graph, sample).batch_size == 0
+
+
+def test_held_edges_come_with_their_negatives() -> None:
+    graph = weighted()
+    edges, negatives = torch.tensor([[0, 5, 9], [7, 8, 2]]), torch.tensor([[1, 2], [3, 4], [5, 6]])
+    (sample,) = HeldLinkSampler(NeighborSampler([-1]), edges, negatives).sample_bulk(
+        graph, [torch.tensor([2, 0])], [KEY]
+    )
+    batch = assemble(graph, sample)
+    pairs = batch.n_id[batch.edge_label_index].T.tolist()
+    assert pairs == [[9, 2], [0, 7], [9, 5], [9, 6], [0, 1], [0, 2]]
+
+
+def test_far_negatives_bring_their_whole_neighbourhood() -> None:
+    graph = communities(80, 2, num_features=2)
+    part = graph.induced(torch.arange(0, 80, 2))
+    links = LinkSampler(NeighborSampler([-1, -1]), 3, 40, True)
+    seeds = positions_of_links(part, torch.zeros(40, dtype=torch.int64), True)[:4]
+    (sample,) = FarNegativesSampler(links, part).sample_bulk(graph, [seeds], [KEY])
+    ends = sample.nodes[sample.beside["edge_label_index"]]
+    assert (ends[0] % 2 == 0).all() and (ends[:, :4] % 2 == 0).all() and (ends[1, 4:] % 2 == 1).any()
+    rows = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff())
+    targets = {frozenset(pair) for pair in ends[:, :4].T.tolist()}
+    for row in range(sample.num_sampled_nodes[0]):
+        node = int(sample.nodes[row])
+        near = graph.indices[graph.indptr[node] : graph.indptr[node + 1]].tolist()
+        expected = [n for n in near if (node % 2 or n % 2 == 0) and frozenset((n, node)) not in targets]
+        assert sorted(sample.nodes[sample.indices[rows == row].long()].tolist()) == expected
+    assert assemble(graph, sample).blocks[0].num_edges == sum(sample.num_sampled_edges)
