@@ -22,6 +22,7 @@ collectives.py      the only module that talks to the other ranks; counts every 
 rounds.py           when a round is over
 elastic.py          membership: ranks may die and come back
 launcher.py         starts such ranks on one machine
+scattered/          a graph that no host holds: shares of it, asked for by all ranks
 strategies/         what ranks exchange, and when
 callbacks/          what a user may watch a training by
 cli/                the command `lightning-gnn-dist`
@@ -55,6 +56,8 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.scattered.datamodule import ScatteredDataModule
+from lightning_gnn_dist.scattered.share import save_shares
 from lightning_gnn_dist.strategies.base import RoundStrategy
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
@@ -102,6 +105,7 @@ __all__ = [
     "RoundProgress",
     "RoundStrategy",
     "Sampler",
+    "ScatteredDataModule",
     "ShadowSampler",
     "StreamingPartitioner",
     "SuperNodePartitioner",
@@ -110,5 +114,6 @@ __all__ = [
     "communities",
     "coverage_mean",
     "quantize_rows",
+    "save_shares",
     "split_edges",
 ]

@@ -165,6 +165,12 @@ class Channel:
         rows = received.view(empty.dtype).view(-1, *empty.shape[1:])
         return list(rows.split(list(lengths)))
 
+    def close(self) -> None:
+        """End the connections. Not collective."""
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+
     def _lengths(self, pieces: Sequence[Tensor]) -> list[int]:
         sent = torch.tensor([len(piece) for piece in pieces])
         received = torch.empty_like(sent)

@@ -52,8 +52,12 @@ class GlobalBatches:
         for index in islice(count(), start, stop):
             seeds = self._seeds(round_idx, index).tensor_split(num_slices)[rank]
             key = BatchKey(self.seed + _PURPOSE, round_idx, index)
-            (sample,) = self.sampler.sample_bulk(self.graph, [seeds], [key])
-            yield assemble(self.graph, sample, widen=self.widen)
+            yield self.make(seeds, key)
+
+    def make(self, seeds: Tensor, key: BatchKey) -> SampledData:
+        """The batch around these seeds."""
+        (sample,) = self.sampler.sample_bulk(self.graph, [seeds], [key])
+        return assemble(self.graph, sample, widen=self.widen)
 
     def _seeds(self, round_idx: int, index: int) -> Tensor:
         """The seeds of one batch: pass after pass over all of them, each in an order of its own."""

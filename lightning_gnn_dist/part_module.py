@@ -28,7 +28,7 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.surroundings import ExtraNodes, Halo, Scope
 
-_ANCHOR = 1 << 41  # added to the seed, so that anchors and local steps draw independently
+ANCHOR = 1 << 41  # added to the seed, so that anchors and local steps draw independently
 
 
 class PartModule(LightningDataModule):
@@ -106,6 +106,11 @@ class PartModule(LightningDataModule):
         """Identifies the graph, so that a strategy can tell whether all ranks have the same."""
         return self.graph.fingerprint
 
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the whole graph."""
+        return self.graph.num_nodes
+
     def __str__(self) -> str:
         # Lightning's own would take every loader apart.
         return f"{type(self).__name__}({self.graph}, {self.partitioner}, {self.sampler}, batch_size={self.batch_size})"
@@ -166,7 +171,7 @@ class PartModule(LightningDataModule):
         if self._anchors is None or self._anchors[0] is not part:
             # Few batches at a time, so nothing in the background.
             rank, num_ranks = self._rank(), self._world_size()
-            seed, size = self.seed + _ANCHOR, self._num_batches()
+            seed, size = self.seed + ANCHOR, self._num_batches()
             loader = self._batches_of(part, size, seed, rank, num_ranks, in_background=False)
             self._anchors = part, loader
         self._anchors[1].set_epoch(round_idx)
@@ -263,9 +268,7 @@ class PartModule(LightningDataModule):
         if count < world_size:
             raise ValueError(f"{whose}, but {world_size} ranks share the evaluation: each needs one at least.")
         share = seeds.tensor_split(world_size)[self._rank()]
-        # As many batches on all ranks, for modules that exchange in validation_step; none of them empty.
-        most, least = -(-count // world_size), count // world_size
-        num_batches = min(-(-most // self.eval_batch_size), least)
+        num_batches = batches_of_ranks(count, world_size, self.eval_batch_size)
         loader = self._loader(self.graph, sampler, share, num_batches, self.seed, shuffle=False, num_ids=num_ids)
         self._loaders.append(loader)
         return loader
@@ -305,6 +308,12 @@ class PartModule(LightningDataModule):
 
     def _trainer_fn(self) -> TrainerFn | None:
         return self.trainer.state.fn if self.trainer is not None else None
+
+
+def batches_of_ranks(count: int, num_ranks: int, batch_size: int) -> int:
+    """As many batches on all ranks, for modules that exchange in validation_step; none of them empty."""
+    most, least = -(-count // num_ranks), count // num_ranks
+    return min(-(-most // batch_size), least)
 
 
 def check_at_least(least: int, **numbers: int | None) -> None:

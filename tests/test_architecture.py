@@ -58,7 +58,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "strategies": {"collectives", "rounds", "elastic"},
     #
     "evaluate": {"graph", "sampling", "collectives"},
-    "scattered": {"graph", "partition", "sampling", "collectives"},
+    "scattered": {
+        "graph",
+        "partition",
+        "coverage",
+        "sampling",
+        "loader",
+        "global_batches",
+        "surroundings",
+        "part_loader",
+        "part_module",
+        "collectives",
+    },
 }
 AT_THE_END = {"callbacks", "cli", "demo", "__main__"}  # may import everything, and only each other may import them
 TALKS = "collectives"  # the one module that calls torch.distributed

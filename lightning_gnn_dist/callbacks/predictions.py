@@ -41,7 +41,7 @@ class PredictionWriter(Callback):
             raise ValueError(f"Predictions are written as .npy, and {str(path)!r} ends otherwise.")
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not hasattr(_datamodule(trainer), "graph"):
+        if not hasattr(_datamodule(trainer), "num_nodes"):
             raise TypeError("PredictionWriter needs the nodes of a graph in order: use PartitionedDataModule.")
         if trainer.limit_predict_batches != 1.0:
             raise ValueError(
@@ -87,7 +87,7 @@ class PredictionWriter(Callback):
 
     def _open(self, trainer: Trainer, rows: NDArray[Any]) -> _Rows:
         """Rank 0 makes the file; all ranks open it. Each has its first batch now, for they have equally many."""
-        shape = (_datamodule(trainer).graph.num_nodes, *rows.shape[1:])
+        shape = (_datamodule(trainer).num_nodes, *rows.shape[1:])
         draft = self.path.parent / f".{self.path.name}.{uuid.uuid4().hex}"
         if trainer.is_global_zero:
             self.path.parent.mkdir(parents=True, exist_ok=True)

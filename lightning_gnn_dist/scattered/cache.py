@@ -22,6 +22,10 @@ class RowCache:
         self.asked = 0
         self.hits = 0
 
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / max(1, self.asked)
+
     def find(self, ids: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """Which places of ``ids`` are held, and where; and the other places."""
         at = torch.searchsorted(self._ids, ids).clamp_(max=max(0, self._ids.numel() - 1))

@@ -71,10 +71,11 @@ class ScatteredGraph:
     """
 
     def __init__(self, share: Share, channel: Channel, *, cache_bytes: int = 0) -> None:
-        if channel.size != share.num_shares or channel.rank != share.index:
+        if channel.size != share.bounds.num_shares or channel.rank != share.index:
             raise ValueError(
                 f"Rank {channel.rank} of {channel.size} needs share {channel.rank} of {channel.size}, and has share "
-                f"{share.index} of {share.num_shares}: divide the graph into as many shares as ranks hold it together."
+                f"{share.index} of {share.bounds.num_shares}: divide the graph into as many shares as ranks hold it "
+                "together."
             )
         self.share, self.channel = share, channel
         self._splits: dict[str, Tensor] = {}
@@ -82,7 +83,7 @@ class ScatteredGraph:
 
     @property
     def num_nodes(self) -> int:
-        return self.share.num_nodes
+        return int(self.share.bounds.nodes[-1])
 
     @property
     def has_edge_arrays(self) -> bool:
@@ -105,7 +106,7 @@ class ScatteredGraph:
             fanout: Neighbours to draw; -1 takes all.
             replace: Whether an edge may be drawn more than once.
         """
-        route = self._route(nodes, self.share.node_bounds)
+        route = self._route(nodes, self.share.bounds.nodes)
         headers = [torch.stack([torch.bincount(p, minlength=len(keys)), keys], 1) for p in route.pieces(batches)]
         told = self.channel.exchange(headers)
         small = nodes.to(index_dtype(self.num_nodes))
@@ -131,10 +132,10 @@ class ScatteredGraph:
 
     def fetch_edges(self, ids: Tensor) -> dict[str, Tensor]:
         """The rows of every edge array. Collective."""
-        return self._ask(ids, self.share.edge_bounds, self.share.rows.edge_arrays)
+        return self._ask(ids, self.share.bounds.edges, self.share.rows.edge_arrays)
 
     def _fetch_nodes(self, ids: Tensor) -> dict[str, Tensor]:
-        return self._ask(ids, self.share.node_bounds, self.share.rows.node_arrays)
+        return self._ask(ids, self.share.bounds.nodes, self.share.rows.node_arrays)
 
     def _ask(self, ids: Tensor, bounds: Tensor, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Send each id to its owner; owners answer with their rows of each array."""

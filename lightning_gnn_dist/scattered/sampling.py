@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler, check_seeds
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_seeds
 from lightning_gnn_dist.sampling.batch import Arrays, SampledData, assemble
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.stack import Edges, Stack
@@ -54,7 +54,7 @@ def sample_bulk(
     return stack.samples(with_ids=graph.has_edge_arrays)
 
 
-def check_sampler(sampler: Sampler) -> NeighborSampler:
+def check_sampler(sampler: object) -> NeighborSampler:
     """Refuse what owners cannot draw by themselves."""
     if isinstance(sampler, NeighborSampler) and sampler.weight is None:
         return sampler

@@ -26,62 +26,84 @@ INDEX = "shares.json"
 
 
 @dataclass(frozen=True, eq=False)
+class Bounds:
+    """Where each share of a graph begins.
+
+    Attributes:
+        nodes: The first node of each share, and behind the last one the number of nodes, int64.
+        edges: The same for edges.
+        fingerprint: Identifies the whole graph.
+    """
+
+    nodes: Tensor
+    edges: Tensor
+    fingerprint: str
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Bounds:
+        """Those of a folder that :func:`save_shares` wrote."""
+        about = _read_index(Path(folder))
+        return cls(torch.tensor(about["nodes"]), torch.tensor(about["edges"]), about["fingerprint"])
+
+    @property
+    def num_shares(self) -> int:
+        return self.nodes.numel() - 1
+
+
+@dataclass(frozen=True, eq=False)
 class Share:
-    """The nodes ``node_bounds[index]`` to ``node_bounds[index + 1]`` of a graph that is scattered over several hosts.
+    """Consecutive nodes of a graph that is scattered over several hosts.
 
     Attributes:
         rows: Their rows and arrays. Entries of ``rows.indices`` are ids of the whole graph.
         index: Which of the shares it is.
-        node_bounds: The first node of each share, and behind the last one the number of nodes, int64.
-        edge_bounds: The same for edges.
-        fingerprint: Identifies the whole graph.
+        bounds: Where each share begins.
     """
 
     rows: Graph
     index: int
-    node_bounds: Tensor
-    edge_bounds: Tensor
-    fingerprint: str
+    bounds: Bounds
 
     @classmethod
     def open(cls, folder: str | Path, index: int) -> Share:
         """Map a share that :func:`save_shares` wrote. The others need not be on this host."""
-        folder = Path(folder)
-        about = _read_index(folder)
-        num_shares = len(about["node_bounds"]) - 1
-        if not 0 <= index < num_shares:
-            raise ValueError(f"{folder} is divided into {num_shares} shares, so there is no share {index}.")
+        folder, bounds = Path(folder), Bounds.read(folder)
+        if not 0 <= index < bounds.num_shares:
+            raise ValueError(f"{folder} is divided into {bounds.num_shares} shares, so there is no share {index}.")
         path = folder / _name(index)
         if not path.is_dir():
             raise FileNotFoundError(
-                f"Share {index} of {num_shares} is not on this host: copy {path} from where the graph was divided."
+                f"Share {index} of {bounds.num_shares} is not on this host: copy {path} from where the graph was "
+                "divided."
             )
-        bounds = {name: torch.tensor(about[name]) for name in ("node_bounds", "edge_bounds")}
-        share = cls(Graph.open(path), index, **bounds, fingerprint=about["fingerprint"])
+        share = cls(Graph.open(path), index, bounds)
         share._check(path)
         return share
 
     @property
-    def num_shares(self) -> int:
-        return self.node_bounds.numel() - 1
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of the whole graph."""
-        return int(self.node_bounds[-1])
-
-    @property
     def first_node(self) -> int:
-        return int(self.node_bounds[self.index])
+        return int(self.bounds.nodes[self.index])
 
     @property
     def first_edge(self) -> int:
-        return int(self.edge_bounds[self.index])
+        return int(self.bounds.edges[self.index])
+
+    def part(self) -> Graph:
+        """Its nodes and the edges among them, copied into RAM, with ids that begin at 0."""
+        rows, first = self.rows, self.first_node
+        found = [torch.empty(0, dtype=torch.bool)]
+        local = [torch.empty(0, dtype=index_dtype(rows.num_nodes))]
+        for senders in rows.indices.split(EDGES_AT_ONCE):
+            found.append((senders >= first) & (senders < first + rows.num_nodes))
+            local.append((senders[found[-1]] - first).to(local[0].dtype))
+        inside = torch.cat(found)
+        upto = torch.cat([rows.indptr[:1], inside.cumsum(0)])[rows.indptr]
+        arrays = {name: array.clone() for name, array in rows.node_arrays.items()}
+        return Graph(upto, torch.cat(local), arrays, {name: array[inside] for name, array in rows.edge_arrays.items()})
 
     def _check(self, path: Path) -> None:
-        nodes, edges = (
-            int(bounds[self.index + 1] - bounds[self.index]) for bounds in (self.node_bounds, self.edge_bounds)
-        )
+        starts = self.bounds.nodes, self.bounds.edges
+        nodes, edges = (int(bounds[self.index + 1] - bounds[self.index]) for bounds in starts)
         if (self.rows.num_nodes, self.rows.num_edges) != (nodes, edges):
             raise ValueError(
                 f"{path} holds {self.rows.num_nodes} nodes and {self.rows.num_edges} edges, but {INDEX} says {nodes} "
@@ -124,8 +146,8 @@ def _write(graph: Graph, partition: Partition, folder: Path) -> None:
     about = {
         "format": FORMAT,
         "fingerprint": graph.fingerprint,
-        "node_bounds": [0, *counts.cumsum(0).tolist()],
-        "edge_bounds": edges,
+        "nodes": [0, *counts.cumsum(0).tolist()],
+        "edges": edges,
     }
     (folder / INDEX).write_text(json.dumps(about, indent=1))
 

@@ -33,8 +33,8 @@ def test_shares_together_are_the_graph(folder: Path) -> None:
         assert torch.equal(torch.cat([share.rows.node_arrays[name] for share in shares]), array)
     for name, array in whole.edge_arrays.items():
         assert torch.equal(torch.cat([share.rows.edge_arrays[name] for share in shares]), array)
-    assert [share.first_node for share in shares] == shares[0].node_bounds[:-1].tolist()
-    assert shares[0].fingerprint == graph.fingerprint
+    assert [share.first_node for share in shares] == shares[0].bounds.nodes[:-1].tolist()
+    assert shares[0].bounds.fingerprint == graph.fingerprint
 
 
 def test_a_host_needs_its_own_share_only(folder: Path) -> None:

@@ -1,0 +1,80 @@
+"""Loaders over a scattered graph: all ranks make their batches together, when they are due."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lightning_gnn_dist.global_batches import GlobalBatches
+from lightning_gnn_dist.loader import BatchLoader
+from lightning_gnn_dist.sampling.base import BatchKey
+from lightning_gnn_dist.sampling.batch import SampledData
+from lightning_gnn_dist.scattered.graph import ScatteredGraph
+from lightning_gnn_dist.scattered.sampling import batches, check_sampler
+
+
+class ScatteredLoader(BatchLoader):
+    """The batches that :class:`BatchLoader` would make of the whole graph. Making a bulk is collective.
+
+    All ranks need as many batches, of the same ``bulk_size``. Nothing runs in the background: a bulk that one rank has
+    begun and another will never ask for would leave it waiting.
+
+    Args:
+        graph: The graph to sample.
+        sampler: A ``NeighborSampler``.
+        seeds: Ids of the nodes to compute on, of the whole graph.
+        num_batches: Batches a pass.
+        seed: Decides every random choice.
+        shuffle: Deal the seeds in another order every pass.
+        bulk_size: Batches that are sampled together. Features are fetched once for all nodes of a bulk.
+        widen: Make float32 of narrower features.
+    """
+
+    def __init__(
+        self,
+        graph: ScatteredGraph,
+        sampler: object,
+        seeds: Tensor,
+        num_batches: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        bulk_size: int,
+        widen: bool,
+    ) -> None:
+        self._neighbors, self._whole = check_sampler(sampler), graph
+        super().__init__(
+            graph.share.rows,
+            self._neighbors,
+            seeds,
+            num_batches,
+            seed=seed,
+            shuffle=shuffle,
+            bulk_size=bulk_size,
+            num_threads=0,
+            widen=widen,
+            num_ids=graph.num_nodes,
+        )
+
+    def _make(self, numbers: list[int]) -> deque[SampledData]:
+        places = [BatchKey(self._seed, *divmod(number, len(self))) for number in numbers]
+        seeds = [self._seeds_of(place) for place in places]
+        return deque(batches(self._whole, self._neighbors, seeds, places, widen=self._widen))
+
+
+@dataclass(frozen=True, eq=False)
+class ScatteredGlobalBatches(GlobalBatches):
+    """Correction batches of a scattered graph. Making one is collective, so every rank has a slice of each.
+
+    Args:
+        whole: The graph to sample, in place of ``graph``.
+    """
+
+    whole: ScatteredGraph | None = None
+
+    def make(self, seeds: Tensor, key: BatchKey) -> SampledData:
+        assert self.whole is not None
+        (batch,) = batches(self.whole, check_sampler(self.sampler), [seeds], [key], widen=self.widen)
+        return batch
