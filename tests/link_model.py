@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
+from lightning_gnn_dist.links import LinkSplit
 from lightning_gnn_dist.ranking import LinkRanking
 
 Targets = list[tuple[int, int, float]]
@@ -55,3 +57,11 @@ def targets_of(batch: Any) -> Targets:
     assert int(batch.edge_label_index.max()) < batch.batch_size
     senders, receivers = batch.n_id[batch.edge_label_index].tolist()
     return list(zip(senders, receivers, batch.edge_label.tolist(), strict=True))
+
+
+def held(split: LinkSplit, name: str) -> Counter[tuple[int, int, float]]:
+    """Everything that a split asks to be judged under this name, true and false."""
+    edges, negatives = split.edges[name], split.negatives[name]
+    true = [(sender, receiver, 1.0) for sender, receiver in edges.T.tolist()]
+    rows = zip(edges[0].tolist(), negatives.tolist(), strict=True)
+    return Counter(true + [(sender, receiver, 0.0) for sender, receivers in rows for receiver in receivers])

@@ -30,7 +30,7 @@ from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
-from tests.link_model import LinkSAGE, Targets
+from tests.link_model import LinkSAGE, Targets, held
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of
 
@@ -116,13 +116,6 @@ def test_held_edges_are_shared_without_overlap_and_ranked_as_by_one_process() ->
     for result in results:
         assert result.metrics["mrr"] == pytest.approx(float((1 / ranks).mean()), rel=1e-5)
         assert result.metrics["hits@5"] == pytest.approx(float((ranks <= 5).float().mean()), rel=1e-5)
-
-
-def held(split: LinkSplit, name: str) -> Counter[tuple[int, int, float]]:
-    edges, negatives = split.edges[name], split.negatives[name]
-    true = [(sender, receiver, 1.0) for sender, receiver in edges.T.tolist()]
-    rows = zip(edges[0].tolist(), negatives.tolist(), strict=True)
-    return Counter(true + [(sender, receiver, 0.0) for sender, receivers in rows for receiver in receivers])
 
 
 def whole_graph_scores(module: LinkSAGE, split: LinkSplit, name: str) -> Tensor:

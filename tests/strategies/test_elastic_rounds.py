@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
@@ -19,10 +20,13 @@ from torch import Tensor
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.elastic import LIGHTHOUSE, Elastic, Membership
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.link_module import LinkDataModule
+from lightning_gnn_dist.links import LinkSplit, split_edges
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds import EverySeconds, EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.tma import TMAStrategy
+from tests.link_model import LinkSAGE, held
 from tests.ranks import RankError, run_ranks, start_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import Net, State, differs, fit, state_of
@@ -246,6 +250,45 @@ def test_the_part_of_a_dead_rank_is_dealt_to_the_others(tmp_path: Path) -> None:
     assert one[0][-1] + two[0][-1] == num_train
     assert one[2] == two[2] > 0.5  # both evaluate on everything
     assert differs(one[3], two[3]) == 0.0
+
+
+class Judged(NamedTuple):
+    targets: Counter[tuple[int, int, float]]
+    mrr: float
+    state: State
+
+
+def small_split() -> LinkSplit:
+    return split_edges(communities(300, 4, num_features=8), negatives=60)
+
+
+def share_links(rank: int, world_size: int, folder: str, fate: Fate) -> Judged:
+    class Judging(LinkSAGE):
+        def training_step(self, batch: Any) -> Tensor:
+            if self.current_epoch == 1 and fate.rank == rank:
+                os.kill(os.getpid(), fate.signal)
+            return super().training_step(batch)
+
+        def on_validation_start(self) -> None:
+            self.judged.clear()
+
+    sampler, options = NeighborSampler([4, 4]), {"batch_size": 32, "num_threads": 0, "cache_dir": folder}
+    data = LinkDataModule(small_split(), partitioner=RandomPartitioner(), sampler=sampler, **options)
+    strategy = TMAStrategy(EverySteps(4), elastic=Elastic(patience=60, timeout=8, ranks=world_size))
+    module = Judging(8)
+    trainer = fit(rank, strategy, module, devices=1, train=data, max_epochs=4)
+    targets = Counter(target for batch in module.judged for target in batch)
+    return Judged(targets, float(trainer.callback_metrics["mrr"]), state_of(module))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lighthouse")
+def test_those_who_remain_judge_all_held_edges(tmp_path: Path) -> None:
+    with start_ranks(share_links, 3, str(tmp_path), Fate(0)) as ranks:
+        _, one, two = ranks.results(may_die={0})
+    assert one.targets == two.targets == held(small_split(), "val")
+    assert one.mrr == two.mrr > 0
+    assert differs(one.state, two.state) == 0.0
 
 
 def wait_in_vain(rank: int, world_size: int) -> None:
