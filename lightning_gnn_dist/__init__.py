@@ -19,12 +19,14 @@ rounds.py           when a round is over
 elastic.py          membership: ranks may die and come back
 launcher.py         starts such ranks on one machine
 strategies/         what ranks exchange, and when
+record.py           what a run leaves behind of itself
 callbacks/          what a user may watch a training by
 cli/                the command `lightning-gnn-dist`
 """
 
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
+from lightning_gnn_dist.callbacks.report import RunReport
 from lightning_gnn_dist.coverage import Coverage, coverage_mean
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.elastic import Elastic
@@ -77,6 +79,7 @@ __all__ = [
     "RoundClock",
     "RoundProgress",
     "RoundStrategy",
+    "RunReport",
     "Sampler",
     "StreamingPartitioner",
     "SuperNodePartitioner",

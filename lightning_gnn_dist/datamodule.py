@@ -233,6 +233,10 @@ class PartitionedDataModule(LightningDataModule):
         """The chunks for so many ranks: from the cache, or computed and put there."""
         return self._cut.partition(num_parts)
 
+    def parts_of_ranks(self, num_ranks: int) -> Partition:
+        """Which rank learns from each node, in the first super-epoch."""
+        return self._cut.by_rank(num_ranks)
+
     def part(self, rank: int, num_parts: int, super_epoch: int = 0) -> Graph:
         """What rank ``rank`` trains on: the nodes of its part and the edges among them, in RAM."""
         if num_parts == 1:
@@ -241,7 +245,10 @@ class PartitionedDataModule(LightningDataModule):
 
     @property
     def figures(self) -> dict[str, float]:
-        """What a strategy may log: since the fit began, seconds that training waited for data, and what parts cost."""
+        """What a strategy may log: since the fit began, seconds that training waited for data, and what parts cost.
+
+        And ``data/coverage``, the mean of the running part's training nodes, where there is one.
+        """
         waited = self._train_loader.waited_seconds if self._train_loader is not None else 0.0
         figures = {"data/waited_seconds": waited}
         if self._parts is not None:
@@ -250,6 +257,7 @@ class PartitionedDataModule(LightningDataModule):
                 "data/switch_bytes": float(self._parts.bytes_read),
                 "data/switch_waited_seconds": self._parts.waited_seconds,
             }
+            figures |= {} if self._parts.coverage is None else {"data/coverage": self._parts.coverage}
         return figures
 
     def _own_parts(self) -> Parts:

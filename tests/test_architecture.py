@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     #
     "collectives": set(),
     "rounds": set(),
+    "record": set(),
     "elastic": {"collectives"},
     "launcher": {"elastic"},
     "strategies": {"collectives", "rounds", "elastic"},

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_gnn_dist.record import RunRecord
+
 ROOT = Path(__file__).parents[1]
 SMALL = [
     "--config=configs/local_sgd.yaml",
@@ -81,3 +83,30 @@ def test_two_hosts_train_together(tmp_path: Path) -> None:
     assert "All distributed processes registered. Starting with 2 processes" in said
     (sent,) = re.findall(r"host 1 sent (\d+) bytes", said)
     assert int(sent) > 2 * 9_288 * 4  # two averages of the model
+
+
+WIDE = 1024  # features, so that the model has 0.5 MB
+STRATEGIES = {
+    "local_sgd": ["--trainer.strategy.init_args.clock.init_args.steps=1", "--trainer.max_epochs=60"],
+    "llcg": ["--trainer.strategy.init_args.clock.init_args.steps=1", "--trainer.max_epochs=15"],
+    "grappa": ["--trainer.max_epochs=20"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_bytes_that_are_counted_are_those_on_the_wire(name: str, tmp_path: Path) -> None:
+    if not namespaces():
+        pytest.skip("needs root, to make network namespaces")
+    wide = [f"--model.init_args.num_features={WIDE}", f"--data.graph.init_args.num_features={WIDE}"]
+    where = ["--trainer.num_nodes=2", "--trainer.devices=1", f"--trainer.logger.init_args.save_dir={tmp_path}"]
+    quiet = ["--trainer.limit_val_batches=0", "--trainer.enable_progress_bar=false"]
+    small = [f"--config=configs/{name}.yaml", "--data.graph.init_args.num_nodes=2000", "--data.batch_size=64"]
+    command = ["-m", "lightning_gnn_dist", "fit", *small, *wide, *where, *quiet, *STRATEGIES[name]]
+    said = run([str(ROOT / "benchmarks" / "two_hosts.sh"), *command])
+    (sent,) = re.findall(r"host 1 sent (\d+) bytes", said)
+    counted = sum(row.bytes_sent or 0 for row in RunRecord.load(tmp_path / name / "version_0").ranks[0])
+    model = 4 * (2 * WIDE * 64 + 64 + 2 * 64 * 8 + 8)
+    assert counted > 20 * model
+    # The constant: rendezvous, the logs' directory, and DDP's own first broadcast.
+    assert counted < int(sent) < 1.02 * counted + model + 200_000

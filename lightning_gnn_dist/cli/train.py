@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
+from lightning_gnn_dist.callbacks.report import RunReport
 from lightning_gnn_dist.cli.misspelt import hint
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 
@@ -75,6 +76,12 @@ class TrainCLI(LightningCLI):
         commands["predict"].add("return_predictions")  # to whom? They need not fit into RAM
         return commands
 
+    def before_fit(self) -> None:
+        """Called when the trainer is there: watch what the fit costs."""
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        if self.config_init.fit.report and not any(isinstance(callback, RunReport) for callback in callbacks):
+            callbacks.insert(0, RunReport())
+
     def predict(self, **kwargs: Any) -> None:
         """Called in place of ``trainer.predict``."""
         options = self.config_init.predict
@@ -87,6 +94,9 @@ class TrainCLI(LightningCLI):
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "fit":
+            about = "add RunReport: a table of what the fit cost, and report.json beside its logs"
+            parser.add_argument("--report", type=bool, default=True, help=about)
         if subcommand == "predict":
             parser.add_argument("--output", type=str | None, help="the .npy to write, a row for each node")
             parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
