@@ -21,6 +21,7 @@ launcher.py         starts such ranks on one machine
 strategies/         what ranks exchange, and when
 record.py           what a run leaves behind of itself
 callbacks/          what a user may watch a training by
+pictures/           runs drawn side by side
 cli/                the command `lightning-gnn-dist`
 """
 

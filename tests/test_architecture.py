@@ -47,7 +47,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     #
     "evaluate": {"graph", "sampling", "collectives"},
 }
-AT_THE_END = {"callbacks", "cli", "demo", "__main__"}  # may import everything, and only each other may import them
+# These may import everything, and only each other may import them.
+AT_THE_END = {"callbacks", "pictures", "cli", "demo", "__main__"}
 TALKS = "collectives"  # the one module that calls torch.distributed
 PRINTS = "cli"  # the one module that prints
 MAX_FILE_LINES = 400
