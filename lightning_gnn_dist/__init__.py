@@ -27,6 +27,7 @@ cli/                the command `lightning-gnn-dist`
 
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
+from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.report import RunReport
 from lightning_gnn_dist.coverage import Coverage, coverage_mean
 from lightning_gnn_dist.datamodule import PartitionedDataModule
@@ -73,6 +74,7 @@ __all__ = [
     "PartitionedDataModule",
     "Partitioner",
     "PredictionWriter",
+    "PreemptionCheckpoint",
     "RandomPartitioner",
     "Redeal",
     "Residency",

@@ -7,16 +7,19 @@ partitioners are named the same way.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
+from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.report import RunReport
 from lightning_gnn_dist.cli.misspelt import hint
 from lightning_gnn_dist.datamodule import PartitionedDataModule
@@ -34,15 +37,18 @@ def run(arguments: Sequence[str] | None = None) -> None:
     """Do what the arguments, or those of this process, say."""
     sys.path.insert(0, os.getcwd())  # where a user's own module lies; a console script does not look there
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.. is deprecated")  # Lightning, of itself
-    TrainCLI(
-        LightningModule,
-        PartitionedDataModule,
-        subclass_mode_model=True,
-        parser_class=Parser,
-        parser_kwargs={"prog": PROGRAM, "description": "Train graph neural networks on partitioned graphs."},
-        save_config_callback=ConfigBesideLogs,
-        args=None if arguments is None else list(arguments),
-    )
+    try:
+        TrainCLI(
+            LightningModule,
+            PartitionedDataModule,
+            subclass_mode_model=True,
+            parser_class=Parser,
+            parser_kwargs={"prog": PROGRAM, "description": "Train graph neural networks on partitioned graphs."},
+            save_config_callback=ConfigBesideLogs,
+            args=None if arguments is None else list(arguments),
+        )
+    except SIGTERMException as error:
+        raise SystemExit(128 + signal.SIGTERM) from error  # or a launcher would think that all is done
 
 
 class Parser(LightningArgumentParser):
@@ -77,18 +83,20 @@ class TrainCLI(LightningCLI):
         return commands
 
     def before_fit(self) -> None:
-        """Called when the trainer is there: watch what the fit costs."""
+        """Called when the trainer is there: watch what the fit costs, and let a preempted one go on."""
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        if self.config_init.fit.report and not any(isinstance(callback, RunReport) for callback in callbacks):
+        if self.trainer.checkpoint_callback is not None and not _has(callbacks, PreemptionCheckpoint):
+            callbacks.insert(0, PreemptionCheckpoint())
+        if self.config_init.fit.report and not _has(callbacks, RunReport):
             callbacks.insert(0, RunReport())
 
     def predict(self, **kwargs: Any) -> None:
         """Called in place of ``trainer.predict``."""
         options = self.config_init.predict
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         if options.output is not None:
-            callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
             callbacks.append(PredictionWriter(options.output, overwrite=options.overwrite))
-        elif not _writes_predictions(self.trainer):
+        elif not _has(callbacks, PredictionWriter, BasePredictionWriter):
             self.parser.error("predict would keep nothing: name a file for its rows, --output=logits.npy.")
         self.trainer.predict(return_predictions=False, **kwargs)
 
@@ -104,6 +112,5 @@ class TrainCLI(LightningCLI):
         return parser
 
 
-def _writes_predictions(trainer: Trainer) -> bool:
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return any(isinstance(callback, PredictionWriter | BasePredictionWriter) for callback in callbacks)
+def _has(callbacks: Iterable[Callback], *kinds: type[Callback]) -> bool:
+    return any(isinstance(callback, kinds) for callback in callbacks)
