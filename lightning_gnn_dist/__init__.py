@@ -19,6 +19,8 @@ rounds.py           when a round is over
 elastic.py          membership: ranks may die and come back
 launcher.py         starts such ranks on one machine
 strategies/         what ranks exchange, and when
+row_file.py         a file of rows that all ranks write
+inference.py        rows of all nodes, one layer at a time
 record.py           what a run leaves behind of itself
 callbacks/          what a user may watch a training by
 pictures/           runs drawn side by side
@@ -34,6 +36,7 @@ from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.elastic import Elastic
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.inference import predict_by_layer
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
@@ -90,4 +93,5 @@ __all__ = [
     "WholePartSampler",
     "communities",
     "coverage_mean",
+    "predict_by_layer",
 ]

@@ -46,6 +46,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "strategies": {"collectives", "rounds", "elastic"},
     #
     "evaluate": {"graph", "sampling", "collectives"},
+    "row_file": set(),
+    "inference": {"graph", "sampling", "collectives", "row_file"},
 }
 # These may import everything, and only each other may import them.
 AT_THE_END = {"callbacks", "pictures", "cli", "demo", "__main__"}

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from jsonargparse.typing import PositiveInt
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -23,6 +24,7 @@ from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.report import RunReport
 from lightning_gnn_dist.cli.misspelt import hint
 from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.inference import BUDGET_BYTES, has_layers, predict_by_layer
 
 PROGRAM = "lightning-gnn-dist"
 COMMANDS = {
@@ -93,12 +95,21 @@ class TrainCLI(LightningCLI):
     def predict(self, **kwargs: Any) -> None:
         """Called in place of ``trainer.predict``."""
         options = self.config_init.predict
+        if options.output is not None and has_layers(self.model):
+            self._predict_by_layer(**kwargs)
+            return
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         if options.output is not None:
             callbacks.append(PredictionWriter(options.output, overwrite=options.overwrite))
         elif not _has(callbacks, PredictionWriter, BasePredictionWriter):
             self.parser.error("predict would keep nothing: name a file for its rows, --output=logits.npy.")
         self.trainer.predict(return_predictions=False, **kwargs)
+
+    def _predict_by_layer(self, model: LightningModule, datamodule: PartitionedDataModule, **kwargs: Any) -> None:
+        options = self.config_init.predict
+        budget, overwrite = options.budget_megabytes << 20, options.overwrite
+        where = datamodule.graph, options.output
+        predict_by_layer(self.trainer, model, *where, budget_bytes=budget, overwrite=overwrite, **kwargs)
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
@@ -108,6 +119,8 @@ class TrainCLI(LightningCLI):
         if subcommand == "predict":
             parser.add_argument("--output", type=str | None, help="the .npy to write, a row for each node")
             parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
+            about = "what a batch may take on each rank; for modules with a method layers, which predict by layer"
+            parser.add_argument("--budget_megabytes", type=PositiveInt, default=BUDGET_BYTES >> 20, help=about)
         self.parser.names |= set(parser.get_defaults().keys())
         return parser
 

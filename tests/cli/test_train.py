@@ -223,6 +223,14 @@ def test_predict_writes_a_row_for_every_node(tmp_path: Path) -> None:
     assert np.load(tmp_path / "logits.npy").shape == (2000, 8)
 
 
+def test_predict_by_layer_says_what_batches_say(tmp_path: Path) -> None:
+    config = ["predict", "--config=configs/local_sgd.yaml", *SMALL]
+    writer = f"{{class_path: lightning_gnn_dist.PredictionWriter, init_args: {{path: {tmp_path}/batches.npy}}}}"
+    run_ranks(command, 2, *config, f"--output={tmp_path}/layers.npy", "--budget_megabytes=16")
+    run_ranks(command, 2, *config, f"--trainer.callbacks={writer}")
+    np.testing.assert_allclose(np.load(tmp_path / "layers.npy"), np.load(tmp_path / "batches.npy"), atol=1e-5)
+
+
 def test_predict_without_a_file_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES)
     monkeypatch.setattr(sys, "path", sys.path.copy())
