@@ -24,19 +24,26 @@ elastic.py          membership: ranks may die and come back
 launcher.py         starts such ranks on one machine
 scattered/          a graph that no host holds: shares of it, asked for by all ranks
 strategies/         what ranks exchange, and when
+row_file.py         a file of rows that all ranks write
+inference.py        rows of all nodes, one layer at a time
+record.py           what a run leaves behind of itself
 callbacks/          what a user may watch a training by
+pictures/           runs drawn side by side
 cli/                the command `lightning-gnn-dist`
 """
 
 from lightning_gnn_dist.callbacks.data_figures import DataFigures
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
+from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
+from lightning_gnn_dist.callbacks.report import RunReport
 from lightning_gnn_dist.coverage import Coverage, coverage_mean
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.elastic import Elastic
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.inference import predict_by_layer
 from lightning_gnn_dist.link_module import LinkDataModule
 from lightning_gnn_dist.links import LinkSplit, split_edges
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -96,6 +103,7 @@ __all__ = [
     "PartitionedDataModule",
     "Partitioner",
     "PredictionWriter",
+    "PreemptionCheckpoint",
     "RandomPartitioner",
     "RandomWalkSampler",
     "Redeal",
@@ -104,6 +112,7 @@ __all__ = [
     "RoundClock",
     "RoundProgress",
     "RoundStrategy",
+    "RunReport",
     "Sampler",
     "ScatteredDataModule",
     "ShadowSampler",
@@ -113,6 +122,7 @@ __all__ = [
     "WholePartSampler",
     "communities",
     "coverage_mean",
+    "predict_by_layer",
     "quantize_rows",
     "save_shares",
     "split_edges",

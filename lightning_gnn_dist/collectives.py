@@ -6,11 +6,16 @@ shapes. With one process they all return at once and send nothing.
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import torch
@@ -32,6 +37,9 @@ class Traffic:
 
 
 traffic = Traffic()
+_calls = count()  # of the roll: all ranks call it equally often
+_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_TO_LEAVE = 5.0  # for all to hear who is missing, before rank 0 takes the store away
 _ELEMENTS_AT_ONCE = 1 << 22  # bounds what a checksum holds beside the tensors
 
 
@@ -198,6 +206,77 @@ def serve_store() -> Any:
 
 def _octets(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def roll_call(address: str, port: int, own_rank: int, num_ranks: int, deadline: timedelta) -> Any:
+    """Come back when all ranks are here; or raise, on all that are, and name those that are not.
+
+    For the time before there is a process group, which would wait for half an hour and then name nobody.
+
+    Args:
+        address: Where rank 0 runs, or the launcher that holds a store for it.
+        port: And at which port. The process group can use it afterwards.
+        own_rank: Who calls.
+        num_ranks: How many have to come.
+        deadline: How long to wait for them.
+
+    Returns:
+        What keeps the port open, to be held until there is a process group.
+    """
+    if num_ranks == 1 or (dist.is_available() and dist.is_initialized()):
+        return None
+    of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    try:
+        server: Any = dist.TCPStore(  # type: ignore[attr-defined]
+            address, port, None, own_rank == 0 and not of_launcher, deadline, wait_for_workers=False, multi_tenant=True
+        )
+    except RuntimeError as error:
+        raise TimeoutError(_who_is_missing([0], num_ranks, deadline, f"nobody answers at {address}:{port}")) from error
+    store = dist.PrefixStore(f"lightning_gnn_dist/{attempt}/{next(_calls)}", server)  # type: ignore[attr-defined]
+    store.set(f"here/{own_rank}", socket.gethostname())
+    missing = _read_roll(store, num_ranks, deadline) if own_rank == 0 else _hear_roll(store, num_ranks, deadline)
+    if missing:
+        here = [f"{rank} on {store.get(f'here/{rank}').decode()}" for rank in range(num_ranks) if rank not in missing]
+        store.set(f"heard/{own_rank}", "")
+        if own_rank == 0:
+            _look_for(store, [f"heard/{rank}" for rank in range(num_ranks) if rank not in missing], _SECONDS_TO_LEAVE)
+        raise TimeoutError(_who_is_missing(missing, num_ranks, deadline, f"here: {', '.join(here)}"))
+    return server
+
+
+def _read_roll(store: Any, num_ranks: int, deadline: timedelta) -> list[int]:
+    """On rank 0, which decides: so all agree on who came in time."""
+    keys = [f"here/{rank}" for rank in range(num_ranks)]
+    absent = _look_for(store, keys, deadline.total_seconds())
+    missing = [rank for rank, key in enumerate(keys) if key in absent]
+    store.set("missing", json.dumps(missing))
+    return missing
+
+
+def _hear_roll(store: Any, num_ranks: int, deadline: timedelta) -> list[int]:
+    """On the others. Without a word from rank 0 they see for themselves."""
+    with suppress(RuntimeError):
+        store.wait(["missing"], deadline + timedelta(seconds=_SECONDS_TO_LEAVE))
+        missing: list[int] = json.loads(store.get("missing"))
+        return missing
+    return [rank for rank in range(num_ranks) if not store.check([f"here/{rank}"])] or [0]
+
+
+def _look_for(store: Any, keys: Iterable[str], seconds: float) -> set[str]:
+    """Wait for keys to be set; return those that are not when the time is over."""
+    absent, end = set(keys), time.monotonic() + seconds
+    while (absent := {key for key in absent if not store.check([key])}) and time.monotonic() < end:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    return absent
+
+
+def _who_is_missing(missing: list[int], num_ranks: int, deadline: timedelta, detail: str) -> str:
+    named = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {missing}"
+    return (
+        f"Of {num_ranks} ranks, {named} did not start within {deadline.total_seconds():g} s ({detail}). Look into what "
+        "was to start there, and whether its port can be reached; or give it longer by start_timeout."
+    )
 
 
 def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:

@@ -56,6 +56,14 @@ class Cut:
             self._partitions[num_chunks] = partition
         return self._partitions[num_chunks]
 
+    def by_rank(self, world_size: int) -> Partition:
+        """Which rank learns from each node in the first super-epoch."""
+        partition = self.partition(world_size)
+        owner = torch.empty(partition.num_parts, dtype=torch.int32)
+        for rank in range(world_size):
+            owner[list(self.residency.held(0, rank, world_size, self.seed).own)] = rank
+        return Partition(owner[partition.assignment], world_size)
+
     def reader(self, rank: int, world_size: int) -> PartReader:
         """Reads the parts of one rank."""
         return PartReader(

@@ -38,6 +38,7 @@ class Parts:
         self.switches = 0
         self.bytes_read = 0
         self.waited_seconds = 0.0
+        self.coverage: float | None = None  # in the mean, of the nodes that the running part learns from
 
     def at(self, super_epoch: int) -> Graph:
         """The part of a super-epoch; those of others are forgotten."""
@@ -74,6 +75,8 @@ class Parts:
         self.switches += self._current is not None
         self.bytes_read += part.bytes_read
         self.waited_seconds += waited
+        if "coverage" in part.graph.node_arrays:
+            self.coverage = float(part.graph.node_arrays["coverage"][part.graph.split("train")].mean())
         log.info(
             "Super-epoch %d: %d nodes, %d edges; read %.1f MB in %.2f s, of which training waited %.2f s",
             super_epoch,

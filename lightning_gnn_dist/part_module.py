@@ -203,6 +203,10 @@ class PartModule(LightningDataModule):
         """The chunks for so many ranks: from the cache, or computed and put there."""
         return self._cut.partition(num_parts)
 
+    def parts_of_ranks(self, num_ranks: int) -> Partition:
+        """Which rank learns from each node, in the first super-epoch."""
+        return self._cut.by_rank(num_ranks)
+
     def part(self, rank: int, num_parts: int, super_epoch: int = 0) -> Graph:
         """What rank ``rank`` trains on: the nodes of its part and the edges among them, in RAM."""
         if num_parts == 1:
@@ -211,7 +215,10 @@ class PartModule(LightningDataModule):
 
     @property
     def figures(self) -> dict[str, float]:
-        """What a strategy may log: since the fit began, the time that training waited for data, and what parts cost."""
+        """What a strategy may log: since the fit began, the time that training waited for data, and what parts cost.
+
+        And ``data/coverage``, the mean of the running part's training nodes, where there is one.
+        """
         loader = self._train_loader
         waited = (loader.waited_seconds, loader.waited_share) if loader is not None else (0.0, 0.0)
         figures = dict(zip(("data/waited_seconds", "data/waited_share"), waited, strict=True))
@@ -221,6 +228,7 @@ class PartModule(LightningDataModule):
                 "data/switch_bytes": float(self._parts.bytes_read),
                 "data/switch_waited_seconds": self._parts.waited_seconds,
             }
+            figures |= {} if self._parts.coverage is None else {"data/coverage": self._parts.coverage}
         return figures
 
     def _own_parts(self) -> Parts:

@@ -504,3 +504,10 @@ def test_a_graph_without_the_split_says_so() -> None:
     del graph.node_arrays["val_mask"]
     with pytest.raises(ValueError, match=r"The graph has no val_mask \(it has: \['test_mask', 'train_mask'\]\)"):
         trainer(1).validate(model(), PartitionedDataModule(graph), verbose=False)
+
+
+def test_the_ranks_own_what_their_parts_learn_from() -> None:
+    data = PartitionedDataModule(communities(300, 4), residency=Redeal(10), batch_size=32)
+    ranks = data.parts_of_ranks(3)
+    for rank in range(3):
+        assert ranks.nodes(rank).tolist() == data.part(rank, 3).node_arrays["n_id"].sort().values.tolist()

@@ -7,9 +7,17 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
+from torch.distributed import run as distributed_run
+
+from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.record import RunRecord
 
 ROOT = Path(__file__).parents[1]
 SMALL = [
@@ -81,3 +89,135 @@ def test_two_hosts_train_together(tmp_path: Path) -> None:
     assert "All distributed processes registered. Starting with 2 processes" in said
     (sent,) = re.findall(r"host 1 sent (\d+) bytes", said)
     assert int(sent) > 2 * 9_288 * 4  # two averages of the model
+
+
+WIDE = 1024  # features, so that the model has 0.5 MB
+STRATEGIES = {
+    "local_sgd": ["--trainer.strategy.init_args.clock.init_args.steps=1", "--trainer.max_epochs=60"],
+    "llcg": ["--trainer.strategy.init_args.clock.init_args.steps=1", "--trainer.max_epochs=15"],
+    "grappa": ["--trainer.max_epochs=20"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_bytes_that_are_counted_are_those_on_the_wire(name: str, tmp_path: Path) -> None:
+    if not namespaces():
+        pytest.skip("needs root, to make network namespaces")
+    wide = [f"--model.init_args.num_features={WIDE}", f"--data.graph.init_args.num_features={WIDE}"]
+    where = ["--trainer.num_nodes=2", "--trainer.devices=1", f"--trainer.logger.init_args.save_dir={tmp_path}"]
+    quiet = ["--trainer.limit_val_batches=0", "--trainer.enable_progress_bar=false"]
+    small = [f"--config=configs/{name}.yaml", "--data.graph.init_args.num_nodes=2000", "--data.batch_size=64"]
+    command = ["-m", "lightning_gnn_dist", "fit", *small, *wide, *where, *quiet, *STRATEGIES[name]]
+    said = run([str(ROOT / "benchmarks" / "two_hosts.sh"), *command])
+    (sent,) = re.findall(r"host 1 sent (\d+) bytes", said)
+    counted = sum(row.bytes_sent or 0 for row in RunRecord.load(tmp_path / name / "version_0").ranks[0])
+    model = 4 * (2 * WIDE * 64 + 64 + 2 * 64 * 8 + 8)
+    assert counted > 20 * model
+    # The constant: rendezvous, the logs' directory, and DDP's own first broadcast.
+    assert counted < int(sent) < 1.02 * counted + model + 200_000
+
+
+def stub(folder: Path, name: str, text: str) -> str:
+    """A PATH on which a command is another."""
+    script(folder / name, text)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+TORCHRUN = f'#!/bin/bash\nexec {sys.executable} -m torch.distributed.run "$@"\n'
+TAKE_DOWN = '#!/bin/bash\nprintf \'%s\\0\' "$@" > "$0.$NODE"\n'
+SSH = '#!/bin/bash\nexport NODE=$1\nshift\nexec bash -c "$*"\n'  # of a host that is this one
+
+
+def check_accepted(taken: Path, node: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's parser takes what the host was given, and the command's takes the rest."""
+    given = distributed_run.parse_args(taken.read_text().split("\0")[:-1])
+    assert (given.nnodes, given.node_rank, given.master_port) == ("2", node, 29500)
+    assert given.module and given.training_script == "lightning_gnn_dist"
+    ranks = f"--trainer.devices={given.nproc_per_node}"
+    assert ranks in given.training_script_args and "--trainer.num_nodes=2" in given.training_script_args
+    monkeypatch.chdir(ROOT / "examples")
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", *given.training_script_args, "--print_config"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main()
+
+
+def kubernetes() -> tuple[dict[str, Any], dict[str, Any]]:
+    service, job = yaml.safe_load_all((ROOT / "examples" / "kubernetes.yaml").read_text())
+    return service, job
+
+
+def pod(job: dict[str, Any], index: int, **environment: str) -> tuple[list[str], dict[str, str]]:
+    """The command of a pod, and its environment."""
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    own = {entry["name"]: entry["value"] for entry in container["env"]}
+    return [*container["command"], *container["args"]], own | {"JOB_COMPLETION_INDEX": str(index)} | environment
+
+
+def test_the_pods_find_each_other_and_are_as_many_as_the_run_expects() -> None:
+    service, job = kubernetes()
+    spec, template = job["spec"], job["spec"]["template"]["spec"]
+    _, environment = pod(job, 0)
+    assert spec["completionMode"] == "Indexed"
+    assert str(spec["completions"]) == str(spec["parallelism"]) == environment["NUM_HOSTS"]
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["selector"] == {
+        "job-name": job["metadata"]["name"]
+    }
+    assert template["subdomain"] == service["metadata"]["name"]
+    assert environment["MASTER"] == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    assert template["terminationGracePeriodSeconds"] > int(environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+    (container,) = template["containers"]
+    assert [mount["name"] for mount in container["volumeMounts"]] == [volume["name"] for volume in template["volumes"]]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_command_of_a_pod_is_accepted(
+    resumed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, job = kubernetes()
+    if resumed:
+        (tmp_path / "preempted.ckpt").touch()
+    path = stub(tmp_path, "torchrun", TAKE_DOWN)
+    command, environment = pod(job, 1, CONFIG="configs/local_sgd.yaml", RUN=str(tmp_path), NODE="1", PATH=path)
+    run(command, **environment)
+    check_accepted(tmp_path / "torchrun.1", 1, monkeypatch)
+    printed = yaml.safe_load(capsys.readouterr().out)
+    (saver,) = printed["trainer"]["callbacks"]
+    assert saver == {"class_path": "lightning_gnn_dist.PreemptionCheckpoint", "init_args": {"dirpath": str(tmp_path)}}
+    assert printed["ckpt_path"] == (f"{tmp_path}/preempted.ckpt" if resumed else None)
+
+
+def test_hosts_that_ssh_reaches_are_given_commands_that_are_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub(tmp_path, "torchrun", TAKE_DOWN)
+    path = stub(tmp_path, "ssh", SSH)
+    difficult = ["--config=configs/local_sgd.yaml", "--trainer.logger.init_args.save_dir=a place with 'quotes'"]
+    run([str(ROOT / "examples" / "ssh.sh"), "one two", *difficult], PATH=path)
+    for node, host in enumerate(["one", "two"]):
+        check_accepted(tmp_path / f"torchrun.{host}", node, monkeypatch)
+        printed = yaml.safe_load(capsys.readouterr().out)
+        assert printed["trainer"]["logger"]["init_args"]["save_dir"] == "a place with 'quotes'"
+
+
+@pytest.mark.slow
+def test_hosts_that_ssh_reaches_train_and_stop_together(tmp_path: Path) -> None:
+    stub(tmp_path, "torchrun", TORCHRUN)
+    environment = os.environ | {"PATH": stub(tmp_path, "ssh", SSH), "PYTHONPATH": str(ROOT), "RANKS_PER_HOST": "1"}
+    environment["MASTER_PORT"] = str(find_free_network_port())
+    command = [str(ROOT / "examples" / "ssh.sh"), "localhost localhost", *SMALL, "--trainer.max_epochs=100000"]
+    command.append(f"--trainer.logger.init_args.save_dir={tmp_path}")
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(command, cwd=ROOT / "examples", env=environment, stdout=said, stderr=said)
+    try:
+        end = time.monotonic() + 90
+        while not list(tmp_path.rglob("epoch=*.ckpt")):
+            assert process.poll() is None and time.monotonic() < end, (tmp_path / "said").read_text()
+            time.sleep(0.2)
+    finally:
+        process.terminate()
+        code = process.wait(timeout=60)
+    assert code == 1  # torchrun's, of a run that was stopped
+    assert len(list(tmp_path.rglob("preempted.ckpt"))) == 1
+    assert "Starting with 2 processes" in (tmp_path / "said").read_text()

@@ -21,7 +21,8 @@ from lightning_gnn_dist.graph.synthetic import communities
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 
 
 def blocks(heading: str, language: str) -> list[str]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.row_file import RowFile, make, rows_of
 
 
 class PredictionWriter(Callback):
@@ -36,7 +34,7 @@ class PredictionWriter(Callback):
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
         self.path = Path(path)
         self.overwrite = overwrite
-        self._rows: _Rows | None = None
+        self._rows: RowFile | None = None
         if self.path.suffix != ".npy":
             raise ValueError(f"Predictions are written as .npy, and {str(path)!r} ends otherwise.")
 
@@ -60,7 +58,7 @@ class PredictionWriter(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        rows = _rows_of(outputs, batch.batch_size)
+        rows = rows_of(outputs, batch.batch_size)
         if self._rows is None:
             self._rows = self._open(trainer, rows)
         self._rows.write(batch.n_id[: batch.batch_size].cpu().numpy(), rows)
@@ -85,13 +83,12 @@ class PredictionWriter(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._discard()
 
-    def _open(self, trainer: Trainer, rows: NDArray[Any]) -> _Rows:
+    def _open(self, trainer: Trainer, rows: NDArray[Any]) -> RowFile:
         """Rank 0 makes the file; all ranks open it. Each has its first batch now, for they have equally many."""
         shape = (_datamodule(trainer).num_nodes, *rows.shape[1:])
         draft = self.path.parent / f".{self.path.name}.{uuid.uuid4().hex}"
         if trainer.is_global_zero:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            np.lib.format.open_memmap(draft, mode="w+", dtype=rows.dtype, shape=shape)
+            make(draft, shape[0], rows)
         draft, *expected = trainer.strategy.broadcast((draft, shape, rows.dtype.str))
         if expected != [shape, rows.dtype.str]:
             raise ValueError(
@@ -103,7 +100,7 @@ class PredictionWriter(Callback):
                 f"Rank {trainer.global_rank} does not see {draft}, which rank 0 has made: write to storage that all "
                 "hosts share."
             )
-        return _Rows(draft)
+        return RowFile(draft)
 
     def _discard(self) -> None:
         """Leave no draft behind, whatever happened."""
@@ -111,57 +108,6 @@ class PredictionWriter(Callback):
             self._rows.close()
             self._rows.path.unlink(missing_ok=True)
             self._rows = None
-
-
-class _Rows:
-    """The rows of an ``.npy`` that several processes write. By ``pwrite``: a map would count as memory in use."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.written = path, 0
-        array = np.load(path, mmap_mode="r")
-        self._shape, self._dtype, self._offset = array.shape, array.dtype, array.offset
-        self._file = path.open("r+b")
-
-    def __len__(self) -> int:
-        return int(self._shape[0])
-
-    def write(self, ids: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """Row ``i`` becomes that of node ``ids[i]``."""
-        if rows.shape != (len(ids), *self._shape[1:]) or rows.dtype != self._dtype:
-            raise ValueError(
-                f"predict_step returned {rows.dtype} {rows.shape} for {len(ids)} seeds, after rows of {self._dtype} "
-                f"{self._shape[1:]}: it must return one row of one kind for each seed."
-            )
-        for first, last in _runs(ids):
-            place = self._offset + int(ids[first]) * rows[:1].nbytes
-            content = np.ascontiguousarray(rows[first:last]).data.cast("B")
-            while content:  # a write may be shorter than asked for
-                done = os.pwrite(self._file.fileno(), content, place)
-                content, place = content[done:], place + done
-        self.written += len(ids)
-
-    def close(self) -> None:
-        if not self._file.closed:
-            os.fsync(self._file.fileno())
-            self._file.close()
-
-
-def _rows_of(outputs: Any, batch_size: int) -> NDArray[Any]:
-    if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) < batch_size:
-        got = f"a tensor of {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
-        raise TypeError(
-            f"PredictionWriter writes what predict_step returns, a tensor with a row for each of the {batch_size} "
-            f"seeds, and it returned {got}: return logits or embeddings."
-        )
-    rows = outputs[:batch_size].detach().cpu()
-    array: NDArray[Any] = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()  # numpy has no bfloat16
-    return array
-
-
-def _runs(ids: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Where consecutive ids begin and end. The shares of the ranks are one run each."""
-    ends = [*(np.flatnonzero(np.diff(ids) != 1) + 1).tolist(), len(ids)]
-    yield from zip([0, *ends[:-1]], ends, strict=True)
 
 
 def _datamodule(trainer: Trainer) -> Any:

@@ -7,18 +7,24 @@ partitioners are named the same way.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from jsonargparse.typing import PositiveInt
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
+from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
+from lightning_gnn_dist.callbacks.report import RunReport
 from lightning_gnn_dist.cli.misspelt import hint
 from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.inference import BUDGET_BYTES, has_layers, predict_by_layer
 
 PROGRAM = "lightning-gnn-dist"
 COMMANDS = {
@@ -33,15 +39,18 @@ def run(arguments: Sequence[str] | None = None) -> None:
     """Do what the arguments, or those of this process, say."""
     sys.path.insert(0, os.getcwd())  # where a user's own module lies; a console script does not look there
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.. is deprecated")  # Lightning, of itself
-    TrainCLI(
-        LightningModule,
-        PartitionedDataModule,
-        subclass_mode_model=True,
-        parser_class=Parser,
-        parser_kwargs={"prog": PROGRAM, "description": "Train graph neural networks on partitioned graphs."},
-        save_config_callback=ConfigBesideLogs,
-        args=None if arguments is None else list(arguments),
-    )
+    try:
+        TrainCLI(
+            LightningModule,
+            PartitionedDataModule,
+            subclass_mode_model=True,
+            parser_class=Parser,
+            parser_kwargs={"prog": PROGRAM, "description": "Train graph neural networks on partitioned graphs."},
+            save_config_callback=ConfigBesideLogs,
+            args=None if arguments is None else list(arguments),
+        )
+    except SIGTERMException as error:
+        raise SystemExit(128 + signal.SIGTERM) from error  # or a launcher would think that all is done
 
 
 class Parser(LightningArgumentParser):
@@ -75,25 +84,46 @@ class TrainCLI(LightningCLI):
         commands["predict"].add("return_predictions")  # to whom? They need not fit into RAM
         return commands
 
+    def before_fit(self) -> None:
+        """Called when the trainer is there: watch what the fit costs, and let a preempted one go on."""
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        if self.trainer.checkpoint_callback is not None and not _has(callbacks, PreemptionCheckpoint):
+            callbacks.insert(0, PreemptionCheckpoint())
+        if self.config_init.fit.report and not _has(callbacks, RunReport):
+            callbacks.insert(0, RunReport())
+
     def predict(self, **kwargs: Any) -> None:
         """Called in place of ``trainer.predict``."""
         options = self.config_init.predict
+        if options.output is not None and has_layers(self.model):
+            self._predict_by_layer(**kwargs)
+            return
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         if options.output is not None:
-            callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
             callbacks.append(PredictionWriter(options.output, overwrite=options.overwrite))
-        elif not _writes_predictions(self.trainer):
+        elif not _has(callbacks, PredictionWriter, BasePredictionWriter):
             self.parser.error("predict would keep nothing: name a file for its rows, --output=logits.npy.")
         self.trainer.predict(return_predictions=False, **kwargs)
 
+    def _predict_by_layer(self, model: LightningModule, datamodule: PartitionedDataModule, **kwargs: Any) -> None:
+        options = self.config_init.predict
+        budget, overwrite = options.budget_megabytes << 20, options.overwrite
+        where = datamodule.graph, options.output
+        predict_by_layer(self.trainer, model, *where, budget_bytes=budget, overwrite=overwrite, **kwargs)
+
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "fit":
+            about = "add RunReport: a table of what the fit cost, and report.json beside its logs"
+            parser.add_argument("--report", type=bool, default=True, help=about)
         if subcommand == "predict":
             parser.add_argument("--output", type=str | None, help="the .npy to write, a row for each node")
             parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
+            about = "what a batch may take on each rank; for modules with a method layers, which predict by layer"
+            parser.add_argument("--budget_megabytes", type=PositiveInt, default=BUDGET_BYTES >> 20, help=about)
         self.parser.names |= set(parser.get_defaults().keys())
         return parser
 
 
-def _writes_predictions(trainer: Trainer) -> bool:
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return any(isinstance(callback, PredictionWriter | BasePredictionWriter) for callback in callbacks)
+def _has(callbacks: Iterable[Callback], *kinds: type[Callback]) -> bool:
+    return any(isinstance(callback, kinds) for callback in callbacks)

@@ -55,6 +55,15 @@ def tally(
 
 
 @compiled
+def tally_between(indptr: Array, indices: Array, assignment: Array, between: Array) -> None:
+    """Count the edges from each part to each part."""
+    for node in range(indptr.size - 1):
+        part = assignment[node]
+        for edge in range(indptr[node], indptr[node + 1]):
+            between[assignment[indices[edge]], part] += 1
+
+
+@compiled
 def rows_are_sorted(indptr: Array, indices: Array) -> bool:
     """Whether the senders of every row are in increasing order."""
     for node in range(indptr.size - 1):

@@ -56,7 +56,7 @@ class PartitionReport:
             inside_edges=inside,
             halo_nodes=halo,
             isolated_nodes=isolated,
-            label_skew=_label_skew(graph.node_arrays.get("y"), train_mask, assignment, num_parts),
+            label_skew=_label_skew(graph, assignment, num_parts),
             num_edges=graph.num_edges,
         )
 
@@ -121,7 +121,19 @@ def _tally_edges(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[Tens
     return torch.from_numpy(inside), torch.from_numpy(halo), torch.from_numpy(isolated)
 
 
-def _label_skew(y: Tensor | None, train_mask: Tensor | None, assignment: Tensor, num_parts: int) -> Tensor | None:
+def edges_between(graph: Graph, assignment: Tensor, num_parts: int) -> Tensor:
+    """How many edges lead from each part (row) to each part (column), shape ``(P, P)``. One pass over the edges."""
+    between = np.zeros((num_parts, num_parts), np.int64)
+    kernels.tally_between(graph.indptr.numpy(), graph.indices.numpy(), assignment.numpy(), between)
+    return torch.from_numpy(between)
+
+
+def labels_of_parts(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[Tensor, Tensor] | None:
+    """The classes of the training nodes, and how many of each there are in every part, shape ``(P, C)``.
+
+    Of all nodes if there is no ``train_mask``; ``None`` when ``y`` is not one integer per node.
+    """
+    y, train_mask = graph.node_arrays.get("y"), _train_mask(graph)
     if y is None or y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         return None
     labelled = y >= 0 if train_mask is None else (y >= 0) & train_mask
@@ -129,8 +141,14 @@ def _label_skew(y: Tensor | None, train_mask: Tensor | None, assignment: Tensor,
         return None
     classes, label = y[labelled].unique(return_inverse=True)
     cell = assignment[labelled].to(torch.int64) * classes.numel() + label
-    num_cells = num_parts * classes.numel()
-    counts = torch.bincount(cell, minlength=num_cells).double().view(num_parts, -1)  # (P, C)
+    return classes, torch.bincount(cell, minlength=num_parts * classes.numel()).view(num_parts, -1)
+
+
+def _label_skew(graph: Graph, assignment: Tensor, num_parts: int) -> Tensor | None:
+    labels = labels_of_parts(graph, assignment, num_parts)
+    if labels is None:
+        return None
+    counts = labels[1].double()
     whole = counts.sum(0) / counts.sum()
     return (counts / counts.sum(1, keepdim=True) - whole).abs().sum(1) / 2
 

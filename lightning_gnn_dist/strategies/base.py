@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -29,6 +28,7 @@ from lightning_gnn_dist.strategies.gradients import (
 )
 from lightning_gnn_dist.strategies.lightning_internals import give_back_sigterm, take_over_sigterm
 from lightning_gnn_dist.strategies.round_loader import RoundLoader
+from lightning_gnn_dist.strategies.start import StartsTogether
 
 Weights = Literal["uniform", "nodes"]
 Buffers = Literal["average", "local"]
@@ -36,7 +36,7 @@ Drift = Literal["ranks"]
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
 
-class RoundStrategy(DDPStrategy):
+class RoundStrategy(StartsTogether):
     """Train one replica per rank; let the replicas meet when a round is over.
 
     A subclass says what happens at a meeting, in one method:
@@ -62,6 +62,8 @@ class RoundStrategy(DDPStrategy):
         drift_decay: By which the shift fades with each local step: the anchor grows stale. 1 keeps it.
         anchor_steps: Batches of the own part that the anchor gradient is taken over, at most; one pass if fewer.
         timeout: How long a collective may take before the ranks give up.
+        start_timeout: How long the ranks wait for each other at the start. When it is over, those that are there end,
+            and name those that are not.
         process_group_backend: ``"gloo"`` or ``"nccl"``; by default what fits the device.
         start_method: How Lightning starts the ranks when no launcher (torchrun, SLURM) did.
     """
@@ -81,6 +83,7 @@ class RoundStrategy(DDPStrategy):
         drift_decay: float = 0.8,
         anchor_steps: int = 4,
         timeout: timedelta = timedelta(minutes=30),
+        start_timeout: timedelta = timedelta(minutes=10),
         process_group_backend: str | None = None,
         start_method: StartMethod = "popen",
     ) -> None:
@@ -91,7 +94,12 @@ class RoundStrategy(DDPStrategy):
         refusals.check_at_least("anchor_steps", anchor_steps, 1)
         if not 0.0 <= drift_decay <= 1.0:
             raise ValueError(f"drift_decay must lie in [0, 1] (1: the shift does not fade), got {drift_decay!r}.")
-        super().__init__(timeout=timeout, process_group_backend=process_group_backend, start_method=start_method)
+        super().__init__(
+            start_timeout=start_timeout,
+            timeout=timeout,
+            process_group_backend=process_group_backend,
+            start_method=start_method,
+        )
         self.clock: RoundClock = EveryPass() if clock is None else clock
         self.weights: str = weights
         self.buffers: str = buffers

@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -32,6 +31,7 @@ from lightning_gnn_dist.strategies import refusals, replica_state
 from lightning_gnn_dist.strategies.base import Buffers, StartMethod
 from lightning_gnn_dist.strategies.companion import log_figures
 from lightning_gnn_dist.strategies.lightning_internals import announce_sigterm, give_back_sigterm, take_over_sigterm
+from lightning_gnn_dist.strategies.start import StartsTogether
 
 Weights = Literal["coverage", "nodes", "uniform"]
 # The option not to send buffers at every forward; torch 2.13 has renamed it.
@@ -39,7 +39,7 @@ _IS_RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParalle
 _LEAVE_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _IS_RENAMED else "broadcast_buffers": False}
 
 
-class GrappaStrategy(DDPStrategy):
+class GrappaStrategy(StartsTogether):
     """Train on parts, exchange gradients every step, and weigh what parts see only half of.
 
     An epoch is one pass over the training nodes, as with DDP. Between two changes of what ranks hold, gradients are
@@ -58,6 +58,8 @@ class GrappaStrategy(DDPStrategy):
         find_unused_parameters, static_graph, gradient_as_bucket_view: See
             :class:`torch.nn.parallel.DistributedDataParallel`.
         timeout: How long a collective may take before the ranks give up.
+        start_timeout: How long the ranks wait for each other at the start. When it is over, those that are there end,
+            and name those that are not.
         process_group_backend: ``"gloo"`` or ``"nccl"``; by default what fits the device.
         start_method: How Lightning starts the ranks when no launcher (torchrun, SLURM) did.
     """
@@ -73,6 +75,7 @@ class GrappaStrategy(DDPStrategy):
         static_graph: bool = False,
         gradient_as_bucket_view: bool = False,
         timeout: timedelta = timedelta(minutes=30),
+        start_timeout: timedelta = timedelta(minutes=10),
         process_group_backend: str | None = None,
         start_method: StartMethod = "popen",
     ) -> None:
@@ -80,6 +83,7 @@ class GrappaStrategy(DDPStrategy):
         refusals.check_choice("buffers", buffers, Buffers)
         super().__init__(
             timeout=timeout,
+            start_timeout=start_timeout,
             process_group_backend=process_group_backend,
             start_method=start_method,
             **_LEAVE_BUFFERS,

@@ -69,7 +69,7 @@ class LLCGStrategy(RoundStrategy):
         buffers: ``"average"`` or ``"local"``, or ``"global"``: at a meeting the statistics of batch normalisation are
             taken anew on ``anchor_steps`` batches of the whole graph.
         average_optimizer: Average the optimizers' moments too. Default: when drift is corrected.
-        weights, timeout, process_group_backend, start_method: See
+        weights, timeout, start_timeout, process_group_backend, start_method: See
             :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.
     """
 
@@ -92,6 +92,7 @@ class LLCGStrategy(RoundStrategy):
         buffers: GlobalBuffers = "average",
         average_optimizer: bool | None = None,
         timeout: timedelta = timedelta(minutes=30),
+        start_timeout: timedelta = timedelta(minutes=10),
         process_group_backend: str | None = None,
         start_method: StartMethod = "popen",
     ) -> None:
@@ -104,6 +105,7 @@ class LLCGStrategy(RoundStrategy):
             drift_decay=drift_decay,
             anchor_steps=anchor_steps,
             timeout=timeout,
+            start_timeout=start_timeout,
             process_group_backend=process_group_backend,
             start_method=start_method,
         )

@@ -41,8 +41,8 @@ class TMAStrategy(ElasticRounds):
             go on. Needs torchft. ``Elastic(...)`` says how long they wait for each other.
         failed_ranks: Ranks to count as dead from the start, for experiments: as in the paper's, nobody learns from
             their parts. They share in the evaluation, take one batch a round, which Lightning needs, and weigh nothing.
-        buffers, average_optimizer, drift, drift_decay, anchor_steps, timeout, process_group_backend, start_method:
-            See :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.
+        buffers, average_optimizer, drift, drift_decay, anchor_steps, timeout, start_timeout, process_group_backend,
+            start_method: See :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.
     """
 
     strategy_name = "tma"
@@ -61,6 +61,7 @@ class TMAStrategy(ElasticRounds):
         drift_decay: float = 0.8,
         anchor_steps: int = 4,
         timeout: timedelta = timedelta(minutes=30),
+        start_timeout: timedelta = timedelta(minutes=10),
         process_group_backend: str | None = None,
         start_method: StartMethod = "popen",
     ) -> None:
@@ -73,6 +74,7 @@ class TMAStrategy(ElasticRounds):
             drift_decay=drift_decay,
             anchor_steps=anchor_steps,
             timeout=timeout,
+            start_timeout=start_timeout,
             process_group_backend=process_group_backend,
             start_method=start_method,
         )

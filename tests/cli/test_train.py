@@ -25,6 +25,7 @@ from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+from lightning_gnn_dist.record import RunRecord
 from lightning_gnn_dist.residency import Redeal
 from lightning_gnn_dist.rounds import EveryPass, EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -64,6 +65,19 @@ def test_a_shipped_config_trains_and_is_kept_beside_its_logs(name: str, tmp_path
     (run,) = (tmp_path / Path(name).stem).iterdir()
     assert len(accuracies(run)) == 2 and accuracies(run)[-1] > 0.15  # of eight classes, in a few steps
     assert "num_nodes: 2000" in (run / "config.yaml").read_text()
+    record = RunRecord.load(run)
+    assert record.num_ranks == int(devices) and record.finished
+    assert [value for *_, value in record.of_metric(record.monitor)] == pytest.approx(accuracies(run), abs=1e-6)
+
+
+def without_report(rank: int, world_size: int, folder: str) -> None:
+    save = [*SMALL, f"--trainer.logger.init_args.save_dir={folder}", "--trainer.max_epochs=1"]
+    command(rank, world_size, "fit", "--config=configs/ddp.yaml", "--report=false", *save)
+
+
+def test_a_fit_may_do_without_its_report(tmp_path: Path) -> None:
+    run_ranks(without_report, 2, str(tmp_path))
+    assert list(tmp_path.rglob("metrics.csv")) and not list(tmp_path.rglob("report.json"))
 
 
 def test_every_strategy_of_the_package_has_a_config() -> None:
@@ -207,6 +221,14 @@ def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
 def test_predict_writes_a_row_for_every_node(tmp_path: Path) -> None:
     run_ranks(command, 2, "predict", "--config=configs/ddp.yaml", *SMALL, f"--output={tmp_path}/logits.npy")
     assert np.load(tmp_path / "logits.npy").shape == (2000, 8)
+
+
+def test_predict_by_layer_says_what_batches_say(tmp_path: Path) -> None:
+    config = ["predict", "--config=configs/local_sgd.yaml", *SMALL]
+    writer = f"{{class_path: lightning_gnn_dist.PredictionWriter, init_args: {{path: {tmp_path}/batches.npy}}}}"
+    run_ranks(command, 2, *config, f"--output={tmp_path}/layers.npy", "--budget_megabytes=16")
+    run_ranks(command, 2, *config, f"--trainer.callbacks={writer}")
+    np.testing.assert_allclose(np.load(tmp_path / "layers.npy"), np.load(tmp_path / "batches.npy"), atol=1e-5)
 
 
 def test_predict_without_a_file_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

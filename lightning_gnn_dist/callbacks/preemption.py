@@ -1,0 +1,56 @@
+"""A checkpoint at the place where all ranks stop for a SIGTERM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lightning_gnn_dist.strategies.base import RoundStrategy
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+
+FILE_NAME = "preempted.ckpt"
+
+
+class PreemptionCheckpoint(Callback):
+    """Writes ``preempted.ckpt`` when a SIGTERM, on any rank, has stopped all of them.
+
+        trainer = pl.Trainer(..., callbacks=[PreemptionCheckpoint()])
+        trainer.fit(model, data, ckpt_path="checkpoints/preempted.ckpt")  # the next time
+
+    Strategies of rounds stop at the next meeting, ``GrappaStrategy`` after the step; the run then goes on as if nothing
+    had been. Ranks that may die (``elastic``) leave alone, and need none. The process ends with exit code 0, as
+    Lightning has it; the command line makes it 143.
+
+    Args:
+        dirpath: Where to write. Default: where the fit's checkpoints are, or else its logs.
+    """
+
+    def __init__(self, dirpath: str | Path | None = None) -> None:
+        self.dirpath = None if dirpath is None else Path(dirpath)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if not isinstance(exception, SIGTERMException) or not _stops_together(trainer):
+            return
+        path = self._folder(trainer) / FILE_NAME
+        trainer.save_checkpoint(path)
+        rank_zero_info(f"To go on from here: ckpt_path={path}")
+
+    def _folder(self, trainer: Trainer) -> Path:
+        if self.dirpath is not None:
+            return self.dirpath
+        checkpoints = trainer.checkpoint_callback
+        if isinstance(checkpoints, ModelCheckpoint) and checkpoints.dirpath:
+            return Path(checkpoints.dirpath)
+        return Path(trainer.log_dir or trainer.default_root_dir)
+
+
+def _stops_together(trainer: Trainer) -> bool:
+    """Whether all ranks are here: a checkpoint is written by all of them."""
+    strategy = trainer.strategy
+    if getattr(strategy, "elastic", None) is not None:
+        return False
+    return isinstance(strategy, RoundStrategy | GrappaStrategy) or trainer.world_size == 1

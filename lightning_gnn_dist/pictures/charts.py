@@ -1,0 +1,198 @@
+"""What the pictures of runs show, before anything is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from lightning_gnn_dist.record import PartsRecord, RankRound, RunRecord
+
+MAX_COLUMNS = 120  # of a heat map; more rounds are drawn several to a column
+MAX_CLASSES = 12  # of a bar; the rarest beyond that are one
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named curve."""
+
+    name: str
+    points: list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Several curves over one axis."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """A number in each cell of a table, drawn as a colour: the ``cells`` of each row, of which some may be empty.
+
+    ``as_share`` says that the numbers lie between 0 and 1.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    columns: list[str]
+    rows: list[str]
+    cells: list[list[float | None]]
+    as_share: bool
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar for each row, made of pieces: ``lengths`` has one for each piece."""
+
+    title: str
+    unit: str
+    pieces: list[str]
+    rows: list[str]
+    lengths: list[list[float]]
+
+
+Chart = Lines | HeatMap | Bars
+
+
+def of_all(records: Mapping[str, RunRecord], metric: str) -> list[Lines]:
+    """The metric of several runs side by side: over time, over bytes, and over rounds."""
+    over_time, over_bytes, over_rounds = [], [], []
+    for name, record in records.items():
+        points = record.of_metric(metric)
+        over_time.append(Line(name, [(elapsed, value) for _, elapsed, value in points]))
+        over_rounds.append(Line(name, [(float(round_idx), value) for round_idx, _, value in points]))
+        if (sent := _megabytes_by_round(record)) is not None:
+            over_bytes.append(Line(name, [(sent[at], value) for at, _, value in points if at in sent]))
+    charts = [
+        Lines(f"{metric} over time", "seconds since training began", metric, over_time),
+        Lines(f"{metric} over bytes", "MB sent by all ranks", metric, over_bytes),
+        Lines(f"{metric} by round", "round", metric, over_rounds),
+    ]
+    return [chart for chart in charts if any(line.points for line in chart.lines)]
+
+
+def of_run(record: RunRecord) -> list[Chart]:
+    """One run: its parts, its steps and its time."""
+    charts: list[Chart] = [_time_of_ranks(record), _batches_of_ranks(record)]
+    if record.parts is not None:
+        charts.append(_edges_between(record.parts))
+        if record.parts.labels:
+            charts.append(_labels_of_parts(record.parts))
+    return charts
+
+
+def _megabytes_by_round(record: RunRecord) -> dict[int, float] | None:
+    sent = record.bytes_sent
+    if sent is None:
+        return None
+    return {row.round_idx: total / 1e6 for row, total in zip(record.ranks[0], sent, strict=True)}
+
+
+def _time_of_ranks(record: RunRecord) -> Bars:
+    pieces = ["training", "data", "meeting", "validation"]
+    lengths = [
+        [sum(getattr(row, f"{piece}_seconds") or 0.0 for row in rows) for piece in pieces] for rows in record.ranks
+    ]
+    return Bars("Where the time went", "seconds", pieces, _numbered("rank", lengths), lengths)
+
+
+def _batches_of_ranks(record: RunRecord) -> HeatMap:
+    """Ranks by rounds. A rank that came late, or left, has empty cells."""
+    rounds = sorted({row.round_idx for rows in record.ranks for row in rows})
+    per_column = max(1, ceil(len(rounds) / MAX_COLUMNS))
+    groups = [rounds[at : at + per_column] for at in range(0, len(rounds), per_column)]
+    cells = [_batches_in(rows, groups) for rows in record.ranks]
+    columns = [str(group[0]) for group in groups]
+    each = "" if per_column == 1 else f", {per_column} rounds to a column"
+    title = f"Batches by rank and round{each}"
+    return HeatMap(title, "round", "rank", columns, [str(rank) for rank in range(len(cells))], cells, as_share=False)
+
+
+def _batches_in(rows: Sequence[RankRound], groups: Sequence[Sequence[int]]) -> list[float | None]:
+    batches = {row.round_idx: float(row.batches) for row in rows}
+    found = [[batches[at] for at in group if at in batches] for group in groups]
+    return [sum(counts) if counts else None for counts in found]
+
+
+def _edges_between(parts: PartsRecord) -> HeatMap:
+    """Of the edges into each part, the share that comes from each: a column adds up to 1."""
+    totals = [max(1, sum(column)) for column in zip(*parts.edges, strict=True)]
+    cells: list[list[float | None]] = [
+        [count / total for count, total in zip(row, totals, strict=True)] for row in parts.edges
+    ]
+    title = f"Edges between parts: {parts.cut_ratio:.1%} are cut"
+    names = [str(part) for part in range(len(cells))]
+    return HeatMap(title, "into part", "from part", names, names, cells, as_share=True)
+
+
+def _labels_of_parts(parts: PartsRecord) -> Bars:
+    whole = [sum(column) for column in zip(*parts.labels, strict=True)]
+    order = sorted(range(len(whole)), key=lambda place: -whole[place])
+    named, rest = (order, []) if len(order) <= MAX_CLASSES else (order[: MAX_CLASSES - 1], order[MAX_CLASSES - 1 :])
+    rows = [_shares(counts, named, rest) for counts in [*parts.labels, whole]]
+    pieces = [f"class {parts.classes[place]}" for place in named] + ([f"{len(rest)} others"] if rest else [])
+    names = [*_numbered("part", parts.labels), "graph"]
+    return Bars("Labels of the training nodes", "share", pieces, names, rows)
+
+
+def _shares(counts: Sequence[int], named: Sequence[int], rest: Sequence[int]) -> list[float]:
+    total = max(1, sum(counts))
+    shares = [counts[place] / total for place in named]
+    return [*shares, sum(counts[place] for place in rest) / total] if rest else shares
+
+
+def _numbered(what: str, rows: Sequence[object]) -> list[str]:
+    return [f"{what} {number}" for number, _ in enumerate(rows)]
+
+
+def table_of(records: Mapping[str, RunRecord], metric: str) -> list[list[str]]:
+    """A line for each run, under a line of titles."""
+    titles = [
+        "run",
+        "strategy",
+        "partitioner",
+        "ranks",
+        "rounds",
+        "seconds",
+        "MB sent",
+        "cut",
+        f"last {metric}",
+        "best",
+    ]
+    return [titles, *(_line_of(name, record, metric) for name, record in records.items())]
+
+
+def _line_of(name: str, record: RunRecord, metric: str) -> list[str]:
+    values = [value for *_, value in record.of_metric(metric)]
+    sent = record.bytes_sent
+    return [
+        name if record.finished else f"{name} (did not end)",
+        record.strategy,
+        record.partitioner,
+        str(record.num_ranks),
+        str(max((len(rows) for rows in record.ranks), default=0)),
+        f"{record.rounds[-1].elapsed:.1f}" if record.rounds else "-",
+        f"{sent[-1] / 1e6:.2f}" if sent else "-",
+        f"{record.parts.cut_ratio:.1%}" if record.parts else "-",
+        f"{values[-1]:.4f}" if values else "-",
+        f"{_best(values, metric):.4f}" if values else "-",
+    ]
+
+
+def _best(values: Sequence[float], metric: str) -> float:
+    """Losses and errors are best when small."""
+    return min(values) if any(word in metric.lower() for word in ("loss", "err")) else max(values)
+
+
+def metric_of(records: Mapping[str, RunRecord]) -> str:
+    """What to compare runs by: what the first of them watches and most of them have."""
+    names = [record.monitor for record in records.values() if record.monitor is not None]
+    if not names:
+        raise ValueError("No metric was logged in these runs: log one in validation_step, or name one by --metric.")
+    return max(dict.fromkeys(names), key=names.count)

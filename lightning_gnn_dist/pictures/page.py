@@ -1,0 +1,60 @@
+"""One page about several runs that needs nothing but itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+
+from lightning_gnn_dist.pictures.charts import of_all, of_run, table_of
+from lightning_gnn_dist.pictures.svg import drawn
+from lightning_gnn_dist.record import RunRecord
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 2em auto; max-width: 1440px;
+       padding: 0 1em; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; border-top: 1px solid #ddd; padding-top: 1em; }
+table { border-collapse: collapse; } th, td { padding: .25em .8em; text-align: left; border-bottom: 1px solid #ddd; }
+td { font-variant-numeric: tabular-nums; } .wide { overflow-x: auto; }
+.charts { display: flex; flex-wrap: wrap; gap: 1.5em; align-items: flex-start; }
+svg { max-width: 100%; } svg text { font: 11px system-ui, sans-serif; } svg text.title { font-weight: 600;
+font-size: 13px; } svg .grid { stroke: #e4e4e4; stroke-width: 1; }
+"""
+
+
+def page_of(records: Mapping[str, RunRecord], metric: str) -> str:
+    """The runs side by side, then each by itself."""
+    body = [
+        f"<h1>{len(records)} {'run' if len(records) == 1 else 'runs'}</h1>",
+        _table(table_of(records, metric)),
+        _charts([drawn(chart) for chart in of_all(records, metric)]),
+    ]
+    for name, record in records.items():
+        body.append(f"<h2>{escape(name)}</h2>\n<p>{escape(_about(record))}</p>")
+        body.append(_charts([drawn(chart) for chart in of_run(record)]))
+    head = f'<meta charset="utf-8"/>\n<title>{escape(", ".join(records))}</title>\n<style>{_STYLE}</style>'
+    return "\n".join(
+        ["<!DOCTYPE html>", '<html lang="en">', f"<head>\n{head}\n</head>", "<body>", *body, "</body>", "</html>\n"]
+    )
+
+
+def _about(record: RunRecord) -> str:
+    sentences = [f"{record.strategy}; {record.partitioner}; {record.num_ranks} ranks."]
+    known = [share for share in record.coverage if share is not None]
+    if known:
+        sentences.append(
+            f"Mean coverage of the training nodes by rank: {', '.join(f'{share:.2f}' for share in known)}."
+        )
+    if not record.finished:
+        sentences.append("The run did not come to its end; what is shown is rank 0's.")
+    return " ".join(sentences)
+
+
+def _table(rows: list[list[str]]) -> str:
+    titles, *lines = rows
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
+    return f'<div class="wide"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'
+
+
+def _charts(charts: list[str]) -> str:
+    return '<div class="charts">\n' + "\n".join(f"<div>{chart}</div>" for chart in charts) + "\n</div>"

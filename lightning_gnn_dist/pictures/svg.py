@@ -1,0 +1,183 @@
+"""Charts as SVG that stands in a page by itself: no script, no font, no link."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from math import ceil, floor, log10
+
+from lightning_gnn_dist.pictures.charts import Bars, Chart, HeatMap, Lines
+
+COLOURS = (
+    *("#3366cc", "#dc6900", "#2a9d4a", "#c22f4e", "#7b52ab", "#8c6239"),
+    *("#17a2b8", "#d6a100", "#6f7d8c", "#e377b4", "#5b8c00", "#2f4b7c"),
+)
+WIDTH, HEIGHT = 460, 300
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 34, 46
+_LINE = 17  # of a legend
+_MAX_LABELS = 16  # along an axis
+_MAX_NUMBERS = 12  # rows and columns of a heat map whose cells have room for their numbers
+_BAR = 20
+_CHARACTER = 6  # how wide one is, about
+
+
+def drawn(chart: Chart) -> str:
+    """The chart as an ``<svg>`` element."""
+    if isinstance(chart, Lines):
+        return _lines(chart)
+    return _heat_map(chart) if isinstance(chart, HeatMap) else _bars(chart)
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers from at most ``low`` to at least ``high``."""
+    if not high > low:
+        low, high = low - 0.5, high + 0.5
+    rough = (high - low) / about
+    unit = 10.0 ** floor(log10(rough))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
+    return [step * place for place in range(floor(low / step), ceil(high / step) + 1)]
+
+
+def _lines(chart: Lines) -> str:
+    points = [point for line in chart.lines for point in line.points]
+    across, up = (ticks(min(values), max(values)) for values in zip(*points, strict=True))
+    inner_width, inner_height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        left = _LEFT + (x - across[0]) / (across[-1] - across[0]) * inner_width
+        return left, _TOP + inner_height - (y - up[0]) / (up[-1] - up[0]) * inner_height
+
+    parts = [*_axes(across, up, place), *_names_of_axes(chart.x_label, chart.y_label, HEIGHT)]
+    for number, line in enumerate(chart.lines):
+        colour = COLOURS[number % len(COLOURS)]
+        at = [place(*point) for point in line.points]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        for (x, y), (along, value) in zip(at, line.points, strict=True):
+            hint = _hint(f"{line.name}: {_number(value)} at {_number(along)}")
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}">{hint}</circle>')
+    parts += _legend([line.name for line in chart.lines], HEIGHT)
+    return _svg(chart.title, parts, HEIGHT + _LINE * len(chart.lines))
+
+
+def _axes(across: Sequence[float], up: Sequence[float], place: object) -> Iterator[str]:
+    assert callable(place)
+    for x in across:
+        left, bottom = place(x, up[0])
+        _, top = place(x, up[-1])
+        yield f'<line x1="{left:.1f}" y1="{top:.1f}" x2="{left:.1f}" y2="{bottom:.1f}" class="grid"/>'
+        yield _text(left, bottom + 15, _number(x), "middle")
+    for y in up:
+        left, height = place(across[0], y)
+        right, _ = place(across[-1], y)
+        yield f'<line x1="{left:.1f}" y1="{height:.1f}" x2="{right:.1f}" y2="{height:.1f}" class="grid"/>'
+        yield _text(left - 6, height + 4, _number(y), "end")
+
+
+def _heat_map(chart: HeatMap) -> str:
+    side = (WIDTH - _LEFT - _RIGHT) / max(1, len(chart.columns))
+    tall = min(side, 34.0) if len(chart.columns) > 1 else 34.0
+    tall = max(tall, 14.0) if len(chart.rows) <= _MAX_LABELS else max(tall, 4.0)
+    known = [cell for row in chart.cells for cell in row if cell is not None]
+    most = 1.0 if chart.as_share else max(known, default=1.0)
+    parts: list[str] = []
+    for down, row in enumerate(chart.cells):
+        for along, cell in enumerate(row):
+            where = _LEFT + along * side, _TOP + down * tall
+            parts += _cell(chart, (down, along), cell, where, (side, tall), cell / most if cell and most else 0.0)
+    height = _TOP + tall * len(chart.rows)
+    for along in _some(len(chart.columns)):
+        parts.append(_text(_LEFT + (along + 0.5) * side, height + 14, chart.columns[along], "middle"))
+    for down in _some(len(chart.rows)):
+        parts.append(_text(_LEFT - 6, _TOP + (down + 0.5) * tall + 4, chart.rows[down], "end"))
+    total = height + _BOTTOM
+    return _svg(chart.title, [*parts, *_names_of_axes(chart.x_label, chart.y_label, total)], total)
+
+
+def _cell(
+    chart: HeatMap,
+    at: tuple[int, int],
+    cell: float | None,
+    where: tuple[float, float],
+    size: tuple[float, float],
+    strength: float,
+) -> Iterator[str]:
+    (down, along), (x, y), (width, height) = at, where, size
+    said = "none" if cell is None else f"{cell:.1%}" if chart.as_share else _number(cell)
+    hint = _hint(f"{chart.y_label} {chart.rows[down]}, {chart.x_label} {chart.columns[along]}: {said}")
+    fill = "#eeeeee" if cell is None else _shade(strength)
+    yield f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}">{hint}</rect>'
+    if cell is not None and max(len(chart.rows), len(chart.columns)) <= _MAX_NUMBERS:
+        short = f"{cell:.0%}" if chart.as_share else _number(cell)
+        colour = "#ffffff" if strength > 0.55 else "#222222"
+        yield _text(x + width / 2, y + height / 2 + 4, short, "middle", colour)
+
+
+def _bars(chart: Bars) -> str:
+    longest = max((sum(row) for row in chart.lengths), default=0.0) or 1.0
+    across = [tick for tick in ticks(0.0, longest) if tick <= longest * 1.001]
+    inner, bottom = WIDTH - _LEFT - _RIGHT, _TOP + _BAR * len(chart.rows)
+    parts = []
+    for down, (name, row) in enumerate(zip(chart.rows, chart.lengths, strict=True)):
+        x, y = float(_LEFT), _TOP + down * _BAR
+        for number, length in enumerate(row):
+            width = length / longest * inner
+            hint = _hint(f"{name}, {chart.pieces[number]}: {_number(length)}")
+            box = f'x="{x:.1f}" y="{y + 2:.1f}" width="{width:.1f}" height="{_BAR - 4}"'
+            parts.append(f'<rect {box} fill="{COLOURS[number % len(COLOURS)]}">{hint}</rect>')
+            x += width
+        parts.append(_text(_LEFT - 6, y + 14, name, "end"))
+    for tick in across:
+        parts.append(_text(_LEFT + tick / longest * inner, bottom + 15, _number(tick), "middle"))
+    total = bottom + _BOTTOM
+    parts += [*_names_of_axes(chart.unit, "", total), *_legend(chart.pieces, total, columns=3)]
+    return _svg(chart.title, parts, total + _LINE * ceil(len(chart.pieces) / 3))
+
+
+def _legend(names: Sequence[str], top: float, columns: int = 1) -> Iterator[str]:
+    for number, name in enumerate(names):
+        x = 12 + (number % columns) * (WIDTH - 24) / columns
+        y = top + _LINE * (number // columns)
+        yield f'<rect x="{x:.1f}" y="{y:.1f}" width="10" height="10" fill="{COLOURS[number % len(COLOURS)]}"/>'
+        room = (WIDTH - 24) // columns // _CHARACTER - 3
+        yield _text(x + 16, y + 9, name if len(name) <= room else "…" + name[1 - room :])  # paths differ at their ends
+
+
+def _names_of_axes(across: str, up: str, height: float) -> Iterator[str]:
+    yield _text(_LEFT + (WIDTH - _LEFT - _RIGHT) / 2, height - 12, across, "middle")
+    if up:
+        middle = _TOP + (height - _TOP - _BOTTOM) / 2
+        yield (
+            f'<text x="14" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 14 {middle:.1f})">'
+            f"{escape(up)}</text>"
+        )
+
+
+def _svg(title: str, parts: Sequence[str], height: float) -> str:
+    heading = f'<text x="{WIDTH / 2}" y="18" text-anchor="middle" class="title">{escape(title)}</text>'
+    head = f'<svg viewBox="0 0 {WIDTH} {height + 6:.0f}" width="{WIDTH}" height="{height + 6:.0f}" role="img">'
+    return "\n".join([head, heading, *parts, "</svg>"])
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", colour: str | None = None) -> str:
+    fill = "" if colour is None else f' fill="{colour}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{fill}>{escape(text)}</text>'
+
+
+def _hint(text: str) -> str:
+    return f"<title>{escape(text)}</title>"
+
+
+def _shade(strength: float) -> str:
+    """From nearly white to dark blue."""
+    light, dark = (242, 246, 252), (16, 60, 130)
+    mixed = [round(a + (b - a) * min(1.0, strength)) for a, b in zip(light, dark, strict=True)]
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
+
+
+def _some(count: int) -> range:
+    return range(0, count, ceil(count / _MAX_LABELS) or 1)
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"

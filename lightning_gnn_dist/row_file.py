@@ -1,0 +1,76 @@
+"""An ``.npy`` with a row for every node, which several processes write at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class RowFile:
+    """The rows of a file that :func:`make` has made. By ``pwrite``: a map would count as memory in use.
+
+    Args:
+        path: The file.
+        says: Whose rows these are, for what goes wrong.
+    """
+
+    def __init__(self, path: Path, says: str = "predict_step") -> None:
+        self.path, self.written, self._says = path, 0, says
+        array = np.load(path, mmap_mode="r")
+        self._shape, self._dtype, self._offset = array.shape, array.dtype, array.offset
+        self._file = path.open("r+b")
+
+    def __len__(self) -> int:
+        return int(self._shape[0])
+
+    def write(self, ids: NDArray[np.int64], rows: NDArray[Any]) -> None:
+        """Row ``i`` becomes that of node ``ids[i]``."""
+        if rows.shape != (len(ids), *self._shape[1:]) or rows.dtype != self._dtype:
+            raise ValueError(
+                f"{self._says} returned {rows.dtype} {rows.shape} for {len(ids)} seeds, after rows of {self._dtype} "
+                f"{self._shape[1:]}: it must return one row of one kind for each seed."
+            )
+        for first, last in _runs(ids):
+            place = self._offset + int(ids[first]) * rows[:1].nbytes
+            content = np.ascontiguousarray(rows[first:last]).data.cast("B")
+            while content:  # a write may be shorter than asked for
+                done = os.pwrite(self._file.fileno(), content, place)
+                content, place = content[done:], place + done
+        self.written += len(ids)
+
+    def close(self) -> None:
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+
+def make(path: Path, num_rows: int, like: NDArray[Any]) -> None:
+    """A file for so many rows, each of the kind of ``like``'s, with nothing in it yet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.lib.format.open_memmap(path, mode="w+", dtype=like.dtype, shape=(num_rows, *like.shape[1:]))
+
+
+def rows_of(outputs: Any, batch_size: int, says: str = "predict_step") -> NDArray[Any]:
+    """What a module said of the seeds of a batch, as it can be written."""
+    if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) < batch_size:
+        got = f"a tensor of {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
+        raise TypeError(
+            f"What {says} returns is written, a tensor with a row for each of the {batch_size} seeds, and it returned "
+            f"{got}: return logits or embeddings."
+        )
+    rows = outputs[:batch_size].detach().cpu()
+    array: NDArray[Any] = (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()  # numpy has no bfloat16
+    return array
+
+
+def _runs(ids: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Where consecutive ids begin and end. The shares of the ranks are one run each."""
+    ends = [*(np.flatnonzero(np.diff(ids) != 1) + 1).tolist(), len(ids)]
+    yield from zip([0, *ends[:-1]], ends, strict=True)

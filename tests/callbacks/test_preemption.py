@@ -1,0 +1,158 @@
+"""All ranks stop at one place, leave a checkpoint, and go on from it as if nothing had been."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from lightning_gnn_dist.callbacks.preemption import FILE_NAME, PreemptionCheckpoint
+from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.ranks import run_ranks
+from tests.sage import SAGE
+from tests.strategies.fitting import State, differs, state_of
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STRATEGIES = {
+    "local_sgd": lambda: LocalSGDStrategy(EverySteps(5)),
+    "llcg": lambda: LLCGStrategy(EverySteps(5)),
+    "grappa": lambda: GrappaStrategy(),
+}
+
+
+class Preempt(Callback):
+    """The scheduler takes one rank's machine away, before its batch number ``at``."""
+
+    def __init__(self, rank: int, at: int) -> None:
+        self.rank, self.at, self.batches = rank, at, 0
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+        self.batches += 1
+        if trainer.global_rank == self.rank and self.batches == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def fit(name: str, world_size: int, callbacks: list[Callback], **options: Any) -> tuple[pl.Trainer, SAGE]:
+    pl.seed_everything(0, verbose=False)
+    graph = communities(400, 4, num_features=8)
+    parts, sampler = RandomPartitioner(), NeighborSampler([3, 3])
+    data = PartitionedDataModule(graph, partitioner=parts, sampler=sampler, batch_size=16, eval_batch_size=10)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=world_size,
+        strategy=STRATEGIES[name]() if world_size > 1 else "auto",
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        max_epochs=4,
+        num_sanity_val_steps=0,
+    )
+    model = SAGE(8, 4)
+    trainer.fit(model, data, **options)
+    return trainer, model
+
+
+def stop_and_go_on(rank: int, world_size: int, name: str, folder: Path) -> tuple[int, int, State, State]:
+    _, whole = fit(name, world_size, [])
+    trainer = None
+    at = 3 if name == "grappa" else 7
+    callbacks: list[Callback] = [PreemptionCheckpoint(folder), Preempt(world_size - 1, at)]
+    with pytest.raises(SystemExit):
+        fit(name, world_size, callbacks)
+    saved = (folder / FILE_NAME).stat().st_size  # every rank sees it as soon as it ends
+    trainer, resumed = fit(name, world_size, [], ckpt_path=folder / FILE_NAME)
+    assert saved > 0
+    return trainer.global_step, trainer.current_epoch, state_of(whole), state_of(resumed)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_run_that_was_preempted_ends_as_if_it_had_not_been(name: str, tmp_path: Path) -> None:
+    for steps, epochs, whole, resumed in run_ranks(stop_and_go_on, 2, name, tmp_path):
+        assert (steps, epochs) == ({"grappa": 4 * 2}.get(name, 20), 4)
+        assert differs(whole, resumed) == 0.0
+
+
+def test_one_process_leaves_a_checkpoint_too(tmp_path: Path) -> None:
+    warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
+    ((_, epochs, whole, resumed),) = run_ranks(stop_and_go_on, 1, "grappa", tmp_path)
+    assert epochs == 4 and differs(whole, resumed) == 0.0
+
+
+def fail(rank: int, world_size: int, folder: Path) -> list[str]:
+    class Fail(Callback):
+        def on_train_batch_start(self, *args: Any) -> None:
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        fit("local_sgd", world_size, [PreemptionCheckpoint(folder), Fail()])
+    return [path.name for path in folder.iterdir()]
+
+
+def test_other_ends_leave_none(tmp_path: Path) -> None:
+    assert run_ranks(fail, 2, tmp_path) == [[], []]
+
+
+LAUNCHERS = {
+    "lightning": [sys.executable],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"],
+}
+ENDLESS = ["--config=configs/local_sgd.yaml", "--trainer.max_epochs=100000", "--data.graph.init_args.num_nodes=2000"]
+
+
+def children(parent: int) -> list[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in listed.stdout.split()]
+
+
+def preempt_one_rank(command: list[str], folder: Path) -> int:
+    """Start ranks, tell one of them to end when it has trained; the exit code of the whole."""
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
+    with (folder / "said").open("wb") as said:
+        process = subprocess.Popen(command, cwd=EXAMPLES, env=environment, stdout=said, stderr=said)
+    ranks: list[int] = []
+    try:
+        end = time.monotonic() + 90
+        while not list(folder.rglob("epoch=*.ckpt")):
+            assert process.poll() is None and time.monotonic() < end, (folder / "said").read_text()
+            time.sleep(0.2)
+        ranks = children(process.pid)
+        os.kill(ranks[-1], signal.SIGTERM)
+        return process.wait(timeout=60)
+    finally:
+        for pid in [*ranks, process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_command_stops_with_a_checkpoint_and_says_so(launcher: str, tmp_path: Path) -> None:
+    quiet = ["--trainer.enable_progress_bar=false", f"--trainer.logger.init_args.save_dir={tmp_path}"]
+    command = [*LAUNCHERS[launcher], "-m", "lightning_gnn_dist", "fit", *ENDLESS, *quiet]
+    code = preempt_one_rank(command, tmp_path)
+    (checkpoint,) = tmp_path.rglob(FILE_NAME)
+    assert torch.load(checkpoint, weights_only=False)["global_step"] > 0
+    assert f"ckpt_path={checkpoint}" in (tmp_path / "said").read_text()
+    # torchrun says 1 whatever a rank ended with; Lightning's launcher may kill the first rank once another has left.
+    assert code in {"lightning": (143, -signal.SIGKILL), "torchrun": (1,)}[launcher]

@@ -1,0 +1,75 @@
+"""Who does not come to the start is named by those who do, in the time that was stated."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from lightning_gnn_dist import collectives
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist.strategies.tma import TMAStrategy
+from tests.ranks import run_ranks
+from tests.strategies.fitting import Net, fit
+
+SECONDS = 1.5
+
+
+def come_or_stay_away(rank: int, world_size: int, absent: set[int], strategy: Any) -> tuple[str, float] | None:
+    if rank in absent:
+        return None
+    start = time.monotonic()
+    with pytest.raises(TimeoutError) as caught:
+        fit(rank, strategy(start_timeout=timedelta(seconds=SECONDS)), Net(), devices=world_size)
+    return str(caught.value), time.monotonic() - start
+
+
+@pytest.mark.parametrize(
+    ("world_size", "absent", "named", "strategy"),
+    [
+        (2, {1}, "Of 2 ranks, rank 1 did not start within 1.5 s (here: 0 on ", LocalSGDStrategy),
+        (4, {1, 3}, "Of 4 ranks, ranks [1, 3] did not start within 1.5 s (here: 0 on ", GrappaStrategy),
+        (2, {0}, "Of 2 ranks, rank 0 did not start within 1.5 s (nobody answers at 127.0.0.1:", TMAStrategy),
+    ],
+)
+def test_missing_ranks_are_named_in_time(world_size: int, absent: set[int], named: str, strategy: Any) -> None:
+    outcomes = run_ranks(come_or_stay_away, world_size, absent, strategy)
+    assert [rank for rank, outcome in enumerate(outcomes) if outcome is None] == sorted(absent)
+    messages, seconds = zip(*filter(None, outcomes), strict=True)
+    assert all(message.startswith(named) and "start_timeout" in message for message in messages)
+    assert SECONDS <= max(seconds) < SECONDS + 10  # rank 0 waits so long; who came a little later, a little less
+
+
+def come_late(rank: int, world_size: int) -> int:
+    if rank == 1:
+        time.sleep(1.0)
+    return fit(rank, LocalSGDStrategy(start_timeout=timedelta(seconds=30)), Net(), devices=world_size).global_step
+
+
+def test_who_is_late_is_waited_for() -> None:
+    assert run_ranks(come_late, 2) == [18, 18]
+
+
+def call_twice(rank: int, world_size: int) -> bool:
+    port = int(os.environ["MASTER_PORT"])
+    first = collectives.roll_call("127.0.0.1", port, rank, world_size, timedelta(seconds=20))
+    second = collectives.roll_call("127.0.0.1", port, rank, world_size, timedelta(seconds=20))
+    time.sleep(0.5 * (rank == 0))  # rank 0 serves the others
+    return first is not None and second is not None
+
+
+def test_the_roll_is_called_anew_each_time() -> None:
+    assert run_ranks(call_twice, 3) == [True] * 3
+
+
+def test_one_rank_waits_for_nobody() -> None:
+    assert collectives.roll_call("nowhere", 1, 0, 1, timedelta(seconds=1)) is None
+
+
+def test_a_start_takes_some_time() -> None:
+    with pytest.raises(ValueError, match="start_timeout must be longer than nothing, got 0:00:00"):
+        LocalSGDStrategy(start_timeout=timedelta(0))
