@@ -30,6 +30,7 @@ from lightning_gnn_dist.coverage import Coverage, coverage_mean
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.elastic import Elastic
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.out_of_core import prepare_graph
 from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -99,5 +100,6 @@ __all__ = [
     "WholePartSampler",
     "communities",
     "coverage_mean",
+    "prepare_graph",
     "quantize_rows",
 ]
