@@ -41,6 +41,7 @@ from lightning_gnn_dist.coverage import Coverage, coverage_mean
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.elastic import Elastic
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.out_of_core import prepare_graph
 from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.inference import predict_by_layer
@@ -123,6 +124,7 @@ __all__ = [
     "communities",
     "coverage_mean",
     "predict_by_layer",
+    "prepare_graph",
     "quantize_rows",
     "save_shares",
     "split_edges",

@@ -7,13 +7,14 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 
-from lightning_gnn_dist.cli.values import Commands, in_bytes
+from lightning_gnn_dist.cli.values import Commands, gigabytes, in_bytes
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.out_of_core import DEFAULT_MEMORY, Preparation
 from lightning_gnn_dist.graph.raw import RawGraph, Source
 from lightning_gnn_dist.graph.sources import find_source
 
@@ -37,13 +38,23 @@ def add_to(commands: Commands) -> None:
     prepare.add_argument("--seed", type=int, default=0, help="decides the split (default: 0)")
     prepare.add_argument("--drop", nargs="+", default=[], metavar="NAME", help="arrays or columns to leave out")
     prepare.add_argument("--float-labels", action="store_true", help="y is a target of regression")
+    prepare.add_argument(
+        "--out-of-core",
+        type=gigabytes,
+        nargs="?",
+        const=DEFAULT_MEMORY,
+        metavar="GB",
+        help="sort the edges on disk and copy arrays in pieces, with so much RAM beside arrays as long as the nodes "
+        "(default: 2). SOURCE is a directory of .npy whose edge_index and x may be folders of several, or edges alone: "
+        "a .npy, a table, or a folder of these. After a kill, the same command goes on",
+    )
     prepare.add_argument("--overwrite", action="store_true", help="replace a saved graph")
     prepare.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
     try:
-        _prepare(options)
+        (_prepare if options.out_of_core is None else _prepare_out_of_core)(options)
     except (ValueError, TypeError, OSError, NotImplementedError) as error:
         raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
 
@@ -64,7 +75,34 @@ def _prepare(options: argparse.Namespace) -> None:
         graph = raw.build(float_labels=options.float_labels)
     with _step("writing"):
         graph.save(options.out, overwrite=options.overwrite)
-    _summary(graph, raw, options)
+    _summary(graph, options)
+    if not options.undirected and not _may_be_undirected(graph, raw):
+        print("Not every edge has its reverse. If the graph is undirected, prepare it with --undirected.")
+
+
+def _prepare_out_of_core(options: argparse.Namespace) -> None:
+    if options.nodes:
+        raise ValueError("--out-of-core knows no table of nodes: number them 0, 1, 2, ... and give y.npy, x.npy, ...")
+    preparation = Preparation(
+        options.source,
+        options.out,
+        options.undirected,
+        options.split,
+        options.seed,
+        tuple(options.drop),
+        options.float_labels,
+        options.out_of_core,
+        options.overwrite,
+    )
+    estimate = preparation.estimate()
+    print(
+        f"{options.source}: {estimate.num_edges:,} edges. {options.out} will take at most about "
+        f"{in_bytes(estimate.stored_bytes)}, and making it {in_bytes(estimate.disk_bytes)} of disk, "
+        f"{in_bytes(options.out_of_core)} of RAM beside 24 bytes a node, and about {estimate.seconds / 60:.1f} minutes."
+    )
+    with _stages() as on_progress:
+        graph = preparation.run(on_progress)
+    _summary(graph, options)
 
 
 def _estimate(source: Source, options: argparse.Namespace) -> None:
@@ -94,7 +132,22 @@ def _step(name: str) -> Iterator[Callable[[float], None]]:
     print(f"\r{name}: {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
 
 
-def _summary(graph: Graph, raw: RawGraph, options: argparse.Namespace) -> None:
+@contextmanager
+def _stages() -> Iterator[Callable[[str, float], None]]:
+    """The same for work that names its own steps."""
+    with ExitStack() as steps:
+        shown: dict[str, Callable[[float], None]] = {}
+
+        def progress(name: str, share: float) -> None:
+            if name not in shown:
+                steps.close()
+                shown[name] = steps.enter_context(_step(name))
+            shown[name](share)
+
+        yield progress
+
+
+def _summary(graph: Graph, options: argparse.Namespace) -> None:
     masks = {
         name.removesuffix("_mask"): int(a.sum()) for name, a in graph.node_arrays.items() if name.endswith("_mask")
     }
@@ -103,8 +156,6 @@ def _summary(graph: Graph, raw: RawGraph, options: argparse.Namespace) -> None:
     print(f"arrays: {', '.join([*graph.node_arrays, *graph.edge_arrays])}; split: {splits or 'none'}.")
     if "train" not in masks:
         print("There is no train_mask, and training needs one: --split 0.6 0.2 0.2, or a column called split.")
-    if not options.undirected and not _may_be_undirected(graph, raw):
-        print("Not every edge has its reverse. If the graph is undirected, prepare it with --undirected.")
 
 
 def _may_be_undirected(graph: Graph, raw: RawGraph) -> bool:

@@ -16,6 +16,14 @@ def positive(text: str) -> int:
     return value
 
 
+def gigabytes(text: str) -> int:
+    """A number of GB, in bytes."""
+    value = round(float(text) * 1e9)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be more than 0, got {text}")
+    return value
+
+
 def in_bytes(count: float) -> str:
     """A number of bytes as people say it."""
     for unit in ("bytes", "kB", "MB", "GB"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -54,8 +56,7 @@ def check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
 def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The tensors of ``data`` with a row per node, and those with a row per edge."""
     _check_data(data)
-    if taken := RESERVED & data.to_dict().keys():
-        raise ValueError(f"{sorted(taken)} are names that batches use themselves: rename these arrays of the data.")
+    check_names(data.to_dict())
     nodes: dict[str, Tensor] = {}
     edges: dict[str, Tensor] = {}
     for name, value in data.to_dict().items():
@@ -74,6 +75,12 @@ def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             )
         (edges if name.startswith("edge_") else nodes)[name] = value.detach().cpu().contiguous()
     return nodes, edges
+
+
+def check_names(names: Collection[str]) -> None:
+    """Refuse names that batches need."""
+    if taken := RESERVED & set(names):
+        raise ValueError(f"{sorted(taken)} are names that batches use themselves: rename these arrays of the data.")
 
 
 def _check_data(data: Data) -> None:
@@ -98,7 +105,7 @@ def check_arrays(arrays: dict[str, Tensor], *, check_features: bool, float_label
     if (y := arrays.get("y")) is not None:
         _check_labels(y, arrays.get("train_mask"), float_labels)
     if check_features and (x := arrays.get("x")) is not None:
-        _check_finite(x)
+        check_finite(x)
 
 
 def _check_mask(name: str, mask: Tensor) -> None:
@@ -127,13 +134,14 @@ def _check_labels(y: Tensor, train_mask: Tensor | None, float_labels: bool) -> N
         )
 
 
-def _check_finite(x: Tensor) -> None:
+def check_finite(x: Tensor, first: int = 0) -> None:
+    """Refuse features that are no numbers; ``first`` is the node of the first row."""
     if not x.is_floating_point():
         return
     for start in range(0, len(x), ROWS_AT_ONCE):
         rows = x[start : start + ROWS_AT_ONCE]
         if not bool(torch.isfinite(rows).all()):
-            node = start + int((~torch.isfinite(rows.reshape(len(rows), -1))).any(1).nonzero()[0])
+            node = first + start + int((~torch.isfinite(rows.reshape(len(rows), -1))).any(1).nonzero()[0])
             raise ValueError(
                 f"x holds NaN or infinite values (the first at node {node}): replace them, for instance by "
                 "torch.nan_to_num(data.x), or switch this check off: Graph.from_pyg(data, check_features=False)."

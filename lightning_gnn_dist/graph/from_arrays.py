@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
@@ -105,13 +106,19 @@ def _from_arrays(arrays: Mapping[str, Column], path: Path, drop: Collection[str]
         raise ValueError(f"{path} holds no edge_index, of shape (2, edges), but {sorted(arrays)}.")
     edge_index = found.pop("edge_index")
     num_nodes = _num_nodes(found, edge_index, path)
+    tensors = node_tensors(found, num_nodes)
+    data = Data(edge_index=torch.from_numpy(np.ascontiguousarray(edge_index)), num_nodes=num_nodes, **tensors)
+    return RawGraph(data.edge_index, num_nodes, *convert.arrays_of(data))
+
+
+def node_tensors(found: Mapping[str, Column], num_nodes: int) -> dict[str, Tensor]:
+    """Tensors of arrays per node, lists of nodes as masks."""
     tensors = {
         name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in _with_masks(found, num_nodes).items()
     }
     if "y" in tensors and tensors["y"].dim() == 2 and tensors["y"].shape[1] == 1:
         tensors["y"] = tensors["y"][:, 0]  # OGB's labels have a column
-    data = Data(edge_index=torch.from_numpy(np.ascontiguousarray(edge_index)), num_nodes=num_nodes, **tensors)
-    return RawGraph(data.edge_index, num_nodes, *convert.arrays_of(data))
+    return tensors
 
 
 def _num_nodes(found: dict[str, Column], edge_index: Column, path: Path) -> int:

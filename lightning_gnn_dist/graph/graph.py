@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -117,13 +117,11 @@ class Graph:
     def fingerprint(self) -> str:
         """A hash of the edges and of which nodes are trained and evaluated on."""
         if self._fingerprint is None:
-            digest = hashlib.blake2b(digest_size=16)
             masks = {name: array for name, array in sorted(self.node_arrays.items()) if name.endswith("_mask")}
-            for name, tensor in {"indptr": self.indptr, "indices": self.indices, **masks}.items():
-                digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-                for piece in tensor.split(EDGES_AT_ONCE):
-                    digest.update(piece.contiguous().numpy())
-            self._fingerprint = digest.hexdigest()
+            arrays = {"indptr": self.indptr, "indices": self.indices, **masks}
+            self._fingerprint = fingerprint_of(
+                (name, tensor.dtype, tensor.shape, tensor.split(EDGES_AT_ONCE)) for name, tensor in arrays.items()
+            )
         return self._fingerprint
 
     def degrees(self) -> Tensor:
@@ -215,6 +213,16 @@ class Graph:
         if self.path is not None:
             return Graph.open, (self.path,)
         return Graph, (self.indptr, self.indices, self.node_arrays, self.edge_arrays)
+
+
+def fingerprint_of(arrays: Iterable[tuple[str, torch.dtype, Sequence[int], Iterable[Tensor]]]) -> str:
+    """A hash of arrays, each with its name, type, shape and content in pieces: ``indptr``, ``indices``, the masks."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, dtype, shape, pieces in arrays:
+        digest.update(f"{name} {dtype} {tuple(shape)}".encode())
+        for piece in pieces:
+            digest.update(piece.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 class Lookup:

@@ -8,8 +8,7 @@ from pathlib import Path
 from lightning_gnn_dist.graph.from_arrays import of_directory, of_npz, of_pyg
 from lightning_gnn_dist.graph.from_tables import of_tables
 from lightning_gnn_dist.graph.raw import Source
-
-TABLES = {".csv", ".tsv", ".txt"}
+from lightning_gnn_dist.graph.tables import is_table
 
 
 def find_source(path: Path, *, nodes: Path | None = None, drop: Collection[str] = ()) -> Source:
@@ -23,10 +22,10 @@ def find_source(path: Path, *, nodes: Path | None = None, drop: Collection[str] 
     for file in (path, *([nodes] if nodes else [])):
         if not file.exists():
             raise FileNotFoundError(f"{file} does not exist.")
-    is_table = path.is_file() and path.with_name(path.name.removesuffix(".gz")).suffix in TABLES
-    if nodes is not None and not is_table:
+    has_rows = path.is_file() and is_table(path)
+    if nodes is not None and not has_rows:
         raise ValueError(f"A table of nodes ({nodes}) goes with a table of edges, and {path} is none.")
-    if is_table:
+    if has_rows:
         return of_tables(path, nodes, drop)
     if path.suffix in {".pt", ".pth"}:
         return of_pyg(path, drop)

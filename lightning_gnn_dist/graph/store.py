@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,23 @@ _NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in {"x86_
 
 def write(path: Path, arrays: Mapping[str, Tensor], fingerprint: str, *, overwrite: bool) -> None:
     """Write under a temporary name beside ``path``, then rename: a reader sees all of it or nothing."""
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists already. Choose another path, or graph.save(path, overwrite=True).")
-    if path.exists() and not (path / "meta.json").exists():
-        raise FileExistsError(f"{path} exists and is not a saved graph, so it is not overwritten. Choose another path.")
+    check_target(path, overwrite=overwrite)
     _check_names(arrays)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.parent / f".{path.name}.{uuid.uuid4().hex}"
     try:
         _write(draft, arrays, fingerprint)
-        _replace(draft, path)
+        replace(draft, path)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def check_target(path: Path, *, overwrite: bool) -> None:
+    """Refuse to write where something is that must stay."""
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists already. Choose another path, or graph.save(path, overwrite=True).")
+    if path.exists() and not (path / "meta.json").exists():
+        raise FileExistsError(f"{path} exists and is not a saved graph, so it is not overwritten. Choose another path.")
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], str]:
@@ -54,12 +59,18 @@ def _write(directory: Path, arrays: Mapping[str, Tensor], fingerprint: str) -> N
         file = directory / f"{name}.npy"
         file.parent.mkdir(parents=True, exist_ok=True)
         np.save(file, _as_numpy(tensor), allow_pickle=False)
-    entries = {name: {"dtype": _dtype_name(t.dtype), "shape": list(t.shape)} for name, t in arrays.items()}
+    describe(directory, {name: (t.dtype, t.shape) for name, t in arrays.items()}, fingerprint)
+
+
+def describe(directory: Path, arrays: Mapping[str, tuple[torch.dtype, Sequence[int]]], fingerprint: str) -> None:
+    """Write ``meta.json``, which makes a directory of arrays a saved graph."""
+    _check_names(arrays)
+    entries = {name: {"dtype": _dtype_name(dtype), "shape": list(shape)} for name, (dtype, shape) in arrays.items()}
     meta = {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "arrays": entries}
     (directory / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
-def _replace(draft: Path, path: Path) -> None:
+def replace(draft: Path, path: Path) -> None:
     """Put ``draft`` in the place of ``path``. The old directory is moved aside first and removed last."""
     if not path.exists():
         os.rename(draft, path)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
@@ -18,6 +20,7 @@ Column: TypeAlias = NDArray[Any]
 Progress: TypeAlias = Callable[[float], None]
 LINES_AT_ONCE = 1 << 18
 SEPARATORS = ",\t; "
+SUFFIXES = {".csv", ".tsv", ".txt"}
 KINDS = (np.int64, np.float64, np.str_)
 
 
@@ -52,6 +55,29 @@ def _read(
     return pieces
 
 
+def read_ends(path: Path) -> Iterator[Callable[[], tuple[Column, Column]]]:
+    """The first two columns, which are whole numbers, in pieces that are parsed when they are called for."""
+    _, separator, has_heading = _heading(path)
+    for first_line, lines in _pieces(path, has_heading, lambda share: None):
+        if lines:
+            yield partial(_parse_ends, path, first_line, lines, separator)
+
+
+def _parse_ends(path: Path, first_line: int, lines: Sequence[str], separator: str) -> tuple[Column, Column]:
+    try:
+        ends = np.loadtxt(
+            lines, np.int64, delimiter=separator if separator != " " else None, quotechar='"', usecols=(0, 1), ndmin=2
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}, after line {first_line - 1}: {error}. Nodes are numbered 0, 1, 2, ...") from error
+    return np.ascontiguousarray(ends[:, 0]), np.ascontiguousarray(ends[:, 1])
+
+
+def is_table(path: Path) -> bool:
+    """Whether the name is that of a table."""
+    return path.with_name(path.name.removesuffix(".gz")).suffix in SUFFIXES
+
+
 def count_rows(path: Path) -> int:
     """About how many rows there are, by the length of the first ones."""
     with _open(path) as (text, _):
@@ -61,9 +87,14 @@ def count_rows(path: Path) -> int:
     return round(path.stat().st_size * compression / max(per_line, 1))
 
 
+def columns_of(path: Path) -> list[str]:
+    """What the columns are called."""
+    return _heading(path)[0]
+
+
 def count_columns(path: Path) -> int:
     """How many columns there are."""
-    return len(_heading(path)[0])
+    return len(columns_of(path))
 
 
 def _heading(path: Path) -> tuple[list[str], str, bool]:
@@ -133,4 +164,7 @@ def _open(path: Path) -> Iterator[tuple[TextIOWrapper, IO[bytes]]]:
     with path.open("rb") as raw:
         content = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
         with TextIOWrapper(content, encoding="utf-8-sig") as text:
-            yield text, raw
+            try:
+                yield text, raw
+            except (EOFError, zlib.error) as error:
+                raise ValueError(f"{path} is damaged or truncated ({error}). Compress it again.") from error

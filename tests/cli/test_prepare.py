@@ -73,6 +73,27 @@ def test_a_target_of_regression_is_accepted_by_name(tmp_path: Path) -> None:
     assert Graph.open(out).node_arrays["y"].is_floating_point()
 
 
+def test_edges_are_sorted_on_disk_when_asked(edges: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["prepare", str(edges), str(tmp_path / "expected"), "--undirected", "--split", "0.6", "0.2", "0.2"])
+    capsys.readouterr()
+    out = str(tmp_path / "graph")
+    main(["prepare", str(edges), out, "--undirected", "--split", "0.6", "0.2", "0.2", "--out-of-core", "0.00001"])
+    said = capsys.readouterr()
+    assert re.search(r"49 edges. .* bytes of disk, 10.0 kB of RAM beside 24 bytes a node.* minutes", said.out)
+    assert re.search(r"counting edges: .* s\n.*sorting buckets: .*fingerprint: ", said.err, re.DOTALL)
+    assert "split: 30 train, 10 val, 10 test" in said.out
+    assert Graph.open(out).fingerprint == Graph.open(tmp_path / "expected").fingerprint
+    assert "exists already" in refused(str(edges), out, "--out-of-core")
+
+
+def test_what_cannot_be_prepared_out_of_core_says_so(edges: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "graph")
+    assert "knows no table of nodes" in refused(str(edges), out, "--nodes", str(edges), "--out-of-core")
+    torch.save(Data(edge_index=torch.tensor([[0], [1]]), num_nodes=3), tmp_path / "data.pt")
+    assert "holds no edges: give a .npy" in refused(str(tmp_path / "data.pt"), out, "--out-of-core")
+    assert "nowhere does not exist" in refused("nowhere", out, "--out-of-core")
+
+
 def test_a_real_graph(to_pyg: Callable[..., Data], tmp_path: Path) -> None:
     data = to_pyg("cora.npz", split=0)
     torch.save(data, tmp_path / "cora.pt")

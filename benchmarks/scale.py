@@ -1,0 +1,142 @@
+"""What graphs cost that are larger than memory: edges by R-MAT, prepared under an enforced memory limit.
+
+    python benchmarks/scale.py generate rmat25 --num-edges 25000000          # 0.5 GB of files, half a minute
+    python benchmarks/scale.py prepare rmat25 graph25 --limit 4              # a row of the table in scale.md
+    python benchmarks/scale.py prepare rmat25 graph25 --limit 4 --kind as    # all address space, not only data
+
+The limit holds for the process that prepares: RLIMIT_DATA counts everything that it may write to and that is not a
+file, RLIMIT_AS its files and libraries too. Peak memory is the kernel's VmHWM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_gnn_dist.graph.out_of_core import DEFAULT_MEMORY, prepare_graph
+
+EDGES_PER_FILE = 1 << 22
+EDGES_PER_NODE = 12  # of the list, before the reverse edges
+CORNERS = (0.57, 0.19, 0.19, 0.05)  # of Graph500
+SCATTER = 0x9E3779B97F4A7C15  # odd, so that multiplying by it modulo a power of two is a permutation
+LIMITS = {"data": resource.RLIMIT_DATA, "as": resource.RLIMIT_AS}
+
+
+def rmat(bits: int, count: int, seed: int, piece: int) -> NDArray[np.int32]:
+    """R-MAT edges (Chakrabarti, Zhan & Faloutsos, SDM 2004) among ``2 ** bits`` nodes, shape (2, count).
+
+    Each bit of the two ends chooses a quarter of the adjacency matrix. Ids are scattered, so that hubs do not stand
+    side by side. A piece is a function of the seed and its number.
+    """
+    generator = np.random.Generator(np.random.Philox(key=[seed, piece]))
+    ends = np.zeros((2, count), np.uint64)
+    steps = np.cumsum(CORNERS).astype(np.float32)
+    for _ in range(bits):
+        draw = generator.random(count, np.float32)
+        ends <<= np.uint64(1)
+        ends[0] |= draw >= steps[1]
+        ends[1] |= ((draw >= steps[0]) & (draw < steps[1])) | (draw >= steps[2])
+    return (ends * np.uint64(SCATTER) & np.uint64((1 << bits) - 1)).astype(np.int32)
+
+
+def generate(options: argparse.Namespace) -> None:
+    """Write the edges, features of float16, labels and lists of nodes."""
+    (options.folder / "edge_index").mkdir(parents=True)
+    (options.folder / "x").mkdir()
+    bits = max(1, round(np.log2(options.num_edges / EDGES_PER_NODE)))
+    num_nodes, generator = 1 << bits, np.random.default_rng(options.seed)
+    for piece, first in enumerate(range(0, options.num_edges, EDGES_PER_FILE)):
+        count = min(EDGES_PER_FILE, options.num_edges - first)
+        np.save(options.folder / "edge_index" / f"{piece:05}.npy", rmat(bits, count, options.seed, piece))
+    for piece, first in enumerate(range(0, num_nodes, 1 << 20)):
+        rows = generator.random((min(1 << 20, num_nodes - first), options.num_features), np.float32)
+        np.save(options.folder / "x" / f"{piece:05}.npy", rows.astype(np.float16))
+    np.save(options.folder / "y.npy", generator.integers(16, size=num_nodes))
+    np.save(options.folder / "train_idx.npy", np.sort(generator.permutation(num_nodes)[: num_nodes // 10]))
+    print(f"{options.folder}: {num_nodes:,} nodes, {options.num_edges:,} edges")
+
+
+def memory(name: str) -> float:
+    """GB of this process as the kernel counts them: VmRSS, VmHWM, VmData, VmSize."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024 / 1e9
+
+
+def limited(kind: str, limit: int) -> None:
+    """Hold this process to so many bytes, and try whether that is enforced."""
+    resource.setrlimit(LIMITS[kind], (limit, limit))
+    try:
+        np.ones(limit, np.uint8)
+    except MemoryError:
+        return
+    raise SystemExit(f"The limit of {limit:,} bytes is not enforced here.")
+
+
+def prepare_limited(options: argparse.Namespace) -> None:
+    """Prepare under the limit, and print a row: seconds and CPU nanoseconds per edge of each stage, peak memory."""
+    limited(options.kind, round(options.limit * 1e9))
+    before = {name: memory(name) for name in ("VmRSS", "VmData", "VmSize")}
+    wall: dict[str, float] = defaultdict(float)
+    cpu: dict[str, float] = defaultdict(float)
+    last = [time.perf_counter(), time.process_time()]
+
+    def on_progress(stage: str, share: float) -> None:
+        now = [time.perf_counter(), time.process_time()]
+        wall[stage] += now[0] - last[0]
+        cpu[stage] += now[1] - last[1]
+        last[:] = now
+
+    start = time.perf_counter(), time.process_time()
+    graph = prepare_graph(
+        options.source, options.out, undirected=True, memory_bytes=round(options.memory * 1e9), on_progress=on_progress
+    )
+    seconds, busy = time.perf_counter() - start[0], time.process_time() - start[1]
+    stages = ", ".join(f"{stage} {1e9 * cpu[stage] / options.edges:.0f}" for stage in cpu)
+    print(
+        f"| {options.edges:,} | {graph.num_nodes:,} | {graph.num_edges:,} | {seconds:.0f} | "
+        f"{1e9 * seconds / options.edges:.0f} | {1e9 * busy / options.edges:.0f} | {memory('VmHWM'):.2f} | "
+        f"{memory('VmHWM') - before['VmRSS']:.2f} |"
+    )
+    print(f"CPU ns per edge: {stages}")
+    print("before: " + ", ".join(f"{name} {value:.2f} GB" for name, value in before.items()))
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """In a child, which holds nothing yet and whose limit ends with it."""
+    files = (options.source / "edge_index").iterdir()
+    options.edges = sum(np.load(file, mmap_mode="r").shape[1] for file in files)
+    child = multiprocessing.get_context("spawn").Process(target=prepare_limited, args=(options,))
+    child.start()
+    child.join()
+    raise SystemExit(child.exitcode)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    making = commands.add_parser("generate", help="write an R-MAT graph in pieces")
+    making.add_argument("folder", type=Path)
+    making.add_argument("--num-edges", type=int, default=25_000_000)
+    making.add_argument("--num-features", type=int, default=64)
+    making.add_argument("--seed", type=int, default=0)
+    making.set_defaults(run=generate)
+    preparing = commands.add_parser("prepare", help="prepare it under a memory limit")
+    preparing.add_argument("source", type=Path)
+    preparing.add_argument("out", type=Path)
+    preparing.add_argument("--limit", type=float, default=4.0, help="GB that the process may take")
+    preparing.add_argument("--kind", choices=LIMITS, default="data")
+    preparing.add_argument("--memory", type=float, default=DEFAULT_MEMORY / 1e9, help="GB for sorting and copying")
+    preparing.set_defaults(run=prepare)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The compiled loops of sorting edges on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+
+def compiled(function: Kernel) -> Kernel:
+    """Compile with numba: kept on disk, and without the interpreter's lock."""
+    return cast(Kernel, numba.njit(cache=True, nogil=True)(function))
+
+
+@compiled
+def count(nodes: Array, degrees: Array) -> None:
+    """How often each node occurs, added to ``degrees``."""
+    for node in nodes:
+        degrees[node] += 1
+
+
+@compiled
+def deal(
+    sender: Array, receiver: Array, both_ways: bool, bucket_of: Array, first: Array, bits: int, keys: Array
+) -> Array:
+    """Write the keys of edges, bucket after bucket, and return where each bucket starts.
+
+    A key is the receiver, counted from the ``first`` of its bucket, and in its last ``bits`` bits the sender.
+    """
+    start = np.zeros(first.size + 1, np.int64)
+    for at in range(sender.size):
+        start[bucket_of[receiver[at]] + 1] += 1
+        if both_ways:
+            start[bucket_of[sender[at]] + 1] += 1
+    for bucket in range(first.size):
+        start[bucket + 1] += start[bucket]
+    cursor = start[:-1].copy()
+    for at in range(sender.size):
+        put(sender[at], receiver[at], bucket_of, first, bits, keys, cursor)
+        if both_ways:
+            put(receiver[at], sender[at], bucket_of, first, bits, keys, cursor)
+    return start
+
+
+@compiled
+def put(sender: int, receiver: int, bucket_of: Array, first: Array, bits: int, keys: Array, cursor: Array) -> None:
+    """Write one key to where its bucket has come."""
+    bucket = bucket_of[receiver]
+    keys[cursor[bucket]] = (np.uint64(receiver - first[bucket]) << np.uint64(bits)) | np.uint64(sender)
+    cursor[bucket] += 1
+
+
+@compiled
+def unpack(keys: Array, bits: int, once: bool, senders: Array, degrees: Array) -> int:
+    """The senders of sorted keys, and how many each row has; equal keys count once if asked. Returns how many."""
+    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    kept = 0
+    for at in range(keys.size):
+        if once and at and keys[at] == keys[at - 1]:
+            continue
+        senders[kept] = keys[at] & mask
+        degrees[np.int64(keys[at] >> np.uint64(bits))] += 1
+        kept += 1
+    return kept

@@ -1,0 +1,209 @@
+"""Sorting more edges than fit into memory: dealt into buckets by receiver, which are sorted one after the other.
+
+Three passes, each of which reads and writes forwards: count the edges of every node, which gives ranges of nodes of
+about as many edges each; append every edge to the file of its range; sort each file and append it to the CSR.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.edge_files import EdgeFiles, Piece
+from lightning_gnn_dist.graph.external_kernels import count, deal, unpack
+from lightning_gnn_dist.graph.journal import Journal
+from lightning_gnn_dist.graph.npy import append, cut_back, save, write_header
+from lightning_gnn_dist.graph.tables import Column, Progress
+
+BYTES_PER_KEY = 16  # of a bucket while it is sorted and unpacked
+BYTES_PER_EDGE = 64  # of a piece while it is dealt, both ways
+KEYS_PER_BUCKET = 1 << 24  # larger buckets do not sort faster
+MAX_BUCKETS = 4096  # more only where the memory is too small for fewer: every piece is appended to all of them
+MAX_EDGES_AT_ONCE = 1 << 22
+FEWEST_PLACES = 1 << 10
+
+
+@dataclass(frozen=True)
+class ExternalSort:
+    """Turns a list of edges into ``indptr.npy`` and ``indices.npy``; goes on where the journal says.
+
+    Args:
+        edges: The edges.
+        journal: Says what is done. Its folder takes the buckets, about 8 bytes an edge and direction.
+        out: The directory to write the two arrays into.
+        both_ways: Add the reverse of every edge and keep each once; else edges are kept as they are.
+        memory_bytes: What this may take beside arrays as long as the nodes.
+    """
+
+    edges: EdgeFiles
+    journal: Journal
+    out: Path
+    both_ways: bool
+    memory_bytes: int
+
+    def count(self, num_nodes: int | None, progress: Progress) -> int:
+        """Count the edges of every node, and return how many nodes there are."""
+        if self.journal.get("num_nodes") is not None:
+            return int(self.journal.get("num_nodes"))
+        degrees = np.zeros(num_nodes or FEWEST_PLACES, np.int64)
+        seen = largest = 0
+        for piece in self.edges.pieces(self._edges_at_once):
+            largest = max(largest, _check_ends(piece, num_nodes))
+            if largest > degrees.size:
+                degrees = np.concatenate([degrees, np.zeros(max(largest, degrees.size), np.int64)])
+            for ends in (piece.receiver, piece.sender)[: 1 + self.both_ways]:
+                count(ends, degrees)
+            seen += piece.sender.size
+            progress(min(seen / max(self.edges.num_edges, 1), 1.0))
+        degrees = degrees[: num_nodes or largest]
+        save(self._degrees, degrees)
+        self.journal.record([self._degrees], num_nodes=degrees.size, num_edges=seen)
+        return degrees.size
+
+    def deal(self, progress: Progress) -> None:
+        """Append every edge to the file of its bucket."""
+        bounds = self._plan()
+        if self.journal.get("is_dealt"):
+            return
+        self._buckets.mkdir(exist_ok=True)
+        done, sizes = self.journal.get("pieces", 0), self.journal.get("sizes", [0] * (len(bounds) - 1))
+        for bucket, size in enumerate(sizes):
+            cut_back(self._bucket(bucket), size)
+        bucket_of = np.repeat(np.arange(len(sizes), dtype=np.uint16), np.diff(bounds))
+        seen = sum(sizes) // (8 * (1 + self.both_ways))
+        for piece in self.edges.pieces(self._edges_at_once, skip=done):
+            self._deal_piece(piece, bounds, bucket_of, sizes)
+            seen, done = seen + piece.sender.size, done + 1
+            progress(seen / max(self.journal.get("num_edges"), 1))
+            if self.journal.is_due():
+                self.journal.record(self._files(), pieces=done, sizes=sizes)
+        self._check_dealt(seen)
+        self.journal.record(self._files(), is_dealt=True, sizes=sizes)
+
+    def _deal_piece(self, piece: Piece, bounds: Column, bucket_of: Column, sizes: list[int]) -> None:
+        keys = np.empty(piece.sender.size * (1 + self.both_ways), np.uint64)
+        start = deal(piece.sender, piece.receiver, self.both_ways, bucket_of, bounds[:-1], self._bits, keys)
+        for bucket in np.flatnonzero(np.diff(start)).tolist():
+            append(self._bucket(bucket), keys[start[bucket] : start[bucket + 1]])
+            sizes[bucket] += 8 * int(start[bucket + 1] - start[bucket])
+
+    def sort(self, progress: Progress) -> None:
+        """Sort bucket after bucket, and append it to ``indices.npy``."""
+        bounds, indices, dtype = self._plan(), self.out / "indices.npy", self._dtype
+        done, kept, removed = self.journal.get("buckets", 0), self.journal.get("kept", 0), 0
+        start = write_header(indices, dtype, (0,))
+        cut_back(indices, start + kept * dtype.itemsize)
+        cut_back(self._rows, 8 * int(bounds[done]))
+        for bucket in range(done, len(bounds) - 1):
+            senders, degrees = self._sort_bucket(bucket, int(bounds[bucket + 1] - bounds[bucket]))
+            append(indices, senders)
+            append(self._rows, degrees)
+            kept, done = kept + senders.size, bucket + 1
+            progress(done / (len(bounds) - 1))
+            if self.journal.is_due() or done == len(bounds) - 1:
+                self.journal.record([indices, self._rows], buckets=done, kept=kept)
+                for old in range(removed, done):
+                    self._bucket(old).unlink(missing_ok=True)
+                removed = done
+
+    def _sort_bucket(self, bucket: int, num_rows: int) -> tuple[Column, Column]:
+        keys = np.fromfile(self._bucket(bucket), np.uint64)
+        if keys.nbytes != (size := self.journal.get("sizes")[bucket]):
+            raise ValueError(
+                f"{self._bucket(bucket)} has {keys.nbytes:,} bytes, and {size:,} were written: delete "
+                f"{self.journal.folder} to begin anew."
+            )
+        keys.sort()
+        senders, degrees = np.empty(keys.size, self._dtype), np.zeros(num_rows, np.int64)
+        return senders[: unpack(keys, self._bits, self.both_ways, senders, degrees)], degrees
+
+    def finish(self) -> tuple[int, int]:
+        """Write ``indptr.npy`` and what ``indices.npy`` is; return how many nodes and edges there are."""
+        num_nodes, num_edges = self.journal.get("num_nodes"), self.journal.get("kept")
+        indptr = np.zeros(num_nodes + 1, np.int64)
+        np.cumsum(np.fromfile(self._rows, np.int64), out=indptr[1:])
+        save(self.out / "indptr.npy", indptr)
+        write_header(self.out / "indices.npy", self._dtype, (num_edges,))
+        return num_nodes, num_edges
+
+    def _plan(self) -> Column:
+        """Where each bucket begins and the last one ends: ranges of nodes that fit into memory together."""
+        if self.journal.get("memory_bytes") != self.memory_bytes:
+            self.journal.forget("bounds", "pieces", "sizes", "is_dealt", "buckets", "kept")
+            shutil.rmtree(self._buckets, ignore_errors=True)
+            bounds = self._bounds(np.load(self._degrees))
+            self.journal.record(bounds=bounds, memory_bytes=self.memory_bytes)
+        return np.array(self.journal.get("bounds"))
+
+    def _bounds(self, degrees: Column) -> list[int]:
+        most = self.memory_bytes // BYTES_PER_KEY
+        if degrees.size and (largest := int(degrees.max())) > most:
+            raise ValueError(
+                f"Node {int(degrees.argmax())} has {largest:,} edges, which take {largest * BYTES_PER_KEY:,} bytes to "
+                f"sort: {self.memory_bytes:,} bytes of memory are too few."
+            )
+        ends = degrees.cumsum()
+        room = min(most, max(KEYS_PER_BUCKET, int(ends[-1]) // MAX_BUCKETS)) if ends.size else 0
+        widest = 1 << min(64 - self._bits, 62)  # the receiver has the first bits of a key
+        bounds, before = [0], 0
+        while bounds[-1] < ends.size:
+            reached = int(np.searchsorted(ends, before + room, side="right"))
+            bounds.append(min(max(reached, bounds[-1] + 1), bounds[-1] + widest))
+            before = int(ends[bounds[-1] - 1])
+        if len(bounds) > np.iinfo(np.uint16).max:
+            raise ValueError(f"{self.memory_bytes:,} bytes of memory are too few for {before:,} edges: give more.")
+        return bounds
+
+    def _check_dealt(self, seen: int) -> None:
+        if seen != (counted := self.journal.get("num_edges")):
+            raise ValueError(f"{counted:,} edges were counted and {seen:,} read again: the files changed meanwhile.")
+
+    @property
+    def _edges_at_once(self) -> int:
+        return max(1, min(self.memory_bytes // BYTES_PER_EDGE, MAX_EDGES_AT_ONCE))
+
+    @property
+    def _bits(self) -> int:
+        return max(int(self.journal.get("num_nodes")) - 1, 1).bit_length()
+
+    @property
+    def _dtype(self) -> np.dtype[np.int32] | np.dtype[np.int64]:
+        is_short = convert.index_dtype(self.journal.get("num_nodes")) == torch.int32
+        return np.dtype(np.int32) if is_short else np.dtype(np.int64)
+
+    @property
+    def _degrees(self) -> Path:
+        return self.journal.folder / "degrees.npy"
+
+    @property
+    def _rows(self) -> Path:
+        return self.journal.folder / "rows"
+
+    @property
+    def _buckets(self) -> Path:
+        return self.journal.folder / "buckets"
+
+    def _bucket(self, bucket: int) -> Path:
+        return self._buckets / str(bucket)
+
+    def _files(self) -> list[Path]:
+        return [self._buckets, *sorted(self._buckets.iterdir())]
+
+
+def _check_ends(piece: Piece, num_nodes: int | None) -> int:
+    """Refuse ends that are no nodes; return how many nodes there must be at least."""
+    if piece.sender.size == 0:
+        return 0
+    low = min(int(piece.sender.min()), int(piece.receiver.min()))
+    high = max(int(piece.sender.max()), int(piece.receiver.max()))
+    if low < 0 or (num_nodes is not None and high >= num_nodes):
+        raise ValueError(
+            f"{piece.file} names node {low if low < 0 else high}, but "
+            + (f"the graph has {num_nodes} nodes: ids must lie in [0, {num_nodes})." if low >= 0 else "ids begin at 0.")
+        )
+    return high + 1

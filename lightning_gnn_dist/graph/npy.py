@@ -1,0 +1,96 @@
+"""Arrays in ``.npy`` files, read and written a piece at a time.
+
+Nothing is mapped: what a process holds is the piece it works on, whichever way its memory is counted and limited.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_gnn_dist.graph.tables import Column
+
+
+@dataclass(frozen=True)
+class NpyFile:
+    """A ``.npy`` file of which only the header was read.
+
+    Args:
+        path: The file.
+        shape: Of the array.
+        dtype: Of the array.
+        offset: Where the numbers begin.
+        by_column: Whether columns are contiguous, and not rows.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+    by_column: bool
+
+    @classmethod
+    def of(cls, path: Path) -> NpyFile:
+        """Read the header, and refuse a file that is shorter than its header says."""
+        try:
+            with path.open("rb") as stream:
+                np.lib.format.read_magic(stream)
+                shape, by_column, dtype = np.lib.format.read_array_header_1_0(stream)
+                offset = stream.tell()
+        except ValueError as error:
+            raise ValueError(f"{path} is no .npy file, or is truncated ({error}). Write it again.") from error
+        if dtype.hasobject:
+            raise ValueError(f"{path} holds Python objects, and numbers are needed: array.astype(...) before np.save.")
+        found, promised = path.stat().st_size, offset + math.prod(shape) * dtype.itemsize
+        if found < promised:
+            raise ValueError(
+                f"{path} is truncated: it has {found:,} bytes, and its header promises {promised:,}. Write it again."
+            )
+        return cls(path, shape, dtype, offset, by_column and len(shape) > 1)
+
+    @property
+    def type(self) -> torch.dtype:
+        """The type of a tensor of it."""
+        return torch.from_numpy(np.empty(0, self.dtype)).dtype
+
+    def read(self, first: int, count: int) -> Column:
+        """``count`` numbers from number ``first`` on, as they lie in the file."""
+        numbers = np.fromfile(self.path, self.dtype, count, offset=self.offset + first * self.dtype.itemsize)
+        if numbers.size < count:
+            raise ValueError(f"{self.path} became shorter while it was read: write it again.")
+        return numbers
+
+
+def write_header(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """Write or replace a header and return its length, which is the same for any number of rows."""
+    with path.open("r+b" if path.exists() else "wb") as stream:
+        np.lib.format.write_array_header_1_0(
+            stream, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        )
+        return stream.tell()
+
+
+def append(path: Path, array: Column) -> None:
+    """Add the bytes of an array to the end of a file."""
+    with path.open("ab") as stream:
+        stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def save(path: Path, array: Column) -> None:
+    """Write a whole array, with the bytes that ``np.save`` writes."""
+    path.unlink(missing_ok=True)
+    write_header(path, array.dtype, array.shape)
+    append(path, array)
+
+
+def cut_back(path: Path, size: int) -> None:
+    """Make a file as long as it was when that was recorded."""
+    with path.open("ab") as stream:
+        if stream.tell() < size:
+            raise ValueError(f"{path} is shorter than was recorded: delete the folder that holds it to begin anew.")
+        stream.truncate(size)

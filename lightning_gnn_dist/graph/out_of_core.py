@@ -1,0 +1,250 @@
+"""A saved graph from files that do not fit into memory: its edges are sorted on disk, its arrays copied in pieces."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from lightning_gnn_dist.graph import convert, store
+from lightning_gnn_dist.graph.external_sort import ExternalSort
+from lightning_gnn_dist.graph.from_arrays import INDEX_LISTS, node_tensors
+from lightning_gnn_dist.graph.graph import Graph, fingerprint_of
+from lightning_gnn_dist.graph.journal import Journal, flush, journal_of
+from lightning_gnn_dist.graph.npy import NpyFile, append, cut_back, save, write_header
+from lightning_gnn_dist.graph.raw import RawGraph
+from lightning_gnn_dist.graph.row_files import GraphFiles, RowFiles
+from lightning_gnn_dist.graph.tables import Progress
+
+OnProgress: TypeAlias = Callable[[str, float], None]
+DEFAULT_MEMORY = 2_000_000_000
+MAX_BYTES_AT_ONCE = 1 << 26
+SECONDS_PER_KEY = 100e-9  # measured on one core: benchmarks/scale.md
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def prepare_graph(
+    source: str | Path,
+    out: str | Path,
+    *,
+    undirected: bool = False,
+    split: Sequence[float] | None = None,
+    seed: int = 0,
+    drop: Collection[str] = (),
+    float_labels: bool = False,
+    memory_bytes: int = DEFAULT_MEMORY,
+    overwrite: bool = False,
+    on_progress: OnProgress = lambda stage, share: None,
+) -> Graph:
+    """Turn files into a saved graph in bounded memory, and open it. The same call goes on after a kill.
+
+    The graph is the one that ``Graph.from_pyg(...).save(out)`` writes, to the bit. It appears at ``out`` when it is
+    complete; until then the work is in the folder ``.<out>.preparing`` beside it.
+
+    Args:
+        source: A ``.npy`` of edges, of shape (2, E) or (E, 2); a table (CSV, TSV) of two columns; a folder of these;
+            or a folder with ``edge_index.npy`` (or a folder ``edge_index`` of files) and arrays per node: ``x.npy`` (or
+            a folder ``x``), ``y.npy``, ``train_mask.npy`` or ``train_idx.npy``, ..., ``num_nodes.npy``.
+        out: The directory to write.
+        undirected: Add the reverse of every edge, and keep every edge once.
+        split: Shares of labelled nodes to train on, validate and test.
+        seed: Decides the split.
+        drop: Arrays to leave out.
+        float_labels: Accept a floating point ``y`` with one value per node, for regression.
+        memory_bytes: What sorting and copying may take, beside arrays as long as the nodes (about 24 bytes a node, and
+            ``y`` and the masks) and the interpreter itself.
+        overwrite: Replace a saved graph.
+        on_progress: Called with the name of the stage and how much of it is done.
+    """
+    preparation = Preparation(
+        Path(source), Path(out), undirected, split, seed, tuple(drop), float_labels, memory_bytes, overwrite
+    )
+    return preparation.run(on_progress)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What preparing will take, about.
+
+    Args:
+        num_edges: Edges as they lie in the files.
+        disk_bytes: While it works.
+        stored_bytes: Of the saved graph, at most.
+        seconds: In all, on a disk that keeps up.
+    """
+
+    num_edges: int
+    disk_bytes: int
+    stored_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """The settings of :func:`prepare_graph`."""
+
+    source: Path
+    out: Path
+    undirected: bool = False
+    split: Sequence[float] | None = None
+    seed: int = 0
+    drop: tuple[str, ...] = ()
+    float_labels: bool = False
+    memory_bytes: int = DEFAULT_MEMORY
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes < 1:
+            raise ValueError(f"memory_bytes must be at least 1, got {self.memory_bytes}.")
+        if not self.source.exists():
+            raise FileNotFoundError(f"{self.source} does not exist.")
+
+    @property
+    def folder(self) -> Path:
+        """Where the work is done."""
+        return self.out.absolute().parent / f".{self.out.name}.preparing"
+
+    def estimate(self) -> Estimate:
+        """What lies ahead, from the headers of the files."""
+        files = GraphFiles.of(self.source, self.drop)
+        keys, num_nodes = files.edges.num_edges * (1 + self.undirected), files.num_nodes or 0
+        per_edge = 4 if convert.index_dtype(num_nodes) == torch.int32 else 8
+        arrays = files.num_bytes + 8 * num_nodes
+        return Estimate(
+            files.edges.num_edges, arrays + 8 * num_nodes + 8 * keys, arrays + per_edge * keys, SECONDS_PER_KEY * keys
+        )
+
+    def run(self, on_progress: OnProgress) -> Graph:
+        """Do what is left to do."""
+        store.check_target(self.out, overwrite=self.overwrite)
+        self._check_room()
+        try:
+            with journal_of(self.folder, self._inputs()) as journal:
+                self._write(journal, on_progress)
+                store.replace(self._draft, self.out)
+                flush(self.folder.parent)
+                shutil.rmtree(self.folder)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise OSError(
+                error.errno,
+                f"the disk of {self.folder} is full, or a file may not grow ({error.strerror}). What is done is kept "
+                "there: make room and repeat the command to go on, or delete that folder",
+            ) from error
+        return Graph.open(self.out)
+
+    def _check_room(self) -> None:
+        """Refuse to begin what the disk has no room for."""
+        place = next(parent for parent in self.folder.parents if parent.exists())
+        there = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+        missing, free = self.estimate().disk_bytes - there, shutil.disk_usage(place).free
+        if missing > free:
+            raise OSError(f"{place} has {free:,} bytes free, and about {missing:,} are needed: choose another disk.")
+
+    def _write(self, journal: Journal, on_progress: OnProgress) -> None:
+        """Everything that the saved graph consists of, in the draft."""
+        files = GraphFiles.of(self.source, self.drop)
+        if not self._draft.exists():
+            journal.clear()
+            (self._draft / "nodes").mkdir(parents=True)
+        sort = ExternalSort(files.edges, journal, self._draft, self.undirected, self.memory_bytes)
+        num_nodes = sort.count(files.num_nodes, _stage("counting edges", on_progress))
+        if num_nodes == 0:
+            raise ValueError(f"{self.source} has no edges, and does not say how many nodes there are.")
+        arrays = self._write_arrays(files, num_nodes, journal, _stage("copying arrays", on_progress))
+        sort.deal(_stage("dealing edges into buckets", on_progress))
+        sort.sort(_stage("sorting buckets", on_progress))
+        sort.finish()
+        self._describe(arrays, _stage("taking the fingerprint", on_progress))
+
+    def _write_arrays(self, files: GraphFiles, num_nodes: int, journal: Journal, progress: Progress) -> list[str]:
+        """Copy every array; return their names, in order."""
+        small = self._small_arrays(files, num_nodes)
+        for name, tensor in small.items():
+            save(self._draft / "nodes" / f"{name}.npy", tensor.numpy())
+        large = {name: rows for name, rows in files.arrays.items() if not _is_small(name, rows)}
+        convert.check_names(large)
+        for name, rows in large.items():
+            if rows.shape[0] != num_nodes:
+                raise ValueError(f"{name} has shape {rows.shape}, but the graph has {num_nodes} nodes.")
+            self._copy(name, rows, journal, progress)
+        order = [f"{INDEX_LISTS[name]}_mask" if name in INDEX_LISTS else name for name in files.arrays]
+        return list(Data(**dict.fromkeys([*order, *small], num_nodes)).to_dict())  # x and y first, as from memory
+
+    def _small_arrays(self, files: GraphFiles, num_nodes: int) -> dict[str, Tensor]:
+        """Labels, masks and whatever else is one number per node, checked."""
+        found = {name: rows.load() for name, rows in files.arrays.items() if _is_small(name, rows)}
+        none = torch.zeros(2, 0, dtype=torch.int64)
+        nodes, _ = convert.arrays_of(Data(edge_index=none, num_nodes=num_nodes, **node_tensors(found, num_nodes)))
+        raw = RawGraph(none, num_nodes, nodes, {})
+        if self.split:
+            raw = raw.with_split(self.split, self.seed)
+        convert.check_arrays(raw.node_arrays, check_features=True, float_labels=self.float_labels)
+        return raw.node_arrays
+
+    def _copy(self, name: str, rows: RowFiles, journal: Journal, progress: Progress) -> None:
+        target, copied = self._draft / "nodes" / f"{name}.npy", journal.get("copied", {})
+        done, total = copied.get(name, 0), rows.shape[0]
+        cut_back(target, write_header(target, rows.files[0].dtype, rows.shape) + done * rows.bytes_per_row)
+        for piece in rows.pieces(done, min(self.memory_bytes // 4, MAX_BYTES_AT_ONCE)):
+            if name == "x":
+                convert.check_finite(torch.from_numpy(piece), done)
+            append(target, piece)
+            done += len(piece)
+            progress(done / total)
+            if journal.is_due() or done == total:
+                journal.record([target], copied=copied | {name: done})
+
+    def _describe(self, arrays: list[str], progress: Progress) -> None:
+        """Write ``meta.json``, last of all."""
+        names = ["indptr", "indices", *(f"nodes/{name}" for name in arrays)]
+        files = {name: NpyFile.of(self._draft / f"{name}.npy") for name in names}
+        masks = sorted(f"nodes/{name}" for name in arrays if name.endswith("_mask"))
+        fingerprint = fingerprint_of(
+            (name.removeprefix("nodes/"), files[name].type, files[name].shape, self._tensors(files[name], progress))
+            for name in ("indptr", "indices", *masks)
+        )
+        for file in files.values():
+            flush(file.path)
+        store.describe(self._draft, {name: (file.type, file.shape) for name, file in files.items()}, fingerprint)
+        for path in (self._draft / "meta.json", self._draft / "nodes", self._draft):
+            flush(path)
+
+    def _tensors(self, file: NpyFile, progress: Progress) -> Iterable[Tensor]:
+        total, at_once = file.shape[0], max(1, min(self.memory_bytes // 16, MAX_BYTES_AT_ONCE // 8))
+        for first in range(0, total, at_once):
+            yield torch.from_numpy(file.read(first, min(at_once, total - first)))
+            progress(min(first + at_once, total) / total)
+
+    def _inputs(self) -> dict[str, Any]:
+        """What the result depends on."""
+        paths = [self.source, *sorted(self.source.rglob("*"))] if self.source.is_dir() else [self.source]
+        files = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths if path.is_file()}
+        return {
+            "files": files,
+            "undirected": self.undirected,
+            "split": self.split,
+            "seed": self.seed,
+            "drop": sorted(self.drop),
+            "float_labels": self.float_labels,
+        }
+
+    @property
+    def _draft(self) -> Path:
+        return self.folder / "graph"
+
+
+def _is_small(name: str, rows: RowFiles) -> bool:
+    return name in INDEX_LISTS or rows.is_one_number_per_row
+
+
+def _stage(name: str, on_progress: OnProgress) -> Progress:
+    return lambda share: on_progress(name, share)
