@@ -21,7 +21,9 @@ from lightning_gnn_dist.cli import main as command_line
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.link_module import LinkDataModule
 from lightning_gnn_dist.links import split_edges
+from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.scattered.share import save_shares
 from tests.link_model import LinkSAGE
 from tests.ranks import run_ranks
 from tests.sage import SAGE
@@ -37,7 +39,7 @@ ELSEWHERE = {
 THEN = {
     "for conv, block": "assert x.shape == (batch.batch_size, 4)",
     'save("my_graph")': "pl.Trainer().fit(model, data)",
-    "LLCGStrategy(": "pl.Trainer(strategy=strategy).fit(model, data)",
+    "strategy = LLCGStrategy(": "pl.Trainer(strategy=strategy).fit(model, data)",
     "split_edges(": "trainer.fit(LinkSAGE(8), data)",
     "batch.edge_label)": "assert training_step(Encoder(8), link_batch()).item() > 0",
     "strategy = TMAStrategy(": "assert strategy.weights == 'steps'",
@@ -111,6 +113,9 @@ def run_block(rank: int, world_size: int, code: str, folder: str) -> dict[str, f
 @pytest.mark.parametrize("code", python_blocks())
 def test_a_block_of_python_runs(code: str, tmp_path: Path) -> None:
     num_ranks = 2 if "Trainer(" in code else 1
+    if "my_shares" in code:
+        graph = Graph.from_pyg(as_pyg())
+        save_shares(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "my_shares")
     for metrics in run_ranks(run_block, num_ranks, code, str(tmp_path)):
         assert bool(metrics) == ("Trainer(" in code)
 

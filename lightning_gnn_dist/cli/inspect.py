@@ -5,18 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lightning_gnn_dist.cli.partitioners import NAMES, add_options, partitioner_of
 from lightning_gnn_dist.cli.values import Commands, in_bytes, positive
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.report import GraphReport
-from lightning_gnn_dist.partition.advice import SUPERNODES_PER_PART, advise, bytes_per_part
+from lightning_gnn_dist.partition.advice import advise, bytes_per_part
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.partition.streaming import StreamingPartitioner
-from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
-
-PARTITIONERS = ("metis", "supernodes", "random", "streaming")
 
 
 def add_to(commands: Commands) -> None:
@@ -24,14 +19,8 @@ def add_to(commands: Commands) -> None:
     inspect = commands.add_parser("inspect", help="report on a saved graph and on partitions of it")
     inspect.add_argument("graph", type=Path, help="the directory of the graph")
     inspect.add_argument("--parts", type=positive, metavar="P", help="cut it into so many parts")
-    inspect.add_argument(
-        "--partitioner", nargs="+", choices=PARTITIONERS, default=["metis"], help="how (default: metis)"
-    )
-    inspect.add_argument("--balance", choices=("nodes", "train"), default="nodes", help="what METIS evens out")
-    inspect.add_argument(
-        "--supernodes", type=positive, metavar="N", help=f"clusters (default: {SUPERNODES_PER_PART} for each part)"
-    )
-    inspect.add_argument("--seed", type=int, default=0, help="decides the partition (default: 0)")
+    inspect.add_argument("--partitioner", nargs="+", choices=NAMES, default=["metis"], help="how (default: metis)")
+    add_options(inspect)
     inspect.set_defaults(run=_run)
 
 
@@ -40,7 +29,7 @@ def _run(options: argparse.Namespace) -> None:
         graph = Graph.open(options.graph)
         print(GraphReport.of(graph))
         for name in options.partitioner if options.parts else ():
-            _inspect(graph, _partitioner(name, options, graph), options)
+            _inspect(graph, partitioner_of(name, options, graph), options)
     except (ValueError, OSError) as error:
         raise SystemExit(f"lightning-gnn-dist inspect: {error}") from error
 
@@ -55,12 +44,3 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
     )
     for sentence in advise(graph, report).sentences:
         print(f"- {sentence}")
-
-
-def _partitioner(name: str, options: argparse.Namespace, graph: Graph) -> Partitioner:
-    if name == "metis":
-        return MetisPartitioner(balance=options.balance)
-    if name == "supernodes":
-        number = options.supernodes or min(SUPERNODES_PER_PART * options.parts, graph.num_nodes)
-        return SuperNodePartitioner(number)
-    return RandomPartitioner() if name == "random" else StreamingPartitioner()

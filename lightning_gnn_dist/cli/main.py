@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lightning_gnn_dist.cli import demo, elastic, inspect, prepare, report, train
+from lightning_gnn_dist.cli import demo, divide, elastic, inspect, prepare, report, train
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -24,7 +24,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=train.PROGRAM, description="Train graph neural networks on partitioned graphs."
     )
     commands = parser.add_subparsers(required=True, metavar="command")
-    for command in (demo, prepare, inspect, elastic, report):
+    for command in (demo, prepare, inspect, divide, elastic, report):
         command.add_to(commands)
     for name, purpose in train.COMMANDS.items():
         commands.add_parser(name, help=purpose, add_help=False)  # listed here, parsed by Lightning
