@@ -31,16 +31,9 @@ class SAGE(pl.LightningModule):
     def forward(self, batch):
         x = batch.x
         for conv, block in zip(self.convs, batch.blocks, strict=True):
-            x = self.layer(conv, x, block)
+            x = conv((x, x[: block.num_dst]), block.adj)
+            x = x if conv is self.convs[-1] else functional.dropout(x.relu(), 0.5, self.training)
         return x
-
-    def layer(self, conv, x, block):
-        x = conv((x, x[: block.num_dst]), block.adj)
-        return x if conv is self.convs[-1] else functional.dropout(x.relu(), 0.5, self.training)
-
-    def layers(self):
-        """For predictions of all nodes: one layer at a time, on batches of one hop."""
-        return [lambda batch, conv=conv: self.layer(conv, batch.x, batch.blocks[0]) for conv in self.convs]
 
     def training_step(self, batch):
         return functional.cross_entropy(self(batch), batch.y[: batch.batch_size])

@@ -224,7 +224,7 @@ def test_predict_writes_a_row_for_every_node(tmp_path: Path) -> None:
 
 
 def test_predict_by_layer_says_what_batches_say(tmp_path: Path) -> None:
-    config = ["predict", "--config=configs/local_sgd.yaml", *SMALL]
+    config = ["predict", "--config=configs/local_sgd.yaml", "--model=layers.LayeredSAGE", *SMALL]
     writer = f"{{class_path: lightning_gnn_dist.PredictionWriter, init_args: {{path: {tmp_path}/batches.npy}}}}"
     run_ranks(command, 2, *config, f"--output={tmp_path}/layers.npy", "--budget_megabytes=16")
     run_ranks(command, 2, *config, f"--trainer.callbacks={writer}")
