@@ -54,14 +54,14 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     try:
+        if options.out.exists() and not options.overwrite:
+            raise FileExistsError(f"{options.out} exists already: choose another path, or add --overwrite.")
         (_prepare if options.out_of_core is None else _prepare_out_of_core)(options)
     except (ValueError, TypeError, OSError, NotImplementedError) as error:
         raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    if options.out.exists() and not options.overwrite:
-        raise FileExistsError(f"{options.out} exists already: choose another path, or add --overwrite.")
     source = find_source(options.source, nodes=options.nodes, drop=options.drop)
     _estimate(source, options)
     with _step("reading") as progress:

@@ -17,16 +17,19 @@ from lightning_gnn_dist.graph import convert, store
 from lightning_gnn_dist.graph.external_sort import ExternalSort
 from lightning_gnn_dist.graph.from_arrays import INDEX_LISTS, node_tensors
 from lightning_gnn_dist.graph.graph import Graph, fingerprint_of
+from lightning_gnn_dist.graph.graph_files import GraphFiles
 from lightning_gnn_dist.graph.journal import Journal, flush, journal_of
 from lightning_gnn_dist.graph.npy import NpyFile, append, cut_back, save, write_header
 from lightning_gnn_dist.graph.raw import RawGraph
-from lightning_gnn_dist.graph.row_files import GraphFiles, RowFiles
+from lightning_gnn_dist.graph.row_files import RowFiles
 from lightning_gnn_dist.graph.tables import Progress
 
+VERSION = 1  # of unfinished work: to be raised when it cannot be gone on with
 OnProgress: TypeAlias = Callable[[str, float], None]
 DEFAULT_MEMORY = 2_000_000_000
 MAX_BYTES_AT_ONCE = 1 << 26
-SECONDS_PER_KEY = 100e-9  # measured on one core: benchmarks/scale.md
+SECONDS_PER_KEY = 150e-9  # an edge has one in each direction; measured on one core: benchmarks/scale.md
+SECONDS_PER_LINE = 600e-9  # of a table, more
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -115,10 +118,14 @@ class Preparation:
         """What lies ahead, from the headers of the files."""
         files = GraphFiles.of(self.source, self.drop)
         keys, num_nodes = files.edges.num_edges * (1 + self.undirected), files.num_nodes or 0
-        per_edge = 4 if convert.index_dtype(num_nodes) == torch.int32 else 8
-        arrays = files.num_bytes + 8 * num_nodes
+        per_key = 4 if convert.index_dtype(num_nodes) == torch.int32 else 8
+        carried, arrays = files.carried.bytes_per_edge, files.num_bytes + 8 * num_nodes
+        seconds = SECONDS_PER_KEY * keys + SECONDS_PER_LINE * files.edges.has_tables * files.edges.num_edges
         return Estimate(
-            files.edges.num_edges, arrays + 8 * num_nodes + 8 * keys, arrays + per_edge * keys, SECONDS_PER_KEY * keys
+            num_edges=files.edges.num_edges,
+            disk_bytes=arrays + 8 * num_nodes + (8 + carried) * keys,
+            stored_bytes=arrays + (per_key + carried) * keys,
+            seconds=seconds,
         )
 
     def run(self, on_progress: OnProgress) -> Graph:
@@ -154,8 +161,9 @@ class Preparation:
         files = GraphFiles.of(self.source, self.drop)
         if not self._draft.exists():
             journal.clear()
-            (self._draft / "nodes").mkdir(parents=True)
-        sort = ExternalSort(files.edges, journal, self._draft, self.undirected, self.memory_bytes)
+            for kind in ("nodes", "edges") if files.carried.arrays else ("nodes",):
+                (self._draft / kind).mkdir(parents=True)
+        sort = ExternalSort(files.edges, files.carried, journal, self._draft, self.undirected, self.memory_bytes)
         num_nodes = sort.count(files.num_nodes, _stage("counting edges", on_progress))
         if num_nodes == 0:
             raise ValueError(f"{self.source} has no edges, and does not say how many nodes there are.")
@@ -163,7 +171,10 @@ class Preparation:
         sort.deal(_stage("dealing edges into buckets", on_progress))
         sort.sort(_stage("sorting buckets", on_progress))
         sort.finish()
-        self._describe(arrays, _stage("taking the fingerprint", on_progress))
+        convert.check_names(files.carried.arrays)
+        carried = list(Data(**dict.fromkeys(files.carried.arrays, num_nodes)).to_dict())
+        names = [*(f"nodes/{name}" for name in arrays), *(f"edges/{name}" for name in carried)]
+        self._describe(names, _stage("taking the fingerprint", on_progress))
 
     def _write_arrays(self, files: GraphFiles, num_nodes: int, journal: Journal, progress: Progress) -> list[str]:
         """Copy every array; return their names, in order."""
@@ -205,9 +216,8 @@ class Preparation:
 
     def _describe(self, arrays: list[str], progress: Progress) -> None:
         """Write ``meta.json``, last of all."""
-        names = ["indptr", "indices", *(f"nodes/{name}" for name in arrays)]
-        files = {name: NpyFile.of(self._draft / f"{name}.npy") for name in names}
-        masks = sorted(f"nodes/{name}" for name in arrays if name.endswith("_mask"))
+        files = {name: NpyFile.of(self._draft / f"{name}.npy") for name in ("indptr", "indices", *arrays)}
+        masks = sorted(name for name in arrays if name.startswith("nodes/") and name.endswith("_mask"))
         fingerprint = fingerprint_of(
             (name.removeprefix("nodes/"), files[name].type, files[name].shape, self._tensors(files[name], progress))
             for name in ("indptr", "indices", *masks)
@@ -215,7 +225,7 @@ class Preparation:
         for file in files.values():
             flush(file.path)
         store.describe(self._draft, {name: (file.type, file.shape) for name, file in files.items()}, fingerprint)
-        for path in (self._draft / "meta.json", self._draft / "nodes", self._draft):
+        for path in (self._draft / "meta.json", *(file.path.parent for file in files.values())):
             flush(path)
 
     def _tensors(self, file: NpyFile, progress: Progress) -> Iterable[Tensor]:
@@ -229,6 +239,7 @@ class Preparation:
         paths = [self.source, *sorted(self.source.rglob("*"))] if self.source.is_dir() else [self.source]
         files = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths if path.is_file()}
         return {
+            "version": VERSION,
             "files": files,
             "undirected": self.undirected,
             "split": self.split,

@@ -41,7 +41,7 @@ def write(path: Path, arrays: Mapping[str, Tensor], fingerprint: str, *, overwri
 def check_target(path: Path, *, overwrite: bool) -> None:
     """Refuse to write where something is that must stay."""
     if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists already. Choose another path, or graph.save(path, overwrite=True).")
+        raise FileExistsError(f"{path} exists already. Choose another path, or pass overwrite=True.")
     if path.exists() and not (path / "meta.json").exists():
         raise FileExistsError(f"{path} exists and is not a saved graph, so it is not overwritten. Choose another path.")
 

@@ -67,6 +67,19 @@ def test_it_is_the_graph_of_memory_to_the_byte(
     assert not (tmp_path / ".graph.preparing").exists()
 
 
+@pytest.mark.parametrize("undirected", [False, True])
+def test_edges_carry_their_arrays(source: Path, tmp_path: Path, undirected: bool) -> None:
+    generator = np.random.default_rng(1)
+    pairs = generator.integers(0, 40, (2, NUM_EDGES))  # each several times, and both ways
+    np.save(source / "edge_index.npy", pairs)
+    np.save(source / "edge_weight.npy", generator.random(NUM_EDGES).astype(np.float32))
+    np.save(source / "edge_attr.npy", generator.integers(0, 100, (NUM_EDGES, 3)).astype(np.int16))
+    expected = from_memory(source, tmp_path / "expected", undirected=undirected)
+    interrupted(source, tmp_path / "graph", "sorting buckets", undirected=undirected, memory_bytes=2 * SMALL)
+    prepare_graph(source, tmp_path / "graph", undirected=undirected, memory_bytes=2 * SMALL)
+    assert content(tmp_path / "graph") == expected
+
+
 def test_it_is_the_graph_of_pyg(to_pyg: Callable[..., Data], tmp_path: Path) -> None:
     data = to_pyg("cora.npz", split=0)
     Graph.from_pyg(data).save(tmp_path / "expected")
