@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -16,7 +17,7 @@ from torch_geometric.data import Data
 from lightning_gnn_dist.graph import convert, store
 from lightning_gnn_dist.graph.external_sort import ExternalSort
 from lightning_gnn_dist.graph.from_arrays import INDEX_LISTS, node_tensors
-from lightning_gnn_dist.graph.graph import Graph, fingerprint_of
+from lightning_gnn_dist.graph.graph import fingerprint_of
 from lightning_gnn_dist.graph.graph_files import GraphFiles
 from lightning_gnn_dist.graph.journal import Journal, flush, journal_of
 from lightning_gnn_dist.graph.npy import NpyFile, append, cut_back, save, write_header
@@ -45,8 +46,8 @@ def prepare_graph(
     memory_bytes: int = DEFAULT_MEMORY,
     overwrite: bool = False,
     on_progress: OnProgress = lambda stage, share: None,
-) -> Graph:
-    """Turn files into a saved graph in bounded memory, and open it. The same call goes on after a kill.
+) -> None:
+    """Turn files into a saved graph in bounded memory. The same call goes on after a kill.
 
     The graph is the one that ``Graph.from_pyg(...).save(out)`` writes, to the bit. It appears at ``out`` when it is
     complete; until then the work is in the folder ``.<out>.preparing`` beside it.
@@ -69,7 +70,7 @@ def prepare_graph(
     preparation = Preparation(
         Path(source), Path(out), undirected, split, seed, tuple(drop), float_labels, memory_bytes, overwrite
     )
-    return preparation.run(on_progress)
+    preparation.run(on_progress)
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,25 @@ class Estimate:
     disk_bytes: int
     stored_bytes: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What was prepared.
+
+    Args:
+        num_nodes: Nodes.
+        num_edges: Edges.
+        num_bytes: Bytes of all arrays.
+        arrays: Names of the arrays per node, then per edge.
+        splits: Nodes of every mask.
+    """
+
+    num_nodes: int
+    num_edges: int
+    num_bytes: int
+    arrays: list[str]
+    splits: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -128,13 +148,13 @@ class Preparation:
             seconds=seconds,
         )
 
-    def run(self, on_progress: OnProgress) -> Graph:
+    def run(self, on_progress: OnProgress) -> Prepared:
         """Do what is left to do."""
         store.check_target(self.out, overwrite=self.overwrite)
         self._check_room()
         try:
             with journal_of(self.folder, self._inputs()) as journal:
-                self._write(journal, on_progress)
+                prepared = self._write(journal, on_progress)
                 store.replace(self._draft, self.out)
                 flush(self.folder.parent)
                 shutil.rmtree(self.folder)
@@ -146,7 +166,7 @@ class Preparation:
                 f"the disk of {self.folder} is full, or a file may not grow ({error.strerror}). What is done is kept "
                 "there: make room and repeat the command to go on, or delete that folder",
             ) from error
-        return Graph.open(self.out)
+        return prepared
 
     def _check_room(self) -> None:
         """Refuse to begin what the disk has no room for."""
@@ -156,7 +176,7 @@ class Preparation:
         if missing > free:
             raise OSError(f"{place} has {free:,} bytes free, and about {missing:,} are needed: choose another disk.")
 
-    def _write(self, journal: Journal, on_progress: OnProgress) -> None:
+    def _write(self, journal: Journal, on_progress: OnProgress) -> Prepared:
         """Everything that the saved graph consists of, in the draft."""
         files = GraphFiles.of(self.source, self.drop)
         if not self._draft.exists():
@@ -174,7 +194,7 @@ class Preparation:
         convert.check_names(files.carried.arrays)
         carried = list(Data(**dict.fromkeys(files.carried.arrays, num_nodes)).to_dict())
         names = [*(f"nodes/{name}" for name in arrays), *(f"edges/{name}" for name in carried)]
-        self._describe(names, _stage("taking the fingerprint", on_progress))
+        return self._describe(names, _stage("taking the fingerprint", on_progress))
 
     def _write_arrays(self, files: GraphFiles, num_nodes: int, journal: Journal, progress: Progress) -> list[str]:
         """Copy every array; return their names, in order."""
@@ -214,7 +234,7 @@ class Preparation:
             if journal.is_due() or done == total:
                 journal.record([target], copied=copied | {name: done})
 
-    def _describe(self, arrays: list[str], progress: Progress) -> None:
+    def _describe(self, arrays: list[str], progress: Progress) -> Prepared:
         """Write ``meta.json``, last of all."""
         files = {name: NpyFile.of(self._draft / f"{name}.npy") for name in ("indptr", "indices", *arrays)}
         masks = sorted(name for name in arrays if name.startswith("nodes/") and name.endswith("_mask"))
@@ -227,6 +247,14 @@ class Preparation:
         store.describe(self._draft, {name: (file.type, file.shape) for name, file in files.items()}, fingerprint)
         for path in (self._draft / "meta.json", *(file.path.parent for file in files.values())):
             flush(path)
+
+        return Prepared(
+            num_nodes=files["indptr"].shape[0] - 1,
+            num_edges=files["indices"].shape[0],
+            num_bytes=sum(file.num_bytes for file in files.values()),
+            arrays=[name.partition("/")[2] for name in arrays],
+            splits={mask[len("nodes/") : -len("_mask")]: int(np.load(files[mask].path).sum()) for mask in masks},
+        )
 
     def _tensors(self, file: NpyFile, progress: Progress) -> Iterable[Tensor]:
         total, at_once = file.shape[0], max(1, min(self.memory_bytes // 16, MAX_BYTES_AT_ONCE // 8))

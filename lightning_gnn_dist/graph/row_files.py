@@ -44,7 +44,7 @@ class RowFiles:
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.files[0].dtype.itemsize
+        return sum(file.num_bytes for file in self.files)
 
     @property
     def bytes_per_row(self) -> int:

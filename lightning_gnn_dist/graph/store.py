@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import mmap
@@ -116,6 +117,10 @@ def _map(file: Path, entry: dict[str, Any]) -> Tensor:
     try:
         tensor = torch.from_numpy(_map_npy(file))
     except (OSError, ValueError, EOFError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            raise MemoryError(
+                f"{file} cannot be mapped: this process may hold too little memory (ulimit -v, -d)."
+            ) from error
         raise ValueError(f"{file} is missing or truncated ({error}). Save the graph again.") from error
     if dtype == torch.bfloat16:  # numpy has no bfloat16: its bits are stored as int16
         tensor = tensor.view(torch.bfloat16)

@@ -11,6 +11,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_files import GraphFiles
 from lightning_gnn_dist.graph.out_of_core import prepare_graph
 from lightning_gnn_dist.graph.row_files import RowFiles
+from tests.graph.test_out_of_core import prepared
 
 X = np.random.default_rng(0).normal(size=(50, 3, 2)).astype(np.float16)
 
@@ -36,16 +37,16 @@ def test_rows_come_in_pieces_from_any_row_on(folder: Path, first: int) -> None:
 
 
 def test_features_in_several_files_become_one_array(folder: Path, tmp_path: Path) -> None:
-    graph = prepare_graph(folder, tmp_path / "graph", memory_bytes=400)
+    graph = prepared(folder, tmp_path / "graph", memory_bytes=400)
     assert graph.num_nodes == 50 and np.array_equal(graph.node_arrays["x"].numpy(), X)
     assert (tmp_path / "graph" / "nodes" / "x.npy").read_bytes()[128:] == X.tobytes()
 
 
 def test_nodes_may_be_counted_without_an_array(folder: Path, tmp_path: Path) -> None:
     np.save(folder / "num_nodes.npy", 77)
-    assert prepare_graph(folder, tmp_path / "graph", drop=["features"]).num_nodes == 77
+    assert prepared(folder, tmp_path / "graph", drop=["features"]).num_nodes == 77
     (folder / "num_nodes.npy").unlink()
-    assert prepare_graph(folder, tmp_path / "second", drop=["features"]).num_nodes == 20
+    assert prepared(folder, tmp_path / "second", drop=["features"]).num_nodes == 20
 
 
 def test_only_headers_are_read_beforehand(folder: Path) -> None:
