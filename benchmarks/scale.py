@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_gnn_dist.graph.out_of_core import DEFAULT_MEMORY, prepare_graph
+from lightning_gnn_dist.graph.out_of_core import DEFAULT_MEMORY, Preparation
 
 EDGES_PER_FILE = 1 << 22
 EDGES_PER_NODE = 12  # of the list, before the reverse edges
@@ -94,13 +94,13 @@ def prepare_limited(options: argparse.Namespace) -> None:
         last[:] = now
 
     start = time.perf_counter(), time.process_time()
-    graph = prepare_graph(
-        options.source, options.out, undirected=True, memory_bytes=round(options.memory * 1e9), on_progress=on_progress
+    made = Preparation(options.source, options.out, undirected=True, memory_bytes=round(options.memory * 1e9)).run(
+        on_progress
     )
     seconds, busy = time.perf_counter() - start[0], time.process_time() - start[1]
     stages = ", ".join(f"{stage} {1e9 * cpu[stage] / options.edges:.0f}" for stage in cpu)
     print(
-        f"| {options.edges:,} | {graph.num_nodes:,} | {graph.num_edges:,} | {seconds:.0f} | "
+        f"| {options.edges:,} | {made.num_nodes:,} | {made.num_edges:,} | {seconds:.0f} | "
         f"{1e9 * seconds / options.edges:.0f} | {1e9 * busy / options.edges:.0f} | {memory('VmHWM'):.2f} | "
         f"{memory('VmHWM') - before['VmRSS']:.2f} |"
     )

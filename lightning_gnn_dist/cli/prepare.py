@@ -14,8 +14,8 @@ import torch
 
 from lightning_gnn_dist.cli.values import Commands, gigabytes, in_bytes
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.out_of_core import DEFAULT_MEMORY, Preparation
-from lightning_gnn_dist.graph.raw import RawGraph, Source
+from lightning_gnn_dist.graph.out_of_core import DEFAULT_MEMORY, Preparation, Prepared
+from lightning_gnn_dist.graph.raw import SPLITS, RawGraph, Source
 from lightning_gnn_dist.graph.sources import find_source
 
 PURPOSE = "turn a PyG file, arrays or tables into a saved graph"
@@ -54,14 +54,14 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     try:
+        if options.out.exists() and not options.overwrite:
+            raise FileExistsError(f"{options.out} exists already: choose another path, or add --overwrite.")
         (_prepare if options.out_of_core is None else _prepare_out_of_core)(options)
     except (ValueError, TypeError, OSError, NotImplementedError) as error:
         raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    if options.out.exists() and not options.overwrite:
-        raise FileExistsError(f"{options.out} exists already: choose another path, or add --overwrite.")
     source = find_source(options.source, nodes=options.nodes, drop=options.drop)
     _estimate(source, options)
     with _step("reading") as progress:
@@ -75,7 +75,11 @@ def _prepare(options: argparse.Namespace) -> None:
         graph = raw.build(float_labels=options.float_labels)
     with _step("writing"):
         graph.save(options.out, overwrite=options.overwrite)
-    _summary(graph, options)
+    arrays = [*graph.node_arrays, *graph.edge_arrays]
+    splits = {
+        name.removesuffix("_mask"): int(a.sum()) for name, a in graph.node_arrays.items() if name.endswith("_mask")
+    }
+    _summary(Prepared(graph.num_nodes, graph.num_edges, graph.num_bytes, arrays, splits), options)
     if not options.undirected and not _may_be_undirected(graph, raw):
         print("Not every edge has its reverse. If the graph is undirected, prepare it with --undirected.")
 
@@ -101,8 +105,8 @@ def _prepare_out_of_core(options: argparse.Namespace) -> None:
         f"{in_bytes(options.out_of_core)} of RAM beside 24 bytes a node, and about {estimate.seconds / 60:.1f} minutes."
     )
     with _stages() as on_progress:
-        graph = preparation.run(on_progress)
-    _summary(graph, options)
+        prepared = preparation.run(on_progress)
+    _summary(prepared, options)
 
 
 def _estimate(source: Source, options: argparse.Namespace) -> None:
@@ -147,14 +151,12 @@ def _stages() -> Iterator[Callable[[str, float], None]]:
         yield progress
 
 
-def _summary(graph: Graph, options: argparse.Namespace) -> None:
-    masks = {
-        name.removesuffix("_mask"): int(a.sum()) for name, a in graph.node_arrays.items() if name.endswith("_mask")
-    }
-    splits = ", ".join(f"{count:,} {name}" for name, count in masks.items())
-    print(f"{options.out}: {graph.num_nodes:,} nodes, {graph.num_edges:,} edges, {in_bytes(graph.num_bytes)}.")
-    print(f"arrays: {', '.join([*graph.node_arrays, *graph.edge_arrays])}; split: {splits or 'none'}.")
-    if "train" not in masks:
+def _summary(prepared: Prepared, options: argparse.Namespace) -> None:
+    order = sorted(prepared.splits, key=lambda name: [*SPLITS, name].index(name))
+    splits = ", ".join(f"{prepared.splits[name]:,} {name}" for name in order)
+    print(f"{options.out}: {prepared.num_nodes:,} nodes, {prepared.num_edges:,} edges, {in_bytes(prepared.num_bytes)}.")
+    print(f"arrays: {', '.join(prepared.arrays)}; split: {splits or 'none'}.")
+    if "train" not in prepared.splits:
         print("There is no train_mask, and training needs one: --split 0.6 0.2 0.2, or a column called split.")
 
 

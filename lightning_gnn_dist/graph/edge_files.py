@@ -50,6 +50,10 @@ class EdgeFiles:
             )
         return cls(files, sum(_num_edges(file, drop) for file in files))
 
+    @property
+    def has_tables(self) -> bool:
+        return any(is_table(file) for file in self.files)
+
     def pieces(self, edges_at_once: int, *, skip: int = 0) -> Iterator[Piece]:
         """All edges, in pieces that are the same every time. The first ``skip`` are passed over, mostly unread."""
         for file, read in islice(self._readers(edges_at_once), skip, None):
@@ -76,8 +80,8 @@ def _num_edges(file: Path, drop: Collection[str]) -> int:
         return _length(_edge_array(file))
     if unwanted := [name for name in columns_of(file)[2:] if name not in drop]:
         raise ValueError(
-            f"{file} has the column {unwanted[0]!r} beside the two ends of an edge, and edges that are sorted on disk "
-            f"carry nothing: leave it out (--drop {unwanted[0]}), or prepare the graph in memory."
+            f"{file} has the column {unwanted[0]!r} beside the two ends of an edge. What edges carry is read from "
+            f".npy alone when they are sorted on disk: leave it out (--drop {unwanted[0]}), or give all as .npy."
         )
     return count_rows(file)
 

@@ -27,11 +27,20 @@ def count(nodes: Array, degrees: Array) -> None:
 
 @compiled
 def deal(
-    sender: Array, receiver: Array, both_ways: bool, bucket_of: Array, first: Array, bits: int, keys: Array
+    sender: Array,
+    receiver: Array,
+    both_ways: bool,
+    bucket_of: Array,
+    first: Array,
+    bits: int,
+    flag: int,
+    keys: Array,
+    edges: Array,
 ) -> Array:
     """Write the keys of edges, bucket after bucket, and return where each bucket starts.
 
-    A key is the receiver, counted from the ``first`` of its bucket, and in its last ``bits`` bits the sender.
+    A key is the receiver, counted from the ``first`` of its bucket, and in its last ``bits`` bits the sender, and if
+    ``flag`` is 1, a bit that says whether the edge is a reverse one. ``edges`` takes which edge it is, unless empty.
     """
     start = np.zeros(first.size + 1, np.int64)
     for at in range(sender.size):
@@ -42,29 +51,36 @@ def deal(
         start[bucket + 1] += start[bucket]
     cursor = start[:-1].copy()
     for at in range(sender.size):
-        put(sender[at], receiver[at], bucket_of, first, bits, keys, cursor)
+        bucket = bucket_of[receiver[at]]
+        low = np.uint64(sender[at]) << np.uint64(flag)
+        keys[cursor[bucket]] = (np.uint64(receiver[at] - first[bucket]) << np.uint64(bits)) | low
+        if edges.size:
+            edges[cursor[bucket]] = at
+        cursor[bucket] += 1
         if both_ways:
-            put(receiver[at], sender[at], bucket_of, first, bits, keys, cursor)
+            bucket = bucket_of[sender[at]]
+            low = (np.uint64(receiver[at]) << np.uint64(flag)) | np.uint64(flag)
+            keys[cursor[bucket]] = (np.uint64(sender[at] - first[bucket]) << np.uint64(bits)) | low
+            if edges.size:
+                edges[cursor[bucket]] = at
+            cursor[bucket] += 1
     return start
 
 
 @compiled
-def put(sender: int, receiver: int, bucket_of: Array, first: Array, bits: int, keys: Array, cursor: Array) -> None:
-    """Write one key to where its bucket has come."""
-    bucket = bucket_of[receiver]
-    keys[cursor[bucket]] = (np.uint64(receiver - first[bucket]) << np.uint64(bits)) | np.uint64(sender)
-    cursor[bucket] += 1
+def unpack(keys: Array, bits: int, flag: int, once: bool, senders: Array, degrees: Array, places: Array) -> int:
+    """The senders of sorted keys, and how many each row has; equal edges count once if asked. Returns how many.
 
-
-@compiled
-def unpack(keys: Array, bits: int, once: bool, senders: Array, degrees: Array) -> int:
-    """The senders of sorted keys, and how many each row has; equal keys count once if asked. Returns how many."""
-    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    ``places`` takes where each of them stands among the keys, unless empty.
+    """
+    shift, mask = np.uint64(flag), (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     kept = 0
     for at in range(keys.size):
-        if once and at and keys[at] == keys[at - 1]:
+        if once and at and keys[at] >> shift == keys[at - 1] >> shift:
             continue
-        senders[kept] = keys[at] & mask
+        senders[kept] = (keys[at] & mask) >> shift
+        if places.size:
+            places[kept] = at
         degrees[np.int64(keys[at] >> np.uint64(bits))] += 1
         kept += 1
     return kept

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +19,13 @@ from lightning_gnn_dist.graph.edge_files import EdgeFiles, Piece
 from lightning_gnn_dist.graph.external_kernels import count, deal, unpack
 from lightning_gnn_dist.graph.journal import Journal
 from lightning_gnn_dist.graph.npy import append, cut_back, save, write_header
+from lightning_gnn_dist.graph.row_files import Carried, RowFiles
 from lightning_gnn_dist.graph.tables import Column, Progress
 
 BYTES_PER_KEY = 16  # of a bucket while it is sorted and unpacked
 BYTES_PER_EDGE = 64  # of a piece while it is dealt, both ways
+MORE_PER_KEY = 40  # where edges carry something: the order of the keys, beside twice what is carried
+MORE_PER_EDGE = 32  # the same, beside six times what is carried
 KEYS_PER_BUCKET = 1 << 24  # larger buckets do not sort faster
 MAX_BUCKETS = 4096  # more only where the memory is too small for fewer: every piece is appended to all of them
 MAX_EDGES_AT_ONCE = 1 << 22
@@ -32,8 +36,12 @@ FEWEST_PLACES = 1 << 10
 class ExternalSort:
     """Turns a list of edges into ``indptr.npy`` and ``indices.npy``; goes on where the journal says.
 
+    What edges carry is dealt and sorted beside them, into ``edges/``. Of equal edges the first is kept; reverse edges
+    come after all others.
+
     Args:
         edges: The edges.
+        carried: What they carry, in the same order.
         journal: Says what is done. Its folder takes the buckets, about 8 bytes an edge and direction.
         out: The directory to write the two arrays into.
         both_ways: Add the reverse of every edge and keep each once; else edges are kept as they are.
@@ -41,6 +49,7 @@ class ExternalSort:
     """
 
     edges: EdgeFiles
+    carried: Carried
     journal: Journal
     out: Path
     both_ways: bool
@@ -74,10 +83,13 @@ class ExternalSort:
         done, sizes = self.journal.get("pieces", 0), self.journal.get("sizes", [0] * (len(bounds) - 1))
         for bucket, size in enumerate(sizes):
             cut_back(self._bucket(bucket), size)
+            if self._width:
+                cut_back(self._carried_by(bucket), size // 8 * self._width)
         bucket_of = np.repeat(np.arange(len(sizes), dtype=np.uint16), np.diff(bounds))
         seen = sum(sizes) // (8 * (1 + self.both_ways))
         for piece in self.edges.pieces(self._edges_at_once, skip=done):
-            self._deal_piece(piece, bounds, bucket_of, sizes)
+            _check_ends(piece, bucket_of.size)
+            self._deal_piece(piece, seen, bounds, bucket_of, sizes)
             seen, done = seen + piece.sender.size, done + 1
             progress(seen / max(self.journal.get("num_edges"), 1))
             if self.journal.is_due():
@@ -85,51 +97,68 @@ class ExternalSort:
         self._check_dealt(seen)
         self.journal.record(self._files(), is_dealt=True, sizes=sizes)
 
-    def _deal_piece(self, piece: Piece, bounds: Column, bucket_of: Column, sizes: list[int]) -> None:
+    def _deal_piece(self, piece: Piece, first: int, bounds: Column, bucket_of: Column, sizes: list[int]) -> None:
         keys = np.empty(piece.sender.size * (1 + self.both_ways), np.uint64)
-        start = deal(piece.sender, piece.receiver, self.both_ways, bucket_of, bounds[:-1], self._bits, keys)
+        edges = np.empty(keys.size if self._width else 0, np.int64)
+        start = deal(*piece[:2], self.both_ways, bucket_of, bounds[:-1], self._bits, int(self._width > 0), keys, edges)
+        carried = self.carried.read(first, piece.sender.size) if self._width else None
         for bucket in np.flatnonzero(np.diff(start)).tolist():
-            append(self._bucket(bucket), keys[start[bucket] : start[bucket + 1]])
-            sizes[bucket] += 8 * int(start[bucket + 1] - start[bucket])
+            here = slice(int(start[bucket]), int(start[bucket + 1]))
+            append(self._bucket(bucket), keys[here])
+            if carried is not None:
+                append(self._carried_by(bucket), carried[edges[here]])
+            sizes[bucket] += 8 * (here.stop - here.start)
 
     def sort(self, progress: Progress) -> None:
         """Sort bucket after bucket, and append it to ``indices.npy``."""
         bounds, indices, dtype = self._plan(), self.out / "indices.npy", self._dtype
         done, kept, removed = self.journal.get("buckets", 0), self.journal.get("kept", 0), 0
-        start = write_header(indices, dtype, (0,))
-        cut_back(indices, start + kept * dtype.itemsize)
+        cut_back(indices, write_header(indices, dtype, (0,)) + kept * dtype.itemsize)
         cut_back(self._rows, 8 * int(bounds[done]))
+        for file, rows in self._edge_arrays():
+            cut_back(file, write_header(file, rows.files[0].dtype, (0, *rows.shape[1:])) + kept * rows.bytes_per_row)
         for bucket in range(done, len(bounds) - 1):
-            senders, degrees = self._sort_bucket(bucket, int(bounds[bucket + 1] - bounds[bucket]))
-            append(indices, senders)
-            append(self._rows, degrees)
-            kept, done = kept + senders.size, bucket + 1
+            kept += self._sort_bucket(bucket, int(bounds[bucket + 1] - bounds[bucket]))
+            done = bucket + 1
             progress(done / (len(bounds) - 1))
             if self.journal.is_due() or done == len(bounds) - 1:
-                self.journal.record([indices, self._rows], buckets=done, kept=kept)
+                written = [indices, self._rows, *(file for file, _ in self._edge_arrays())]
+                self.journal.record(written, buckets=done, kept=kept)
                 for old in range(removed, done):
                     self._bucket(old).unlink(missing_ok=True)
+                    self._carried_by(old).unlink(missing_ok=True)
                 removed = done
 
-    def _sort_bucket(self, bucket: int, num_rows: int) -> tuple[Column, Column]:
-        keys = np.fromfile(self._bucket(bucket), np.uint64)
-        if keys.nbytes != (size := self.journal.get("sizes")[bucket]):
-            raise ValueError(
-                f"{self._bucket(bucket)} has {keys.nbytes:,} bytes, and {size:,} were written: delete "
-                f"{self.journal.folder} to begin anew."
-            )
-        keys.sort()
+    def _sort_bucket(self, bucket: int, num_rows: int) -> int:
+        """Append one bucket to what is sorted, and return how many edges it has."""
+        size = self.journal.get("sizes")[bucket]
+        keys = _read_all(self._bucket(bucket), np.dtype(np.uint64), size)
+        order = np.argsort(keys, kind="stable") if self._width else np.empty(0, np.int64)
+        if self._width:
+            keys = keys[order]
+        else:
+            keys.sort()
         senders, degrees = np.empty(keys.size, self._dtype), np.zeros(num_rows, np.int64)
-        return senders[: unpack(keys, self._bits, self.both_ways, senders, degrees)], degrees
+        places = np.empty(order.size, np.int64)
+        kept = unpack(keys, self._bits, int(self._width > 0), self.both_ways, senders, degrees, places)
+        append(self.out / "indices.npy", senders[:kept])
+        append(self._rows, degrees)
+        if self._width:
+            carried = _read_all(self._carried_by(bucket), np.dtype(np.uint8), size // 8 * self._width)
+            carried = carried.reshape(-1, self._width)[order[places[:kept]]]
+            for name, rows in self.carried.split(carried):
+                append(self.out / "edges" / f"{name}.npy", rows)
+        return kept
 
-    def finish(self) -> tuple[int, int]:
-        """Write ``indptr.npy`` and what ``indices.npy`` is; return how many nodes and edges there are."""
+    def finish(self) -> None:
+        """Write ``indptr.npy``, and into the other files how many edges there are."""
         num_nodes, num_edges = self.journal.get("num_nodes"), self.journal.get("kept")
         indptr = np.zeros(num_nodes + 1, np.int64)
         np.cumsum(np.fromfile(self._rows, np.int64), out=indptr[1:])
         save(self.out / "indptr.npy", indptr)
         write_header(self.out / "indices.npy", self._dtype, (num_edges,))
-        return num_nodes, num_edges
+        for file, rows in self._edge_arrays():
+            write_header(file, rows.files[0].dtype, (num_edges, *rows.shape[1:]))
 
     def _plan(self) -> Column:
         """Where each bucket begins and the last one ends: ranges of nodes that fit into memory together."""
@@ -141,10 +170,11 @@ class ExternalSort:
         return np.array(self.journal.get("bounds"))
 
     def _bounds(self, degrees: Column) -> list[int]:
-        most = self.memory_bytes // BYTES_PER_KEY
+        per_key = BYTES_PER_KEY + (MORE_PER_KEY + 2 * self._width if self._width else 0)
+        most = self.memory_bytes // per_key
         if degrees.size and (largest := int(degrees.max())) > most:
             raise ValueError(
-                f"Node {int(degrees.argmax())} has {largest:,} edges, which take {largest * BYTES_PER_KEY:,} bytes to "
+                f"Node {int(degrees.argmax())} has {largest:,} edges, which take {largest * per_key:,} bytes to "
                 f"sort: {self.memory_bytes:,} bytes of memory are too few."
             )
         ends = degrees.cumsum()
@@ -165,11 +195,17 @@ class ExternalSort:
 
     @property
     def _edges_at_once(self) -> int:
-        return max(1, min(self.memory_bytes // BYTES_PER_EDGE, MAX_EDGES_AT_ONCE))
+        per_edge = BYTES_PER_EDGE + (MORE_PER_EDGE + 6 * self._width if self._width else 0)
+        return max(1, min(self.memory_bytes // per_edge, MAX_EDGES_AT_ONCE))
+
+    @property
+    def _width(self) -> int:
+        return self.carried.bytes_per_edge
 
     @property
     def _bits(self) -> int:
-        return max(int(self.journal.get("num_nodes")) - 1, 1).bit_length()
+        """Of a key, those that are not the receiver's."""
+        return max(int(self.journal.get("num_nodes")) - 1, 1).bit_length() + (self._width > 0)
 
     @property
     def _dtype(self) -> np.dtype[np.int32] | np.dtype[np.int64]:
@@ -191,8 +227,24 @@ class ExternalSort:
     def _bucket(self, bucket: int) -> Path:
         return self._buckets / str(bucket)
 
+    def _carried_by(self, bucket: int) -> Path:
+        return self._buckets / f"{bucket}.carried"
+
+    def _edge_arrays(self) -> list[tuple[Path, RowFiles]]:
+        return [(self.out / "edges" / f"{name}.npy", rows) for name, rows in self.carried.arrays.items()]
+
     def _files(self) -> list[Path]:
         return [self._buckets, *sorted(self._buckets.iterdir())]
+
+
+def _read_all(path: Path, dtype: np.dtype[Any], size: int) -> Column:
+    """The whole of a file that was written to be so long."""
+    numbers = np.fromfile(path, dtype)
+    if numbers.nbytes != size:
+        raise ValueError(
+            f"{path} has {numbers.nbytes:,} bytes, and {size:,} were written: delete {path.parents[1]} to begin anew."
+        )
+    return numbers
 
 
 def _check_ends(piece: Piece, num_nodes: int | None) -> int:

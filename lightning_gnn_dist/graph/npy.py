@@ -46,12 +46,17 @@ class NpyFile:
             raise ValueError(f"{path} is no .npy file, or is truncated ({error}). Write it again.") from error
         if dtype.hasobject:
             raise ValueError(f"{path} holds Python objects, and numbers are needed: array.astype(...) before np.save.")
-        found, promised = path.stat().st_size, offset + math.prod(shape) * dtype.itemsize
+        file = cls(path, shape, dtype, offset, by_column and len(shape) > 1)
+        found, promised = path.stat().st_size, offset + file.num_bytes
         if found < promised:
             raise ValueError(
                 f"{path} is truncated: it has {found:,} bytes, and its header promises {promised:,}. Write it again."
             )
-        return cls(path, shape, dtype, offset, by_column and len(shape) > 1)
+        return file
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def type(self) -> torch.dtype:

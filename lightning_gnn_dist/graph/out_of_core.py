@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -16,17 +17,20 @@ from torch_geometric.data import Data
 from lightning_gnn_dist.graph import convert, store
 from lightning_gnn_dist.graph.external_sort import ExternalSort
 from lightning_gnn_dist.graph.from_arrays import INDEX_LISTS, node_tensors
-from lightning_gnn_dist.graph.graph import Graph, fingerprint_of
+from lightning_gnn_dist.graph.graph import fingerprint_of
+from lightning_gnn_dist.graph.graph_files import GraphFiles
 from lightning_gnn_dist.graph.journal import Journal, flush, journal_of
 from lightning_gnn_dist.graph.npy import NpyFile, append, cut_back, save, write_header
 from lightning_gnn_dist.graph.raw import RawGraph
-from lightning_gnn_dist.graph.row_files import GraphFiles, RowFiles
+from lightning_gnn_dist.graph.row_files import RowFiles
 from lightning_gnn_dist.graph.tables import Progress
 
+VERSION = 1  # of unfinished work: to be raised when it cannot be gone on with
 OnProgress: TypeAlias = Callable[[str, float], None]
 DEFAULT_MEMORY = 2_000_000_000
 MAX_BYTES_AT_ONCE = 1 << 26
-SECONDS_PER_KEY = 100e-9  # measured on one core: benchmarks/scale.md
+SECONDS_PER_KEY = 150e-9  # an edge has one in each direction; measured on one core: benchmarks/scale.md
+SECONDS_PER_LINE = 600e-9  # of a table, more
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -42,8 +46,8 @@ def prepare_graph(
     memory_bytes: int = DEFAULT_MEMORY,
     overwrite: bool = False,
     on_progress: OnProgress = lambda stage, share: None,
-) -> Graph:
-    """Turn files into a saved graph in bounded memory, and open it. The same call goes on after a kill.
+) -> None:
+    """Turn files into a saved graph in bounded memory. The same call goes on after a kill.
 
     The graph is the one that ``Graph.from_pyg(...).save(out)`` writes, to the bit. It appears at ``out`` when it is
     complete; until then the work is in the folder ``.<out>.preparing`` beside it.
@@ -66,7 +70,7 @@ def prepare_graph(
     preparation = Preparation(
         Path(source), Path(out), undirected, split, seed, tuple(drop), float_labels, memory_bytes, overwrite
     )
-    return preparation.run(on_progress)
+    preparation.run(on_progress)
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,25 @@ class Estimate:
     disk_bytes: int
     stored_bytes: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What was prepared.
+
+    Args:
+        num_nodes: Nodes.
+        num_edges: Edges.
+        num_bytes: Bytes of all arrays.
+        arrays: Names of the arrays per node, then per edge.
+        splits: Nodes of every mask.
+    """
+
+    num_nodes: int
+    num_edges: int
+    num_bytes: int
+    arrays: list[str]
+    splits: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -115,19 +138,23 @@ class Preparation:
         """What lies ahead, from the headers of the files."""
         files = GraphFiles.of(self.source, self.drop)
         keys, num_nodes = files.edges.num_edges * (1 + self.undirected), files.num_nodes or 0
-        per_edge = 4 if convert.index_dtype(num_nodes) == torch.int32 else 8
-        arrays = files.num_bytes + 8 * num_nodes
+        per_key = 4 if convert.index_dtype(num_nodes) == torch.int32 else 8
+        carried, arrays = files.carried.bytes_per_edge, files.num_bytes + 8 * num_nodes
+        seconds = SECONDS_PER_KEY * keys + SECONDS_PER_LINE * files.edges.has_tables * files.edges.num_edges
         return Estimate(
-            files.edges.num_edges, arrays + 8 * num_nodes + 8 * keys, arrays + per_edge * keys, SECONDS_PER_KEY * keys
+            num_edges=files.edges.num_edges,
+            disk_bytes=arrays + 8 * num_nodes + (8 + carried) * keys,
+            stored_bytes=arrays + (per_key + carried) * keys,
+            seconds=seconds,
         )
 
-    def run(self, on_progress: OnProgress) -> Graph:
+    def run(self, on_progress: OnProgress) -> Prepared:
         """Do what is left to do."""
         store.check_target(self.out, overwrite=self.overwrite)
         self._check_room()
         try:
             with journal_of(self.folder, self._inputs()) as journal:
-                self._write(journal, on_progress)
+                prepared = self._write(journal, on_progress)
                 store.replace(self._draft, self.out)
                 flush(self.folder.parent)
                 shutil.rmtree(self.folder)
@@ -139,7 +166,7 @@ class Preparation:
                 f"the disk of {self.folder} is full, or a file may not grow ({error.strerror}). What is done is kept "
                 "there: make room and repeat the command to go on, or delete that folder",
             ) from error
-        return Graph.open(self.out)
+        return prepared
 
     def _check_room(self) -> None:
         """Refuse to begin what the disk has no room for."""
@@ -149,13 +176,14 @@ class Preparation:
         if missing > free:
             raise OSError(f"{place} has {free:,} bytes free, and about {missing:,} are needed: choose another disk.")
 
-    def _write(self, journal: Journal, on_progress: OnProgress) -> None:
+    def _write(self, journal: Journal, on_progress: OnProgress) -> Prepared:
         """Everything that the saved graph consists of, in the draft."""
         files = GraphFiles.of(self.source, self.drop)
         if not self._draft.exists():
             journal.clear()
-            (self._draft / "nodes").mkdir(parents=True)
-        sort = ExternalSort(files.edges, journal, self._draft, self.undirected, self.memory_bytes)
+            for kind in ("nodes", "edges") if files.carried.arrays else ("nodes",):
+                (self._draft / kind).mkdir(parents=True)
+        sort = ExternalSort(files.edges, files.carried, journal, self._draft, self.undirected, self.memory_bytes)
         num_nodes = sort.count(files.num_nodes, _stage("counting edges", on_progress))
         if num_nodes == 0:
             raise ValueError(f"{self.source} has no edges, and does not say how many nodes there are.")
@@ -163,7 +191,10 @@ class Preparation:
         sort.deal(_stage("dealing edges into buckets", on_progress))
         sort.sort(_stage("sorting buckets", on_progress))
         sort.finish()
-        self._describe(arrays, _stage("taking the fingerprint", on_progress))
+        convert.check_names(files.carried.arrays)
+        carried = list(Data(**dict.fromkeys(files.carried.arrays, num_nodes)).to_dict())
+        names = [*(f"nodes/{name}" for name in arrays), *(f"edges/{name}" for name in carried)]
+        return self._describe(names, _stage("taking the fingerprint", on_progress))
 
     def _write_arrays(self, files: GraphFiles, num_nodes: int, journal: Journal, progress: Progress) -> list[str]:
         """Copy every array; return their names, in order."""
@@ -203,11 +234,10 @@ class Preparation:
             if journal.is_due() or done == total:
                 journal.record([target], copied=copied | {name: done})
 
-    def _describe(self, arrays: list[str], progress: Progress) -> None:
+    def _describe(self, arrays: list[str], progress: Progress) -> Prepared:
         """Write ``meta.json``, last of all."""
-        names = ["indptr", "indices", *(f"nodes/{name}" for name in arrays)]
-        files = {name: NpyFile.of(self._draft / f"{name}.npy") for name in names}
-        masks = sorted(f"nodes/{name}" for name in arrays if name.endswith("_mask"))
+        files = {name: NpyFile.of(self._draft / f"{name}.npy") for name in ("indptr", "indices", *arrays)}
+        masks = sorted(name for name in arrays if name.startswith("nodes/") and name.endswith("_mask"))
         fingerprint = fingerprint_of(
             (name.removeprefix("nodes/"), files[name].type, files[name].shape, self._tensors(files[name], progress))
             for name in ("indptr", "indices", *masks)
@@ -215,8 +245,16 @@ class Preparation:
         for file in files.values():
             flush(file.path)
         store.describe(self._draft, {name: (file.type, file.shape) for name, file in files.items()}, fingerprint)
-        for path in (self._draft / "meta.json", self._draft / "nodes", self._draft):
+        for path in (self._draft / "meta.json", *(file.path.parent for file in files.values())):
             flush(path)
+
+        return Prepared(
+            num_nodes=files["indptr"].shape[0] - 1,
+            num_edges=files["indices"].shape[0],
+            num_bytes=sum(file.num_bytes for file in files.values()),
+            arrays=[name.partition("/")[2] for name in arrays],
+            splits={mask[len("nodes/") : -len("_mask")]: int(np.load(files[mask].path).sum()) for mask in masks},
+        )
 
     def _tensors(self, file: NpyFile, progress: Progress) -> Iterable[Tensor]:
         total, at_once = file.shape[0], max(1, min(self.memory_bytes // 16, MAX_BYTES_AT_ONCE // 8))
@@ -229,6 +267,7 @@ class Preparation:
         paths = [self.source, *sorted(self.source.rglob("*"))] if self.source.is_dir() else [self.source]
         files = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths if path.is_file()}
         return {
+            "version": VERSION,
             "files": files,
             "undirected": self.undirected,
             "split": self.split,

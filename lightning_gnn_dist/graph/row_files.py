@@ -1,18 +1,15 @@
-"""Arrays with a row per node in ``.npy`` files, one or several, read some rows at a time."""
+"""Arrays with a row per node or edge in ``.npy`` files, one or several, read some rows at a time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from lightning_gnn_dist.graph.edge_files import EdgeFiles
-from lightning_gnn_dist.graph.from_arrays import ALIASES
 from lightning_gnn_dist.graph.npy import NpyFile
-from lightning_gnn_dist.graph.raw import check_drop
 from lightning_gnn_dist.graph.tables import Column
 
 
@@ -47,7 +44,7 @@ class RowFiles:
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.files[0].dtype.itemsize
+        return sum(file.num_bytes for file in self.files)
 
     @property
     def bytes_per_row(self) -> int:
@@ -61,6 +58,16 @@ class RowFiles:
         """All of it."""
         return np.concatenate([file.read(0, math.prod(file.shape)) for file in self.files]).reshape(self.shape)
 
+    def read(self, first: int, count: int) -> Column:
+        """``count`` rows from row ``first`` on."""
+        found, missing = [], count
+        for piece in self.pieces(first, count * self.bytes_per_row) if count else ():
+            found.append(piece[:missing])
+            missing -= len(found[-1])
+            if missing == 0:
+                break
+        return np.concatenate(found) if found else np.empty((0, *self.shape[1:]), self.files[0].dtype)
+
     def pieces(self, first: int, bytes_at_once: int) -> Iterator[Column]:
         """The rows from ``first`` on."""
         at_once = max(1, bytes_at_once // max(self.bytes_per_row, 1))
@@ -73,50 +80,27 @@ class RowFiles:
 
 
 @dataclass(frozen=True)
-class GraphFiles:
-    """A graph that lies in files, of which only headers were read.
+class Carried:
+    """What edges carry: the rows of several arrays side by side, as bytes, which move together.
 
     Args:
-        edges: Its edges.
-        arrays: Its arrays per node, and lists of nodes (``train_idx``), by what they are called in a graph.
-        num_nodes: How many nodes; ``None`` where only the edges know.
+        arrays: The arrays, by name.
     """
 
-    edges: EdgeFiles
     arrays: dict[str, RowFiles]
-    num_nodes: int | None
-
-    @classmethod
-    def of(cls, source: Path, drop: Collection[str] = ()) -> GraphFiles:
-        """What lies at ``source``: a folder with ``edge_index`` and arrays, or edges alone."""
-        found = _entries(source) if source.is_dir() else {}
-        if "edge_index" not in found:
-            return cls(EdgeFiles.of(source, drop), {}, None)
-        check_drop(drop, found, source)
-        edges = EdgeFiles.of(found.pop("edge_index"))
-        files = {name: RowFiles.of(path) for name, path in found.items() if name not in drop}
-        arrays = {ALIASES.get(name, name): rows for name, rows in files.items()}
-        if len(arrays) < len(files):
-            raise ValueError(f"{source} holds two arrays for one purpose among {sorted(files)}: drop one of them.")
-        if per_edge := [name for name in arrays if name.startswith("edge_")]:
-            raise ValueError(
-                f"{source} holds {per_edge[0]}, and edges that are sorted on disk carry nothing: leave it out "
-                "(--drop), or prepare the graph in memory."
-            )
-        return cls(edges, arrays, _num_nodes(arrays))
 
     @property
-    def num_bytes(self) -> int:
-        return sum(rows.num_bytes for rows in self.arrays.values())
+    def bytes_per_edge(self) -> int:
+        return sum(rows.bytes_per_row for rows in self.arrays.values())
 
+    def read(self, first: int, count: int) -> Column:
+        """What ``count`` edges from ``first`` on carry, shape ``(count, bytes_per_edge)``."""
+        parts = [rows.read(first, count).reshape(count, -1).view(np.uint8) for rows in self.arrays.values()]
+        return np.concatenate(parts, axis=1)
 
-def _entries(folder: Path) -> dict[str, Path]:
-    """Arrays by name: ``x.npy``, or ``x/`` with several files."""
-    folders = [path for path in folder.iterdir() if path.is_dir() and any(path.iterdir())]
-    return {path.stem: path for path in sorted([*folder.glob("*.npy"), *folders], key=lambda path: path.stem)}
-
-
-def _num_nodes(arrays: dict[str, RowFiles]) -> int | None:
-    if "num_nodes" in arrays:
-        return int(arrays.pop("num_nodes").files[0].read(0, 1)[0])
-    return next((arrays[name].shape[0] for name in ("x", "y", "train_mask") if name in arrays), None)
+    def split(self, carried: Column) -> Iterator[tuple[str, Column]]:
+        """Each array's bytes again."""
+        start = 0
+        for name, rows in self.arrays.items():
+            yield name, carried[:, start : start + rows.bytes_per_row]
+            start += rows.bytes_per_row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import mmap
@@ -41,7 +42,7 @@ def write(path: Path, arrays: Mapping[str, Tensor], fingerprint: str, *, overwri
 def check_target(path: Path, *, overwrite: bool) -> None:
     """Refuse to write where something is that must stay."""
     if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists already. Choose another path, or graph.save(path, overwrite=True).")
+        raise FileExistsError(f"{path} exists already. Choose another path, or pass overwrite=True.")
     if path.exists() and not (path / "meta.json").exists():
         raise FileExistsError(f"{path} exists and is not a saved graph, so it is not overwritten. Choose another path.")
 
@@ -116,6 +117,10 @@ def _map(file: Path, entry: dict[str, Any]) -> Tensor:
     try:
         tensor = torch.from_numpy(_map_npy(file))
     except (OSError, ValueError, EOFError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            raise MemoryError(
+                f"{file} cannot be mapped: this process may hold too little memory (ulimit -v, -d)."
+            ) from error
         raise ValueError(f"{file} is missing or truncated ({error}). Save the graph again.") from error
     if dtype == torch.bfloat16:  # numpy has no bfloat16: its bits are stored as int16
         tensor = tensor.view(torch.bfloat16)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lightning_gnn_dist.graph.edge_files import EdgeFiles
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.out_of_core import prepare_graph
+from tests.graph.test_out_of_core import prepared
 
 Edges = NDArray[np.int64]
 EDGES: Edges = np.random.default_rng(0).integers(0, 40, (2, 101))
@@ -79,7 +80,7 @@ def test_every_form_gives_the_edges_in_order(form: Callable[[Path], Path], folde
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_graph(form: Callable[[Path], Path], folder: Path, tmp_path: Path) -> None:
-    graph = prepare_graph(form(folder), tmp_path / "graph", memory_bytes=500)
+    graph = prepared(form(folder), tmp_path / "graph", memory_bytes=500)
     order = np.lexsort((EDGES[0], EDGES[1]))
     assert graph.num_nodes == EDGES.max() + 1
     assert np.array_equal(graph.indices.numpy(), EDGES[0][order])

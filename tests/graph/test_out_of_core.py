@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +46,11 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
+def prepared(source: Path, out: Path, **settings: Any) -> Graph:
+    prepare_graph(source, out, **settings)
+    return Graph.open(out)
+
+
 def from_memory(source: Path, out: Path, *, undirected: bool) -> dict[str, bytes]:
     raw = find_source(source).read(lambda share: None)
     (raw.undirected() if undirected else raw).build().save(out)
@@ -61,10 +67,23 @@ def test_it_is_the_graph_of_memory_to_the_byte(
     source: Path, tmp_path: Path, undirected: bool, memory_bytes: int
 ) -> None:
     expected = from_memory(source, tmp_path / "expected", undirected=undirected)
-    graph = prepare_graph(source, tmp_path / "graph", undirected=undirected, memory_bytes=memory_bytes)
+    graph = prepared(source, tmp_path / "graph", undirected=undirected, memory_bytes=memory_bytes)
     assert content(tmp_path / "graph") == expected
     assert graph.path == tmp_path / "graph"
     assert not (tmp_path / ".graph.preparing").exists()
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+def test_edges_carry_their_arrays(source: Path, tmp_path: Path, undirected: bool) -> None:
+    generator = np.random.default_rng(1)
+    pairs = generator.integers(0, 40, (2, NUM_EDGES))  # each several times, and both ways
+    np.save(source / "edge_index.npy", pairs)
+    np.save(source / "edge_weight.npy", generator.random(NUM_EDGES).astype(np.float32))
+    np.save(source / "edge_attr.npy", generator.integers(0, 100, (NUM_EDGES, 3)).astype(np.int16))
+    expected = from_memory(source, tmp_path / "expected", undirected=undirected)
+    interrupted(source, tmp_path / "graph", "sorting buckets", undirected=undirected, memory_bytes=2 * SMALL)
+    prepare_graph(source, tmp_path / "graph", undirected=undirected, memory_bytes=2 * SMALL)
+    assert content(tmp_path / "graph") == expected
 
 
 def test_it_is_the_graph_of_pyg(to_pyg: Callable[..., Data], tmp_path: Path) -> None:
@@ -249,7 +268,7 @@ def test_a_node_with_too_many_edges_for_the_memory_is_named(source: Path, tmp_pa
 
 def test_a_graph_without_edges(source: Path, tmp_path: Path) -> None:
     np.save(source / "edge_index.npy", np.zeros((2, 0), np.int64))
-    graph = prepare_graph(source, tmp_path / "graph", undirected=True)
+    graph = prepared(source, tmp_path / "graph", undirected=True)
     assert (graph.num_nodes, graph.num_edges) == (NUM_NODES, 0)
     np.save(tmp_path / "none.npy", np.zeros((2, 0), np.int64))
     with pytest.raises(ValueError, match="does not say how many nodes"):

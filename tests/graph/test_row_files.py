@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph_files import GraphFiles
 from lightning_gnn_dist.graph.out_of_core import prepare_graph
-from lightning_gnn_dist.graph.row_files import GraphFiles, RowFiles
+from lightning_gnn_dist.graph.row_files import RowFiles
+from tests.graph.test_out_of_core import prepared
 
 X = np.random.default_rng(0).normal(size=(50, 3, 2)).astype(np.float16)
 
@@ -35,16 +37,16 @@ def test_rows_come_in_pieces_from_any_row_on(folder: Path, first: int) -> None:
 
 
 def test_features_in_several_files_become_one_array(folder: Path, tmp_path: Path) -> None:
-    graph = prepare_graph(folder, tmp_path / "graph", memory_bytes=400)
+    graph = prepared(folder, tmp_path / "graph", memory_bytes=400)
     assert graph.num_nodes == 50 and np.array_equal(graph.node_arrays["x"].numpy(), X)
     assert (tmp_path / "graph" / "nodes" / "x.npy").read_bytes()[128:] == X.tobytes()
 
 
 def test_nodes_may_be_counted_without_an_array(folder: Path, tmp_path: Path) -> None:
     np.save(folder / "num_nodes.npy", 77)
-    assert prepare_graph(folder, tmp_path / "graph", drop=["features"]).num_nodes == 77
+    assert prepared(folder, tmp_path / "graph", drop=["features"]).num_nodes == 77
     (folder / "num_nodes.npy").unlink()
-    assert prepare_graph(folder, tmp_path / "second", drop=["features"]).num_nodes == 20
+    assert prepared(folder, tmp_path / "second", drop=["features"]).num_nodes == 20
 
 
 def test_only_headers_are_read_beforehand(folder: Path) -> None:
@@ -62,11 +64,16 @@ def test_files_of_one_array_must_be_alike(folder: Path) -> None:
         GraphFiles.of(folder)
 
 
-def test_what_edges_carry_is_refused(folder: Path) -> None:
-    np.save(folder / "edge_attr.npy", np.zeros((10, 4)))
-    with pytest.raises(ValueError, match=r"holds edge_attr, and .*--drop"):
+def test_what_edges_carry_must_be_one_row_each(folder: Path) -> None:
+    np.save(folder / "edge_attr.npy", np.zeros((11, 4)))
+    with pytest.raises(ValueError, match=r"edge_attr has shape \(11, 4\), and there are 10 edges: leave it out"):
         GraphFiles.of(folder)
-    assert "edge_attr" not in GraphFiles.of(folder, drop=["edge_attr"]).arrays
+    assert not GraphFiles.of(folder, drop=["edge_attr"]).carried.arrays
+    np.save(folder / "edge_attr.npy", np.zeros((10, 4)))
+    assert GraphFiles.of(folder).carried.bytes_per_edge == 32
+    (folder / "edge_index" / "1.csv").write_text("1,2\n")
+    with pytest.raises(ValueError, match="in tables, which can carry nothing here"):
+        GraphFiles.of(folder)
 
 
 def test_names_are_those_of_a_graph(folder: Path, tmp_path: Path) -> None:
