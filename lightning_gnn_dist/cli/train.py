@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from jsonargparse.typing import PositiveInt
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -44,6 +44,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
             LightningModule,
             PartitionedDataModule,
             subclass_mode_model=True,
+            subclass_mode_data=True,
             parser_class=Parser,
             parser_kwargs={"prog": PROGRAM, "description": "Train graph neural networks on partitioned graphs."},
             save_config_callback=ConfigBesideLogs,
@@ -59,6 +60,16 @@ class Parser(LightningArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.names: set[str] = set()  # those of all commands, where it has commands
+
+    def add_lightning_class_args(
+        self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
+    ) -> list[str]:
+        """Data may be any data module by its class path, and without one a ``PartitionedDataModule``."""
+        if nested_key != "data":
+            return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
+        classes = (lightning_class, LightningDataModule)
+        added: list[str] = self.add_subclass_arguments(classes, nested_key, fail_untyped=False, required=required)
+        return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         way_out = hint(message, self.names or set(self.get_defaults().keys()))
@@ -95,7 +106,7 @@ class TrainCLI(LightningCLI):
     def predict(self, **kwargs: Any) -> None:
         """Called in place of ``trainer.predict``."""
         options = self.config_init.predict
-        if options.output is not None and has_layers(self.model):
+        if options.output is not None and has_layers(self.model) and hasattr(self.datamodule, "graph"):
             self._predict_by_layer(**kwargs)
             return
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
