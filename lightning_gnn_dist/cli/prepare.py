@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace) -> None:
         if options.out.exists() and not options.overwrite:
             raise FileExistsError(f"{options.out} exists already: choose another path, or add --overwrite.")
         (_prepare if options.out_of_core is None else _prepare_out_of_core)(options)
-    except (ValueError, TypeError, OSError, NotImplementedError) as error:
+    except (ValueError, TypeError, OSError, NotImplementedError, MemoryError) as error:
         raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
 
 
