@@ -116,7 +116,7 @@ def peak_bytes(source: Path, out: Path, memory_bytes: int) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("num_carried", [0, 1, 9])
+@pytest.mark.parametrize("num_carried", [0, 1, pytest.param(9, marks=pytest.mark.slow)])
 def test_memory_stays_within_the_budget(tmp_path: Path, num_carried: int) -> None:
     (tmp_path / "source").mkdir()
     generator = np.random.default_rng(0)
