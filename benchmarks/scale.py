@@ -3,6 +3,7 @@
     python benchmarks/scale.py generate rmat25 --num-edges 25000000          # 0.5 GB of files, half a minute
     python benchmarks/scale.py prepare rmat25 graph25 --limit 4              # a row of the table in scale.md
     python benchmarks/scale.py prepare rmat25 graph25 --limit 4 --kind as    # all address space, not only data
+    python benchmarks/scale.py in-memory rmat25 graph25                      # to compare with
 
 The limit holds for the process that prepares: RLIMIT_DATA counts everything that it may write to and that is not a
 file, RLIMIT_AS its files and libraries too. Peak memory is the kernel's VmHWM.
@@ -18,9 +19,11 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from lightning_gnn_dist.graph.out_of_core import DEFAULT_MEMORY, Preparation
+from lightning_gnn_dist.graph.raw import RawGraph
 
 EDGES_PER_FILE = 1 << 22
 EDGES_PER_NODE = 12  # of the list, before the reverse edges
@@ -118,6 +121,29 @@ def prepare(options: argparse.Namespace) -> None:
     raise SystemExit(child.exitcode)
 
 
+def in_memory(options: argparse.Namespace) -> None:
+    """The same graph by the path that sorts in memory: a row to compare with."""
+    arrays = {
+        name: [np.load(file) for file in sorted((options.source / name).iterdir())] for name in ("edge_index", "x")
+    }
+    edges, x = (
+        torch.from_numpy(np.concatenate(arrays.pop("edge_index"), 1)),
+        torch.from_numpy(np.concatenate(arrays["x"])),
+    )
+    y, mask = torch.from_numpy(np.load(options.source / "y.npy")), torch.zeros(len(x), dtype=torch.bool)
+    mask[torch.from_numpy(np.load(options.source / "train_idx.npy"))] = True
+    del arrays
+    start = time.perf_counter(), time.process_time()
+    raw = RawGraph(edges, len(x), {"x": x, "y": y, "train_mask": mask}, {})
+    graph = raw.undirected().build()
+    graph.save(options.out)
+    seconds, busy = time.perf_counter() - start[0], time.process_time() - start[1]
+    print(
+        f"{edges.shape[1]:,} edges in memory: {seconds:.0f} s, {1e9 * seconds / edges.shape[1]:.0f} ns per edge, CPU "
+        f"{1e9 * busy / edges.shape[1]:.0f} ns, peak {memory('VmHWM'):.2f} GB; fingerprint {graph.fingerprint}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -134,6 +160,10 @@ def main() -> None:
     preparing.add_argument("--kind", choices=LIMITS, default="data")
     preparing.add_argument("--memory", type=float, default=DEFAULT_MEMORY / 1e9, help="GB for sorting and copying")
     preparing.set_defaults(run=prepare)
+    comparing = commands.add_parser("in-memory", help="the same without a limit, by the path that sorts in memory")
+    comparing.add_argument("source", type=Path)
+    comparing.add_argument("out", type=Path)
+    comparing.set_defaults(run=in_memory)
     options = parser.parse_args()
     options.run(options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import time
@@ -57,7 +58,7 @@ def _run(options: argparse.Namespace) -> None:
         if options.out.exists() and not options.overwrite:
             raise FileExistsError(f"{options.out} exists already: choose another path, or add --overwrite.")
         (_prepare if options.out_of_core is None else _prepare_out_of_core)(options)
-    except (ValueError, TypeError, OSError, NotImplementedError) as error:
+    except (ValueError, TypeError, OSError, NotImplementedError, MemoryError) as error:
         raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
 
 
@@ -119,6 +120,8 @@ def _estimate(source: Source, options: argparse.Namespace) -> None:
     )
     if stored > free:
         raise OSError(f"{folder} has {in_bytes(free)} free, and {in_bytes(stored)} are needed: choose another disk.")
+    if ram > (there := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+        print(f"This machine has {in_bytes(there)} of RAM: --out-of-core sorts the edges on disk.")
 
 
 @contextmanager

@@ -17,18 +17,12 @@ import torch
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.edge_files import EdgeFiles, Piece
 from lightning_gnn_dist.graph.external_kernels import count, deal, unpack
+from lightning_gnn_dist.graph.external_plan import cut_nodes, edges_at_once
 from lightning_gnn_dist.graph.journal import Journal
 from lightning_gnn_dist.graph.npy import append, cut_back, save, write_header
 from lightning_gnn_dist.graph.row_files import Carried, RowFiles
 from lightning_gnn_dist.graph.tables import Column, Progress
 
-BYTES_PER_KEY = 16  # of a bucket while it is sorted and unpacked
-BYTES_PER_EDGE = 64  # of a piece while it is dealt, both ways
-MORE_PER_KEY = 40  # where edges carry something: the order of the keys, beside twice what is carried
-MORE_PER_EDGE = 32  # the same, beside six times what is carried
-KEYS_PER_BUCKET = 1 << 24  # larger buckets do not sort faster
-MAX_BUCKETS = 4096  # more only where the memory is too small for fewer: every piece is appended to all of them
-MAX_EDGES_AT_ONCE = 1 << 22
 FEWEST_PLACES = 1 << 10
 
 
@@ -165,29 +159,10 @@ class ExternalSort:
         if self.journal.get("memory_bytes") != self.memory_bytes:
             self.journal.forget("bounds", "pieces", "sizes", "is_dealt", "buckets", "kept")
             shutil.rmtree(self._buckets, ignore_errors=True)
-            bounds = self._bounds(np.load(self._degrees))
+            most_nodes = 1 << min(64 - self._bits, 62)
+            bounds = cut_nodes(np.load(self._degrees), self.memory_bytes, self._width, most_nodes)
             self.journal.record(bounds=bounds, memory_bytes=self.memory_bytes)
         return np.array(self.journal.get("bounds"))
-
-    def _bounds(self, degrees: Column) -> list[int]:
-        per_key = BYTES_PER_KEY + (MORE_PER_KEY + 2 * self._width if self._width else 0)
-        most = self.memory_bytes // per_key
-        if degrees.size and (largest := int(degrees.max())) > most:
-            raise ValueError(
-                f"Node {int(degrees.argmax())} has {largest:,} edges, which take {largest * per_key:,} bytes to "
-                f"sort: {self.memory_bytes:,} bytes of memory are too few."
-            )
-        ends = degrees.cumsum()
-        room = min(most, max(KEYS_PER_BUCKET, int(ends[-1]) // MAX_BUCKETS)) if ends.size else 0
-        widest = 1 << min(64 - self._bits, 62)  # the receiver has the first bits of a key
-        bounds, before = [0], 0
-        while bounds[-1] < ends.size:
-            reached = int(np.searchsorted(ends, before + room, side="right"))
-            bounds.append(min(max(reached, bounds[-1] + 1), bounds[-1] + widest))
-            before = int(ends[bounds[-1] - 1])
-        if len(bounds) > np.iinfo(np.uint16).max:
-            raise ValueError(f"{self.memory_bytes:,} bytes of memory are too few for {before:,} edges: give more.")
-        return bounds
 
     def _check_dealt(self, seen: int) -> None:
         if seen != (counted := self.journal.get("num_edges")):
@@ -195,8 +170,7 @@ class ExternalSort:
 
     @property
     def _edges_at_once(self) -> int:
-        per_edge = BYTES_PER_EDGE + (MORE_PER_EDGE + 6 * self._width if self._width else 0)
-        return max(1, min(self.memory_bytes // per_edge, MAX_EDGES_AT_ONCE))
+        return edges_at_once(self.memory_bytes, self._width)
 
     @property
     def _width(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_gnn_dist.graph import convert, store
 from lightning_gnn_dist.graph.edge_files import EdgeFiles
 from lightning_gnn_dist.graph.from_arrays import ALIASES
 from lightning_gnn_dist.graph.raw import check_drop
@@ -40,6 +41,8 @@ class GraphFiles:
         arrays = {ALIASES.get(name, name): rows for name, rows in files.items()}
         if len(arrays) < len(files):
             raise ValueError(f"{source} holds two arrays for one purpose among {sorted(files)}: drop one of them.")
+        convert.check_names(arrays)
+        store.check_names(f"nodes/{name}" for name in arrays)
         carried = {name: arrays.pop(name) for name in list(arrays) if name.startswith("edge_")}
         for name, rows in carried.items():
             if rows.shape[:1] != (edges.num_edges,) or edges.has_tables:

@@ -61,7 +61,12 @@ class NpyFile:
     @property
     def type(self) -> torch.dtype:
         """The type of a tensor of it."""
-        return torch.from_numpy(np.empty(0, self.dtype)).dtype
+        try:
+            return torch.from_numpy(np.empty(0, self.dtype)).dtype
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self.path} holds {self.dtype}, which is no type of torch: array.astype(...)."
+            ) from error
 
     def read(self, first: int, count: int) -> Column:
         """``count`` numbers from number ``first`` on, as they lie in the file."""

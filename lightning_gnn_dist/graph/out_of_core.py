@@ -158,6 +158,11 @@ class Preparation:
                 store.replace(self._draft, self.out)
                 flush(self.folder.parent)
                 shutil.rmtree(self.folder)
+        except MemoryError as error:
+            raise MemoryError(
+                f"{error} Sorting was given {self.memory_bytes:,} bytes, which this process cannot have: repeat the "
+                f"command with less, and it goes on with what is done in {self.folder}."
+            ) from error
         except OSError as error:
             if error.errno not in FULL:
                 raise
@@ -191,7 +196,6 @@ class Preparation:
         sort.deal(_stage("dealing edges into buckets", on_progress))
         sort.sort(_stage("sorting buckets", on_progress))
         sort.finish()
-        convert.check_names(files.carried.arrays)
         carried = list(Data(**dict.fromkeys(files.carried.arrays, num_nodes)).to_dict())
         names = [*(f"nodes/{name}" for name in arrays), *(f"edges/{name}" for name in carried)]
         return self._describe(names, _stage("taking the fingerprint", on_progress))
@@ -202,7 +206,6 @@ class Preparation:
         for name, tensor in small.items():
             save(self._draft / "nodes" / f"{name}.npy", tensor.numpy())
         large = {name: rows for name, rows in files.arrays.items() if not _is_small(name, rows)}
-        convert.check_names(large)
         for name, rows in large.items():
             if rows.shape[0] != num_nodes:
                 raise ValueError(f"{name} has shape {rows.shape}, but the graph has {num_nodes} nodes.")
@@ -247,7 +250,6 @@ class Preparation:
         store.describe(self._draft, {name: (file.type, file.shape) for name, file in files.items()}, fingerprint)
         for path in (self._draft / "meta.json", *(file.path.parent for file in files.values())):
             flush(path)
-
         return Prepared(
             num_nodes=files["indptr"].shape[0] - 1,
             num_edges=files["indices"].shape[0],

@@ -23,6 +23,9 @@ class RowFiles:
 
     files: tuple[NpyFile, ...]
 
+    def __post_init__(self) -> None:
+        self.files[0].type  # noqa: B018  refused here, before any work, if torch has no such type
+
     @classmethod
     def of(cls, path: Path) -> RowFiles:
         """A ``.npy``, or all in a folder, in the order of their names."""

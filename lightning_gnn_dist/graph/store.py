@@ -29,7 +29,7 @@ _NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in {"x86_
 def write(path: Path, arrays: Mapping[str, Tensor], fingerprint: str, *, overwrite: bool) -> None:
     """Write under a temporary name beside ``path``, then rename: a reader sees all of it or nothing."""
     check_target(path, overwrite=overwrite)
-    _check_names(arrays)
+    check_names(arrays)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.parent / f".{path.name}.{uuid.uuid4().hex}"
     try:
@@ -50,7 +50,7 @@ def check_target(path: Path, *, overwrite: bool) -> None:
 def read(path: Path) -> tuple[dict[str, Tensor], str]:
     """Map every array. Sizes are checked against ``meta.json``; contents are not read."""
     meta = _read_meta(path)
-    _check_names(meta["arrays"])
+    check_names(meta["arrays"])
     arrays = {name: _map(path / f"{name}.npy", entry) for name, entry in meta["arrays"].items()}
     return arrays, meta["fingerprint"]
 
@@ -65,7 +65,7 @@ def _write(directory: Path, arrays: Mapping[str, Tensor], fingerprint: str) -> N
 
 def describe(directory: Path, arrays: Mapping[str, tuple[torch.dtype, Sequence[int]]], fingerprint: str) -> None:
     """Write ``meta.json``, which makes a directory of arrays a saved graph."""
-    _check_names(arrays)
+    check_names(arrays)
     entries = {name: {"dtype": _dtype_name(dtype), "shape": list(shape)} for name, (dtype, shape) in arrays.items()}
     meta = {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "arrays": entries}
     (directory / "meta.json").write_text(json.dumps(meta, indent=1))
@@ -102,7 +102,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def _check_names(names: Iterable[str]) -> None:
+def check_names(names: Iterable[str]) -> None:
     """A name becomes the name of a file, and must stay inside the directory."""
     for name in names:
         if not re.fullmatch(r"indptr|indices|(nodes|edges|links)/\w[^/\\\0]*", name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -84,6 +85,14 @@ def test_edges_are_sorted_on_disk_when_asked(edges: Path, tmp_path: Path, capsys
     assert "split: 30 train, 10 val, 10 test" in said.out
     assert Graph.open(out).fingerprint == Graph.open(tmp_path / "expected").fingerprint
     assert "exists already" in refused(str(edges), out, "--out-of-core")
+
+
+def test_a_machine_that_is_too_small_is_told_of_the_disk(
+    edges: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda name: 10)
+    main(["prepare", str(edges), str(tmp_path / "graph")])
+    assert "This machine has 100 bytes of RAM: --out-of-core sorts" in capsys.readouterr().out
 
 
 def test_what_cannot_be_prepared_out_of_core_says_so(edges: Path, tmp_path: Path) -> None:
