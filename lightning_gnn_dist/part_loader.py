@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -97,6 +98,7 @@ class PartLoader:
         every: Passes in a super-epoch. None: there is only one.
         num_ranks: For how many ranks it was made.
         batch_level: Whether all seeds of a batch have their mean coverage.
+        num_used: How many batches of a pass the trainer takes, where it limits them.
     """
 
     batch_sampler = None  # Lightning asks any loader that has a sampler for this too
@@ -110,9 +112,10 @@ class PartLoader:
         every: int | None,
         num_ranks: int,
         batch_level: bool = False,
+        num_used: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._part_at, self._make_loader = part_at, make_loader
-        self._num_batches, self._every = num_batches, every
+        self._num_batches, self._every, self._num_used = num_batches, every, num_used
         self._batch_level = batch_level
         self._running: tuple[int, BatchLoader] | None = None
         self._next_pass = self._skipped = self._done = 0
@@ -148,8 +151,9 @@ class PartLoader:
         self._next_pass = epoch
 
     def state_dict(self) -> dict[str, int]:
-        """At which batch of the pass the consumer stands."""
-        return {"batches_done": self._done % len(self)}
+        """At which batch of the pass the consumer stands; 0 at its end, where the next one begins."""
+        is_over = self._done >= min(len(self), self._num_used())
+        return {"batches_done": 0 if is_over else self._done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the next pass at the batch of a checkpoint."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from numbers import Integral
@@ -135,6 +136,7 @@ class PartModule(LightningDataModule):
             every=self._every() if parts is not None else None,
             num_ranks=num_ranks,
             batch_level=parts is not None and self._cut.coverage is not None and self._cut.coverage.level == "batch",
+            num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
         )
         self._loaders.append(self._train_loader)
         return self._train_loader

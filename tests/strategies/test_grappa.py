@@ -309,7 +309,9 @@ def test_local_buffers_stay_local() -> None:
     assert differs(*parameters) == 0.0
 
 
-def stopped_and_resumed(rank: int, world_size: int, folder: str, stop_at: int) -> tuple[State, State, list[Any]]:
+def stopped_and_resumed(
+    rank: int, world_size: int, folder: str, stop_at: int, limits: dict[str, Any]
+) -> tuple[State, State, list[Any]]:
     """Six epochs in super-epochs of two; a second run goes on from the checkpoint of a step in the middle."""
     settings = {"residency": Rotate(), "batch_size": 30, "sampler": NeighborSampler([4, 4])}
     states, seen = [], []
@@ -319,7 +321,7 @@ def stopped_and_resumed(rank: int, world_size: int, folder: str, stop_at: int) -
         if ckpt_path is not None:
             torch.rand(rank + 1)  # another state than the first run had
         saves = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=stop_at, save_top_k=-1)
-        options = {"callbacks": [saves], "enable_checkpointing": True, "max_epochs": 6}
+        options = {"callbacks": [saves], "enable_checkpointing": True, "max_epochs": 6} | limits
         warnings.filterwarnings("ignore", "Checkpoint directory")
         trainer = trainer_of(world_size, grappa(), **options)
         trainer.fit(module, data_of(**settings), ckpt_path=ckpt_path)
@@ -328,9 +330,13 @@ def stopped_and_resumed(rank: int, world_size: int, folder: str, stop_at: int) -
     return states[0], states[1], seen
 
 
-@pytest.mark.parametrize("stop_at", [8, 5], ids=["between epochs", "in an epoch"])
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, stop_at: int) -> None:
-    for whole, resumed, (all_seen, later_seen) in run_ranks(stopped_and_resumed, 3, str(tmp_path), stop_at):
+@pytest.mark.parametrize(
+    ("stop_at", "limits"),
+    [(8, {}), (5, {}), (4, {"limit_train_batches": 2})],
+    ids=["between epochs", "in an epoch", "at the end of a shortened epoch"],
+)
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, stop_at: int, limits: dict[str, Any]) -> None:
+    for whole, resumed, (all_seen, later_seen) in run_ranks(stopped_and_resumed, 3, str(tmp_path), stop_at, limits):
         assert later_seen == all_seen[stop_at:]
         # To rounding: after its first step DDP puts gradients in another order, and three terms are summed in another.
         assert differs(whole, resumed) < 1e-5
