@@ -69,7 +69,7 @@ class Coverage:
 
 
 def coverage_mean(losses: Tensor, batch: Any) -> Tensor:
-    """The mean of one loss per seed, weighed by ``batch.coverage``; a plain mean where a batch has none.
+    """The mean of one loss per seed, weighed by ``batch.coverage``; a plain mean where no seed has any.
 
     What a ``training_step`` returns in place of ``losses.mean()``:
 
@@ -86,6 +86,8 @@ def coverage_mean(losses: Tensor, batch: Any) -> Tensor:
         return losses.mean()
     batch.weighed_by_coverage = True  # a strategy tells users whose step weighs nothing
     weights = weights[: batch.batch_size].to(losses.dtype)
+    if not getattr(batch, "is_filler", False):  # one of these counts for nothing, and its mean is 0
+        weights = torch.where(weights.sum() > 0, weights, 1)
     total = weights.sum()
     mean: Tensor = (losses * weights).sum() / torch.where(total > 0, total, 1)
     return mean

@@ -202,6 +202,7 @@ class PartLoader:
     def _weigh(self, batch: SampledData, *, is_repeated: bool) -> SampledData:
         """A part with fewer seeds than batches repeats some: they count for nothing."""
         if is_repeated:
+            batch.is_filler = True
             batch.coverage = torch.zeros(batch.num_nodes)
         elif self._batch_level:
             mean = batch.coverage[: batch.batch_size].mean()

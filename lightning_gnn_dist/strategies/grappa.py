@@ -38,6 +38,9 @@ Weights = Literal["coverage", "nodes", "uniform"]
 _IS_RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 _LEAVE_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _IS_RENAMED else "broadcast_buffers": False}
 
+# The weight of a seed with no coverage at all: nothing beside others, and where there are no others all count alike.
+_UNCOVERED = 1e-20
+
 
 class GrappaStrategy(DDPStrategy):
     """Train on parts, exchange gradients every step, and weigh what parts see only half of.
@@ -105,8 +108,8 @@ class GrappaStrategy(DDPStrategy):
         total = torch.stack([own, torch.full_like(own, self.sigterm_received)])
         collectives.sum_(total)
         self._votes = total[1]
-        # No weight on any rank: nothing is known of any seed, and all count alike.
-        self._scale = torch.where(total[0] > 0, self.world_size * own / total[0], 1.0)
+        # No weight on any rank: all of them fill a pass up.
+        self._scale = torch.where(total[0] > 0, self.world_size * own / total[0], 0.0)
         return leave
 
     def average_buffers(self) -> None:
@@ -214,10 +217,12 @@ class Weigher(Callback):
 
 
 def _weight(batch: Any, weights: Weights) -> Tensor:
-    """What a batch counts for. One whose seeds only fill it up, with no coverage at all, counts for nothing."""
-    size = torch.tensor(1.0 if weights == "uniform" else float(getattr(batch, "batch_size", 1)))
+    """What a batch counts for. One that only fills a pass up counts for nothing."""
+    if getattr(batch, "is_filler", False):
+        return torch.zeros(())
+    size = 1.0 if weights == "uniform" else float(getattr(batch, "batch_size", 1))
     coverage = getattr(batch, "coverage", None)
-    if coverage is None:
-        return size
-    total: Tensor = coverage[: batch.batch_size].sum(dtype=torch.float64).float()
-    return total if weights == "coverage" else size.to(total.device) * (total > 0)
+    if coverage is None or weights != "coverage":
+        return torch.tensor(size)
+    total = coverage[: batch.batch_size].sum(dtype=torch.float64).float()
+    return torch.where(total > 0, total, _UNCOVERED * size)

@@ -54,7 +54,7 @@ class Model(pl.LightningModule):
         self.convs = nn.ModuleList([SAGEConv(8, 16), SAGEConv(16, 4)])
         self.norm = nn.BatchNorm1d(16) if batch_norm else nn.Identity()
         self.weighs_nodes, self.dropout = weighs_nodes, dropout
-        self.seen: list[tuple[Tensor, Tensor | None]] = []
+        self.seen: list[tuple[Tensor, bool]] = []
         self.validated: list[State] = []
 
     def forward(self, batch: Any) -> Tensor:
@@ -63,7 +63,7 @@ class Model(pl.LightningModule):
         return self.convs[1](x, batch.edge_index)[: batch.batch_size]
 
     def training_step(self, batch: Any) -> Tensor:
-        self.seen.append((batch.n_id[: batch.batch_size].clone(), getattr(batch, "coverage", None)))
+        self.seen.append((batch.n_id[: batch.batch_size].clone(), batch.is_filler))
         losses = functional.cross_entropy(self(batch), batch.y[: batch.batch_size], reduction="none")
         return coverage_mean(losses, batch) if self.weighs_nodes else losses.mean()
 
@@ -201,22 +201,51 @@ def test_a_module_that_weighs_nothing_is_weighed_batch_by_batch() -> None:
         assert differs(opaque, batch_level) < 1e-6
 
 
-def cut_off(rank: int, world_size: int) -> State:
-    """No node of either part has a neighbour there: all coverage is 0."""
-    sides = torch.arange(40) % 2
-    senders = torch.arange(40).repeat(2)
-    receivers = torch.cat([(torch.arange(40) + 1) % 40, (torch.arange(40) + 3) % 40])
+def two_sides(*, inner_edge: bool) -> Graph:
+    """Two sides of twenty nodes, with edges from each to the other, and one that is not cut."""
+    side = torch.arange(20)
+    ends = [torch.stack([side, side + 20]), torch.stack([side + 20, side])]
+    if inner_edge:
+        ends.append(torch.tensor([[20, 21], [21, 20]]))
     arrays = {"x": torch.randn(40, 8, generator=torch.Generator().manual_seed(0)), "y": torch.arange(40) % 4}
     arrays["train_mask"] = torch.ones(40, dtype=torch.bool)
-    source = Graph.from_edge_index(torch.stack([senders, receivers]), 40, arrays)
-    module = Model()
-    trainer_of(world_size, grappa()).fit(module, data_of(source, partitioner=Partition(sides.int(), 2)))
+    return Graph.from_edge_index(torch.cat(ends, 1), 40, arrays)
+
+
+SIDES = Partition((torch.arange(40) >= 20).int(), 2)
+
+
+def step_of_sides(rank: int, world_size: int, weights: str, weighs_nodes: bool, inner_edge: bool) -> State:
+    module = Model(weighs_nodes=weighs_nodes)
+    data = data_of(two_sides(inner_edge=inner_edge), partitioner=SIDES)
+    trainer_of(world_size, grappa(weights=weights), max_epochs=1).fit(module, data)
     return state_of(module)
 
 
-def test_no_coverage_at_all_is_no_nan() -> None:
-    for state in run_ranks(cut_off, 2):
-        assert all(bool(tensor.isfinite().all()) for tensor in state.values())
+def plain_step(inner_edge: bool) -> State:
+    """One step along the plain mean of all losses."""
+    data, module = data_of(two_sides(inner_edge=inner_edge), partitioner=SIDES), Model()
+    losses = []
+    for rank in range(2):
+        (batch,) = data._batches_of(data.part(rank, 2), 1, 0, 0, 1)
+        losses.append(functional.cross_entropy(module(batch), batch.y[: batch.batch_size], reduction="none"))
+    gradients = torch.autograd.grad(torch.cat(losses).mean(), list(module.parameters()))
+    with torch.no_grad():
+        for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+            parameter -= 0.1 * gradient
+    return state_of(module)
+
+
+@pytest.mark.parametrize("weighs_nodes", [True, False])
+def test_where_nothing_is_covered_all_nodes_count_alike(weighs_nodes: bool) -> None:
+    for state in run_ranks(step_of_sides, 2, "coverage", weighs_nodes, False):
+        assert differs(state, plain_step(inner_edge=False)) < 1e-6
+
+
+@pytest.mark.parametrize("weights", ["nodes", "uniform"])
+def test_a_rank_without_coverage_counts_where_coverage_is_not_asked_for(weights: str) -> None:
+    for state in run_ranks(step_of_sides, 2, weights, False, True):
+        assert differs(state, plain_step(inner_edge=True)) < 1e-6
 
 
 # Every training node is a seed once an epoch, and ranks take the same number of steps.
@@ -231,7 +260,7 @@ def few_labels(rank: int, world_size: int) -> tuple[list[list[int]], int, State]
     trainer = trainer_of(world_size, grappa())
     options = {"coverage": None, "batch_size": 20, "sampler": NeighborSampler([4, 4])}
     trainer.fit(module, data_of(source, partitioner=Partition(lone, 2), **options))
-    counted = [ids.tolist() for ids, coverage in module.seen if coverage is None or bool(coverage.any())]
+    counted = [ids.tolist() for ids, is_filler in module.seen if not is_filler]
     return counted, len(module.seen), state_of(module)
 
 
@@ -241,6 +270,26 @@ def test_a_rank_with_few_seeds_fills_up_with_steps_that_count_for_nothing() -> N
     assert differs(state, other) == 0.0
     per_epoch = sorted(node for ids in first[: len(first) // 2] + second[: len(second) // 2] for node in ids)
     assert per_epoch == graph().split("train").tolist()
+
+
+def filled_up(rank: int, world_size: int) -> list[State]:
+    """Passes of three batches, and of five that both ranks fill up."""
+    source, states = graph(), []
+    seeds = source.split("train")
+    source.node_arrays["train_mask"] = torch.zeros(600, dtype=torch.bool).index_fill_(0, seeds[:6], True)
+    sides = Partition(torch.zeros(600, dtype=torch.int32).index_fill_(0, seeds[:3], 1), 2)
+    for num_batches in (3, 5):
+        data = data_of(source, partitioner=sides, batch_size=1)
+        data._num_batches = lambda count=num_batches: count  # type: ignore[method-assign,misc]
+        module = Model(weighs_nodes=False)
+        trainer_of(world_size, grappa()).fit(module, data)
+        states.append(state_of(module))
+    return states
+
+
+def test_a_batch_that_all_ranks_fill_up_with_counts_for_nothing() -> None:
+    for plain, filled in run_ranks(filled_up, 2):
+        assert differs(plain, filled) == 0.0
 
 
 def rotating(rank: int, world_size: int, residency: Any) -> list[list[int]]:
