@@ -220,6 +220,15 @@ class PartModule(LightningDataModule):
             }
         return figures
 
+    @property
+    def uncovered(self) -> tuple[int, int]:
+        """Seeds of the running part that have weight 0, and all of them, where each node has a weight."""
+        if self._parts is None or self._cut.coverage is None or self._cut.coverage.level == "batch":
+            return 0, 0
+        part = self._parts.current()
+        coverage = part.node_arrays["coverage"][part.split("train")]
+        return int((coverage == 0).sum()), coverage.numel()
+
     def _own_parts(self) -> Parts:
         if self._parts is None:
             reader = self._cut.reader(self._rank(), self._world_size())

@@ -185,6 +185,10 @@ class Weigher(Callback):
 
     def __init__(self, strategy: GrappaStrategy) -> None:
         self.strategy = strategy
+        self._has_spoken = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._has_spoken = False
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.strategy.weigh(batch):
@@ -194,8 +198,10 @@ class Weigher(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step <= 1:
-            self._say_what_is_weighed(batch)
+        if not self._has_spoken:
+            self._has_spoken = True
+            _say_what_is_weighed(batch, self.strategy.weights)
+            _say_what_is_not_learned(batch, trainer, self.strategy.root_device)
         if trainer.is_last_batch:
             self.strategy.average_buffers()
             log_figures(pl_module)
@@ -203,17 +209,6 @@ class Weigher(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self.strategy.average_buffers()
-
-    def _say_what_is_weighed(self, batch: Any) -> None:
-        coverage = getattr(batch, "coverage", None)
-        if coverage is None or getattr(batch, "weighed_by_coverage", False) or self.strategy.weights != "coverage":
-            return
-        seeds = coverage[: batch.batch_size]
-        if bool((seeds != seeds[0]).any()):
-            rank_zero_info(
-                "training_step returns one number for a batch, so whole batches are weighed, by the mean coverage of "
-                "their seeds. To weigh nodes, return coverage_mean(losses, batch)."
-            )
 
 
 def _weight(batch: Any, weights: Weights) -> Tensor:
@@ -226,3 +221,27 @@ def _weight(batch: Any, weights: Weights) -> Tensor:
         return torch.tensor(size)
     total = coverage[: batch.batch_size].sum(dtype=torch.float64).float()
     return torch.where(total > 0, total, _UNCOVERED * size)
+
+
+def _say_what_is_weighed(batch: Any, weights: Weights) -> None:
+    coverage = getattr(batch, "coverage", None)
+    if coverage is None or getattr(batch, "weighed_by_coverage", False) or weights != "coverage":
+        return
+    seeds = coverage[: batch.batch_size]
+    if bool((seeds != seeds[0]).any()):
+        rank_zero_info(
+            "training_step returns one number for a batch, so whole batches are weighed, by the mean coverage of "
+            "their seeds. To weigh nodes, return coverage_mean(losses, batch)."
+        )
+
+
+def _say_what_is_not_learned(batch: Any, trainer: Any, device: torch.device) -> None:
+    """Collective."""
+    own = torch.tensor(getattr(trainer.datamodule, "uncovered", (0, 0)), device=device)
+    uncovered, seeds = collectives.gather_rows(own).sum(0).tolist()
+    if uncovered and getattr(batch, "weighed_by_coverage", False):
+        rank_zero_info(
+            f"{uncovered} of {seeds} training nodes have no neighbour in their part, so coverage_mean gives them "
+            "weight 0: they are hardly learned from. Coverage(shrinkage=1.0) gives them some, halo=1 or "
+            "MetisPartitioner() show them their neighbours."
+        )

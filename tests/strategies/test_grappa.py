@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import warnings
@@ -246,6 +247,34 @@ def test_where_nothing_is_covered_all_nodes_count_alike(weighs_nodes: bool) -> N
 def test_a_rank_without_coverage_counts_where_coverage_is_not_asked_for(weights: str) -> None:
     for state in run_ranks(step_of_sides, 2, weights, False, True):
         assert differs(state, plain_step(inner_edge=True)) < 1e-6
+
+
+def said(rank: int, world_size: int, weighs_nodes: bool, options: dict[str, Any]) -> list[str]:
+    """What two fits of two epochs say."""
+    logger, lines = logging.getLogger("lightning.pytorch.utilities.rank_zero"), []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    trainer = trainer_of(world_size, grappa(), **options)
+    other_side = Partition((torch.arange(40) < 20).int(), 2)
+    for max_epochs in (2, 4):
+        trainer.fit_loop.max_epochs = max_epochs
+        trainer.fit(Model(weighs_nodes=weighs_nodes), data_of(two_sides(inner_edge=True), partitioner=other_side))
+    return [line for line in lines if "coverage" in line]
+
+
+@pytest.mark.parametrize(
+    ("weighs_nodes", "options", "line"),
+    [
+        (False, {"accumulate_grad_batches": 4}, "whole batches are weighed"),
+        (True, {}, "38 of 40 training nodes have no neighbour in their part"),
+    ],
+)
+def test_what_is_weighed_is_said_once_a_fit(weighs_nodes: bool, options: dict[str, Any], line: str) -> None:
+    lines, of_rank_1 = run_ranks(said, 2, weighs_nodes, options)
+    assert len(lines) == 2 and all(line in one for one in lines)
+    assert not of_rank_1
 
 
 # Every training node is a seed once an epoch, and ranks take the same number of steps.
