@@ -247,6 +247,16 @@ class PartModule(LightningDataModule):
         max_epochs = self.trainer.max_epochs if self.trainer is not None else None
         return self.repartition_every or self._period or default_period(max_epochs, sweep)
 
+    def _num_super_epochs(self) -> float:
+        """What this run takes, as far as it is known: a clock may make rounds longer or shorter than passes."""
+        every, trainer = self._every(), self.trainer
+        if every is None or trainer is None:
+            return 1
+        steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
+        passes = steps * trainer.accumulate_grad_batches / self._num_batches()
+        epochs = trainer.max_epochs
+        return math.ceil(min(passes, math.inf if epochs is None or epochs < 0 else epochs) / every)
+
     def _global_batches(self) -> GlobalBatches:
         if self._whole is None:
             size = self.correction_batch_size or self.batch_size * self._world_size()

@@ -33,6 +33,7 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
@@ -450,6 +451,31 @@ def test_a_part_without_training_nodes_is_refused_on_all_ranks() -> None:
     with pytest.raises(RankError, match=r'The chunks of rank 1 of 2 hold none of the .*balance="train"') as error:
         run_ranks(fit_with, 2, graph, {"partitioner": Partition(assignment, 2)})
     assert set(error.value.failures) == {0, 1}
+
+
+def redealt(rank: int, world_size: int, options: dict[str, Any]) -> int:
+    """Labels in four of eight chunks: the first deal that gives one rank none of them is that of super-epoch 26."""
+    graph = small_graph()
+    chunks = Partition((torch.arange(600) // 75).int(), 8)
+    graph.node_arrays["train_mask"] = (torch.arange(600) < 300) & (torch.arange(600) % 15 == 0)
+    data = PartitionedDataModule(graph, partitioner=chunks, residency=Redeal(8), repartition_every=1, batch_size=4)
+    ours = trainer(world_size, GrappaStrategy(**PATIENCE), limit_val_batches=0, **options)
+    module = model()
+    warnings.filterwarnings("ignore", "You defined a `validation_step`")
+    ours.fit(module, data)
+    return len(module.trained)
+
+
+@pytest.mark.parametrize("options", [{"max_epochs": 30}, {"max_epochs": -1, "max_steps": 200}])
+def test_a_deal_without_training_nodes_is_refused_before_the_run(options: dict[str, Any]) -> None:
+    with pytest.raises(RankError, match="none of the 20 training nodes in super-epoch 26") as error:
+        run_ranks(redealt, 2, options)
+    assert set(error.value.failures) == {0, 1}
+    assert "setup" in str(error.value)
+
+
+def test_a_run_that_ends_before_such_a_deal_is_not_refused() -> None:
+    assert run_ranks(redealt, 2, {"max_epochs": -1, "max_steps": 60}) == [60, 60]
 
 
 def test_a_partition_of_something_else_is_refused() -> None:
