@@ -95,6 +95,7 @@ class GrappaStrategy(DDPStrategy):
         self.sigterm_received = False
         self._scale = torch.ones(())
         self._votes: Tensor | None = None
+        self._has_stepped = False  # since buffers were averaged
         self._resumed: dict[str, Any] | None = None
         self._companion = Weigher(self)
 
@@ -107,15 +108,16 @@ class GrappaStrategy(DDPStrategy):
         own = _weight(batch, self.weights).to(self.root_device)
         total = torch.stack([own, torch.full_like(own, self.sigterm_received)])
         collectives.sum_(total)
-        self._votes = total[1]
+        self._votes, self._has_stepped = total[1], True
         # No weight on any rank: all of them fill a pass up.
         self._scale = torch.where(total[0] > 0, self.world_size * own / total[0], 0.0)
         return leave
 
     def average_buffers(self) -> None:
         """Make the replicas equal, buffers included. Collective."""
-        if self.buffers == "average":
+        if self.buffers == "average" and self._has_stepped:
             collectives.average_(self._module().buffers())
+        self._has_stepped = False
 
     # What Lightning calls.
 
@@ -202,9 +204,12 @@ class Weigher(Callback):
             self._has_spoken = True
             _say_what_is_weighed(batch, self.strategy.weights)
             _say_what_is_not_learned(batch, trainer, self.strategy.root_device)
-        if trainer.is_last_batch:
+        if trainer.is_last_batch:  # a checkpoint may be written next
             self.strategy.average_buffers()
-            log_figures(pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.strategy.average_buffers()  # max_steps ends an epoch at any batch
+        log_figures(pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
