@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnn_dist.arguments import check_at_least, check_at_least_if_given
 from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.cut import Cut
 from lightning_gnn_dist.global_batches import GlobalBatches
@@ -63,8 +63,9 @@ class PartModule(LightningDataModule):
         eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         check_at_least(0, seed=seed, num_threads=num_threads)
         check_at_least(1, batch_size=batch_size, eval_batch_size=eval_batch_size, bulk_size=bulk_size)
-        check_at_least(1, repartition_every=repartition_every, correction_batch_size=correction_batch_size)
-        _check_types(partitioner, residency, sampler, correction_sampler)
+        check_at_least_if_given(1, repartition_every=repartition_every, correction_batch_size=correction_batch_size)
+        _check_types(partitioner, residency, coverage, sampler, correction_sampler)
+        halo.check_fits(graph)
         self.graph = graph
         self.partitioner: Partitioner | Partition = MetisPartitioner() if partitioner is None else partitioner
         self.sampler: Sampler = NeighborSampler([15, 10]) if sampler is None else sampler
@@ -328,15 +329,11 @@ class PartModule(LightningDataModule):
         return self.trainer.state.fn if self.trainer is not None else None
 
 
-def check_at_least(least: int, **numbers: int | None) -> None:
-    for name, value in numbers.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < least):
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
-
-
-def _check_types(partitioner: object, residency: object, *samplers: object) -> None:
+def _check_types(partitioner: object, residency: object, coverage: object, *samplers: object) -> None:
     if isinstance(residency, type) or not isinstance(residency, Residency):
         raise TypeError(f"A residency is an object such as Fixed(), Rotate() or Redeal(1000), got {residency!r}.")
+    if coverage is not None and not isinstance(coverage, Coverage):
+        raise TypeError(f'coverage is an object such as Coverage() or Coverage("batch"), or None, got {coverage!r}.')
     for sampler in samplers:
         if sampler is not None and (isinstance(sampler, type) or not isinstance(sampler, Sampler)):
             raise TypeError(f"A sampler is an object such as NeighborSampler([15, 10]), got {sampler!r}.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from lightning_gnn_dist.arguments import check_at_least
 from lightning_gnn_dist.partition.random import deal
 
 _PURPOSE = 1 << 43  # added to the seed, so that dealing chunks has nothing to do with making them
@@ -89,8 +90,7 @@ class Redeal:
     num_supernodes: int
 
     def __post_init__(self) -> None:
-        if self.num_supernodes < 1:
-            raise ValueError(f"num_supernodes must be at least 1, got {self.num_supernodes}.")
+        check_at_least(1, num_supernodes=self.num_supernodes)
 
     def num_chunks(self, world_size: int) -> int:
         if self.num_supernodes < world_size:

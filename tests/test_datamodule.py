@@ -15,6 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.quantize import quantize_rows
@@ -400,6 +401,10 @@ def test_a_partitioner_that_cannot_work_fails_on_all_ranks() -> None:
         ({"sampler": NeighborSampler}, "A sampler is an object"),
         ({"partitioner": "metis"}, r"such as MetisPartitioner\(\), or a Partition, got 'metis'"),
         ({"partitioner": MetisPartitioner}, "A partitioner is an object"),
+        *(
+            ({"coverage": wrong}, r"coverage is an object such as Coverage\(\)")
+            for wrong in ("batch", True, 0.5, Coverage)
+        ),
     ],
 )
 def test_wrong_kinds_are_refused(options: dict[str, Any], message: str) -> None:
@@ -497,9 +502,14 @@ def test_too_few_nodes_to_share_are_refused() -> None:
         ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
         ({"eval_batch_size": -1}, "eval_batch_size"),
         ({"seed": 1.5}, "seed must be an integer"),
+        ({"seed": None}, "seed must be an integer"),
         ({"num_threads": -1}, "num_threads"),
         ({"residency": Rotate(), "train_on": "graph"}, "choose one"),
         ({"halo_bytes": 100}, "set halo=1"),
+        ({"halo": True}, "halo must be 0 or 1 hop, got True"),
+        *(({"halo": 1, "halo_bytes": limit}, "halo_bytes must be an integer") for limit in (1e6, float("nan"), "1MB")),
+        *(({"halo": 1, "halo_neighbors": limit}, "halo_neighbors must be an integer") for limit in (2.5, "2")),
+        ({"halo": 1, "halo_bytes": 10}, "no room for a single node"),
         ({"repartition_every": 0}, "repartition_every must be an integer of at least 1, got 0"),
         ({"train_on": "all"}, r"train_on must be one of \['part', 'graph'\], got 'all'"),
         ({"extra_nodes": 2.0}, "extra_nodes is a share"),

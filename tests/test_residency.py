@@ -53,3 +53,9 @@ def test_too_few_super_nodes_are_refused() -> None:
         Redeal(3).num_chunks(4)
     with pytest.raises(ValueError, match="at least 1, got 0"):
         Redeal(0)
+
+
+@pytest.mark.parametrize("number", [10.0, 2.5, "10", None, True])
+def test_super_nodes_are_counted(number: Any) -> None:
+    with pytest.raises(ValueError, match="num_supernodes must be an integer"):
+        Redeal(number)
