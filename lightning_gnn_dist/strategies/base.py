@@ -86,6 +86,8 @@ class RoundStrategy(DDPStrategy):
     ) -> None:
         refusals.check_choice("weights", weights, self.weight_modes)
         refusals.check_choice("buffers", buffers, self.buffer_modes)
+        refusals.check_choice("start_method", start_method, StartMethod)
+        refusals.check_launch(timeout, process_group_backend)
         refusals.check_clock(clock)
         refusals.check_choice("drift", drift, self.drifts)
         refusals.check_at_least("anchor_steps", anchor_steps, 1)

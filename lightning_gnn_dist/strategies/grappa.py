@@ -81,6 +81,8 @@ class GrappaStrategy(DDPStrategy):
     ) -> None:
         refusals.check_choice("weights", weights, Weights)
         refusals.check_choice("buffers", buffers, Buffers)
+        refusals.check_choice("start_method", start_method, StartMethod)
+        refusals.check_launch(timeout, process_group_backend)
         super().__init__(
             timeout=timeout,
             process_group_backend=process_group_backend,

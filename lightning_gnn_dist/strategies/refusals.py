@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any, get_args
 
 import torch
@@ -24,6 +25,17 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
 def check_at_least(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+
+
+def check_launch(timeout: Any, process_group_backend: Any) -> None:
+    """How ranks find each other."""
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"timeout must be a timedelta, as timedelta(minutes=30) is, got {timeout!r}.")
+    if process_group_backend is not None and not collectives.has_backend(str(process_group_backend)):
+        raise ValueError(
+            'process_group_backend must be "gloo", "nccl" or another that this torch was built with, or None for what '
+            f"fits the device, got {process_group_backend!r}."
+        )
 
 
 def check_clock(clock: Any) -> None:

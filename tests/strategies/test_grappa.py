@@ -484,7 +484,21 @@ def test_a_checkpoint_of_rounds_is_refused(tmp_path: Path) -> None:
         run_ranks(resume_from_rounds, 2, str(tmp_path))
 
 
-@pytest.mark.parametrize("options", [{"weights": "degree"}, {"buffers": "global"}])
-def test_arguments_are_checked_where_they_are_given(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        GrappaStrategy(**options)
+WRONG: list[dict[str, Any]] = [
+    {"weights": "degree"},
+    {"buffers": "global"},
+    {"timeout": 30},
+    {"start_method": "x"},
+    {"process_group_backend": "x"},
+]
+
+
+@pytest.mark.parametrize("strategy", [GrappaStrategy, LocalSGDStrategy])
+@pytest.mark.parametrize("options", WRONG, ids=str)
+def test_arguments_are_checked_where_they_are_given(strategy: Any, options: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=next(iter(options))):
+        strategy(**options)
+
+
+def test_backends_of_several_devices_are_known() -> None:
+    assert GrappaStrategy(process_group_backend="cpu:gloo")._process_group_backend == "cpu:gloo"
