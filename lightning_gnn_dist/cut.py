@@ -14,7 +14,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.parts import PartReader
-from lightning_gnn_dist.residency import Residency
+from lightning_gnn_dist.residency import Residency, held_by_all
 from lightning_gnn_dist.surroundings import ExtraNodes, Halo
 
 _HORIZON = 16  # super-epochs that are looked ahead, however long the run is, to know how many batches a pass needs
@@ -118,8 +118,8 @@ class Cut:
     def _owner(self, super_epoch: int, world_size: int) -> Tensor:
         """The rank that learns from each chunk."""
         owner = torch.zeros(self.residency.num_chunks(world_size), dtype=torch.int64)
-        for rank in range(world_size):
-            owner[list(self.residency.held(super_epoch, rank, world_size, self.seed).own)] = rank
+        for rank, held in enumerate(held_by_all(self.residency, super_epoch, world_size, self.seed)):
+            owner[list(held.own)] = rank
         return owner
 
 

@@ -109,6 +109,27 @@ class Redeal:
         return Held(tuple((dealt == rank).nonzero().view(-1).tolist()))
 
 
+def held_by_all(residency: Residency, super_epoch: int, world_size: int, seed: int) -> list[Held]:
+    """What each rank holds, after a check of what somebody else's residency says."""
+    name, num_chunks = f"{type(residency).__name__}.held()", residency.num_chunks(world_size)
+    ranks = [residency.held(super_epoch, rank, world_size, seed) for rank in range(world_size)]
+    for held in ranks:
+        if not isinstance(held, Held):
+            raise TypeError(f"{name} must return Held(own, others), got {held!r}.")
+        if set(held.own) & set(held.others):
+            raise ValueError(f"{name} names chunks both as own and as others: {held!r}. Either is enough.")
+        if not all(0 <= chunk < num_chunks for chunk in held.own + held.others):
+            raise ValueError(
+                f"{name} must name chunks from 0 to {num_chunks - 1}, as many as num_chunks() says: {held!r}."
+            )
+    if sorted(chunk for held in ranks for chunk in held.own) != list(range(num_chunks)):
+        raise ValueError(
+            f"{name} must make every one of the {num_chunks} chunks exactly one rank's own, but in super-epoch "
+            f"{super_epoch} the ranks' own are {[held.own for held in ranks]}."
+        )
+    return ranks
+
+
 def default_period(max_epochs: int | None, sweep: int) -> int:
     """Epochs of a super-epoch, such that a whole sweep fits into the run; 1 if nobody knows how long it is."""
     return max(1, (max_epochs or 0) // sweep)

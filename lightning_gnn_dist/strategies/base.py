@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, ClassVar, Literal
 
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -161,7 +162,7 @@ class RoundStrategy(DDPStrategy):
     def process_dataloader(self, dataloader: Any) -> Any:
         if not self._module().trainer.training:
             return dataloader
-        if not hasattr(dataloader, "__len__"):
+        if sized_len(dataloader) is None:
             raise TypeError(
                 f"{type(self).__name__} needs a training loader with a length, to know what a pass is; "
                 f"{type(dataloader).__name__} has none. Use PartitionedDataModule, or a map-style dataset."

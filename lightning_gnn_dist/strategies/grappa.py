@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -138,8 +139,9 @@ class GrappaStrategy(DDPStrategy):
     def process_dataloader(self, dataloader: Any) -> Any:
         if self._module().trainer.training:
             refusals.check_ranks_of_loader(dataloader, self.world_size)
-            length = torch.tensor([len(dataloader) if hasattr(dataloader, "__len__") else -1], device=self.root_device)
-            refusals.check_lengths([int(number) for (number,) in collectives.gather_rows(length).tolist()])
+            length = sized_len(dataloader)
+            own = torch.tensor([-1 if length is None else length], device=self.root_device)
+            refusals.check_lengths([int(number) for (number,) in collectives.gather_rows(own).tolist()])
         return dataloader
 
     def on_train_start(self) -> None:
@@ -148,7 +150,8 @@ class GrappaStrategy(DDPStrategy):
         if self._resumed is not None:
             replica_state.restore_random_state(self._resumed["random_state"])
             for name, buffer in self._module().named_buffers():  # DDP gave all ranks those of rank 0
-                buffer.copy_(self._resumed["buffers"][name])
+                if name in self._resumed["buffers"]:  # else the module had no such buffer then
+                    buffer.copy_(self._resumed["buffers"][name])
             self._resumed = None
 
     def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -156,6 +159,10 @@ class GrappaStrategy(DDPStrategy):
         if getattr(self.model, "require_backward_grad_sync", False):
             collectives.count_all_reduce(parameter.grad for parameter in self._module().parameters())
         return loss
+
+    def on_exception(self, exception: BaseException) -> None:
+        refusals.explain_unused_parameters(exception, type(self).__name__)
+        super().on_exception(exception)
 
     def teardown(self) -> None:
         if self.lightning_module is not None and self.lightning_module._trainer is not None:

@@ -144,6 +144,15 @@ def check_lengths(lengths: list[int]) -> None:
         )
 
 
+def explain_unused_parameters(exception: BaseException, strategy: str) -> None:
+    """Say what to do where a gradient is missing: DDP's own text is long, and Lightning's names another strategy."""
+    if "Expected to have finished reduction in the prior iteration" in str(exception):
+        exception.args = (
+            "Some parameters of the module had no part in the loss that training_step returned. If that is meant, use "
+            f"{strategy}(find_unused_parameters=True); if they never have, freeze them with requires_grad_(False).",
+        )
+
+
 def require_num_seeds(loader: Any) -> int:
     """The training nodes of this rank, as the data module's loader knows them."""
     num_seeds: int | None = getattr(loader, "num_seeds", None)

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import warnings
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import collectives
@@ -469,6 +471,50 @@ def test_loaders_of_different_length_are_refused_on_all_ranks() -> None:
     with pytest.raises(RankError, match=r"\[4, 5\]") as error:
         run_ranks(uneven_loaders, 2)
     assert sorted(error.value.failures) == [0, 1]
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([])
+
+
+def endless_loader(rank: int, world_size: int, strategy: Any) -> None:
+    fit(rank, strategy(**PATIENCE), Net(), devices=world_size, train=DataLoader(Endless()))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"), [(GrappaStrategy, "not say how many it has"), (LocalSGDStrategy, "with a length")]
+)
+def test_a_loader_without_a_length_is_refused(strategy: Any, message: str) -> None:
+    with pytest.raises(RankError, match=message) as error:
+        run_ranks(endless_loader, 2, strategy)
+    assert sorted(error.value.failures) == [0, 1]
+
+
+def with_unused_parameters(rank: int, world_size: int) -> None:
+    module = Model()
+    module.unused = nn.Linear(2, 2)
+    trainer_of(world_size, grappa()).fit(module, data_of(batch_size=30))
+
+
+def test_unused_parameters_are_told_of_with_the_way_out() -> None:
+    with pytest.raises(RankError, match=r"use GrappaStrategy\(find_unused_parameters=True\)"):
+        run_ranks(with_unused_parameters, 2)
+
+
+def resumed_with_another_buffer(rank: int, world_size: int, folder: str) -> list[float]:
+    for path in (None, f"{folder}/one.ckpt"):
+        module = Model(batch_norm=True)
+        if path is not None:
+            module.register_buffer("added", torch.full((2,), 7.0), persistent=False)
+        trainer = trainer_of(world_size, grappa(), max_epochs=1 if path is None else 2)
+        trainer.fit(module, data_of(), ckpt_path=path)
+        trainer.save_checkpoint(f"{folder}/one.ckpt")
+    return module.added.tolist()  # type: ignore[no-any-return]
+
+
+def test_a_buffer_that_is_new_since_the_checkpoint_keeps_its_value(tmp_path: Path) -> None:
+    assert run_ranks(resumed_with_another_buffer, 2, str(tmp_path)) == [[7.0, 7.0]] * 2
 
 
 def resume_from_rounds(rank: int, world_size: int, folder: str) -> None:
