@@ -99,6 +99,7 @@ class PartLoader:
         num_ranks: For how many ranks it was made.
         batch_level: Whether all seeds of a batch have their mean coverage.
         num_used: How many batches of a pass the trainer takes, where it limits them.
+        overfits: Whether all passes are the first one.
     """
 
     batch_sampler = None  # Lightning asks any loader that has a sampler for this too
@@ -113,10 +114,11 @@ class PartLoader:
         num_ranks: int,
         batch_level: bool = False,
         num_used: Callable[[], float] = lambda: math.inf,
+        overfits: bool = False,
     ) -> None:
         self._part_at, self._make_loader = part_at, make_loader
         self._num_batches, self._every, self._num_used = num_batches, every, num_used
-        self._batch_level = batch_level
+        self._batch_level, self._overfits = batch_level, overfits
         self._running: tuple[int, BatchLoader] | None = None
         self._next_pass = self._skipped = self._done = 0
         self._waited_before = 0.0
@@ -162,7 +164,7 @@ class PartLoader:
     def __iter__(self) -> Batches:
         # A generator, so that all of this waits for the first batch to be asked for. Lightning creates
         # the iterator of its first epoch before it calls set_epoch, and of a resumed one too.
-        begin, skipped = self._next_pass * len(self), self._skipped
+        begin, skipped = 0 if self._overfits else self._next_pass * len(self), self._skipped
         self._next_pass, self._skipped, self._done = self._next_pass + 1, 0, skipped
         for batch in self._between(begin + skipped, begin + len(self)):
             self._done += 1

@@ -23,7 +23,7 @@ from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.part_loader import PartLoader, Parts
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.residency import Residency, default_period
+from lightning_gnn_dist.residency import Fixed, Residency, default_period
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -66,6 +66,7 @@ class PartModule(LightningDataModule):
         check_at_least_if_given(1, repartition_every=repartition_every, correction_batch_size=correction_batch_size)
         _check_types(partitioner, residency, coverage, sampler, correction_sampler)
         halo.check_fits(graph)
+        _check_that_parts_change(residency, repartition_every)
         self.graph = graph
         self.partitioner: Partitioner | Partition = MetisPartitioner() if partitioner is None else partitioner
         self.sampler: Sampler = NeighborSampler([15, 10]) if sampler is None else sampler
@@ -137,6 +138,7 @@ class PartModule(LightningDataModule):
             every=self._every() if parts is not None else None,
             num_ranks=num_ranks,
             batch_level=parts is not None and self._cut.coverage is not None and self._cut.coverage.level == "batch",
+            overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
             num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
         )
         self._loaders.append(self._train_loader)
@@ -327,6 +329,14 @@ class PartModule(LightningDataModule):
 
     def _trainer_fn(self) -> TrainerFn | None:
         return self.trainer.state.fn if self.trainer is not None else None
+
+
+def _check_that_parts_change(residency: Residency, repartition_every: int | None) -> None:
+    if repartition_every is not None and isinstance(residency, Fixed):
+        raise ValueError(
+            f"repartition_every={repartition_every} says how often parts change, and with Fixed() they never do: use "
+            "Rotate() or Redeal(1000), or leave it out."
+        )
 
 
 def _check_types(partitioner: object, residency: object, coverage: object, *samplers: object) -> None:

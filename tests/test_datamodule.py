@@ -217,6 +217,14 @@ def whole(rank: int, world_size: int) -> tuple[int, State]:
     return len(module.trained), state_of(module)
 
 
+def test_overfitting_shows_the_same_batches_in_every_epoch() -> None:
+    warnings.filterwarnings("ignore", "You requested to overfit")
+    module = model()
+    trainer(1, overfit_batches=2, max_epochs=3).fit(module, PartitionedDataModule(small_graph(), batch_size=10))
+    first, second = module.trained[:2]
+    assert [seeds.tolist() for seeds in module.trained] == [first.tolist(), second.tolist()] * 3
+
+
 def test_the_part_as_one_batch() -> None:
     (steps, first), (_, second) = run_ranks(whole, 2)
     assert steps == 8
@@ -510,6 +518,7 @@ def test_too_few_nodes_to_share_are_refused() -> None:
         *(({"halo": 1, "halo_bytes": limit}, "halo_bytes must be an integer") for limit in (1e6, float("nan"), "1MB")),
         *(({"halo": 1, "halo_neighbors": limit}, "halo_neighbors must be an integer") for limit in (2.5, "2")),
         ({"halo": 1, "halo_bytes": 10}, "no room for a single node"),
+        ({"repartition_every": 2}, r"repartition_every=2 says how often .* with Fixed\(\) they never do"),
         ({"repartition_every": 0}, "repartition_every must be an integer of at least 1, got 0"),
         ({"train_on": "all"}, r"train_on must be one of \['part', 'graph'\], got 'all'"),
         ({"extra_nodes": 2.0}, "extra_nodes is a share"),
