@@ -64,7 +64,8 @@ class Rotate:
 
     In super-epoch :math:`s` rank :math:`r` of :math:`P` holds its own chunk :math:`r` and chunk
     :math:`(r + 1 + s \bmod (P - 1)) \bmod P`. So :math:`P - 1` super-epochs show it every edge of its seeds once, and
-    no chunk is variable on two ranks at a time. Seeds are always those of the base chunk.
+    no chunk is variable on two ranks at a time. Seeds are always those of the base chunk. On two ranks both hold the
+    whole graph, and nothing changes.
     """
 
     def num_chunks(self, world_size: int) -> int:

@@ -55,8 +55,9 @@ class GrappaStrategy(DDPStrategy):
     by batch; one that returns :func:`coverage_mean` of its seeds' losses node by node.
 
     Args:
-        weights: A rank's share of a step: by the ``"coverage"`` of its seeds, by their number (``"nodes"``), or
-            ``"uniform"``, as in DDP.
+        weights: A rank's share of a step: by the ``"coverage"`` of its seeds (by their number where the data module
+            gives no coverage), by their number (``"nodes"``), or ``"uniform"``, as in DDP. It says nothing of the
+            shares within a rank, which are by coverage wherever ``training_step`` returns :func:`coverage_mean`.
         buffers: ``"average"`` the buffers (statistics of batch normalisation) at the end of an epoch and before
             validation, or keep them ``"local"``. DDP's way, rank 0's for all at every step, would move them too.
         find_unused_parameters, static_graph, gradient_as_bucket_view: See
