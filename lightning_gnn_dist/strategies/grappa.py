@@ -256,7 +256,7 @@ def _say_what_is_not_learned(batch: Any, trainer: Any, device: torch.device) -> 
     uncovered, seeds = collectives.gather_rows(own).sum(0).tolist()
     if uncovered and getattr(batch, "weighed_by_coverage", False):
         rank_zero_info(
-            f"{uncovered} of {seeds} training nodes have no neighbour in their part, so coverage_mean gives them "
-            "weight 0: they are hardly learned from. Coverage(shrinkage=1.0) gives them some, halo=1 or "
-            "MetisPartitioner() show them their neighbours."
+            f"Training nodes without a neighbour in their part: {uncovered} of {seeds}. Beside others coverage_mean "
+            "gives them weight 0. Coverage(shrinkage=1.0) gives them some; halo=1 or MetisPartitioner() show them "
+            "their neighbours."
         )

@@ -270,7 +270,7 @@ def said(rank: int, world_size: int, weighs_nodes: bool, options: dict[str, Any]
     ("weighs_nodes", "options", "line"),
     [
         (False, {"accumulate_grad_batches": 4}, "whole batches are weighed"),
-        (True, {}, "38 of 40 training nodes have no neighbour in their part"),
+        (True, {}, "without a neighbour in their part: 38 of 40"),
     ],
 )
 def test_what_is_weighed_is_said_once_a_fit(weighs_nodes: bool, options: dict[str, Any], line: str) -> None:
