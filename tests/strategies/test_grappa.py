@@ -323,6 +323,35 @@ def test_a_batch_that_all_ranks_fill_up_with_counts_for_nothing() -> None:
         assert differs(plain, filled) == 0.0
 
 
+class Logs(Model):
+    """Logs its loss as the README says, and remembers what it has logged."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        losses = functional.cross_entropy(self(batch), batch.y[: batch.batch_size], reduction="none")
+        if not batch.is_filler:
+            self.log("of_seeds", losses.mean(), on_step=False, on_epoch=True, sync_dist=True, batch_size=len(losses))
+            self.seen.append((losses.detach(), False))
+        return losses.mean()
+
+
+def logged(rank: int, world_size: int) -> tuple[Tensor, float]:
+    """Five seeds on one rank and one on the other, which fills four batches up."""
+    source = graph()
+    seeds = source.split("train")
+    source.node_arrays["train_mask"] = torch.zeros(600, dtype=torch.bool).index_fill_(0, seeds[:6], True)
+    sides = Partition(torch.zeros(600, dtype=torch.int32).index_fill_(0, seeds[:1], 1), 2)
+    module = Logs()
+    trainer = trainer_of(world_size, grappa(), max_epochs=1)
+    trainer.fit(module, data_of(source, partitioner=sides, batch_size=1))
+    return torch.cat([losses for losses, _ in module.seen]), float(trainer.logged_metrics["of_seeds"])
+
+
+def test_what_is_logged_without_fillers_is_the_mean_over_all_seeds() -> None:
+    (first, mean), (second, other) = run_ranks(logged, 2)
+    assert (len(first), len(second)) == (5, 1)
+    assert mean == other == pytest.approx(float(torch.cat([first, second]).mean()))
+
+
 def rotating(rank: int, world_size: int, residency: Any) -> list[list[int]]:
     module = Model()
     data = data_of(residency=residency, repartition_every=2, batch_size=40, num_threads=1)
