@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,7 +87,7 @@ class Cut:
         """Every rank needs a training node in each of so many super-epochs. All ranks raise or none."""
         if world_size > 1 and self.residency.sweep(world_size) > 1:
             what, count = self._train_nodes_of_ranks(world_size)
-            for super_epoch in range(int(min(num_super_epochs, _LONGEST))):
+            for super_epoch in range(math.ceil(min(num_super_epochs, _LONGEST))):
                 self._seeds_of_ranks(super_epoch, world_size, what, count)
 
     def most(self, world_size: int, what: str, count: CountSeeds) -> int:

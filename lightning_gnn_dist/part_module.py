@@ -258,7 +258,7 @@ class PartModule(LightningDataModule):
         steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
         passes = steps * trainer.accumulate_grad_batches / self._num_batches()
         epochs = trainer.max_epochs
-        return math.ceil(min(passes, math.inf if epochs is None or epochs < 0 else epochs) / every)
+        return min(passes, math.inf if epochs is None or epochs < 0 else epochs) / every
 
     def _global_batches(self) -> GlobalBatches:
         if self._whole is None:

@@ -479,7 +479,7 @@ def redealt(rank: int, world_size: int, options: dict[str, Any]) -> int:
     return len(module.trained)
 
 
-@pytest.mark.parametrize("options", [{"max_epochs": 30}, {"max_epochs": -1, "max_steps": 200}])
+@pytest.mark.parametrize("options", [{"max_epochs": 30}, {"max_epochs": -1, "max_steps": 200}, {"max_epochs": -1}])
 def test_a_deal_without_training_nodes_is_refused_before_the_run(options: dict[str, Any]) -> None:
     with pytest.raises(RankError, match="none of the 20 training nodes in super-epoch 26") as error:
         run_ranks(redealt, 2, options)
