@@ -53,6 +53,11 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
+def has_backend(name: str) -> bool:
+    """Whether a process group may be made of it here; ``"cpu:gloo,cuda:nccl"`` names several. Not collective."""
+    return all(dist.is_backend_available(part.split(":")[-1]) for part in name.split(","))
+
+
 @torch.no_grad()
 def average_(tensors: Iterable[Tensor], weight: float = 1.0) -> None:
     """Replace each tensor, in place, by its weighted mean over all ranks; integers by their maximum.

@@ -13,12 +13,14 @@ does not do better than the first, and worse with a halo.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.arguments import check_at_least, check_between
 from lightning_gnn_dist.graph.graph import Graph
 
 Level = Literal["node", "batch"]
@@ -44,12 +46,10 @@ class Coverage:
     def __post_init__(self) -> None:
         if self.level not in get_args(Level):
             raise ValueError(f"level must be one of {list(get_args(Level))}, got {self.level!r}.")
-        if self.hops < 1:
-            raise ValueError(f"hops must be at least 1, got {self.hops}.")
-        if not self.shrinkage >= 0:
-            raise ValueError(f"shrinkage must not be negative, got {self.shrinkage}.")
-        if self.prior is not None and not 0 <= self.prior <= 1:
-            raise ValueError(f"prior is a coverage, between 0 and 1, got {self.prior}.")
+        check_at_least(1, hops=self.hops)
+        check_between(0, math.inf, shrinkage=self.shrinkage)
+        if self.prior is not None:
+            check_between(0, 1, prior=self.prior)
 
     def of(self, part: Graph, degrees: Tensor, num_own: int) -> Tensor:
         """The coverage of every node of a part, float32.
@@ -69,7 +69,7 @@ class Coverage:
 
 
 def coverage_mean(losses: Tensor, batch: Any) -> Tensor:
-    """The mean of one loss per seed, weighed by ``batch.coverage``; a plain mean where a batch has none.
+    """The mean of one loss per seed, weighed by ``batch.coverage``; a plain mean where no seed has any.
 
     What a ``training_step`` returns in place of ``losses.mean()``:
 
@@ -86,6 +86,8 @@ def coverage_mean(losses: Tensor, batch: Any) -> Tensor:
         return losses.mean()
     batch.weighed_by_coverage = True  # a strategy tells users whose step weighs nothing
     weights = weights[: batch.batch_size].to(losses.dtype)
+    if not getattr(batch, "is_filler", False):  # one of these counts for nothing, and its mean is 0
+        weights = torch.where(weights.sum() > 0, weights, 1)
     total = weights.sum()
     mean: Tensor = (losses * weights).sum() / torch.where(total > 0, total, 1)
     return mean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +15,13 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.parts import PartReader
-from lightning_gnn_dist.residency import Residency
+from lightning_gnn_dist.residency import Residency, held_by_all
 from lightning_gnn_dist.surroundings import ExtraNodes, Halo
 
-_HORIZON = 16  # super-epochs that are looked ahead, to know how many batches a pass needs
+_HORIZON = 16  # super-epochs that are looked ahead, however long the run is, to know how many batches a pass needs
+_LONGEST = 1000  # super-epochs that are looked ahead for ranks with nothing to learn from
+
+CountSeeds = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,12 +89,16 @@ class Cut:
         """
         if world_size == 1:
             return _train_nodes(self.graph).numel()
-        partition, nodes = self.partition(world_size), _train_nodes(self.graph)
-        per_chunk = torch.bincount(partition.assignment[nodes], minlength=partition.num_parts)
-        what = f"{nodes.numel()} training nodes"
-        return self.most(world_size, what, lambda owner: torch.bincount(owner, per_chunk, world_size))
+        return self.most(world_size, *self._train_nodes_of_ranks(world_size))
 
-    def most(self, world_size: int, what: str, count: Callable[[Tensor], Tensor]) -> int:
+    def check_run(self, world_size: int, num_super_epochs: float) -> None:
+        """Every rank needs a training node in each of so many super-epochs. All ranks raise or none."""
+        if world_size > 1 and self.residency.sweep(world_size) > 1:
+            what, count = self._train_nodes_of_ranks(world_size)
+            for super_epoch in range(math.ceil(min(num_super_epochs, _LONGEST))):
+                self._seeds_of_ranks(super_epoch, world_size, what, count)
+
+    def most(self, world_size: int, what: str, count: CountSeeds) -> int:
         """The seeds of the rank that has most, in the super-epochs to come.
 
         Args:
@@ -99,22 +107,28 @@ class Cut:
             count: From the rank that learns from each chunk to how many seeds each rank has.
         """
         super_epochs = range(_HORIZON if self.residency.sweep(world_size) > 1 else 1)
-        counts = []
-        for super_epoch in super_epochs:
-            counts.append(count(self._owner(super_epoch, world_size)))
-            if bool((counts[-1] == 0).any()):
-                raise ValueError(
-                    f"The chunks of rank {int(counts[-1].argmin())} of {world_size} hold none of the {what} in "
-                    f"super-epoch {super_epoch}, so it would have nothing to learn from: use fewer ranks, "
-                    'MetisPartitioner(balance="train"), RandomPartitioner() or fewer super-nodes.'
-                )
-        return max(int(seeds.max()) for seeds in counts)
+        return max(int(self._seeds_of_ranks(s, world_size, what, count).max()) for s in super_epochs)
+
+    def _train_nodes_of_ranks(self, world_size: int) -> tuple[str, CountSeeds]:
+        partition, nodes = self.partition(world_size), _train_nodes(self.graph)
+        per_chunk = torch.bincount(partition.assignment[nodes], minlength=partition.num_parts)
+        return f"{nodes.numel()} training nodes", lambda owner: torch.bincount(owner, per_chunk, world_size)
+
+    def _seeds_of_ranks(self, super_epoch: int, world_size: int, what: str, count: CountSeeds) -> Tensor:
+        seeds = count(self._owner(super_epoch, world_size))
+        if bool((seeds == 0).any()):
+            raise ValueError(
+                f"The chunks of rank {int(seeds.argmin())} of {world_size} hold none of the {what} in super-epoch "
+                f"{super_epoch}, so it would have nothing to learn from: use fewer ranks, "
+                'MetisPartitioner(balance="train"), RandomPartitioner() or more super-nodes.'
+            )
+        return seeds
 
     def _owner(self, super_epoch: int, world_size: int) -> Tensor:
         """The rank that learns from each chunk."""
         owner = torch.zeros(self.residency.num_chunks(world_size), dtype=torch.int64)
-        for rank in range(world_size):
-            owner[list(self.residency.held(super_epoch, rank, world_size, self.seed).own)] = rank
+        for rank, held in enumerate(held_by_all(self.residency, super_epoch, world_size, self.seed)):
+            owner[list(held.own)] = rank
         return owner
 
 

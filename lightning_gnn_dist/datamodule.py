@@ -35,7 +35,8 @@ class PartitionedDataModule(PartModule):
         partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``.
         sampler: How training batches are drawn. Default: ``NeighborSampler([15, 10])``.
         batch_size: Training seeds in a batch, at most: the number of batches is the same on all ranks, so the
-            batches of a part with fewer training nodes are smaller. Each is a seed exactly once a pass.
+            batches of a part with fewer training nodes are smaller. Each is a seed exactly once a pass. The number is
+            that of the first 16 super-epochs: a later part with more training nodes than any of these has larger ones.
         eval_batch_size: Nodes evaluated at once. Default: ``batch_size``. Full neighbourhoods are large.
         seed: Everything random is drawn from it: partition, order of seeds, neighbours.
         bulk_size: Batches sampled together. Does not change what is drawn.
@@ -111,6 +112,11 @@ class PartitionedDataModule(PartModule):
         self.train_on = train_on
 
     # What Lightning calls.
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if stage == "fit" and self._is_cut():
+            self._cut.check_run(self._world_size(), self._num_super_epochs())
 
     def val_dataloader(self) -> BatchLoader:
         return self._nodes_loader(self.graph.split("val"), "val_mask marks")

@@ -8,10 +8,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.arguments import check_at_least
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.links import LinkSplit
 from lightning_gnn_dist.loader import BatchLoader
-from lightning_gnn_dist.part_module import PartModule, check_at_least
+from lightning_gnn_dist.part_module import PartModule
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.residency import Fixed, Residency
 from lightning_gnn_dist.sampling.base import Sampler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -100,6 +101,8 @@ class PartLoader:
         every: Passes in a super-epoch. None: there is only one.
         num_ranks: For how many ranks it was made.
         batch_level: Whether all seeds of a batch have their mean coverage.
+        num_used: How many batches of a pass the trainer takes, where it limits them.
+        overfits: Whether all passes are the first one.
     """
 
     batch_sampler = None  # Lightning asks any loader that has a sampler for this too
@@ -113,10 +116,12 @@ class PartLoader:
         every: int | None,
         num_ranks: int,
         batch_level: bool = False,
+        num_used: Callable[[], float] = lambda: math.inf,
+        overfits: bool = False,
     ) -> None:
         self._part_at, self._make_loader = part_at, make_loader
-        self._num_batches, self._every = num_batches, every
-        self._batch_level = batch_level
+        self._num_batches, self._every, self._num_used = num_batches, every, num_used
+        self._batch_level, self._overfits = batch_level, overfits
         self._running: tuple[int, BatchLoader] | None = None
         self._next_pass = self._skipped = self._done = 0
         self._waited_before = 0.0
@@ -151,8 +156,9 @@ class PartLoader:
         self._next_pass = epoch
 
     def state_dict(self) -> dict[str, int]:
-        """At which batch of the pass the consumer stands."""
-        return {"batches_done": self._done % len(self)}
+        """At which batch of the pass the consumer stands; 0 at its end, where the next one begins."""
+        is_over = self._done >= min(len(self), self._num_used())
+        return {"batches_done": 0 if is_over else self._done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the next pass at the batch of a checkpoint."""
@@ -161,7 +167,7 @@ class PartLoader:
     def __iter__(self) -> Batches:
         # A generator, so that all of this waits for the first batch to be asked for. Lightning creates
         # the iterator of its first epoch before it calls set_epoch, and of a resumed one too.
-        begin, skipped = self._next_pass * len(self), self._skipped
+        begin, skipped = 0 if self._overfits else self._next_pass * len(self), self._skipped
         self._next_pass, self._skipped, self._done = self._next_pass + 1, 0, skipped
         for batch in self._between(begin + skipped, begin + len(self)):
             self._done += 1
@@ -201,6 +207,7 @@ class PartLoader:
     def _weigh(self, batch: SampledData, *, is_repeated: bool) -> SampledData:
         """A part with fewer seeds than batches repeats some: they count for nothing."""
         if is_repeated:
+            batch.is_filler = True
             batch.coverage = torch.zeros(batch.num_nodes)
         elif self._batch_level:
             mean = batch.coverage[: batch.batch_size].mean()

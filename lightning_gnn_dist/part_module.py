@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnn_dist.arguments import check_at_least, check_at_least_if_given
 from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.cut import Cut
 from lightning_gnn_dist.global_batches import GlobalBatches
@@ -22,7 +23,7 @@ from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.part_loader import PartLoader, Parts
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.residency import Residency, default_period
+from lightning_gnn_dist.residency import Fixed, Residency, default_period
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -62,8 +63,10 @@ class PartModule(LightningDataModule):
         eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         check_at_least(0, seed=seed, num_threads=num_threads)
         check_at_least(1, batch_size=batch_size, eval_batch_size=eval_batch_size, bulk_size=bulk_size)
-        check_at_least(1, repartition_every=repartition_every, correction_batch_size=correction_batch_size)
-        _check_types(partitioner, residency, sampler, correction_sampler)
+        check_at_least_if_given(1, repartition_every=repartition_every, correction_batch_size=correction_batch_size)
+        _check_types(partitioner, residency, coverage, sampler, correction_sampler)
+        halo.check_fits(graph)
+        _check_that_parts_change(residency, repartition_every)
         self.graph = graph
         self.partitioner: Partitioner | Partition = MetisPartitioner() if partitioner is None else partitioner
         self.sampler: Sampler = NeighborSampler([15, 10]) if sampler is None else sampler
@@ -140,6 +143,8 @@ class PartModule(LightningDataModule):
             every=self._every() if parts is not None else None,
             num_ranks=num_ranks,
             batch_level=parts is not None and self._cut.coverage is not None and self._cut.coverage.level == "batch",
+            overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
+            num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
         )
         self._loaders.append(self._train_loader)
         return self._train_loader
@@ -231,6 +236,15 @@ class PartModule(LightningDataModule):
             figures |= {} if self._parts.coverage is None else {"data/coverage": self._parts.coverage}
         return figures
 
+    @property
+    def uncovered(self) -> tuple[int, int]:
+        """Seeds of the running part that have weight 0, and all of them, where each node has a weight."""
+        if self._parts is None or self._cut.coverage is None or self._cut.coverage.level == "batch":
+            return 0, 0
+        part = self._parts.current()
+        coverage = part.node_arrays["coverage"][part.split("train")]
+        return int((coverage == 0).sum()), coverage.numel()
+
     def _own_parts(self) -> Parts:
         if self._parts is None:
             reader = self._cut.reader(self._rank(), self._world_size())
@@ -248,6 +262,16 @@ class PartModule(LightningDataModule):
             return None
         max_epochs = self.trainer.max_epochs if self.trainer is not None else None
         return self.repartition_every or self._period or default_period(max_epochs, sweep)
+
+    def _num_super_epochs(self) -> float:
+        """What this run takes, as far as it is known: a clock may make rounds longer or shorter than passes."""
+        every, trainer = self._every(), self.trainer
+        if every is None or trainer is None:
+            return 1
+        steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
+        passes = steps * trainer.accumulate_grad_batches / self._num_batches()
+        epochs = trainer.max_epochs
+        return min(passes, math.inf if epochs is None or epochs < 0 else epochs) / every
 
     def _global_batches(self) -> GlobalBatches:
         if self._whole is None:
@@ -324,15 +348,19 @@ def batches_of_ranks(count: int, num_ranks: int, batch_size: int) -> int:
     return min(-(-most // batch_size), least)
 
 
-def check_at_least(least: int, **numbers: int | None) -> None:
-    for name, value in numbers.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < least):
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+def _check_that_parts_change(residency: Residency, repartition_every: int | None) -> None:
+    if repartition_every is not None and isinstance(residency, Fixed):
+        raise ValueError(
+            f"repartition_every={repartition_every} says how often parts change, and with Fixed() they never do: use "
+            "Rotate() or Redeal(1000), or leave it out."
+        )
 
 
-def _check_types(partitioner: object, residency: object, *samplers: object) -> None:
+def _check_types(partitioner: object, residency: object, coverage: object, *samplers: object) -> None:
     if isinstance(residency, type) or not isinstance(residency, Residency):
         raise TypeError(f"A residency is an object such as Fixed(), Rotate() or Redeal(1000), got {residency!r}.")
+    if coverage is not None and not isinstance(coverage, Coverage):
+        raise TypeError(f'coverage is an object such as Coverage() or Coverage("batch"), or None, got {coverage!r}.')
     for sampler in samplers:
         if sampler is not None and (isinstance(sampler, type) or not isinstance(sampler, Sampler)):
             raise TypeError(f"A sampler is an object such as NeighborSampler([15, 10]), got {sampler!r}.")

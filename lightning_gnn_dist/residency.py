@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from lightning_gnn_dist.arguments import check_at_least
 from lightning_gnn_dist.partition.random import deal
 
 _PURPOSE = 1 << 43  # added to the seed, so that dealing chunks has nothing to do with making them
@@ -63,7 +64,8 @@ class Rotate:
 
     In super-epoch :math:`s` rank :math:`r` of :math:`P` holds its own chunk :math:`r` and chunk
     :math:`(r + 1 + s \bmod (P - 1)) \bmod P`. So :math:`P - 1` super-epochs show it every edge of its seeds once, and
-    no chunk is variable on two ranks at a time. Seeds are always those of the base chunk.
+    no chunk is variable on two ranks at a time. Seeds are always those of the base chunk. On two ranks both hold the
+    whole graph, and nothing changes.
     """
 
     def num_chunks(self, world_size: int) -> int:
@@ -89,8 +91,7 @@ class Redeal:
     num_supernodes: int
 
     def __post_init__(self) -> None:
-        if self.num_supernodes < 1:
-            raise ValueError(f"num_supernodes must be at least 1, got {self.num_supernodes}.")
+        check_at_least(1, num_supernodes=self.num_supernodes)
 
     def num_chunks(self, world_size: int) -> int:
         if self.num_supernodes < world_size:
@@ -107,6 +108,27 @@ class Redeal:
     def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
         dealt = deal(self.num_supernodes, world_size, (seed + _PURPOSE) * 2**20 + super_epoch)
         return Held(tuple((dealt == rank).nonzero().view(-1).tolist()))
+
+
+def held_by_all(residency: Residency, super_epoch: int, world_size: int, seed: int) -> list[Held]:
+    """What each rank holds, after a check of what somebody else's residency says."""
+    name, num_chunks = f"{type(residency).__name__}.held()", residency.num_chunks(world_size)
+    ranks = [residency.held(super_epoch, rank, world_size, seed) for rank in range(world_size)]
+    for held in ranks:
+        if not isinstance(held, Held):
+            raise TypeError(f"{name} must return Held(own, others), got {held!r}.")
+        if set(held.own) & set(held.others):
+            raise ValueError(f"{name} names chunks both as own and as others: {held!r}. Either is enough.")
+        if not all(0 <= chunk < num_chunks for chunk in held.own + held.others):
+            raise ValueError(
+                f"{name} must name chunks from 0 to {num_chunks - 1}, as many as num_chunks() says: {held!r}."
+            )
+    if sorted(chunk for held in ranks for chunk in held.own) != list(range(num_chunks)):
+        raise ValueError(
+            f"{name} must make every one of the {num_chunks} chunks exactly one rank's own, but in super-epoch "
+            f"{super_epoch} the ranks' own are {[held.own for held in ranks]}."
+        )
+    return ranks
 
 
 def default_period(max_epochs: int | None, sweep: int) -> int:

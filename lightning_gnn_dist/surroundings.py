@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.arguments import check_at_least_if_given
 from lightning_gnn_dist.graph.graph import Graph, Lookup
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.rng import permutation
@@ -63,13 +64,20 @@ class Halo:
     max_neighbors: int | None = None
 
     def __post_init__(self) -> None:
-        if self.hops not in (0, 1):
+        if isinstance(self.hops, bool) or not isinstance(self.hops, int) or self.hops not in (0, 1):
             raise ValueError(f"halo must be 0 or 1 hop, got {self.hops!r}: farther nodes are another rank's business.")
+        check_at_least_if_given(1, halo_bytes=self.max_bytes, halo_neighbors=self.max_neighbors)
         for name, limit in (("halo_bytes", self.max_bytes), ("halo_neighbors", self.max_neighbors)):
-            if limit is not None and limit < 1:
-                raise ValueError(f"{name} must be positive, or None for no limit, got {limit!r}.")
             if limit is not None and not self.hops:
                 raise ValueError(f"{name}={limit} limits a halo, and there is none: set halo=1.")
+
+    def check_fits(self, graph: Graph) -> None:
+        """A limit must leave room for a node."""
+        if self.max_bytes is not None and self.max_bytes < _bytes_of_node(graph):
+            raise ValueError(
+                f"halo_bytes={self.max_bytes} has no room for a single node, whose arrays take {_bytes_of_node(graph)} "
+                "bytes: allow more, or leave the halo out (halo=0)."
+            )
 
     def leaves(self, graph: Graph, residents: Tensor, indptr: Tensor, senders: Tensor, seed: int) -> Tensor:
         """The leaves around ``residents``, whose rows are given, in increasing order."""
@@ -83,10 +91,13 @@ class Halo:
         leaves: Tensor
         leaves, edges = asked.unique(return_counts=True)
         if self.max_bytes is not None:
-            width = sum(array[:1].numel() * array.element_size() for array in graph.node_arrays.values())
-            most = edges.argsort(descending=True, stable=True)[: self.max_bytes // width]
+            most = edges.argsort(descending=True, stable=True)[: self.max_bytes // _bytes_of_node(graph)]
             leaves = leaves[most].sort().values
         return leaves
+
+
+def _bytes_of_node(graph: Graph) -> int:
+    return sum(array[:1].numel() * array.element_size() for array in graph.node_arrays.values())
 
 
 def check_scope(name: str, scope: str) -> None:

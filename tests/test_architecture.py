@@ -14,18 +14,20 @@ PACKAGE = Path(__file__).parents[1] / "lightning_gnn_dist"
 
 # The data column, the strategy column, and where they meet. The columns never import each other.
 MAY_IMPORT: dict[str, set[str]] = {
+    "arguments": set(),
     "graph": set(),
     "partition": {"graph"},
-    "residency": {"graph", "partition"},
-    "coverage": {"graph", "partition", "residency"},
+    "residency": {"arguments", "graph", "partition"},
+    "coverage": {"arguments", "graph", "partition", "residency"},
     "sampling": {"graph"},
     "loader": {"graph", "sampling"},
     "global_batches": {"graph", "sampling"},
-    "surroundings": {"graph", "partition", "sampling"},
+    "surroundings": {"arguments", "graph", "partition", "sampling"},
     "parts": {"graph", "partition", "residency", "coverage", "surroundings"},
     "cut": {"graph", "partition", "residency", "coverage", "surroundings", "parts"},
     "part_loader": {"graph", "sampling", "loader", "parts"},
     "part_module": {
+        "arguments",
         "graph",
         "partition",
         "residency",
@@ -48,7 +50,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         "part_module",
     },
     "links": {"graph", "sampling"},
-    "link_module": {"graph", "partition", "residency", "sampling", "loader", "surroundings", "links", "part_module"},
+    "link_module": {
+        "arguments",
+        "graph",
+        "partition",
+        "residency",
+        "sampling",
+        "loader",
+        "surroundings",
+        "links",
+        "part_module",
+    },
     "ranking": set(),
     #
     "collectives": set(),
@@ -60,6 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     #
     "evaluate": {"graph", "sampling", "collectives"},
     "scattered": {
+        "arguments",
         "graph",
         "partition",
         "coverage",

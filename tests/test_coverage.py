@@ -62,13 +62,19 @@ def batch(coverage: Tensor | None) -> Data:
 
 @pytest.mark.parametrize(
     ("coverage", "mean"),
-    [(None, 2.0), ([1.0, 1.0, 1.0, 0.0], 2.0), ([0.0, 0.5, 0.5, 9.0], 2.5), ([0.0, 0.0, 0.0, 1.0], 0.0)],
+    [(None, 2.0), ([1.0, 1.0, 1.0, 0.0], 2.0), ([0.0, 0.5, 0.5, 9.0], 2.5), ([0.0, 0.0, 0.0, 1.0], 2.0)],
 )
 def test_the_mean_weighs_seeds(coverage: Any, mean: float) -> None:
-    losses = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
-    result = coverage_mean(losses, batch(None if coverage is None else torch.tensor(coverage)))
-    result.backward()  # also where nothing counts
-    assert float(result.detach()) == mean
+    losses = torch.tensor([1.0, 2.0, 3.0])
+    assert float(coverage_mean(losses, batch(None if coverage is None else torch.tensor(coverage)))) == mean
+
+
+def test_a_batch_that_fills_a_pass_up_has_a_mean_of_nothing() -> None:
+    losses, filler = torch.tensor([1.0, 2.0, 3.0], requires_grad=True), batch(torch.zeros(4))
+    filler.is_filler = True
+    result = coverage_mean(losses, filler)
+    result.backward()  # ranks step together, so there is a gradient
+    assert float(result.detach()) == 0.0 and not losses.grad.any()
 
 
 def test_a_mean_or_too_many_losses_are_refused() -> None:
@@ -77,7 +83,15 @@ def test_a_mean_or_too_many_losses_are_refused() -> None:
             coverage_mean(losses, batch(None))
 
 
-@pytest.mark.parametrize("wrong", [{"level": "edge"}, {"hops": 0}, {"shrinkage": -1.0}, {"prior": 1.5}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"level": "edge"},
+        *({"hops": hops} for hops in (0, 1.5, None, True)),
+        *({"shrinkage": shrinkage} for shrinkage in (-1.0, float("inf"), float("nan"), "1", None)),
+        *({"prior": prior} for prior in (1.5, "x", float("nan"))),
+    ],
+)
 def test_arguments_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Coverage(**wrong)

@@ -15,6 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.quantize import quantize_rows
@@ -33,6 +34,7 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
@@ -213,6 +215,14 @@ def whole(rank: int, world_size: int) -> tuple[int, State]:
     module = model()
     trainer(world_size, LocalSGDStrategy(EverySteps(4), **PATIENCE)).fit(module, data)
     return len(module.trained), state_of(module)
+
+
+def test_overfitting_shows_the_same_batches_in_every_epoch() -> None:
+    warnings.filterwarnings("ignore", "You requested to overfit")
+    module = model()
+    trainer(1, overfit_batches=2, max_epochs=3).fit(module, PartitionedDataModule(small_graph(), batch_size=10))
+    first, second = module.trained[:2]
+    assert [seeds.tolist() for seeds in module.trained] == [first.tolist(), second.tolist()] * 3
 
 
 def test_the_part_as_one_batch() -> None:
@@ -399,6 +409,10 @@ def test_a_partitioner_that_cannot_work_fails_on_all_ranks() -> None:
         ({"sampler": NeighborSampler}, "A sampler is an object"),
         ({"partitioner": "metis"}, r"such as MetisPartitioner\(\), or a Partition, got 'metis'"),
         ({"partitioner": MetisPartitioner}, "A partitioner is an object"),
+        *(
+            ({"coverage": wrong}, r"coverage is an object such as Coverage\(\)")
+            for wrong in ("batch", True, 0.5, Coverage)
+        ),
     ],
 )
 def test_wrong_kinds_are_refused(options: dict[str, Any], message: str) -> None:
@@ -452,6 +466,31 @@ def test_a_part_without_training_nodes_is_refused_on_all_ranks() -> None:
     assert set(error.value.failures) == {0, 1}
 
 
+def redealt(rank: int, world_size: int, options: dict[str, Any]) -> int:
+    """Labels in four of eight chunks: the first deal that gives one rank none of them is that of super-epoch 26."""
+    graph = small_graph()
+    chunks = Partition((torch.arange(600) // 75).int(), 8)
+    graph.node_arrays["train_mask"] = (torch.arange(600) < 300) & (torch.arange(600) % 15 == 0)
+    data = PartitionedDataModule(graph, partitioner=chunks, residency=Redeal(8), repartition_every=1, batch_size=4)
+    ours = trainer(world_size, GrappaStrategy(**PATIENCE), limit_val_batches=0, **options)
+    module = model()
+    warnings.filterwarnings("ignore", "You defined a `validation_step`")
+    ours.fit(module, data)
+    return len(module.trained)
+
+
+@pytest.mark.parametrize("options", [{"max_epochs": 30}, {"max_epochs": -1, "max_steps": 200}, {"max_epochs": -1}])
+def test_a_deal_without_training_nodes_is_refused_before_the_run(options: dict[str, Any]) -> None:
+    with pytest.raises(RankError, match="none of the 20 training nodes in super-epoch 26") as error:
+        run_ranks(redealt, 2, options)
+    assert set(error.value.failures) == {0, 1}
+    assert "setup" in str(error.value)
+
+
+def test_a_run_that_ends_before_such_a_deal_is_not_refused() -> None:
+    assert run_ranks(redealt, 2, {"max_epochs": -1, "max_steps": 60}) == [60, 60]
+
+
 def test_a_partition_of_something_else_is_refused() -> None:
     partition = Partition(torch.zeros(600, dtype=torch.int32), 1)
     with pytest.raises(RankError, match="The partition has 1 parts of 600 nodes in all, but 2 ranks hold 2"):
@@ -471,9 +510,15 @@ def test_too_few_nodes_to_share_are_refused() -> None:
         ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
         ({"eval_batch_size": -1}, "eval_batch_size"),
         ({"seed": 1.5}, "seed must be an integer"),
+        ({"seed": None}, "seed must be an integer"),
         ({"num_threads": -1}, "num_threads"),
         ({"residency": Rotate(), "train_on": "graph"}, "choose one"),
         ({"halo_bytes": 100}, "set halo=1"),
+        ({"halo": True}, "halo must be 0 or 1 hop, got True"),
+        *(({"halo": 1, "halo_bytes": limit}, "halo_bytes must be an integer") for limit in (1e6, float("nan"), "1MB")),
+        *(({"halo": 1, "halo_neighbors": limit}, "halo_neighbors must be an integer") for limit in (2.5, "2")),
+        ({"halo": 1, "halo_bytes": 10}, "no room for a single node"),
+        ({"repartition_every": 2}, r"repartition_every=2 says how often .* with Fixed\(\) they never do"),
         ({"repartition_every": 0}, "repartition_every must be an integer of at least 1, got 0"),
         ({"train_on": "all"}, r"train_on must be one of \['part', 'graph'\], got 'all'"),
         ({"extra_nodes": 2.0}, "extra_nodes is a share"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from itertools import islice
 from typing import Any
@@ -118,9 +120,10 @@ def test_seeds_that_fill_a_pass_up_count_for_nothing() -> None:
     source = parts()
     seeds = source.at(0).split("train").numel()
     ours = loader(source, num_batches=seeds + 3)
-    counted = [bool(batch.coverage.any()) for batch in ours]
-    assert counted[seeds:] == [False] * 3
-    assert any(counted[:seeds])
+    batches = list(ours)
+    assert [batch.is_filler for batch in batches] == [False] * seeds + [True] * 3
+    assert not any(batch.coverage.any() for batch in batches[seeds:])
+    assert copy.copy(batches[-1]).to("cpu").is_filler and pickle.loads(pickle.dumps(batches[-1])).is_filler
     source.close()
 
 

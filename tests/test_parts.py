@@ -130,7 +130,12 @@ def test_a_node_asks_for_no_more_leaves_than_it_may() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [((2,), "0 or 1 hop"), ((1, 0), "halo_bytes must be positive"), ((0, 5), "set halo=1"), ((1, None, 0), "halo_nei")],
+    [
+        ((2,), "0 or 1 hop"),
+        ((1, 0), "halo_bytes must be an integer"),
+        ((0, 5), "set halo=1"),
+        ((1, None, 0), "halo_nei"),
+    ],
 )
 def test_limits_of_a_halo_are_checked(wrong: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from lightning_gnn_dist.residency import Fixed, Redeal, Residency, Rotate, default_period
+from lightning_gnn_dist.residency import Fixed, Held, Redeal, Residency, Rotate, default_period, held_by_all
 
 ALL = [Fixed(), Rotate(), Redeal(40)]
 
@@ -34,6 +35,30 @@ def test_no_chunk_is_variable_on_two_ranks(world_size: int) -> None:
         assert sorted(others) == [(chunk,) for chunk in range(world_size)]
 
 
+@dataclass(frozen=True)
+class Custom(Fixed):
+    """One of two ranks' making."""
+
+    ranks: tuple[Any, Any]
+
+    def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Any:
+        return self.ranks[rank]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        (((0,), (1,)), r"Custom.held\(\) must return Held\(own, others\), got \(0,\)"),
+        ((Held((0,)), Held((0,))), r"exactly one rank's own.*\[\(0,\), \(0,\)\]"),
+        ((Held((0,), (0,)), Held((1,))), "both as own and as others"),
+        ((Held((0,)), Held((2,))), "chunks from 0 to 1"),
+    ],
+)
+def test_what_a_residency_says_is_checked(ranks: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        held_by_all(Custom(ranks), 0, 2, 0)
+
+
 def test_redealing_depends_on_seed_and_super_epoch_alone() -> None:
     deals = {(seed, s): Redeal(40).held(s, 1, 4, seed) for seed in range(3) for s in range(3)}
     assert len(set(deals.values())) == 9
@@ -53,3 +78,9 @@ def test_too_few_super_nodes_are_refused() -> None:
         Redeal(3).num_chunks(4)
     with pytest.raises(ValueError, match="at least 1, got 0"):
         Redeal(0)
+
+
+@pytest.mark.parametrize("number", [10.0, 2.5, "10", None, True])
+def test_super_nodes_are_counted(number: Any) -> None:
+    with pytest.raises(ValueError, match="num_supernodes must be an integer"):
+        Redeal(number)

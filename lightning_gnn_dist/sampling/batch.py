@@ -133,6 +133,15 @@ class SampledData(Data):  # type: ignore[misc]
     def blocks(self, blocks: list[Block]) -> None:
         self._store._blocks = tuple(blocks)
 
+    @property
+    def is_filler(self) -> bool:
+        """Whether the batch only fills a pass up, with seeds that were in it before, and counts for nothing."""
+        return bool(self._store.get("is_filler", False))
+
+    @is_filler.setter
+    def is_filler(self, is_filler: bool) -> None:
+        self._store["is_filler"] = is_filler
+
     def __getattr__(self, key: str) -> Any:
         if key == "blocks":
             raise AttributeError(

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, ClassVar, Literal
 
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
@@ -89,6 +90,8 @@ class RoundStrategy(StartsTogether):
     ) -> None:
         refusals.check_choice("weights", weights, self.weight_modes)
         refusals.check_choice("buffers", buffers, self.buffer_modes)
+        refusals.check_choice("start_method", start_method, StartMethod)
+        refusals.check_launch(timeout, process_group_backend)
         refusals.check_clock(clock)
         refusals.check_choice("drift", drift, self.drifts)
         refusals.check_at_least("anchor_steps", anchor_steps, 1)
@@ -167,7 +170,7 @@ class RoundStrategy(StartsTogether):
     def process_dataloader(self, dataloader: Any) -> Any:
         if not self._module().trainer.training:
             return dataloader
-        if not hasattr(dataloader, "__len__"):
+        if sized_len(dataloader) is None:
             raise TypeError(
                 f"{type(self).__name__} needs a training loader with a length, to know what a pass is; "
                 f"{type(dataloader).__name__} has none. Use PartitionedDataModule, or a map-style dataset."

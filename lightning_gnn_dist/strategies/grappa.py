@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
@@ -38,6 +39,9 @@ Weights = Literal["coverage", "nodes", "uniform"]
 _IS_RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 _LEAVE_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _IS_RENAMED else "broadcast_buffers": False}
 
+# The weight of a seed with no coverage at all: nothing beside others, and where there are no others all count alike.
+_UNCOVERED = 1e-20
+
 
 class GrappaStrategy(StartsTogether):
     """Train on parts, exchange gradients every step, and weigh what parts see only half of.
@@ -51,8 +55,9 @@ class GrappaStrategy(StartsTogether):
     by batch; one that returns :func:`coverage_mean` of its seeds' losses node by node.
 
     Args:
-        weights: A rank's share of a step: by the ``"coverage"`` of its seeds, by their number (``"nodes"``), or
-            ``"uniform"``, as in DDP.
+        weights: A rank's share of a step: by the ``"coverage"`` of its seeds (by their number where the data module
+            gives no coverage), by their number (``"nodes"``), or ``"uniform"``, as in DDP. It says nothing of the
+            shares within a rank, which are by coverage wherever ``training_step`` returns :func:`coverage_mean`.
         buffers: ``"average"`` the buffers (statistics of batch normalisation) at the end of an epoch and before
             validation, or keep them ``"local"``. DDP's way, rank 0's for all at every step, would move them too.
         find_unused_parameters, static_graph, gradient_as_bucket_view: See
@@ -81,6 +86,8 @@ class GrappaStrategy(StartsTogether):
     ) -> None:
         refusals.check_choice("weights", weights, Weights)
         refusals.check_choice("buffers", buffers, Buffers)
+        refusals.check_choice("start_method", start_method, StartMethod)
+        refusals.check_launch(timeout, process_group_backend)
         super().__init__(
             timeout=timeout,
             start_timeout=start_timeout,
@@ -96,6 +103,7 @@ class GrappaStrategy(StartsTogether):
         self.sigterm_received = False
         self._scale = torch.ones(())
         self._votes: Tensor | None = None
+        self._has_stepped = False  # since buffers were averaged
         self._resumed: dict[str, Any] | None = None
         self._companion = Weigher(self)
 
@@ -108,15 +116,16 @@ class GrappaStrategy(StartsTogether):
         own = _weight(batch, self.weights).to(self.root_device)
         total = torch.stack([own, torch.full_like(own, self.sigterm_received)])
         collectives.sum_(total)
-        self._votes = total[1]
-        # No weight on any rank: nothing is known of any seed, and all count alike.
-        self._scale = torch.where(total[0] > 0, self.world_size * own / total[0], 1.0)
+        self._votes, self._has_stepped = total[1], True
+        # No weight on any rank: all of them fill a pass up.
+        self._scale = torch.where(total[0] > 0, self.world_size * own / total[0], 0.0)
         return leave
 
     def average_buffers(self) -> None:
         """Make the replicas equal, buffers included. Collective."""
-        if self.buffers == "average":
+        if self.buffers == "average" and self._has_stepped:
             collectives.average_(self._module().buffers())
+        self._has_stepped = False
 
     # What Lightning calls.
 
@@ -135,8 +144,9 @@ class GrappaStrategy(StartsTogether):
     def process_dataloader(self, dataloader: Any) -> Any:
         if self._module().trainer.training:
             refusals.check_ranks_of_loader(dataloader, self.world_size)
-            length = torch.tensor([len(dataloader) if hasattr(dataloader, "__len__") else -1], device=self.root_device)
-            refusals.check_lengths([int(number) for (number,) in collectives.gather_rows(length).tolist()])
+            length = sized_len(dataloader)
+            own = torch.tensor([-1 if length is None else length], device=self.root_device)
+            refusals.check_lengths([int(number) for (number,) in collectives.gather_rows(own).tolist()])
         return dataloader
 
     def on_train_start(self) -> None:
@@ -145,7 +155,8 @@ class GrappaStrategy(StartsTogether):
         if self._resumed is not None:
             replica_state.restore_random_state(self._resumed["random_state"])
             for name, buffer in self._module().named_buffers():  # DDP gave all ranks those of rank 0
-                buffer.copy_(self._resumed["buffers"][name])
+                if name in self._resumed["buffers"]:  # else the module had no such buffer then
+                    buffer.copy_(self._resumed["buffers"][name])
             self._resumed = None
 
     def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -153,6 +164,10 @@ class GrappaStrategy(StartsTogether):
         if getattr(self.model, "require_backward_grad_sync", False):
             collectives.count_all_reduce(parameter.grad for parameter in self._module().parameters())
         return loss
+
+    def on_exception(self, exception: BaseException) -> None:
+        refusals.explain_unused_parameters(exception, type(self).__name__)
+        super().on_exception(exception)
 
     def teardown(self) -> None:
         if self.lightning_module is not None and self.lightning_module._trainer is not None:
@@ -186,6 +201,10 @@ class Weigher(Callback):
 
     def __init__(self, strategy: GrappaStrategy) -> None:
         self.strategy = strategy
+        self._has_spoken = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._has_spoken = False
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.strategy.weigh(batch):
@@ -195,33 +214,53 @@ class Weigher(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step <= 1:
-            self._say_what_is_weighed(batch)
-        if trainer.is_last_batch:
+        if not self._has_spoken:
+            self._has_spoken = True
+            _say_what_is_weighed(batch, self.strategy.weights)
+            _say_what_is_not_learned(batch, trainer, self.strategy.root_device)
+        if trainer.is_last_batch:  # a checkpoint may be written next
             self.strategy.average_buffers()
-            log_figures(pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.strategy.average_buffers()  # max_steps ends an epoch at any batch
+        log_figures(pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self.strategy.average_buffers()
 
-    def _say_what_is_weighed(self, batch: Any) -> None:
-        coverage = getattr(batch, "coverage", None)
-        if coverage is None or getattr(batch, "weighed_by_coverage", False) or self.strategy.weights != "coverage":
-            return
-        seeds = coverage[: batch.batch_size]
-        if bool((seeds != seeds[0]).any()):
-            rank_zero_info(
-                "training_step returns one number for a batch, so whole batches are weighed, by the mean coverage of "
-                "their seeds. To weigh nodes, return coverage_mean(losses, batch)."
-            )
-
 
 def _weight(batch: Any, weights: Weights) -> Tensor:
-    """What a batch counts for. One whose seeds only fill it up, with no coverage at all, counts for nothing."""
-    size = torch.tensor(1.0 if weights == "uniform" else float(getattr(batch, "batch_size", 1)))
+    """What a batch counts for. One that only fills a pass up counts for nothing."""
+    if getattr(batch, "is_filler", False):
+        return torch.zeros(())
+    size = 1.0 if weights == "uniform" else float(getattr(batch, "batch_size", 1))
     coverage = getattr(batch, "coverage", None)
-    if coverage is None:
-        return size
-    total: Tensor = coverage[: batch.batch_size].sum(dtype=torch.float64).float()
-    return total if weights == "coverage" else size.to(total.device) * (total > 0)
+    if coverage is None or weights != "coverage":
+        return torch.tensor(size)
+    total = coverage[: batch.batch_size].sum(dtype=torch.float64).float()
+    return torch.where(total > 0, total, _UNCOVERED * size)
+
+
+def _say_what_is_weighed(batch: Any, weights: Weights) -> None:
+    coverage = getattr(batch, "coverage", None)
+    if coverage is None or getattr(batch, "weighed_by_coverage", False) or weights != "coverage":
+        return
+    seeds = coverage[: batch.batch_size]
+    if bool((seeds != seeds[0]).any()):
+        rank_zero_info(
+            "training_step returns one number for a batch, so whole batches are weighed, by the mean coverage of "
+            "their seeds. To weigh nodes, return coverage_mean(losses, batch)."
+        )
+
+
+def _say_what_is_not_learned(batch: Any, trainer: Any, device: torch.device) -> None:
+    """Collective."""
+    own = torch.tensor(getattr(trainer.datamodule, "uncovered", (0, 0)), device=device)
+    uncovered, seeds = collectives.gather_rows(own).sum(0).tolist()
+    if uncovered and getattr(batch, "weighed_by_coverage", False):
+        rank_zero_info(
+            f"Training nodes without a neighbour in their part: {uncovered} of {seeds}. Beside others coverage_mean "
+            "gives them weight 0. Coverage(shrinkage=1.0) gives them some; halo=1 or MetisPartitioner() show them "
+            "their neighbours."
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any, get_args
 
 import torch
@@ -24,6 +25,17 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
 def check_at_least(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+
+
+def check_launch(timeout: Any, process_group_backend: Any) -> None:
+    """How ranks find each other."""
+    if not isinstance(timeout, timedelta):
+        raise TypeError(f"timeout must be a timedelta, as timedelta(minutes=30) is, got {timeout!r}.")
+    if process_group_backend is not None and not collectives.has_backend(str(process_group_backend)):
+        raise ValueError(
+            'process_group_backend must be "gloo", "nccl" or another that this torch was built with, or None for what '
+            f"fits the device, got {process_group_backend!r}."
+        )
 
 
 def check_clock(clock: Any) -> None:
@@ -129,6 +141,15 @@ def check_lengths(lengths: list[int]) -> None:
         raise ValueError(
             "Gradients are exchanged at every step, so all ranks need as many batches, but their loaders have "
             f"{lengths}, in order of rank. Use PartitionedDataModule, which sees to that, or loaders of one length."
+        )
+
+
+def explain_unused_parameters(exception: BaseException, strategy: str) -> None:
+    """Say what to do where a gradient is missing: DDP's own text is long, and Lightning's names another strategy."""
+    if "Expected to have finished reduction in the prior iteration" in str(exception):
+        exception.args = (
+            "Some parameters of the module had no part in the loss that training_step returned. If that is meant, use "
+            f"{strategy}(find_unused_parameters=True); if they never have, freeze them with requires_grad_(False).",
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist.collectives import Channel
-from lightning_gnn_dist.graph import store
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.scattered.graph import ScatteredGraph
 from lightning_gnn_dist.scattered.share import Share, save_shares
 from tests.scattered.graphs import in_order_of_parts, small_graph, some_partition
@@ -76,14 +76,14 @@ def test_a_folder_without_an_index_is_refused(tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = small_graph()
-    writes = iter(range(2))
+    save, room = Graph.save, iter(range(2))
 
-    def fail(*_: object, **__: object) -> None:
-        if next(writes, None) is None:
+    def save_while_there_is_room(graph: Graph, path: Path) -> None:
+        if next(room, None) is None:
             raise OSError("No space left on device")
+        save(graph, path)
 
-    monkeypatch.setattr(store, "_write", fail)
-    monkeypatch.setattr(store, "_replace", lambda *_: None)
+    monkeypatch.setattr(Graph, "save", save_while_there_is_room)
     with pytest.raises(OSError, match="No space"):
         save_shares(graph, some_partition(graph, 3), tmp_path / "shares")
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,27 @@
+"""Which numbers a user may give. A refusal names the value, and comes before anything is done with it."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+
+def check_at_least(least: int, **numbers: int) -> None:
+    """Refuse what is no whole number, or too small."""
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+
+
+def check_at_least_if_given(least: int, **numbers: int | None) -> None:
+    """The same where None is a choice."""
+    check_at_least(least, **{name: value for name, value in numbers.items() if value is not None})
+
+
+def check_between(least: float, most: float, **numbers: float) -> None:
+    """Refuse what is no number, not finite, or out of bounds."""
+    for name, value in numbers.items():
+        is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+        if not (is_number and least <= value <= most):
+            limits = f"of at least {least}" if math.isinf(most) else f"between {least} and {most}"
+            raise ValueError(f"{name} must be a finite number {limits}, got {value!r}.")
