@@ -157,7 +157,7 @@ class ExternalSort:
     def _plan(self) -> Column:
         """Where each bucket begins and the last one ends: ranges of nodes that fit into memory together."""
         if self.journal.get("memory_bytes") != self.memory_bytes:
-            self.journal.forget("bounds", "pieces", "sizes", "is_dealt", "buckets", "kept")
+            self.journal.forget("memory_bytes", "bounds", "pieces", "sizes", "is_dealt", "buckets", "kept")
             shutil.rmtree(self._buckets, ignore_errors=True)
             most_nodes = 1 << min(64 - self._bits, 62)
             bounds = cut_nodes(np.load(self._degrees), self.memory_bytes, self._width, most_nodes)

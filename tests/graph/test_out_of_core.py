@@ -235,6 +235,14 @@ def test_it_may_go_on_with_less_memory(source: Path, tmp_path: Path, stage: str)
     assert content(tmp_path / "graph") == from_memory(source, tmp_path / "expected", undirected=True)
 
 
+def test_too_little_memory_in_between_does_no_harm(source: Path, tmp_path: Path) -> None:
+    interrupted(source, tmp_path / "graph", "sorting buckets", memory_bytes=SMALL, undirected=True)
+    with pytest.raises(ValueError, match="of memory are too few"):
+        prepare_graph(source, tmp_path / "graph", undirected=True, memory_bytes=200)
+    prepare_graph(source, tmp_path / "graph", undirected=True, memory_bytes=SMALL)
+    assert content(tmp_path / "graph") == from_memory(source, tmp_path / "expected", undirected=True)
+
+
 def test_a_bucket_that_lost_bytes_is_not_sorted(source: Path, tmp_path: Path) -> None:
     interrupted(source, tmp_path / "graph", "sorting buckets", memory_bytes=TINY)
     bucket = tmp_path / ".graph.preparing" / "buckets" / "7"
