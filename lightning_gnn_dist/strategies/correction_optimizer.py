@@ -84,9 +84,17 @@ class CorrectionOptimizer:
         self._round_idx = round_idx
 
     def step(
-        self, local: Sequence[Optimizer], parameters: list[Tensor], gradient: list[Tensor], round_idx: int
+        self,
+        local: Sequence[Optimizer],
+        parameters: list[Tensor],
+        gradient: list[Tensor],
+        round_idx: int,
+        clip: Callable[[Optimizer], None] | None = None,
     ) -> None:
-        """One step of ``parameters`` along ``gradient``. Leaves no gradients behind. Not collective."""
+        """One step of ``parameters`` along ``gradient``. Leaves no gradients behind. Not collective.
+
+        ``clip`` clips the gradients that an optimizer is about to use.
+        """
         if self._round_idx != round_idx:
             raise RuntimeError(f"prepare() must be called on every rank before the first step of round {round_idx}.")
         self._set_lr(local, round_idx)
@@ -96,6 +104,8 @@ class CorrectionOptimizer:
             if id(parameter) in held:
                 parameter.grad = direction
         for optimizer in self._optimizers:
+            if clip is not None:
+                clip(optimizer)
             optimizer.step()
         self._drop_gradients()
 

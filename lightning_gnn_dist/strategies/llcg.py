@@ -40,7 +40,9 @@ class LLCGStrategy(RoundStrategy):
     Only the correction sees the edges that partitioning cut, and labels as the whole graph mixes them. Every rank
     computes its slice of one global batch and the gradients are averaged, so no rank waits for another and the
     replicas stay equal without a broadcast. The loss is that of ``training_step``, or of ``correction_step(batch)``
-    if the module defines one; it must be a mean over the seeds of the batch.
+    if the module defines one; it must be a mean over the seeds of the batch. Its gradient is clipped as those of local
+    steps are: by ``gradient_clip_val``, or by the module's ``configure_gradient_clipping``, which is given the
+    correction's optimizer. With manual optimisation it is not clipped.
 
     Beyond the paper, the global gradient is spent once more: as a control variate in every local step of the round
     that follows (:mod:`~lightning_gnn_dist.strategies.drift`), with the optimizers' moments averaged as well. Where
@@ -175,7 +177,18 @@ class LLCGStrategy(RoundStrategy):
         collectives.broadcast_([parameter.data for parameter in parameters])
 
     def _step(self, gradient: list[Tensor]) -> None:
-        self._corrector.step(self.optimizers, trained_parameters(self._module()), gradient, self.round_idx)
+        parameters = trained_parameters(self._module())
+        self._corrector.step(self.optimizers, parameters, gradient, self.round_idx, self._clip)
+
+    def _clip(self, optimizer: Optimizer) -> None:
+        """As the local steps are clipped. With manual optimisation that happens in ``training_step``, out of sight."""
+        module = self._module()
+        if module.automatic_optimization:
+            module.configure_gradient_clipping(
+                optimizer,
+                gradient_clip_val=module.trainer.gradient_clip_val,
+                gradient_clip_algorithm=module.trainer.gradient_clip_algorithm,
+            )
 
     def _correction_batches(self, steps: int, *, sliced: bool) -> Iterator[Any]:
         skipped = self.anchor_steps if self.drift == "global" else 0

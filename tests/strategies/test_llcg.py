@@ -328,6 +328,60 @@ def test_alone_there_is_no_drift_to_correct() -> None:
     assert differs(plain, drift) == 0.0
 
 
+# The correction is clipped as local steps are.
+
+
+class Steep(SAGE):
+    """A loss whose gradients are far too long."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        return 1000 * super().training_step(batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+class OwnClipping(Steep):
+    def configure_gradient_clipping(self, optimizer: Any, **settings: Any) -> None:  # type: ignore[override]
+        self.clip_gradients(optimizer, 0.25, "norm")
+
+
+def longest_corrections(
+    rank: int, world_size: int, kind: type[SAGE], correction: str, options: dict[str, Any]
+) -> tuple[float, float]:
+    """The Euclidean length of the longest correction step, and its largest entry."""
+    moves: list[Tensor] = []
+
+    class Watch(LLCGStrategy):
+        def _step(self, gradient: list[Tensor]) -> None:
+            parameters = list(self._module().parameters())
+            before = torch.nn.utils.parameters_to_vector(parameters).detach()
+            super()._step(gradient)
+            moves.append(torch.nn.utils.parameters_to_vector(parameters).detach() - before)
+
+    strategy = Watch(EverySteps(2), correction_steps=2, drift=None, correction=correction, **PATIENCE)  # type: ignore[arg-type]
+    fit(strategy, model(kind), data_module(), world_size, max_epochs=2, **options)
+    return max((float(move.norm()) for move in moves), default=0), max((float(m.abs().max()) for m in moves), default=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "correction", "options", "longest"),
+    [
+        (Steep, "sliced", {"gradient_clip_val": 0.5}, (0.5, None)),
+        (Steep, "rank0", {"gradient_clip_val": 0.5}, (0.5, None)),
+        (Steep, "sliced", {"gradient_clip_val": 0.125, "gradient_clip_algorithm": "value"}, (None, 0.125)),
+        (OwnClipping, "sliced", {}, (0.25, None)),
+    ],
+    ids=["norm", "rank0", "value", "hook"],
+)
+def test_corrections_are_clipped(
+    kind: type[SAGE], correction: str, options: dict[str, Any], longest: tuple[float | None, float | None]
+) -> None:
+    first, *_ = run_ranks(longest_corrections, 2, kind, correction, options)
+    for found, expected in zip(first, longest, strict=True):
+        assert expected is None or found == pytest.approx(expected, rel=1e-4)
+
+
 # What the correction leaves alone.
 
 
