@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,12 +82,13 @@ def unrecorded(module: LightningModule) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Without dropout, and with the running statistics of batch normalisation left as they are."""
+def evaluating(module: nn.Module, moving: Collection[nn.Module] = ()) -> Iterator[None]:
+    """Without dropout, and with every buffer but those of ``moving`` left as it is, whatever a step writes into it."""
     training = [child for child in module.modules() if child.training]
     module.eval()
     try:
-        yield
+        with _unmoved(child for child in module.modules() if child not in moving):
+            yield
     finally:
         for child in training:
             child.training = True
@@ -109,6 +110,23 @@ def _loss(output: Any, name: str) -> Tensor | None:
             "correction_step(batch), which returns the mean loss over the first batch.batch_size nodes."
         )
     return loss
+
+
+@contextmanager
+def _unmoved(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """What steps write into the buffers of these modules, without their children's, is forgotten."""
+    saved = [
+        (child._buffers, name, buffer, None if buffer is None else buffer.clone())
+        for child in modules
+        for name, buffer in child._buffers.items()
+    ]
+    try:
+        yield
+    finally:
+        for buffers, name, buffer, value in saved:
+            if buffer is not None and value is not None:
+                buffer.detach().copy_(value)
+            buffers[name] = buffer  # a step may have put another in its place
 
 
 def _metric_state(metric: Metric) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def reestimate_statistics(strategy: Strategy, batches: Iterable[Any]) -> None:
     assert module is not None
     norms = [child for child in module.modules() if isinstance(child, _BatchNorm) and child.track_running_stats]
     momenta = [norm.momentum for norm in norms]
-    with unrecorded(module), evaluating(module):
+    with unrecorded(module), evaluating(module, moving=norms):
         for norm in norms:
             norm.train()  # these alone: dropout stays off
             norm.reset_running_stats()

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchmetrics.aggregation import MeanMetric
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
@@ -59,6 +60,21 @@ class Batched(SAGE):
         self.losses(loss.detach())
         self.log("train_loss", self.losses, on_epoch=True, batch_size=batch.batch_size)
         return loss
+
+
+class Remembering(SAGE):
+    """Writes into a buffer, and puts another in its place, at every step; and its loss depends on them."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register_buffer("mean_loss", torch.zeros(1))
+        self.register_buffer("steps", torch.zeros(1))
+
+    def training_step(self, batch: Any) -> Tensor:
+        loss = super().training_step(batch)
+        self.mean_loss.mul_(0.9).add_(0.1 * loss.detach())
+        self.steps = self.steps + 1
+        return loss + 0.1 * self.mean_loss.sum() * sum(parameter.square().sum() for parameter in self.parameters())
 
 
 def model(kind: type[SAGE] = SAGE, **options: Any) -> Any:
@@ -206,10 +222,10 @@ def test_global_statistics_are_those_of_the_whole_graph() -> None:
 # Law 7: resuming.
 
 
-def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> tuple[State, State]:
+def resumed(rank: int, world_size: int, folder: str, kind: type[SAGE], options: dict[str, Any]) -> tuple[State, State]:
     states = []
     for epochs, path in ((4, None), (2, None), (4, f"{folder}/epoch=1.ckpt")):
-        module = model(dropout=0.5)
+        module = model(kind, dropout=0.5)
         torch.manual_seed(rank)
         saver = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, enable_version_counter=False)
         strategy = LLCGStrategy(EverySteps(4, growth=1.5, limit=8), **options, **PATIENCE)
@@ -221,17 +237,18 @@ def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) ->
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "options"),
     [
-        {"correction_steps": 2, "drift": None},
-        {"drift": "ranks", "correction_steps": 0},
-        {"drift": "global", "correction_steps": 0.5},
-        {"correction_optimizer": "persistent"},
+        (SAGE, {"correction_steps": 2, "drift": None}),
+        (SAGE, {"drift": "ranks", "correction_steps": 0}),
+        (SAGE, {"drift": "global", "correction_steps": 0.5}),
+        (SAGE, {"correction_optimizer": "persistent"}),
+        (Remembering, {}),
     ],
-    ids=["paper", "ranks", "global", "persistent"],
+    ids=["paper", "ranks", "global", "persistent", "buffers"],
 )
-def test_a_resumed_run_ends_with_the_same_weights(options: dict[str, Any], tmp_path: Path) -> None:
-    for whole, again in run_ranks(resumed, 2, str(tmp_path), options):
+def test_a_resumed_run_ends_with_the_same_weights(kind: type[SAGE], options: dict[str, Any], tmp_path: Path) -> None:
+    for whole, again in run_ranks(resumed, 2, str(tmp_path), kind, options):
         assert differs(whole, again) == 0.0
 
 
@@ -408,6 +425,20 @@ def test_corrections_do_not_reach_the_epochs_means() -> None:
     for without, with_corrections in zip(run_ranks(logged, 2, 0), run_ranks(logged, 2, 5), strict=True):
         assert without[2] == with_corrections[2]
         assert without[:2] == pytest.approx(with_corrections[:2], rel=0.2)
+
+
+def remembered(rank: int, world_size: int, options: dict[str, Any]) -> State:
+    module = model(Remembering)
+    strategy = LLCGStrategy(EverySteps(3), correction_steps=2, **options, **PATIENCE)
+    fit(strategy, module, data_module(partitioner=MetisPartitioner()), world_size, callbacks=[DiscrepancyProbe()])
+    return {name: value for name, value in state_of(module).items() if name in ("mean_loss", "steps")}
+
+
+@pytest.mark.parametrize("options", [{}, {"drift": None}], ids=["anchor", "probe"])
+def test_anchors_and_probes_move_no_buffer(options: dict[str, Any]) -> None:
+    first, second = run_ranks(remembered, 2, options)
+    assert differs(first, second) == 0.0
+    assert first["steps"] == 3 * (3 + 2)
 
 
 class Own(SAGE):
