@@ -69,7 +69,7 @@ class LLCGStrategy(RoundStrategy):
         drift_decay: By which that shift fades with each local step. 1 keeps it.
         anchor_steps: Batches that an anchor gradient is taken over, at most.
         buffers: ``"average"`` or ``"local"``, or ``"global"``: at a meeting the statistics of batch normalisation are
-            taken anew on ``anchor_steps`` batches of the whole graph.
+            taken anew on ``anchor_steps`` batches of the whole graph, but for layers in evaluation mode.
         average_optimizer: Average the optimizers' moments too. Default: when drift is corrected.
         weights, timeout, start_timeout, process_group_backend, start_method: See
             :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.

@@ -219,6 +219,33 @@ def test_global_statistics_are_those_of_the_whole_graph() -> None:
         assert momentum == 0.1
 
 
+class FrozenNorm(pl.Callback):
+    """Keeps the statistics as they came, which is how a pretrained layer is frozen."""
+
+    def __init__(self) -> None:
+        self.stayed: list[bool] = []
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
+        module.norm.eval()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self.stayed.append(not module.norm.training and module.convs.training)
+
+
+def frozen_statistics(rank: int, world_size: int) -> tuple[list[bool], Tensor]:
+    module = model(Batched)
+    strategy = LLCGStrategy(EverySteps(3), buffers="global", **PATIENCE)
+    fit(strategy, module, data_module(), world_size, callbacks=[frozen := FrozenNorm()], limit_val_batches=0)
+    return frozen.stayed, module.norm.running_mean
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_frozen_layer_keeps_its_statistics() -> None:
+    for stayed, mean in run_ranks(frozen_statistics, 2):
+        assert stayed == [True] * 3
+        assert not mean.any()
+
+
 # Law 7: resuming.
 
 
