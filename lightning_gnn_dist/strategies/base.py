@@ -305,7 +305,7 @@ class RoundStrategy(StartsTogether):
     def _averaged_tensors(self) -> list[Tensor]:
         module = self._module()
         tensors = [parameter.data for parameter in trained_parameters(module)]
-        if self.buffers == "average":
+        if self.buffers != "local":
             tensors += list(module.buffers())
         if self.average_optimizer:
             tensors += replica_state.optimizer_tensors(self.optimizers)

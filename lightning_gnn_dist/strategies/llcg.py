@@ -69,7 +69,8 @@ class LLCGStrategy(RoundStrategy):
         drift_decay: By which that shift fades with each local step. 1 keeps it.
         anchor_steps: Batches that an anchor gradient is taken over, at most.
         buffers: ``"average"`` or ``"local"``, or ``"global"``: at a meeting the statistics of batch normalisation are
-            taken anew on ``anchor_steps`` batches of the whole graph, but for layers in evaluation mode.
+            taken anew on ``anchor_steps`` batches of the whole graph, but for layers in evaluation mode. Other buffers
+            are averaged.
         average_optimizer: Average the optimizers' moments too. Default: when drift is corrected.
         weights, timeout, start_timeout, process_group_backend, start_method: See
             :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.
@@ -133,7 +134,7 @@ class LLCGStrategy(RoundStrategy):
             with unrecorded(self._module()):
                 self._prepare_correction()
                 (self._correct_together if self.correction == "sliced" else self._correct_on_rank0)(steps)
-            if self.buffers == "average":  # each rank's forwards have moved its statistics
+            if self.buffers != "local":  # each rank's forwards have moved its own
                 collectives.average_(self._module().buffers())
         if self.buffers == "global":
             reestimate_statistics(self, self._batches(sliced=True, stop=self.anchor_steps))

@@ -461,8 +461,8 @@ def remembered(rank: int, world_size: int, options: dict[str, Any]) -> State:
     return {name: value for name, value in state_of(module).items() if name in ("mean_loss", "steps")}
 
 
-@pytest.mark.parametrize("options", [{}, {"drift": None}], ids=["anchor", "probe"])
-def test_anchors_and_probes_move_no_buffer(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, {"drift": None}, {"buffers": "global"}], ids=["anchor", "probe", "statistics"])
+def test_what_is_measured_moves_no_buffer_and_all_are_averaged(options: dict[str, Any]) -> None:
     first, second = run_ranks(remembered, 2, options)
     assert differs(first, second) == 0.0
     assert first["steps"] == 3 * (3 + 2)
