@@ -16,7 +16,7 @@ from lightning_gnn_dist.strategies.gradients import evaluating, step_of, unrecor
 
 @torch.no_grad()
 def reestimate_statistics(strategy: Strategy, batches: Iterable[Any]) -> None:
-    """Replace running means and variances by plain means over ``batches``, then over the ranks. Collective.
+    """Replace running means and variances by plain means over ``batches``, then over the seeds of all. Collective.
 
     Layers in evaluation mode keep theirs: they are frozen.
 
@@ -32,14 +32,15 @@ def reestimate_statistics(strategy: Strategy, batches: Iterable[Any]) -> None:
             norm.train()  # these alone: dropout stays off
             norm.reset_running_stats()
             norm.momentum = None  # a plain mean over batches
-        step = step_of(module)
+        step, seeds = step_of(module), 0
         for batch in batches:
             if batch.batch_size:
+                seeds += batch.batch_size
                 with strategy.precision_plugin.train_step_context():
                     step(strategy.batch_to_device(batch))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
-    collectives.average_(buffer for norm in norms for buffer in norm.buffers())
+    collectives.average_((buffer for norm in norms for buffer in norm.buffers()), float(seeds))
 
 
 def _learns_statistics(module: nn.Module) -> TypeGuard[_BatchNorm]:

@@ -219,6 +219,21 @@ def test_global_statistics_are_those_of_the_whole_graph() -> None:
         assert momentum == 0.1
 
 
+def statistics_of_one_seed(rank: int, world_size: int) -> tuple[Tensor, Tensor]:
+    module = model(Batched)
+    strategy = LLCGStrategy(EverySteps(2), buffers="global", correction_steps=0, drift=None, **PATIENCE)
+    data = data_module(correction_batch_size=1)
+    fit(strategy, module, data, world_size, max_epochs=1, limit_val_batches=0)
+    seen = torch.stack([batch.x.mean(0) for batch in data.correction_batches(0, sliced=False, stop=4)])
+    return module.norm.running_mean, seen.mean(0)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_rank_without_seeds_adds_nothing_to_the_statistics() -> None:
+    for mean, expected in run_ranks(statistics_of_one_seed, 2):
+        assert (mean - expected).abs().max() < 1e-5
+
+
 class FrozenNorm(pl.Callback):
     """Keeps the statistics as they came, which is how a pretrained layer is frozen."""
 
