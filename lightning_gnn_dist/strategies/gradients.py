@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 from torchmetrics import Metric
+
+from lightning_gnn_dist.strategies.lightning_internals import takes_batch_idx
 
 Step = Callable[[Any], Tensor | None]
 
@@ -61,8 +62,7 @@ def step_of(module: LightningModule) -> Step:
     """The module's ``correction_step(batch)`` if it has one, else its ``training_step``."""
     if has_own_step(module):
         return lambda batch: _loss(module.correction_step(batch), "correction_step")  # type: ignore[operator]
-    takes_index = len(inspect.signature(module.training_step).parameters) > 1
-    if takes_index:
+    if takes_batch_idx(module):
         return lambda batch: _loss(module.training_step(batch, 0), "training_step")
     return lambda batch: _loss(module.training_step(batch), "training_step")
 

@@ -23,7 +23,7 @@ from lightning_gnn_dist.rounds import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.drift import DriftCorrection
-from lightning_gnn_dist.strategies.gradients import mean_gradient
+from lightning_gnn_dist.strategies.gradients import mean_gradient, step_of
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.ranks import RankError, run_ranks
@@ -518,6 +518,32 @@ def test_a_module_may_define_its_correction_step() -> None:
 def test_manual_optimisation_without_one_is_refused() -> None:
     with pytest.raises(RankError, match=r"define correction_step\(batch\)"):
         run_ranks(manual, 2, Own)
+
+
+class WithOptions(SAGE):
+    def training_step(self, batch: Any, **options: Any) -> Tensor:
+        return super().training_step(batch)
+
+
+class WithDefaults(SAGE):
+    def training_step(self, batch: Any, batch_idx: int = -1, *, scale: float = 1.0) -> Tensor:
+        assert batch_idx >= 0
+        return scale * super().training_step(batch)
+
+
+class WithAny(SAGE):
+    def training_step(self, *args: Any) -> Tensor:
+        batch, _ = args
+        return super().training_step(batch)
+
+
+@pytest.mark.parametrize("kind", [SAGE, WithOptions, WithDefaults, WithAny])
+def test_a_step_is_called_as_lightning_calls_it(kind: type[SAGE]) -> None:
+    data, module = data_module(), model(kind)
+    batch = next(data.correction_batches(0))
+    loss = step_of(module)(batch)
+    assert loss is not None and loss.requires_grad
+    fit("auto", module, data, 1, fast_dev_run=1)
 
 
 # A replica that went its own way is noticed.
