@@ -56,7 +56,8 @@ class LLCGStrategy(RoundStrategy):
         clock: Decides when a round ends.
         correction_steps: :math:`S`. An integer, or a share of the round's local steps such as 0.1 (rounded up).
             With 0 this is local SGD.
-        correction: ``"sliced"``, or the paper's ``"rank0"``: rank 0 computes the whole batch while the others wait.
+        correction: ``"sliced"``, or the paper's ``"rank0"``: rank 0 computes the whole batch while the others wait, so
+            that a step cannot exchange (``self.all_gather``).
         correction_optimizer: An optimizer of the correction's own. ``"averaged"``: like the module's, starting each
             time from the mean state of the ranks. ``"persistent"``: the same, with a state that lives on from round
             to round. ``"reset"``: the same, new at every meeting. ``"sgd"``: plain SGD. Or a function from
@@ -119,11 +120,13 @@ class LLCGStrategy(RoundStrategy):
         if correction_optimizer is None:
             correction_optimizer = "averaged" if self.average_optimizer else "persistent"
         self._corrector = CorrectionOptimizer(correction_optimizer, correction_lr)
+        self._others_wait = False
 
     def setup(self, trainer: Trainer) -> None:
         if trainer.state.fn == TrainerFn.FITTING and self._needs_global_batches:
             refusals.require_batches(trainer, "correction_batches", "A correction on the whole graph")
             refusals.require_step(self._module())
+        self._others_wait = False
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING and self.correction_steps:
             self._corrector.check(self.optimizers)
@@ -173,8 +176,10 @@ class LLCGStrategy(RoundStrategy):
     def _correct_on_rank0(self, steps: int) -> None:
         parameters = trained_parameters(self._module())
         if self.is_global_zero:
+            self._others_wait = True
             for batch in self._correction_batches(steps, sliced=False):
                 self._step(mean_gradient(self, [batch])[0])
+            self._others_wait = False
         collectives.broadcast_([parameter.data for parameter in parameters])
 
     def _step(self, gradient: list[Tensor]) -> None:
@@ -190,6 +195,14 @@ class LLCGStrategy(RoundStrategy):
                 gradient_clip_val=module.trainer.gradient_clip_val,
                 gradient_clip_algorithm=module.trainer.gradient_clip_algorithm,
             )
+
+    def _check_alone(self, what: str) -> None:
+        if self._others_wait:
+            raise RuntimeError(
+                f'{what} inside a correction: with correction="rank0" nobody answers. Use correction="sliced", or '
+                "define correction_step(batch), which returns the mean loss without it."
+            )
+        super()._check_alone(what)
 
     def _correction_batches(self, steps: int, *, sliced: bool) -> Iterator[Any]:
         skipped = self.anchor_steps if self.drift == "global" else 0

@@ -589,6 +589,25 @@ def test_a_step_is_called_as_lightning_calls_it(kind: type[SAGE]) -> None:
     fit("auto", module, data, 1, fast_dev_run=1)
 
 
+class Gathers(SAGE):
+    def training_step(self, batch: Any) -> Tensor:
+        loss = super().training_step(batch)
+        assert self.all_gather(loss.detach()).shape == (2,)
+        return loss
+
+
+def gathering(rank: int, world_size: int, correction: str) -> None:
+    strategy = LLCGStrategy(EverySteps(2), correction=correction, **PATIENCE)  # type: ignore[arg-type]
+    fit(strategy, model(Gathers), data_module(), world_size)
+
+
+@pytest.mark.filterwarnings("ignore:.*functional.all_gather is deprecated")
+def test_an_exchange_is_fine_where_all_correct_and_refused_where_one_does() -> None:
+    run_ranks(gathering, 2, "sliced")
+    with pytest.raises(RankError, match=r'all_gather\(\) exchanges inside a correction: with correction="rank0"'):
+        run_ranks(gathering, 2, "rank0")
+
+
 # A replica that went its own way is noticed.
 
 
