@@ -95,7 +95,8 @@ class EverySteps:
         grown = math.log(self.steps) + round_idx * math.log(self.growth)
         if grown >= math.log(self.limit):  # in logarithms: growth ** round_idx overflows in long runs
             return self.limit
-        return min(self.limit, math.ceil(self.steps * self.growth**round_idx))
+        # Rounded first: 100 * 1.1 is 110.00000000000001.
+        return min(self.limit, math.ceil(round(self.steps * self.growth**round_idx, 9)))
 
     def is_over(self, progress: RoundProgress) -> bool:
         return progress.local_steps >= self.local_steps(progress.round_idx)

@@ -30,6 +30,11 @@ def test_rounds_grow_up_to_the_limit() -> None:
     assert clock.local_steps(10**9) == 100
 
 
+def test_a_length_is_not_that_of_a_rounding_error() -> None:
+    assert [EverySteps(100, growth=1.1, limit=1000).local_steps(r) for r in range(4)] == [100, 110, 121, 134]
+    assert EverySteps(10, growth=1.2, limit=100).local_steps(2) == 15
+
+
 def test_equal_rounds() -> None:
     assert [length(EverySteps(5), r) for r in (0, 1, 1000)] == [5, 5, 5]
 
