@@ -39,7 +39,8 @@ class CorrectionOptimizer:
             function from parameters to an optimizer, whose state persists. The function is called again when the
             local optimizers take up other parameters, as in unfreezing; what had a state keeps it.
         lr: Its learning rate, the same in every round, or a function of the round. Default: in each group that of the
-            local steps, schedule included.
+            local steps, schedule included. Whatever else a schedule changes, such as momentum, is followed in any case,
+            but by ``"sgd"`` and by an optimizer of a function.
     """
 
     def __init__(self, mode: Mode | Make, lr: float | Schedule | None) -> None:
@@ -97,7 +98,7 @@ class CorrectionOptimizer:
         """
         if self._round_idx != round_idx:
             raise RuntimeError(f"prepare() must be called on every rank before the first step of round {round_idx}.")
-        self._set_lr(local, round_idx)
+        self._follow(local, round_idx)
         self._drop_gradients()  # also the old ones of parameters that are frozen by now
         held = {id(parameter) for parameter in _parameters_of(self._optimizers)}
         for parameter, direction in zip(parameters, gradient, strict=True):
@@ -157,12 +158,15 @@ class CorrectionOptimizer:
         self.check(local)
         return [_another(optimizer) for optimizer in local]
 
-    def _set_lr(self, local: Sequence[Optimizer], round_idx: int) -> None:
+    def _follow(self, local: Sequence[Optimizer], round_idx: int) -> None:
+        """Take over what schedules have changed."""
         if callable(self.mode):
             return
         lr = _check_lr(self.lr(round_idx)) if callable(self.lr) else self.lr
         for own, leader in zip(self._optimizers, local, strict=True):
             for group, other in zip(own.param_groups, leader.param_groups, strict=True):
+                if self.mode != "sgd":
+                    group.update((name, value) for name, value in other.items() if name != "params")
                 group["lr"] = other["lr"] if lr is None else lr
 
     def _drop_gradients(self) -> None:

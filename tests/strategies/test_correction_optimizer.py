@@ -240,6 +240,21 @@ def test_the_rate_is_fixed_or_that_of_each_local_group(mode: Any, lr: float | No
         scheduler.step()
 
 
+@pytest.mark.parametrize("mode", ["persistent", "reset", "averaged"])
+@pytest.mark.parametrize("lr", [None, 0.125])
+def test_a_momentum_that_is_scheduled_is_followed(mode: Any, lr: float | None) -> None:
+    ours = weights()
+    local = torch.optim.SGD(ours, lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(local, 0.1, total_steps=4, base_momentum=0.5, max_momentum=0.75)
+    own = CorrectionOptimizer(mode, lr)
+    for round_idx in range(3):
+        correct(own, [local], ours, range(round_idx, round_idx + 1))
+        (group,), (followed,) = own._optimizers[0].param_groups, local.param_groups
+        assert group["momentum"] == followed["momentum"] and group["lr"] == (lr or followed["lr"])
+        local.step()  # without gradients: only for the schedule
+        scheduler.step()
+
+
 # Which parameters.
 
 EVERY_MODE = pytest.mark.parametrize("mode", ["persistent", "reset", "averaged", "sgd", ADAM])
