@@ -92,7 +92,9 @@ class RoundStrategy(StartsTogether):
         refusals.check_clock(clock)
         refusals.check_choice("drift", drift, self.drifts)
         refusals.check_at_least("anchor_steps", anchor_steps, 1)
-        if not 0.0 <= drift_decay <= 1.0:
+        refusals.check_flag("average_optimizer", average_optimizer)
+        _check_start(start_method, timeout=timeout, start_timeout=start_timeout)
+        if not refusals.is_number(drift_decay) or not 0.0 <= drift_decay <= 1.0:
             raise ValueError(f"drift_decay must lie in [0, 1] (1: the shift does not fade), got {drift_decay!r}.")
         super().__init__(
             start_timeout=start_timeout,
@@ -330,3 +332,10 @@ class RoundStrategy(StartsTogether):
 
     def _datamodule(self) -> Any:
         return self._module().trainer.datamodule  # type: ignore[attr-defined]
+
+
+def _check_start(start_method: Any, **durations: Any) -> None:
+    refusals.check_choice("start_method", start_method, StartMethod)
+    for name, duration in durations.items():
+        if not isinstance(duration, timedelta):
+            raise TypeError(f"{name} must be a timedelta, such as timedelta(minutes=30), got {duration!r}.")

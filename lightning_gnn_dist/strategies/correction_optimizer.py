@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -175,8 +176,11 @@ class CorrectionOptimizer:
 
 
 def _check_lr(lr: float) -> float:
-    if not lr > 0:
-        raise ValueError(f"correction_lr must be positive, got {lr!r}. For no correction use correction_steps=0.")
+    if not refusals.is_number(lr) or not 0 < lr < math.inf:
+        raise ValueError(
+            f"correction_lr must be a positive number, or a function of the round that gives one, got {lr!r}. For no "
+            "correction use correction_steps=0."
+        )
     return lr
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any, get_args
 
 import torch
@@ -26,8 +27,17 @@ def check_at_least(name: str, value: Any, least: int) -> None:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
 
 
+def check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}.")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def check_clock(clock: Any) -> None:
-    if clock is not None and not callable(getattr(clock, "is_over", None)):
+    if clock is not None and (isinstance(clock, type) or not callable(getattr(clock, "is_over", None))):
         raise TypeError(f"clock must say when a round is over, as EverySteps(16) or EveryPass() do, got {clock!r}.")
 
 

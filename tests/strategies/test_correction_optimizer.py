@@ -218,10 +218,15 @@ def test_the_rate_may_go_by_rounds() -> None:
         own.step(local, ours, [slope.clone() for slope in slopes], round_idx)
         for start, after in zip(before, ours, strict=True):
             assert torch.allclose(start - after.detach(), torch.full_like(start, 1.0 / (1 + round_idx)))
-    own = CorrectionOptimizer("sgd", lambda round_idx: 0.0)
-    own.prepare(local, ours, 0)
-    with pytest.raises(ValueError, match=r"correction_lr must be positive, got 0\.0"):
-        own.step(local, ours, slopes, 0)
+
+
+@pytest.mark.parametrize("lr", [0.0, None, "0.1", float("nan")])
+def test_a_round_without_a_rate_is_refused(lr: Any) -> None:
+    ours = weights()
+    own = CorrectionOptimizer("sgd", lambda round_idx: lr)
+    own.prepare([ADAM(ours)], ours, 0)
+    with pytest.raises(ValueError, match=f"correction_lr must be a positive number, .* got {lr!r}"):
+        own.step([ADAM(ours)], ours, gradient(0, ours), 0)
 
 
 @pytest.mark.parametrize("mode", ["persistent", "reset", "averaged", "sgd"])
