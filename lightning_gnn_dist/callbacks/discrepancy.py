@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.strategies.base import RoundStrategy
-from lightning_gnn_dist.strategies.gradients import evaluating, mean_gradient, unrecorded
+from lightning_gnn_dist.strategies.gradients import average_gradient_, evaluating, mean_gradient, unrecorded
 from lightning_gnn_dist.strategies.refusals import check_at_least, require_batches, require_step
 
 
@@ -62,7 +62,7 @@ class DiscrepancyProbe(Callback):
             parts = list(islice(data.anchor_batches(strategy.round_idx), self.steps))
             own, _ = mean_gradient(strategy, parts)
             whole, seeds = mean_gradient(strategy, data.correction_batches(strategy.round_idx, stop=len(parts)))
-        collectives.average_(whole, seeds)
+        average_gradient_(strategy, whole, seeds)
         difference = _norm([mine - ours for mine, ours in zip(own, whole, strict=True)])
         kappas = collectives.gather_rows(difference / _norm(whole).clamp(min=1e-12))
         figures = {"round/discrepancy": kappas.mean(), "round/discrepancy_worst": kappas.max()}

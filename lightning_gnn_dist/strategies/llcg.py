@@ -26,7 +26,13 @@ from lightning_gnn_dist.rounds import RoundClock
 from lightning_gnn_dist.strategies import refusals
 from lightning_gnn_dist.strategies.base import RoundStrategy, StartMethod, Weights
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode, Schedule
-from lightning_gnn_dist.strategies.gradients import mean_gradient, trained_parameters, unrecorded
+from lightning_gnn_dist.strategies.gradients import (
+    average_gradient_,
+    mean_gradient,
+    require_seeds,
+    trained_parameters,
+    unrecorded,
+)
 from lightning_gnn_dist.strategies.statistics import reestimate_statistics
 
 Correction = Literal["sliced", "rank0"]
@@ -123,8 +129,8 @@ class LLCGStrategy(RoundStrategy):
         self._others_wait = False
 
     def setup(self, trainer: Trainer) -> None:
-        if trainer.state.fn == TrainerFn.FITTING and self._needs_global_batches:
-            refusals.require_batches(trainer, "correction_batches", "A correction on the whole graph")
+        if trainer.state.fn == TrainerFn.FITTING and self._what_needs_global_batches:
+            refusals.require_batches(trainer, "correction_batches", self._what_needs_global_batches)
             refusals.require_step(self._module())
         self._others_wait = False
         super().setup(trainer)
@@ -148,7 +154,7 @@ class LLCGStrategy(RoundStrategy):
         # The round's first batches; its corrections take those that follow.
         batches = islice(self._datamodule().anchor_batches(self.round_idx, of="graph"), self.anchor_steps)
         gradient, seeds = mean_gradient(self, batches)
-        collectives.average_(gradient, seeds)
+        average_gradient_(self, gradient, seeds)
         return gradient
 
     def extra_state(self) -> dict[str, Any]:
@@ -160,8 +166,12 @@ class LLCGStrategy(RoundStrategy):
             self._corrector.restore(state["correction"], self.optimizers, trained_parameters(self._module()))
 
     @property
-    def _needs_global_batches(self) -> bool:
-        return bool(self.correction_steps) or self.drift == "global" or self.buffers == "global"
+    def _what_needs_global_batches(self) -> str:
+        if self.correction_steps:
+            return "A correction on the whole graph"
+        if self.drift == "global":
+            return 'drift="global"'
+        return 'buffers="global"' if self.buffers == "global" else ""
 
     def _prepare_correction(self) -> None:
         parameters = trained_parameters(self._module())
@@ -170,7 +180,7 @@ class LLCGStrategy(RoundStrategy):
     def _correct_together(self, steps: int) -> None:
         for batch in self._correction_batches(steps, sliced=True):
             gradient, seeds = mean_gradient(self, [batch])
-            collectives.average_(gradient, seeds)  # the mean over the whole batch, whatever the slices' sizes
+            average_gradient_(self, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
             self._step(gradient)
 
     def _correct_on_rank0(self, steps: int) -> None:
@@ -178,7 +188,9 @@ class LLCGStrategy(RoundStrategy):
         if self.is_global_zero:
             self._others_wait = True
             for batch in self._correction_batches(steps, sliced=False):
-                self._step(mean_gradient(self, [batch])[0])
+                gradient, seeds = mean_gradient(self, [batch])
+                require_seeds(self, seeds)
+                self._step(gradient)
             self._others_wait = False
         collectives.broadcast_([parameter.data for parameter in parameters])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from numbers import Real
 from typing import Any, get_args
@@ -169,6 +170,11 @@ def require_step(module: Any) -> None:
             "With manual optimisation training_step() takes steps itself, so gradients for corrections cannot come "
             "from it: define correction_step(batch), which returns the mean loss over the seeds."
         )
+    if has_own_step(module):
+        try:
+            inspect.signature(module.correction_step).bind("batch")
+        except TypeError as error:
+            raise TypeError(f"correction_step(batch) is called with the batch alone: {error}.") from error
 
 
 def check_sizes(sizes: list[int]) -> None:

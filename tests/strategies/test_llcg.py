@@ -608,6 +608,70 @@ def test_an_exchange_is_fine_where_all_correct_and_refused_where_one_does() -> N
         run_ranks(gathering, 2, "rank0")
 
 
+class Vector(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(self(batch), batch.y[: batch.batch_size], reduction="none")
+
+
+class Detached(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        return self.training_step(batch).detach()
+
+
+class Number(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        return 1.0
+
+
+class NoLoss(SAGE):
+    def training_step(self, batch: Any) -> Any:
+        return {"logits": self(batch)}
+
+
+class Backward(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        loss = self.training_step(batch)
+        loss.backward()
+        return loss
+
+
+class Skips(SAGE):
+    def correction_step(self, batch: Any) -> None:
+        return None
+
+
+class TwoArguments(SAGE):
+    def correction_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.training_step(batch)
+
+
+def correct_by(rank: int, world_size: int, kind: type[SAGE], options: dict[str, Any]) -> None:
+    fit(LLCGStrategy(EverySteps(1), **options, **PATIENCE), model(kind), data_module(batch_size=6), world_size)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Vector, r"correction_step\(\) returned a tensor of shape \(\d,\), but a correction needs the mean loss"),
+        (Detached, r"correction_step\(\) returned a loss without a gradient, detached"),
+        (Number, r"correction_step\(\) returned a float, .* with its gradient: return that\."),
+        (NoLoss, r"training_step\(\) returned a dict, .* or define correction_step\(batch\)"),
+        (Backward, r"correction_step\(\) must return the loss and leave backward\(\) to the strategy"),
+        (Skips, r"correction_step\(\) returned None for every batch"),
+        (TwoArguments, r"correction_step\(batch\) is called with the batch alone: missing .*'batch_idx'"),
+    ],
+)
+def test_a_step_without_a_loss_is_named(kind: type[SAGE], message: str) -> None:
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
+        correct_by(0, 1, kind, {})
+
+
+@pytest.mark.parametrize("options", [{}, {"drift": None}, {"drift": None, "correction": "rank0"}])
+def test_ranks_that_skip_every_batch_say_so(options: dict[str, Any]) -> None:
+    with pytest.raises(RankError, match=r"correction_step\(\) returned None for every batch"):
+        run_ranks(correct_by, 2, Skips, options)
+
+
 # A replica that went its own way is noticed.
 
 
@@ -660,8 +724,17 @@ def test_local_sgd_offers_no_global_drift() -> None:
 
 @pytest.mark.parametrize("strategy", [LLCGStrategy(), LocalSGDStrategy(drift="ranks")], ids=["llcg", "drift"])
 def test_a_fit_without_the_graph_is_refused(strategy: Any) -> None:
+    with pytest.raises(ValueError, match=r"needs a data module with .* as PartitionedDataModule has"):
+        fit_without_the_graph(strategy)
+
+
+def test_the_setting_that_needs_the_graph_is_named() -> None:
+    with pytest.raises(ValueError, match='buffers="global" needs a data module with correction_batches'):
+        fit_without_the_graph(LLCGStrategy(correction_steps=0, drift=None, buffers="global"))
+
+
+def fit_without_the_graph(strategy: Any) -> None:
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, strategy=strategy, logger=False, max_epochs=1, enable_checkpointing=False
     )
-    with pytest.raises(ValueError, match=r"needs a data module with .* as PartitionedDataModule has"):
-        trainer.fit(Net(), batches(0), batches(0))
+    trainer.fit(Net(), batches(0), batches(0))
