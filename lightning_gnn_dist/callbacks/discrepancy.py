@@ -10,7 +10,7 @@ that of the graph. This measures it, where the replicas are equal, at the averag
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import count, islice
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -59,9 +59,10 @@ class DiscrepancyProbe(Callback):
         if strategy.round_idx % self.every_n_rounds:
             return
         with unrecorded(pl_module), evaluating(pl_module):
-            parts = list(islice(data.anchor_batches(strategy.round_idx), self.steps))
-            own, _ = mean_gradient(strategy, parts)
-            whole, seeds = mean_gradient(strategy, data.correction_batches(strategy.round_idx, stop=len(parts)))
+            number = count()
+            parts = islice(data.anchor_batches(strategy.round_idx), self.steps)
+            own, _ = mean_gradient(strategy, (batch for batch, _ in zip(parts, number)))  # noqa: B905  # no end
+            whole, seeds = mean_gradient(strategy, data.correction_batches(strategy.round_idx, stop=next(number)))
         average_gradient_(strategy, whole, seeds)
         difference = _norm([mine - ours for mine, ours in zip(own, whole, strict=True)])
         kappas = collectives.gather_rows(difference / _norm(whole).clamp(min=1e-12))
