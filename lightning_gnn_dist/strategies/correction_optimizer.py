@@ -119,10 +119,11 @@ class CorrectionOptimizer:
     def restore(self, state: Mapping[str, Any], local: Sequence[Optimizer], parameters: list[Tensor]) -> None:
         """Take back what :meth:`state` gave. Not collective."""
         if state["mode"] != self._name:
+            was = "the function it was" if state["mode"] == "function" else repr(state["mode"])
             raise ValueError(
                 f"The checkpoint's correction optimizer is {state['mode']!r}, this strategy's is {self._name!r}: "
-                "resume with correction_optimizer as it was, or start from the checkpoint's weights "
-                "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
+                f"resume with correction_optimizer={was} (the default depends on average_optimizer, and so on drift), "
+                "or start from the checkpoint's weights (Module.load_from_checkpoint(path)) and leave ckpt_path out."
             )
         self._optimizers = []
         if not state["optimizers"]:
