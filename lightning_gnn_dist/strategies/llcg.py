@@ -132,6 +132,7 @@ class LLCGStrategy(RoundStrategy):
         if trainer.state.fn == TrainerFn.FITTING and self._what_needs_global_batches:
             refusals.require_batches(trainer, "correction_batches", self._what_needs_global_batches)
             refusals.require_step(self._module())
+            refusals.check_hops(trainer.datamodule)  # type: ignore[attr-defined]
         self._others_wait = False
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING and self.correction_steps:

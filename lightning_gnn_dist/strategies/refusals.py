@@ -163,6 +163,17 @@ def require_batches(trainer: Any, name: str, what: str) -> None:
         )
 
 
+def check_hops(datamodule: Any) -> None:
+    """One model is fed by both samplers."""
+    sampler, other = getattr(datamodule, "sampler", None), getattr(datamodule, "correction_sampler", None)
+    if sampler is not None and other is not None and sampler.num_hops != other.num_hops:
+        raise ValueError(
+            f"correction_sampler draws {other.num_hops} hops and sampler {sampler.num_hops}, and one model takes the "
+            "batches of both: give them as many hops as the model has layers, as in "
+            f"correction_sampler=NeighborSampler({[-1] * sampler.num_hops})."
+        )
+
+
 def require_step(module: Any) -> None:
     """A gradient outside the loop needs a step that returns a loss and takes no optimizer step itself."""
     if not module.automatic_optimization and not has_own_step(module):
