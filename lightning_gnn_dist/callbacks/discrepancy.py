@@ -30,7 +30,7 @@ class DiscrepancyProbe(Callback):
     that parts look alike (``RandomPartitioner``, ``SuperNodePartitioner``).
 
     Costs two passes over the training nodes, or ``2 * steps`` gradients, and one exchange of the size of the model
-    each time. Logs ``round/discrepancy`` and ``round/discrepancy_worst``.
+    each time, and the memory of one batch. Logs ``round/discrepancy`` and ``round/discrepancy_worst``.
 
     Args:
         every_n_rounds: How often to measure.

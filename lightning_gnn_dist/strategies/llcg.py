@@ -52,16 +52,20 @@ class LLCGStrategy(RoundStrategy):
 
     Beyond the paper, the global gradient is spent once more: as a control variate in every local step of the round
     that follows (:mod:`~lightning_gnn_dist.strategies.drift`), with the optimizers' moments averaged as well. Where
-    parts differ this is what makes local training as good as training on the whole graph. ``drift=None`` is the
-    paper's method.
+    parts differ this is what makes local training as good as training on the whole graph. The paper's method is
+    ``drift=None, weights="uniform"``, and ``correction_sampler=NeighborSampler([-1, -1])`` in the data module.
 
-    A round moves the model once for the average, once for each correction step and once for the anchor, and twice
-    for Adam's moments: five models with the defaults, where averaging moves one.
+    Corrections and anchors call ``training_step`` outside Lightning's loop, without the hooks around it, and the first
+    anchor comes before the first ``on_train_epoch_start``. What the step logs and counts in metrics is forgotten, and
+    anchors leave buffers alone; Python state of its own is not protected. ``correction_step`` is the way out.
+
+    A round moves the model once for the average, S times for the correction steps, once for the anchor, and twice for
+    Adam's moments: five times with the defaults, where averaging moves it once.
 
     Args:
         clock: Decides when a round ends.
         correction_steps: :math:`S`. An integer, or a share of the round's local steps such as 0.1 (rounded up).
-            With 0 this is local SGD.
+            With 0, ``drift=None`` and ``weights="uniform"`` this is local SGD.
         correction: ``"sliced"``, or the paper's ``"rank0"``: rank 0 computes the whole batch while the others wait, so
             that a step cannot exchange (``self.all_gather``).
         correction_optimizer: An optimizer of the correction's own. ``"averaged"``: like the module's, starting each
