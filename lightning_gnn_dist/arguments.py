@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
+from typing import Any
 
 
 def check_at_least(least: int, **numbers: int) -> None:
@@ -18,10 +19,14 @@ def check_at_least_if_given(least: int, **numbers: int | None) -> None:
     check_at_least(least, **{name: value for name, value in numbers.items() if value is not None})
 
 
+def is_number(value: Any) -> bool:
+    """Whether it is a real number; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def check_between(least: float, most: float, **numbers: float) -> None:
     """Refuse what is no number, not finite, or out of bounds."""
     for name, value in numbers.items():
-        is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-        if not (is_number and least <= value <= most):
+        if not (is_number(value) and math.isfinite(value) and least <= value <= most):
             limits = f"of at least {least}" if math.isinf(most) else f"between {least} and {most}"
             raise ValueError(f"{name} must be a finite number {limits}, got {value!r}.")

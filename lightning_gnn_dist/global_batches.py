@@ -22,7 +22,9 @@ class GlobalBatches:
     """Seeds uniform over all training nodes, with their neighbours in the whole graph.
 
     A batch is a function of the seed, the round and its place in the round. Ranks share it: slice ``p`` of its
-    seeds is rank ``p``'s, and because draws belong to nodes, slices see the neighbours that the whole would see.
+    seeds is rank ``p``'s. With all neighbours the slices see what the whole batch would see. With a fan-out they see
+    more, by some edges in a thousand where seeds are few among the nodes: a seed of another slice that is reached as a
+    neighbour draws neighbours in that hop, too.
 
     Args:
         graph: The whole graph, usually a memory map.

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
+from lightning_gnn_dist.arguments import check_at_least
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import BatchKey, OrdersSeeds, Sample, Sampler, check_seeds, refuse_repeated
 from lightning_gnn_dist.sampling.batch import SampledData, assemble
@@ -72,9 +73,10 @@ class BatchLoader:
         widen: bool = True,
         num_ids: int | None = None,
     ) -> None:
-        _check_at_least(num_batches=(num_batches, 1), bulk_size=(bulk_size, 1), num_threads=(num_threads, 0))
+        check_at_least(1, num_batches=num_batches, bulk_size=bulk_size)
+        check_at_least(0, num_threads=num_threads)
         prefetch = num_threads + 1 if prefetch is None else prefetch
-        _check_at_least(prefetch=(prefetch, max(1, num_threads)))
+        check_at_least(max(1, num_threads), prefetch=prefetch)
         if not isinstance(sampler, Sampler):
             raise TypeError(f"sampler must be one like NeighborSampler([15, 10]), got {sampler!r}.")
         seeds = check_seeds(seeds, graph.num_nodes if num_ids is None else num_ids)
@@ -225,9 +227,3 @@ def _chunks(numbers: Iterable[int], size: int) -> Iterator[list[int]]:
     iterator = iter(numbers)
     while chunk := list(islice(iterator, size)):
         yield chunk
-
-
-def _check_at_least(**limits: tuple[int, int]) -> None:
-    for name, (value, minimum) in limits.items():
-        if not isinstance(value, int) or value < minimum:
-            raise ValueError(f"{name} must be a whole number of at least {minimum}, got {value!r}.")

@@ -76,7 +76,8 @@ class EverySteps:
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
             raise ValueError(f"steps must be a positive integer, got {self.steps!r}.")
-        if not self.growth >= 1.0 or math.isinf(self.growth):
+        is_number = isinstance(self.growth, int | float) and not isinstance(self.growth, bool)
+        if not is_number or not 1.0 <= self.growth < math.inf:
             raise ValueError(f"growth must be at least 1 (1 keeps rounds equal), got {self.growth!r}.")
         if self.growth > 1.0 and self.limit is None:
             raise ValueError(
@@ -95,7 +96,8 @@ class EverySteps:
         grown = math.log(self.steps) + round_idx * math.log(self.growth)
         if grown >= math.log(self.limit):  # in logarithms: growth ** round_idx overflows in long runs
             return self.limit
-        return min(self.limit, math.ceil(self.steps * self.growth**round_idx))
+        # Rounded first: 100 * 1.1 is 110.00000000000001.
+        return min(self.limit, math.ceil(round(self.steps * self.growth**round_idx, 9)))
 
     def is_over(self, progress: RoundProgress) -> bool:
         return progress.local_steps >= self.local_steps(progress.round_idx)

@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "residency": {"arguments", "graph", "partition"},
     "coverage": {"arguments", "graph", "partition", "residency"},
     "sampling": {"graph"},
-    "loader": {"graph", "sampling"},
+    "loader": {"arguments", "graph", "sampling"},
     "global_batches": {"graph", "sampling"},
     "surroundings": {"arguments", "graph", "partition", "sampling"},
     "parts": {"graph", "partition", "residency", "coverage", "surroundings"},
@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "record": set(),
     "elastic": {"collectives"},
     "launcher": {"elastic"},
-    "strategies": {"collectives", "rounds", "elastic"},
+    "strategies": {"arguments", "collectives", "rounds", "elastic"},
     #
     "evaluate": {"graph", "sampling", "collectives"},
     "scattered": {

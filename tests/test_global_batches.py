@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from lightning_gnn_dist.global_batches import GlobalBatches
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.sampling.batch import SampledData
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 
@@ -29,6 +31,24 @@ def test_the_slices_of_all_ranks_are_the_batch(whole: GlobalBatches) -> None:
     for index, batch in enumerate(batches):
         assert sum((own[index] for own in slices), []) == batch  # noqa: RUF017
         assert len(set(batch)) == 16
+
+
+def edges(*batches: SampledData) -> set[tuple[int, int, int]]:
+    """Every edge by hop and by the ids of its ends."""
+    found: set[tuple[int, int, int]] = set()
+    for batch in batches:
+        for hop, block in enumerate(batch.blocks):
+            source, target = batch.n_id[block.edge_index].tolist()
+            found |= {(hop, *edge) for edge in zip(source, target, strict=True)}
+    return found
+
+
+def test_slices_see_what_the_whole_sees_and_with_a_fan_out_a_little_more(whole: GlobalBatches) -> None:
+    everything = replace(whole, sampler=NeighborSampler([-1, -1]))
+    for batches in (everything, whole):
+        slices = edges(*(next(batches.of_round(0, rank, 4)) for rank in range(4)))
+        expected = edges(next(batches.of_round(0)))
+        assert slices == expected if batches is everything else slices > expected
 
 
 def test_a_round_and_a_place_decide(whole: GlobalBatches) -> None:

@@ -396,12 +396,12 @@ def test_memory_stays_flat_over_many_batches():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_batches": 0}, r"num_batches must be a whole number of at least 1, got 0"),
+        ({"num_batches": 0}, r"num_batches must be an integer of at least 1, got 0"),
         ({"num_batches": 2.5}, r"got 2\.5"),
         ({"bulk_size": 0}, "bulk_size"),
         ({"num_threads": -1}, "num_threads"),
         ({"prefetch": 0}, "prefetch"),
-        ({"num_threads": 3, "prefetch": 2}, "prefetch must be a whole number of at least 3, got 2"),
+        ({"num_threads": 3, "prefetch": 2}, "prefetch must be an integer of at least 3, got 2"),
         ({"seeds": SEEDS[:0]}, "no seeds"),
         ({"seeds": torch.tensor([1, 1])}, "node 1 is given 2 times"),
         ({"seeds": torch.tensor([300])}, r"\[0, 300\)"),

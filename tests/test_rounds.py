@@ -30,6 +30,11 @@ def test_rounds_grow_up_to_the_limit() -> None:
     assert clock.local_steps(10**9) == 100
 
 
+def test_a_length_is_not_that_of_a_rounding_error() -> None:
+    assert [EverySteps(100, growth=1.1, limit=1000).local_steps(r) for r in range(4)] == [100, 110, 121, 134]
+    assert EverySteps(10, growth=1.2, limit=100).local_steps(2) == 15
+
+
 def test_equal_rounds() -> None:
     assert [length(EverySteps(5), r) for r in (0, 1, 1000)] == [5, 5, 5]
 
@@ -78,6 +83,8 @@ def test_the_schedule_is_told_at_the_start() -> None:
         (lambda: EverySteps(0), "steps must be a positive integer, got 0"),
         (lambda: EverySteps(1.5), "positive integer, got 1.5"),  # type: ignore[arg-type]
         (lambda: EverySteps(4, growth=0.5, limit=8), "growth must be at least 1"),
+        (lambda: EverySteps(4, growth="1.1", limit=8), "growth must be at least 1 .* got '1.1'"),  # type: ignore[arg-type]
+        (lambda: EverySteps(4, growth=None, limit=8), "growth must be at least 1 .* got None"),  # type: ignore[arg-type]
         (lambda: EverySteps(64, growth=1.1), r"need a limit.*limit=1024"),
         (lambda: EverySteps(64, limit=8), r"limit \(8\) must not be below steps \(64\)"),
         (lambda: EverySteps(4, limit=10.5), "limit must be a positive integer, got 10.5"),  # type: ignore[arg-type]

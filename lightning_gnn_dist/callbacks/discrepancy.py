@@ -10,16 +10,17 @@ that of the graph. This measures it, where the replicas are equal, at the averag
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import count, islice
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.arguments import check_at_least, check_at_least_if_given
 from lightning_gnn_dist.strategies.base import RoundStrategy
-from lightning_gnn_dist.strategies.gradients import evaluating, mean_gradient, unrecorded
-from lightning_gnn_dist.strategies.refusals import check_at_least, require_batches, require_step
+from lightning_gnn_dist.strategies.gradients import average_gradient_, evaluating, mean_gradient, unrecorded
+from lightning_gnn_dist.strategies.refusals import require_batches, require_step
 
 
 class DiscrepancyProbe(Callback):
@@ -30,7 +31,7 @@ class DiscrepancyProbe(Callback):
     that parts look alike (``RandomPartitioner``, ``SuperNodePartitioner``).
 
     Costs two passes over the training nodes, or ``2 * steps`` gradients, and one exchange of the size of the model
-    each time. Logs ``round/discrepancy`` and ``round/discrepancy_worst``.
+    each time, and the memory of one batch. Logs ``round/discrepancy`` and ``round/discrepancy_worst``.
 
     Args:
         every_n_rounds: How often to measure.
@@ -39,8 +40,8 @@ class DiscrepancyProbe(Callback):
     """
 
     def __init__(self, every_n_rounds: int = 1, steps: int | None = None) -> None:
-        check_at_least("every_n_rounds", every_n_rounds, 1)
-        check_at_least("steps", 1 if steps is None else steps, 1)
+        check_at_least(1, every_n_rounds=every_n_rounds)
+        check_at_least_if_given(1, steps=steps)
         self.every_n_rounds = every_n_rounds
         self.steps = steps
 
@@ -59,10 +60,11 @@ class DiscrepancyProbe(Callback):
         if strategy.round_idx % self.every_n_rounds:
             return
         with unrecorded(pl_module), evaluating(pl_module):
-            parts = list(islice(data.anchor_batches(strategy.round_idx), self.steps))
-            own, _ = mean_gradient(strategy, parts)
-            whole, seeds = mean_gradient(strategy, data.correction_batches(strategy.round_idx, stop=len(parts)))
-        collectives.average_(whole, seeds)
+            number = count()
+            parts = islice(data.anchor_batches(strategy.round_idx), self.steps)
+            own, _ = mean_gradient(strategy, (batch for batch, _ in zip(parts, number)))  # noqa: B905  # no end
+            whole, seeds = mean_gradient(strategy, data.correction_batches(strategy.round_idx, stop=next(number)))
+        average_gradient_(strategy, whole, seeds)
         difference = _norm([mine - ours for mine, ours in zip(own, whole, strict=True)])
         kappas = collectives.gather_rows(difference / _norm(whole).clamp(min=1e-12))
         figures = {"round/discrepancy": kappas.mean(), "round/discrepancy_worst": kappas.max()}

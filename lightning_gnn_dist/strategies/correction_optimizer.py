@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.arguments import is_number
 from lightning_gnn_dist.strategies import refusals, replica_state
 
 Mode = Literal["persistent", "reset", "averaged", "sgd"]
@@ -39,7 +41,8 @@ class CorrectionOptimizer:
             function from parameters to an optimizer, whose state persists. The function is called again when the
             local optimizers take up other parameters, as in unfreezing; what had a state keeps it.
         lr: Its learning rate, the same in every round, or a function of the round. Default: in each group that of the
-            local steps, schedule included.
+            local steps, schedule included. Whatever else a schedule changes, such as momentum, is followed in any case,
+            but by ``"sgd"`` and by an optimizer of a function.
     """
 
     def __init__(self, mode: Mode | Make, lr: float | Schedule | None) -> None:
@@ -84,18 +87,28 @@ class CorrectionOptimizer:
         self._round_idx = round_idx
 
     def step(
-        self, local: Sequence[Optimizer], parameters: list[Tensor], gradient: list[Tensor], round_idx: int
+        self,
+        local: Sequence[Optimizer],
+        parameters: list[Tensor],
+        gradient: list[Tensor],
+        round_idx: int,
+        clip: Callable[[Optimizer], None] | None = None,
     ) -> None:
-        """One step of ``parameters`` along ``gradient``. Leaves no gradients behind. Not collective."""
+        """One step of ``parameters`` along ``gradient``. Leaves no gradients behind. Not collective.
+
+        ``clip`` clips the gradients that an optimizer is about to use.
+        """
         if self._round_idx != round_idx:
             raise RuntimeError(f"prepare() must be called on every rank before the first step of round {round_idx}.")
-        self._set_lr(local, round_idx)
+        self._follow(local, round_idx)
         self._drop_gradients()  # also the old ones of parameters that are frozen by now
         held = {id(parameter) for parameter in _parameters_of(self._optimizers)}
         for parameter, direction in zip(parameters, gradient, strict=True):
             if id(parameter) in held:
                 parameter.grad = direction
         for optimizer in self._optimizers:
+            if clip is not None:
+                clip(optimizer)
             optimizer.step()
         self._drop_gradients()
 
@@ -107,10 +120,11 @@ class CorrectionOptimizer:
     def restore(self, state: Mapping[str, Any], local: Sequence[Optimizer], parameters: list[Tensor]) -> None:
         """Take back what :meth:`state` gave. Not collective."""
         if state["mode"] != self._name:
+            was = "the function it was" if state["mode"] == "function" else repr(state["mode"])
             raise ValueError(
                 f"The checkpoint's correction optimizer is {state['mode']!r}, this strategy's is {self._name!r}: "
-                "resume with correction_optimizer as it was, or start from the checkpoint's weights "
-                "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
+                f"resume with correction_optimizer={was} (the default depends on average_optimizer, and so on drift), "
+                "or start from the checkpoint's weights (Module.load_from_checkpoint(path)) and leave ckpt_path out."
             )
         self._optimizers = []
         if not state["optimizers"]:
@@ -147,12 +161,15 @@ class CorrectionOptimizer:
         self.check(local)
         return [_another(optimizer) for optimizer in local]
 
-    def _set_lr(self, local: Sequence[Optimizer], round_idx: int) -> None:
+    def _follow(self, local: Sequence[Optimizer], round_idx: int) -> None:
+        """Take over what schedules have changed."""
         if callable(self.mode):
             return
         lr = _check_lr(self.lr(round_idx)) if callable(self.lr) else self.lr
         for own, leader in zip(self._optimizers, local, strict=True):
             for group, other in zip(own.param_groups, leader.param_groups, strict=True):
+                if self.mode != "sgd":
+                    group.update((name, value) for name, value in other.items() if name != "params")
                 group["lr"] = other["lr"] if lr is None else lr
 
     def _drop_gradients(self) -> None:
@@ -161,8 +178,11 @@ class CorrectionOptimizer:
 
 
 def _check_lr(lr: float) -> float:
-    if not lr > 0:
-        raise ValueError(f"correction_lr must be positive, got {lr!r}. For no correction use correction_steps=0.")
+    if not is_number(lr) or not 0 < lr < math.inf:
+        raise ValueError(
+            f"correction_lr must be a positive number, or a function of the round that gives one, got {lr!r}. For no "
+            "correction use correction_steps=0."
+        )
     return lr
 
 

@@ -62,6 +62,18 @@ class DriftCorrection:
 
     def restore(self, state: dict[str, Any], parameters: Sequence[Tensor]) -> None:
         """Go on with the shift of a checkpoint."""
+        _check_shapes(state["shift"], parameters)
         self._parameters = parameters
         pairs = zip(state["shift"], parameters, strict=True)
         self._shift = [shift.to(parameter.device) for shift, parameter in pairs]
+
+
+def _check_shapes(saved: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+    if [tensor.shape for tensor in saved] != [tensor.shape for tensor in parameters]:
+        theirs, ours = (sum(tensor.numel() for tensor in tensors) for tensors in (saved, parameters))
+        raise ValueError(
+            f"The checkpoint's drift correction shifts {len(saved)} parameters ({theirs} numbers), and the model "
+            f"trains {len(parameters)} ({ours} numbers): resume with the parameters unfrozen that were, at the latest "
+            "in on_train_start() of the module or of a callback. A BaseFinetuning unfreezes in its epoch, and not "
+            "again when a run is resumed after it."
+        )

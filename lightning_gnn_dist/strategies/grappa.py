@@ -87,7 +87,7 @@ class GrappaStrategy(StartsTogether):
         refusals.check_choice("weights", weights, Weights)
         refusals.check_choice("buffers", buffers, Buffers)
         refusals.check_choice("start_method", start_method, StartMethod)
-        refusals.check_launch(timeout, process_group_backend)
+        refusals.check_launch(process_group_backend, timeout=timeout, start_timeout=start_timeout)
         super().__init__(
             timeout=timeout,
             start_timeout=start_timeout,

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer import call
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 
 def take_over_sigterm(trainer: Trainer, on_signal: Callable[[], None]) -> None:
@@ -58,6 +59,11 @@ def set_epoch(trainer: Trainer, epochs: int, *, running: bool) -> None:
         progress.ready = progress.started = epochs  # type: ignore[attr-defined]
         progress.processed = progress.completed = epochs - running  # type: ignore[attr-defined]
     trainer.fit_loop.restarting = False  # what a checkpoint said of where the epoch stood is out of date
+
+
+def takes_batch_idx(module: LightningModule) -> bool:
+    """Whether Lightning's loop calls ``training_step`` with the batch's number, too."""
+    return is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
 
 
 def callback_states(trainer: Trainer) -> dict[str, Any]:

@@ -26,7 +26,13 @@ from lightning_gnn_dist.rounds import RoundClock
 from lightning_gnn_dist.strategies import refusals
 from lightning_gnn_dist.strategies.base import RoundStrategy, StartMethod, Weights
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode, Schedule
-from lightning_gnn_dist.strategies.gradients import mean_gradient, trained_parameters, unrecorded
+from lightning_gnn_dist.strategies.gradients import (
+    average_gradient_,
+    mean_gradient,
+    require_seeds,
+    trained_parameters,
+    unrecorded,
+)
 from lightning_gnn_dist.strategies.statistics import reestimate_statistics
 
 Correction = Literal["sliced", "rank0"]
@@ -40,21 +46,28 @@ class LLCGStrategy(RoundStrategy):
     Only the correction sees the edges that partitioning cut, and labels as the whole graph mixes them. Every rank
     computes its slice of one global batch and the gradients are averaged, so no rank waits for another and the
     replicas stay equal without a broadcast. The loss is that of ``training_step``, or of ``correction_step(batch)``
-    if the module defines one; it must be a mean over the seeds of the batch.
+    if the module defines one; it must be a mean over the seeds of the batch. Its gradient is clipped as those of local
+    steps are: by ``gradient_clip_val``, or by the module's ``configure_gradient_clipping``, which is given the
+    correction's optimizer. With manual optimisation it is not clipped.
 
     Beyond the paper, the global gradient is spent once more: as a control variate in every local step of the round
     that follows (:mod:`~lightning_gnn_dist.strategies.drift`), with the optimizers' moments averaged as well. Where
-    parts differ this is what makes local training as good as training on the whole graph. ``drift=None`` is the
-    paper's method.
+    parts differ this is what makes local training as good as training on the whole graph. The paper's method is
+    ``drift=None, weights="uniform"``, and ``correction_sampler=NeighborSampler([-1, -1])`` in the data module.
 
-    A round moves the model once for the average, once for each correction step and once for the anchor, and twice
-    for Adam's moments: five models with the defaults, where averaging moves one.
+    Corrections and anchors call ``training_step`` outside Lightning's loop, without the hooks around it, and the first
+    anchor comes before the first ``on_train_epoch_start``. What the step logs and counts in metrics is forgotten, and
+    anchors leave buffers alone; Python state of its own is not protected. ``correction_step`` is the way out.
+
+    A round moves the model once for the average, S times for the correction steps, once for the anchor, and twice for
+    Adam's moments: five times with the defaults, where averaging moves it once.
 
     Args:
         clock: Decides when a round ends.
         correction_steps: :math:`S`. An integer, or a share of the round's local steps such as 0.1 (rounded up).
-            With 0 this is local SGD.
-        correction: ``"sliced"``, or the paper's ``"rank0"``: rank 0 computes the whole batch while the others wait.
+            With 0, ``drift=None`` and ``weights="uniform"`` this is local SGD.
+        correction: ``"sliced"``, or the paper's ``"rank0"``: rank 0 computes the whole batch while the others wait, so
+            that a step cannot exchange (``self.all_gather``).
         correction_optimizer: An optimizer of the correction's own. ``"averaged"``: like the module's, starting each
             time from the mean state of the ranks. ``"persistent"``: the same, with a state that lives on from round
             to round. ``"reset"``: the same, new at every meeting. ``"sgd"``: plain SGD. Or a function from
@@ -67,7 +80,8 @@ class LLCGStrategy(RoundStrategy):
         drift_decay: By which that shift fades with each local step. 1 keeps it.
         anchor_steps: Batches that an anchor gradient is taken over, at most.
         buffers: ``"average"`` or ``"local"``, or ``"global"``: at a meeting the statistics of batch normalisation are
-            taken anew on ``anchor_steps`` batches of the whole graph.
+            taken anew on ``anchor_steps`` batches of the whole graph, but for layers in evaluation mode. Other buffers
+            are averaged.
         average_optimizer: Average the optimizers' moments too. Default: when drift is corrected.
         weights, timeout, start_timeout, process_group_backend, start_method: See
             :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.
@@ -116,11 +130,14 @@ class LLCGStrategy(RoundStrategy):
         if correction_optimizer is None:
             correction_optimizer = "averaged" if self.average_optimizer else "persistent"
         self._corrector = CorrectionOptimizer(correction_optimizer, correction_lr)
+        self._others_wait = False
 
     def setup(self, trainer: Trainer) -> None:
-        if trainer.state.fn == TrainerFn.FITTING and self._needs_global_batches:
-            refusals.require_batches(trainer, "correction_batches", "A correction on the whole graph")
+        if trainer.state.fn == TrainerFn.FITTING and self._what_needs_global_batches:
+            refusals.require_batches(trainer, "correction_batches", self._what_needs_global_batches)
             refusals.require_step(self._module())
+            refusals.check_hops(trainer.datamodule)  # type: ignore[attr-defined]
+        self._others_wait = False
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING and self.correction_steps:
             self._corrector.check(self.optimizers)
@@ -131,7 +148,7 @@ class LLCGStrategy(RoundStrategy):
             with unrecorded(self._module()):
                 self._prepare_correction()
                 (self._correct_together if self.correction == "sliced" else self._correct_on_rank0)(steps)
-            if self.buffers == "average":  # each rank's forwards have moved its statistics
+            if self.buffers != "local":  # each rank's forwards have moved its own
                 collectives.average_(self._module().buffers())
         if self.buffers == "global":
             reestimate_statistics(self, self._batches(sliced=True, stop=self.anchor_steps))
@@ -142,7 +159,7 @@ class LLCGStrategy(RoundStrategy):
         # The round's first batches; its corrections take those that follow.
         batches = islice(self._datamodule().anchor_batches(self.round_idx, of="graph"), self.anchor_steps)
         gradient, seeds = mean_gradient(self, batches)
-        collectives.average_(gradient, seeds)
+        average_gradient_(self, gradient, seeds)
         return gradient
 
     def extra_state(self) -> dict[str, Any]:
@@ -154,8 +171,12 @@ class LLCGStrategy(RoundStrategy):
             self._corrector.restore(state["correction"], self.optimizers, trained_parameters(self._module()))
 
     @property
-    def _needs_global_batches(self) -> bool:
-        return bool(self.correction_steps) or self.drift == "global" or self.buffers == "global"
+    def _what_needs_global_batches(self) -> str:
+        if self.correction_steps:
+            return "A correction on the whole graph"
+        if self.drift == "global":
+            return 'drift="global"'
+        return 'buffers="global"' if self.buffers == "global" else ""
 
     def _prepare_correction(self) -> None:
         parameters = trained_parameters(self._module())
@@ -164,18 +185,41 @@ class LLCGStrategy(RoundStrategy):
     def _correct_together(self, steps: int) -> None:
         for batch in self._correction_batches(steps, sliced=True):
             gradient, seeds = mean_gradient(self, [batch])
-            collectives.average_(gradient, seeds)  # the mean over the whole batch, whatever the slices' sizes
+            average_gradient_(self, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
             self._step(gradient)
 
     def _correct_on_rank0(self, steps: int) -> None:
         parameters = trained_parameters(self._module())
         if self.is_global_zero:
+            self._others_wait = True
             for batch in self._correction_batches(steps, sliced=False):
-                self._step(mean_gradient(self, [batch])[0])
+                gradient, seeds = mean_gradient(self, [batch])
+                require_seeds(self, seeds)
+                self._step(gradient)
+            self._others_wait = False
         collectives.broadcast_([parameter.data for parameter in parameters])
 
     def _step(self, gradient: list[Tensor]) -> None:
-        self._corrector.step(self.optimizers, trained_parameters(self._module()), gradient, self.round_idx)
+        parameters = trained_parameters(self._module())
+        self._corrector.step(self.optimizers, parameters, gradient, self.round_idx, self._clip)
+
+    def _clip(self, optimizer: Optimizer) -> None:
+        """As the local steps are clipped. With manual optimisation that happens in ``training_step``, out of sight."""
+        module = self._module()
+        if module.automatic_optimization:
+            module.configure_gradient_clipping(
+                optimizer,
+                gradient_clip_val=module.trainer.gradient_clip_val,
+                gradient_clip_algorithm=module.trainer.gradient_clip_algorithm,
+            )
+
+    def _check_alone(self, what: str) -> None:
+        if self._others_wait:
+            raise RuntimeError(
+                f'{what} inside a correction: with correction="rank0" nobody answers. Use correction="sliced", or '
+                "define correction_step(batch), which returns the mean loss without it."
+            )
+        super()._check_alone(what)
 
     def _correction_batches(self, steps: int, *, sliced: bool) -> Iterator[Any]:
         skipped = self.anchor_steps if self.drift == "global" else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, get_args
@@ -22,15 +23,11 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
         raise ValueError(f"{name} must be one of {allowed}, got {value!r}.")
 
 
-def check_at_least(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
-
-
-def check_launch(timeout: Any, process_group_backend: Any) -> None:
-    """How ranks find each other."""
-    if not isinstance(timeout, timedelta):
-        raise TypeError(f"timeout must be a timedelta, as timedelta(minutes=30) is, got {timeout!r}.")
+def check_launch(process_group_backend: Any, **durations: Any) -> None:
+    """How ranks find each other, and for how long they wait."""
+    for name, duration in durations.items():
+        if not isinstance(duration, timedelta):
+            raise TypeError(f"{name} must be a timedelta, such as timedelta(minutes=30), got {duration!r}.")
     if process_group_backend is not None and not collectives.has_backend(str(process_group_backend)):
         raise ValueError(
             'process_group_backend must be "gloo", "nccl" or another that this torch was built with, or None for what '
@@ -38,8 +35,13 @@ def check_launch(timeout: Any, process_group_backend: Any) -> None:
         )
 
 
+def check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}.")
+
+
 def check_clock(clock: Any) -> None:
-    if clock is not None and not callable(getattr(clock, "is_over", None)):
+    if clock is not None and (isinstance(clock, type) or not callable(getattr(clock, "is_over", None))):
         raise TypeError(f"clock must say when a round is over, as EverySteps(16) or EveryPass() do, got {clock!r}.")
 
 
@@ -173,6 +175,17 @@ def require_batches(trainer: Any, name: str, what: str) -> None:
         )
 
 
+def check_hops(datamodule: Any) -> None:
+    """One model is fed by both samplers."""
+    sampler, other = getattr(datamodule, "sampler", None), getattr(datamodule, "correction_sampler", None)
+    if sampler is not None and other is not None and sampler.num_hops != other.num_hops:
+        raise ValueError(
+            f"correction_sampler draws {other.num_hops} hops and sampler {sampler.num_hops}, and one model takes the "
+            "batches of both: give them as many hops as the model has layers, as in "
+            f"correction_sampler=NeighborSampler({[-1] * sampler.num_hops})."
+        )
+
+
 def require_step(module: Any) -> None:
     """A gradient outside the loop needs a step that returns a loss and takes no optimizer step itself."""
     if not module.automatic_optimization and not has_own_step(module):
@@ -180,6 +193,11 @@ def require_step(module: Any) -> None:
             "With manual optimisation training_step() takes steps itself, so gradients for corrections cannot come "
             "from it: define correction_step(batch), which returns the mean loss over the seeds."
         )
+    if has_own_step(module):
+        try:
+            inspect.signature(module.correction_step).bind("batch")
+        except TypeError as error:
+            raise TypeError(f"correction_step(batch) is called with the batch alone: {error}.") from error
 
 
 def check_sizes(sizes: list[int]) -> None:

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Trainer
 
+from lightning_gnn_dist.arguments import check_at_least
 from lightning_gnn_dist.elastic import Elastic
 from lightning_gnn_dist.rounds import EverySeconds, RoundClock
-from lightning_gnn_dist.strategies import refusals
 from lightning_gnn_dist.strategies.base import Buffers, Drift, StartMethod
 from lightning_gnn_dist.strategies.elastic_rounds import ElasticRounds
 
@@ -79,7 +79,7 @@ class TMAStrategy(ElasticRounds):
             start_method=start_method,
         )
         for rank in failed_ranks:
-            refusals.check_at_least("failed_ranks: a rank", rank, 0)
+            check_at_least(0, **{"failed_ranks: a rank": rank})
         if elastic and failed_ranks:
             raise ValueError("failed_ranks simulates what elastic=True lives through: choose one.")
         self.failed_ranks = frozenset(failed_ranks)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import pytest
 
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
+from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of
-from tests.strategies.test_llcg import PATIENCE, data_module, fit, model
+from tests.strategies.test_llcg import PATIENCE, data_module, fit, model, small_graph
 
 
 def measure(rank: int, world_size: int, partitioner: Any, probe: bool) -> tuple[float, float, State]:
@@ -41,6 +45,35 @@ def alone(rank: int, world_size: int) -> float:
 
 def test_one_rank_is_the_whole_graph_up_to_sampling() -> None:
     assert run_ranks(alone, 1)[0] < 0.5
+
+
+class Counted(PartitionedDataModule):
+    """Knows how many batches of its part are in memory, and which of the graph were asked for."""
+
+    alive: ClassVar[list[Any]] = []
+    most: ClassVar[list[int]] = []
+    stops: ClassVar[list[int]] = []
+
+    def anchor_batches(self, *args: Any, **options: Any) -> Iterator[Any]:
+        for batch in super().anchor_batches(*args, **options):
+            self.alive.append(weakref.ref(batch))
+            self.most.append(sum(reference() is not None for reference in self.alive))
+            yield batch
+
+    def correction_batches(self, round_idx: int, *, stop: int | None = None, **options: Any) -> Iterator[Any]:
+        self.stops.append(stop or 0)
+        return super().correction_batches(round_idx, stop=stop, **options)
+
+
+@pytest.mark.parametrize("steps", [None, 4])
+def test_it_holds_one_batch_after_another(steps: int | None) -> None:
+    for found in (Counted.alive, Counted.most, Counted.stops):
+        found.clear()
+    data = Counted(small_graph(), sampler=NeighborSampler([4, 4]), batch_size=8, eval_batch_size=100)
+    fit(LocalSGDStrategy(**PATIENCE), model(), data, 1, callbacks=[DiscrepancyProbe(steps=steps)], max_epochs=1)
+    count = steps or -(-int(small_graph().split("train").numel()) // 8)
+    assert len(Counted.alive) == count and Counted.stops == [count]
+    assert max(Counted.most) <= 3
 
 
 def test_it_needs_a_strategy_with_meetings() -> None:

@@ -218,10 +218,15 @@ def test_the_rate_may_go_by_rounds() -> None:
         own.step(local, ours, [slope.clone() for slope in slopes], round_idx)
         for start, after in zip(before, ours, strict=True):
             assert torch.allclose(start - after.detach(), torch.full_like(start, 1.0 / (1 + round_idx)))
-    own = CorrectionOptimizer("sgd", lambda round_idx: 0.0)
-    own.prepare(local, ours, 0)
-    with pytest.raises(ValueError, match=r"correction_lr must be positive, got 0\.0"):
-        own.step(local, ours, slopes, 0)
+
+
+@pytest.mark.parametrize("lr", [0.0, None, "0.1", float("nan")])
+def test_a_round_without_a_rate_is_refused(lr: Any) -> None:
+    ours = weights()
+    own = CorrectionOptimizer("sgd", lambda round_idx: lr)
+    own.prepare([ADAM(ours)], ours, 0)
+    with pytest.raises(ValueError, match=f"correction_lr must be a positive number, .* got {lr!r}"):
+        own.step([ADAM(ours)], ours, gradient(0, ours), 0)
 
 
 @pytest.mark.parametrize("mode", ["persistent", "reset", "averaged", "sgd"])
@@ -236,6 +241,21 @@ def test_the_rate_is_fixed_or_that_of_each_local_group(mode: Any, lr: float | No
         correct(own, [local], ours, range(round_idx, round_idx + 1), steps=1)
         for after, start, slope, rate in zip(ours, before, gradient(round_idx, ours), rates, strict=True):
             assert torch.equal(after, start - (rate if lr is None else lr) * slope)
+        local.step()  # without gradients: only for the schedule
+        scheduler.step()
+
+
+@pytest.mark.parametrize("mode", ["persistent", "reset", "averaged"])
+@pytest.mark.parametrize("lr", [None, 0.125])
+def test_a_momentum_that_is_scheduled_is_followed(mode: Any, lr: float | None) -> None:
+    ours = weights()
+    local = torch.optim.SGD(ours, lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(local, 0.1, total_steps=4, base_momentum=0.5, max_momentum=0.75)
+    own = CorrectionOptimizer(mode, lr)
+    for round_idx in range(3):
+        correct(own, [local], ours, range(round_idx, round_idx + 1))
+        (group,), (followed,) = own._optimizers[0].param_groups, local.param_groups
+        assert group["momentum"] == followed["momentum"] and group["lr"] == (lr or followed["lr"])
         local.step()  # without gradients: only for the schedule
         scheduler.step()
 
@@ -375,10 +395,10 @@ def test_a_checkpoint_before_the_first_correction_holds_nothing() -> None:
 
 def test_another_mode_than_the_checkpoints_is_refused() -> None:
     ours = weights()
-    message = "The checkpoint's correction optimizer is 'sgd', this strategy's is 'persistent': resume with"
+    message = "is 'sgd', this strategy's is 'persistent': resume with correction_optimizer='sgd' .* drift"
     with pytest.raises(ValueError, match=message):
         CorrectionOptimizer("persistent", None).restore({"mode": "sgd", "optimizers": []}, [ADAM(ours)], ours)
-    with pytest.raises(ValueError, match="is 'function', this strategy's is 'sgd'"):
+    with pytest.raises(ValueError, match=r"is 'function', this strategy's is 'sgd': .*=the function it was"):
         CorrectionOptimizer("sgd", None).restore(CorrectionOptimizer(ADAM, None).state(), [ADAM(ours)], ours)
 
 

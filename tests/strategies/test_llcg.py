@@ -9,11 +9,12 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 from torch import Tensor
 from torchmetrics.aggregation import MeanMetric
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
@@ -22,7 +23,7 @@ from lightning_gnn_dist.rounds import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.drift import DriftCorrection
-from lightning_gnn_dist.strategies.gradients import mean_gradient
+from lightning_gnn_dist.strategies.gradients import mean_gradient, step_of
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.ranks import RankError, run_ranks
@@ -59,6 +60,21 @@ class Batched(SAGE):
         self.losses(loss.detach())
         self.log("train_loss", self.losses, on_epoch=True, batch_size=batch.batch_size)
         return loss
+
+
+class Remembering(SAGE):
+    """Writes into a buffer, and puts another in its place, at every step; and its loss depends on them."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register_buffer("mean_loss", torch.zeros(1))
+        self.register_buffer("steps", torch.zeros(1))
+
+    def training_step(self, batch: Any) -> Tensor:
+        loss = super().training_step(batch)
+        self.mean_loss.mul_(0.9).add_(0.1 * loss.detach())
+        self.steps = self.steps + 1
+        return loss + 0.1 * self.mean_loss.sum() * sum(parameter.square().sum() for parameter in self.parameters())
 
 
 def model(kind: type[SAGE] = SAGE, **options: Any) -> Any:
@@ -203,13 +219,55 @@ def test_global_statistics_are_those_of_the_whole_graph() -> None:
         assert momentum == 0.1
 
 
+def statistics_of_one_seed(rank: int, world_size: int) -> tuple[Tensor, Tensor]:
+    module = model(Batched)
+    strategy = LLCGStrategy(EverySteps(2), buffers="global", correction_steps=0, drift=None, **PATIENCE)
+    data = data_module(correction_batch_size=1)
+    fit(strategy, module, data, world_size, max_epochs=1, limit_val_batches=0)
+    seen = torch.stack([batch.x.mean(0) for batch in data.correction_batches(0, sliced=False, stop=4)])
+    return module.norm.running_mean, seen.mean(0)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_rank_without_seeds_adds_nothing_to_the_statistics() -> None:
+    for mean, expected in run_ranks(statistics_of_one_seed, 2):
+        assert (mean - expected).abs().max() < 1e-5
+
+
+class FrozenNorm(pl.Callback):
+    """Keeps the statistics as they came, which is how a pretrained layer is frozen."""
+
+    def __init__(self) -> None:
+        self.stayed: list[bool] = []
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
+        module.norm.eval()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self.stayed.append(not module.norm.training and module.convs.training)
+
+
+def frozen_statistics(rank: int, world_size: int) -> tuple[list[bool], Tensor]:
+    module = model(Batched)
+    strategy = LLCGStrategy(EverySteps(3), buffers="global", **PATIENCE)
+    fit(strategy, module, data_module(), world_size, callbacks=[frozen := FrozenNorm()], limit_val_batches=0)
+    return frozen.stayed, module.norm.running_mean
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_frozen_layer_keeps_its_statistics() -> None:
+    for stayed, mean in run_ranks(frozen_statistics, 2):
+        assert stayed == [True] * 3
+        assert not mean.any()
+
+
 # Law 7: resuming.
 
 
-def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> tuple[State, State]:
+def resumed(rank: int, world_size: int, folder: str, kind: type[SAGE], options: dict[str, Any]) -> tuple[State, State]:
     states = []
     for epochs, path in ((4, None), (2, None), (4, f"{folder}/epoch=1.ckpt")):
-        module = model(dropout=0.5)
+        module = model(kind, dropout=0.5)
         torch.manual_seed(rank)
         saver = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, enable_version_counter=False)
         strategy = LLCGStrategy(EverySteps(4, growth=1.5, limit=8), **options, **PATIENCE)
@@ -221,17 +279,61 @@ def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) ->
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "options"),
     [
-        {"correction_steps": 2, "drift": None},
-        {"drift": "ranks", "correction_steps": 0},
-        {"drift": "global", "correction_steps": 0.5},
-        {"correction_optimizer": "persistent"},
+        (SAGE, {"correction_steps": 2, "drift": None}),
+        (SAGE, {"drift": "ranks", "correction_steps": 0}),
+        (SAGE, {"drift": "global", "correction_steps": 0.5}),
+        (SAGE, {"correction_optimizer": "persistent"}),
+        (Remembering, {}),
     ],
-    ids=["paper", "ranks", "global", "persistent"],
+    ids=["paper", "ranks", "global", "persistent", "buffers"],
 )
-def test_a_resumed_run_ends_with_the_same_weights(options: dict[str, Any], tmp_path: Path) -> None:
-    for whole, again in run_ranks(resumed, 2, str(tmp_path), options):
+def test_a_resumed_run_ends_with_the_same_weights(kind: type[SAGE], options: dict[str, Any], tmp_path: Path) -> None:
+    for whole, again in run_ranks(resumed, 2, str(tmp_path), kind, options):
+        assert differs(whole, again) == 0.0
+
+
+class Unfreeze(BaseFinetuning):
+    """Trains the first layer from the second round on, and ``again`` when a run is resumed."""
+
+    def __init__(self, again: bool = True) -> None:
+        super().__init__()
+        self.again = again
+
+    def freeze_before_training(self, module: Any) -> None:
+        self.freeze(module.convs[0])
+
+    def finetune_function(self, module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(module.convs[0], optimizer, lr=0.001)
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        if self.again and trainer.current_epoch > 1:
+            self.make_trainable(module.convs[0])
+
+
+class TrainsWhatIsNotFrozen(SAGE):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam([parameter for parameter in self.parameters() if parameter.requires_grad], lr=0.01)
+
+
+def resumed_after_unfreezing(rank: int, world_size: int, folder: str, again: bool) -> tuple[State, State]:
+    states = []
+    for path in (None, f"{folder}/epoch=1.ckpt"):
+        module = model(TrainsWhatIsNotFrozen)
+        saver = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, enable_version_counter=False)
+        settings = {"enable_checkpointing": True, "callbacks": [saver, Unfreeze(again)]}
+        fit(LLCGStrategy(EverySteps(2), **PATIENCE), module, data_module(), world_size, path, **settings)
+        states.append(state_of(module))
+    return states[0], states[1]
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_resuming_needs_what_was_unfrozen(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match=r"shifts 6 parameters .* trains 3 .* at the latest in on_train_start"):
+        run_ranks(resumed_after_unfreezing, 2, str(tmp_path), False)
+    for whole, again in run_ranks(resumed_after_unfreezing, 2, str(tmp_path), True):
         assert differs(whole, again) == 0.0
 
 
@@ -328,6 +430,60 @@ def test_alone_there_is_no_drift_to_correct() -> None:
     assert differs(plain, drift) == 0.0
 
 
+# The correction is clipped as local steps are.
+
+
+class Steep(SAGE):
+    """A loss whose gradients are far too long."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        return 1000 * super().training_step(batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+class OwnClipping(Steep):
+    def configure_gradient_clipping(self, optimizer: Any, **settings: Any) -> None:  # type: ignore[override]
+        self.clip_gradients(optimizer, 0.25, "norm")
+
+
+def longest_corrections(
+    rank: int, world_size: int, kind: type[SAGE], correction: str, options: dict[str, Any]
+) -> tuple[float, float]:
+    """The Euclidean length of the longest correction step, and its largest entry."""
+    moves: list[Tensor] = []
+
+    class Watch(LLCGStrategy):
+        def _step(self, gradient: list[Tensor]) -> None:
+            parameters = list(self._module().parameters())
+            before = torch.nn.utils.parameters_to_vector(parameters).detach()
+            super()._step(gradient)
+            moves.append(torch.nn.utils.parameters_to_vector(parameters).detach() - before)
+
+    strategy = Watch(EverySteps(2), correction_steps=2, drift=None, correction=correction, **PATIENCE)  # type: ignore[arg-type]
+    fit(strategy, model(kind), data_module(), world_size, max_epochs=2, **options)
+    return max((float(move.norm()) for move in moves), default=0), max((float(m.abs().max()) for m in moves), default=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "correction", "options", "longest"),
+    [
+        (Steep, "sliced", {"gradient_clip_val": 0.5}, (0.5, None)),
+        (Steep, "rank0", {"gradient_clip_val": 0.5}, (0.5, None)),
+        (Steep, "sliced", {"gradient_clip_val": 0.125, "gradient_clip_algorithm": "value"}, (None, 0.125)),
+        (OwnClipping, "sliced", {}, (0.25, None)),
+    ],
+    ids=["norm", "rank0", "value", "hook"],
+)
+def test_corrections_are_clipped(
+    kind: type[SAGE], correction: str, options: dict[str, Any], longest: tuple[float | None, float | None]
+) -> None:
+    first, *_ = run_ranks(longest_corrections, 2, kind, correction, options)
+    for found, expected in zip(first, longest, strict=True):
+        assert expected is None or found == pytest.approx(expected, rel=1e-4)
+
+
 # What the correction leaves alone.
 
 
@@ -354,6 +510,20 @@ def test_corrections_do_not_reach_the_epochs_means() -> None:
     for without, with_corrections in zip(run_ranks(logged, 2, 0), run_ranks(logged, 2, 5), strict=True):
         assert without[2] == with_corrections[2]
         assert without[:2] == pytest.approx(with_corrections[:2], rel=0.2)
+
+
+def remembered(rank: int, world_size: int, options: dict[str, Any]) -> State:
+    module = model(Remembering)
+    strategy = LLCGStrategy(EverySteps(3), correction_steps=2, **options, **PATIENCE)
+    fit(strategy, module, data_module(partitioner=MetisPartitioner()), world_size, callbacks=[DiscrepancyProbe()])
+    return {name: value for name, value in state_of(module).items() if name in ("mean_loss", "steps")}
+
+
+@pytest.mark.parametrize("options", [{}, {"drift": None}, {"buffers": "global"}], ids=["anchor", "probe", "statistics"])
+def test_what_is_measured_moves_no_buffer_and_all_are_averaged(options: dict[str, Any]) -> None:
+    first, second = run_ranks(remembered, 2, options)
+    assert differs(first, second) == 0.0
+    assert first["steps"] == 3 * (3 + 2)
 
 
 class Own(SAGE):
@@ -393,6 +563,115 @@ def test_manual_optimisation_without_one_is_refused() -> None:
         run_ranks(manual, 2, Own)
 
 
+class WithOptions(SAGE):
+    def training_step(self, batch: Any, **options: Any) -> Tensor:
+        return super().training_step(batch)
+
+
+class WithDefaults(SAGE):
+    def training_step(self, batch: Any, batch_idx: int = -1, *, scale: float = 1.0) -> Tensor:
+        assert batch_idx >= 0
+        return scale * super().training_step(batch)
+
+
+class WithAny(SAGE):
+    def training_step(self, *args: Any) -> Tensor:
+        batch, _ = args
+        return super().training_step(batch)
+
+
+@pytest.mark.parametrize("kind", [SAGE, WithOptions, WithDefaults, WithAny])
+def test_a_step_is_called_as_lightning_calls_it(kind: type[SAGE]) -> None:
+    data, module = data_module(), model(kind)
+    batch = next(data.correction_batches(0))
+    loss = step_of(module)(batch)
+    assert loss is not None and loss.requires_grad
+    fit("auto", module, data, 1, fast_dev_run=1)
+
+
+class Gathers(SAGE):
+    def training_step(self, batch: Any) -> Tensor:
+        loss = super().training_step(batch)
+        assert self.all_gather(loss.detach()).shape == (2,)
+        return loss
+
+
+def gathering(rank: int, world_size: int, correction: str) -> None:
+    strategy = LLCGStrategy(EverySteps(2), correction=correction, **PATIENCE)  # type: ignore[arg-type]
+    fit(strategy, model(Gathers), data_module(), world_size)
+
+
+@pytest.mark.filterwarnings("ignore:.*functional.all_gather is deprecated")
+def test_an_exchange_is_fine_where_all_correct_and_refused_where_one_does() -> None:
+    run_ranks(gathering, 2, "sliced")
+    with pytest.raises(RankError, match=r'all_gather\(\) exchanges inside a correction: with correction="rank0"'):
+        run_ranks(gathering, 2, "rank0")
+
+
+class Vector(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(self(batch), batch.y[: batch.batch_size], reduction="none")
+
+
+class Detached(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        return self.training_step(batch).detach()
+
+
+class Number(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        return 1.0
+
+
+class NoLoss(SAGE):
+    def training_step(self, batch: Any) -> Any:
+        return {"logits": self(batch)}
+
+
+class Backward(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        loss = self.training_step(batch)
+        loss.backward()
+        return loss
+
+
+class Skips(SAGE):
+    def correction_step(self, batch: Any) -> None:
+        return None
+
+
+class TwoArguments(SAGE):
+    def correction_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.training_step(batch)
+
+
+def correct_by(rank: int, world_size: int, kind: type[SAGE], options: dict[str, Any]) -> None:
+    fit(LLCGStrategy(EverySteps(1), **options, **PATIENCE), model(kind), data_module(batch_size=6), world_size)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Vector, r"correction_step\(\) returned a tensor of shape \(\d,\), but a correction needs the mean loss"),
+        (Detached, r"correction_step\(\) returned a loss without a gradient, detached"),
+        (Number, r"correction_step\(\) returned a float, .* with its gradient: return that\."),
+        (NoLoss, r"training_step\(\) returned a dict, .* or define correction_step\(batch\)"),
+        (Backward, r"correction_step\(\) must return the loss and leave backward\(\) to the strategy"),
+        (Skips, r"correction_step\(\) returned None for every batch"),
+        (TwoArguments, r"correction_step\(batch\) is called with the batch alone: missing .*'batch_idx'"),
+    ],
+)
+def test_a_step_without_a_loss_is_named(kind: type[SAGE], message: str) -> None:
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
+        correct_by(0, 1, kind, {})
+
+
+@pytest.mark.parametrize("options", [{}, {"drift": None}, {"drift": None, "correction": "rank0"}])
+def test_ranks_that_skip_every_batch_say_so(options: dict[str, Any]) -> None:
+    with pytest.raises(RankError, match=r"correction_step\(\) returned None for every batch"):
+        run_ranks(correct_by, 2, Skips, options)
+
+
 # A replica that went its own way is noticed.
 
 
@@ -421,11 +700,15 @@ def test_the_checksum_names_the_rank_that_differs() -> None:
         ({"correction_steps": 1.5}, "between 0.0 and 1.0"),
         ({"correction_steps": True}, "got True"),
         ({"correction": "server"}, r"correction must be one of \['sliced', 'rank0'\]"),
-        ({"correction_lr": 0.0}, "correction_lr must be positive"),
+        ({"correction_lr": 0.0}, r"correction_lr must be a positive number, .* got 0\.0"),
+        ({"correction_lr": True}, "got True"),
+        ({"correction_lr": float("inf")}, "got inf"),
+        ({"correction_lr": "0.1"}, r"got '0\.1'"),
         ({"correction_optimizer": "adam"}, "correction_optimizer must be one of"),
         ({"correction_optimizer": torch.optim.Adam, "correction_lr": 0.1}, "set its lr where you make it"),
         ({"drift": "local"}, r"drift must be one of \['global', 'ranks', None\], got 'local'"),
         ({"drift_decay": 1.5}, "drift_decay must lie in"),
+        ({"drift_decay": "0.8"}, r"drift_decay must lie in .* got '0\.8'"),
         ({"anchor_steps": 0}, "anchor_steps must be an integer of at least 1"),
     ],
 )
@@ -441,8 +724,25 @@ def test_local_sgd_offers_no_global_drift() -> None:
 
 @pytest.mark.parametrize("strategy", [LLCGStrategy(), LocalSGDStrategy(drift="ranks")], ids=["llcg", "drift"])
 def test_a_fit_without_the_graph_is_refused(strategy: Any) -> None:
+    with pytest.raises(ValueError, match=r"needs a data module with .* as PartitionedDataModule has"):
+        fit_without_the_graph(strategy)
+
+
+def test_the_setting_that_needs_the_graph_is_named() -> None:
+    with pytest.raises(ValueError, match='buffers="global" needs a data module with correction_batches'):
+        fit_without_the_graph(LLCGStrategy(correction_steps=0, drift=None, buffers="global"))
+
+
+def test_a_correction_feeds_as_many_layers_as_a_local_step() -> None:
+    data = data_module(correction_sampler=NeighborSampler([-1, -1, -1]))
+    with pytest.raises(
+        ValueError, match=r"draws 3 hops and sampler 2, .*correction_sampler=NeighborSampler\(\[-1, -1\]\)"
+    ):
+        fit(LLCGStrategy(**PATIENCE), model(), data, 1)
+
+
+def fit_without_the_graph(strategy: Any) -> None:
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, strategy=strategy, logger=False, max_epochs=1, enable_checkpointing=False
     )
-    with pytest.raises(ValueError, match=r"needs a data module with .* as PartitionedDataModule has"):
-        trainer.fit(Net(), batches(0), batches(0))
+    trainer.fit(Net(), batches(0), batches(0))

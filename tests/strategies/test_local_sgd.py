@@ -530,6 +530,16 @@ def test_arguments_are_checked_where_they_are_given() -> None:
         LocalSGDStrategy(weights="node")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"as EverySteps\(16\).*got 16"):
         LocalSGDStrategy(16)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"as EverySteps\(16\).*got <class"):
+        LocalSGDStrategy(EverySteps)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"timeout must be a timedelta, .* got 30"):
+        LocalSGDStrategy(timeout=30)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"start_timeout must be a timedelta, .* got 60"):
+        LocalSGDStrategy(start_timeout=60)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"start_method must be one of \['popen', .* got 'thread'"):
+        LocalSGDStrategy(start_method="thread")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="average_optimizer must be True or False, got 'yes'"):
+        LocalSGDStrategy(average_optimizer="yes")  # type: ignore[arg-type]
 
 
 def test_weights_by_nodes_need_a_loader_that_knows_them() -> None:
