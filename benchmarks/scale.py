@@ -1,9 +1,11 @@
-"""What graphs cost that are larger than memory: edges by R-MAT, prepared under an enforced memory limit.
+"""What graphs cost that are larger than memory: prepared under an enforced memory limit, cut, and trained on.
 
     python benchmarks/scale.py generate rmat25 --num-edges 25000000          # 0.5 GB of files, half a minute
     python benchmarks/scale.py prepare rmat25 graph25 --limit 4              # a row of the table in scale.md
     python benchmarks/scale.py prepare rmat25 graph25 --limit 4 --kind as    # all address space, not only data
     python benchmarks/scale.py in-memory rmat25 graph25                      # to compare with
+    python benchmarks/scale.py partition graph25 --parts 64                  # seconds and memory
+    python benchmarks/scale.py train graph25 --parts 64 --ranks 2            # one pass, and what a rank holds
 
 The limit holds for the process that prepares: RLIMIT_DATA counts everything that it may write to and that is not a
 file, RLIMIT_AS its files and libraries too. Peak memory is the kernel's VmHWM.
@@ -14,16 +16,32 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import resource
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
 
+import lightning.pytorch as pl
 import numpy as np
 import torch
+from accuracy import SAGE
 from numpy.typing import NDArray
 
+from lightning_gnn_dist import (
+    EveryPass,
+    Graph,
+    LocalSGDStrategy,
+    MetisPartitioner,
+    NeighborSampler,
+    Partition,
+    PartitionedDataModule,
+    Partitioner,
+    RandomPartitioner,
+    StreamingPartitioner,
+)
 from lightning_gnn_dist.graph.out_of_core import DEFAULT_MEMORY, Preparation
 from lightning_gnn_dist.graph.raw import RawGraph
+from lightning_gnn_dist.partition.cache import cached_partition
 
 EDGES_PER_FILE = 1 << 22
 EDGES_PER_NODE = 12  # of the list, before the reverse edges
@@ -144,6 +162,90 @@ def in_memory(options: argparse.Namespace) -> None:
     )
 
 
+PARTITIONERS: dict[str, Partitioner] = {
+    "streaming": StreamingPartitioner(),
+    "metis": MetisPartitioner(),
+    "random": RandomPartitioner(),
+}
+
+
+def partition(options: argparse.Namespace) -> None:
+    """Cut the saved graph, keep the partition beside it, and print a row."""
+    graph, start, before = Graph.open(options.graph), time.perf_counter(), memory("RssAnon")
+    peak = Peak()
+    made = cached_partition(graph, PARTITIONERS[options.partitioner], options.parts, 0)
+    seconds, anonymous = time.perf_counter() - start, peak.stop() - before
+    ends = graph.indices[: 1 << 24].long()
+    receivers = torch.searchsorted(graph.indptr, torch.arange(len(ends)), right=True) - 1
+    cut = float((made.assignment[ends] != made.assignment[receivers]).float().mean())
+    print(
+        f"| {options.partitioner} | {graph.num_edges:,} | {options.parts} | {seconds:.0f} | "
+        f"{1e9 * seconds / graph.num_edges:.0f} | {anonymous:.2f} | {cut:.1%} |"
+    )
+
+
+class Peak:
+    """The most memory that this process held, apart from files, since it began to look."""
+
+    def __init__(self) -> None:
+        self.most, self._stopped = 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._stopped.wait(0.02):
+            self.most = max(self.most, memory("RssAnon"))
+
+    def stop(self) -> float:
+        self._stopped.set()
+        self._thread.join()
+        return self.most
+
+
+class Watch(pl.Callback):
+    """On every rank: its share, what it held at most beside what it had at the start, and how long the pass took."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self.before, self.peak = memory("RssAnon"), Peak()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.start = time.perf_counter()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        seconds, held = time.perf_counter() - self.start, self.peak.stop() - self.before
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        share = data._own_parts().current().num_bytes / 1e9
+        print(
+            f"| {trainer.global_rank} of {trainer.world_size} | {data.graph.num_bytes / 1e9:.2f} | {share:.2f} | "
+            f"{held:.2f} | {held / share:.2f} | {trainer.fit_loop.total_batch_idx + 1} | {seconds:.0f} |",
+            flush=True,
+        )
+
+
+def train(options: argparse.Namespace) -> None:
+    """One pass of local steps on parts that are many chunks each; a row for every rank."""
+    torch.set_num_threads(1)  # before anything is forked
+    graph = Graph.open(options.graph)
+    chunks = cached_partition(graph, PARTITIONERS[options.partitioner], options.parts, 0)
+    parts = Partition(chunks.assignment // (options.parts // options.ranks), options.ranks)
+    data = PartitionedDataModule(
+        options.graph, partitioner=parts, sampler=NeighborSampler([10, 5]), batch_size=1024, coverage=None
+    )
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=options.ranks,
+        strategy=LocalSGDStrategy(EveryPass(), start_method="fork"),
+        max_epochs=1,
+        limit_val_batches=0,
+        callbacks=[Watch()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(SAGE([graph.node_arrays["x"].shape[1], 64, 16], dropout=0.0), data)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -164,6 +266,14 @@ def main() -> None:
     comparing.add_argument("source", type=Path)
     comparing.add_argument("out", type=Path)
     comparing.set_defaults(run=in_memory)
+
+    for run, purpose in ((partition, "cut a saved graph"), (train, "train on its parts for a pass")):
+        command = commands.add_parser(run.__name__, help=purpose)
+        command.add_argument("graph", type=Path)
+        command.add_argument("--parts", type=int, default=64)
+        command.add_argument("--partitioner", choices=PARTITIONERS, default="streaming")
+        command.add_argument("--ranks", type=int, default=2)
+        command.set_defaults(run=run)
     options = parser.parse_args()
     options.run(options)
 

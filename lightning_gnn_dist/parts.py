@@ -84,16 +84,23 @@ class PartReader:
         own = nodes_of(self.partition, held.own)
         others = nodes_of(self.partition, held.others)
         residents = torch.cat([own, others, self.extra(torch.cat([own, others]), self.partition, self.rank)])
-        rows, new_edges = _read_rows(graph, residents, previous)
-        nodes = torch.cat([residents, self.halo.leaves(graph, residents, rows.indptr, rows.senders, self.seed)])
-        arrays, new_bytes = _read_arrays(graph, nodes, previous)
-        part = _induced(rows, nodes, arrays)
+        if self.halo.hops == 0 and self.residency.sweep(self.world_size) == 1:
+            part, rows, num_bytes = _read_once(graph, residents)
+        else:
+            part, rows, num_bytes = self._read_new(graph, residents, previous)
+        nodes = part.node_arrays["n_id"]
         part.node_arrays["train_mask"][own.numel() :] = False  # a copy: the graph's own mask stays
         if self.coverage is not None:
             degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
             part.node_arrays["coverage"] = self.coverage.of(part, degrees, own.numel())
-        num_bytes = new_bytes + new_edges * _bytes_per_row([graph.indices, *graph.edge_arrays.values()])
         return Part(part, rows, num_bytes, time.perf_counter() - started)
+
+    def _read_new(self, graph: Graph, residents: Tensor, previous: Part | None) -> tuple[Graph, Rows, int]:
+        """The nodes and what is around them, of which ``previous`` has some; whole rows, for the next switch."""
+        rows, new_edges = _read_rows(graph, residents, previous)
+        nodes = torch.cat([residents, self.halo.leaves(graph, residents, rows.indptr, rows.senders, self.seed)])
+        arrays, new_bytes = _read_arrays(graph, nodes, previous)
+        return _induced(rows, nodes, arrays), rows, new_bytes + new_edges * _bytes_per_edge(graph)
 
 
 def nodes_of(partition: Partition, chunks: Iterable[int]) -> Tensor:
@@ -101,6 +108,15 @@ def nodes_of(partition: Partition, chunks: Iterable[int]) -> Tensor:
     chosen = torch.zeros(partition.num_parts, dtype=torch.bool)
     chosen[list(chunks)] = True
     return chosen[partition.assignment].nonzero().view(-1)
+
+
+def _read_once(graph: Graph, nodes: Tensor) -> tuple[Graph, None, int]:
+    """The nodes and the edges among them, for good: nothing else is held on the way."""
+    part = graph.induced(nodes)
+    part.node_arrays |= {"n_id": nodes, "train_mask": _train_mask(graph, nodes)}
+    num_edges = int((graph.indptr[nodes + 1] - graph.indptr[nodes]).sum())
+    num_bytes = nodes.numel() * _bytes_per_row(graph.node_arrays.values()) + num_edges * _bytes_per_edge(graph)
+    return part, None, num_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +186,10 @@ def _induced(rows: Rows, nodes: Tensor, arrays: dict[str, Tensor]) -> Graph:
     leaves = nodes.numel() + 1 - upto.numel()
     edges = {name: array[inside] for name, array in rows.edge_arrays.items()}
     return Graph(torch.cat([upto, upto[-1:].expand(leaves)]), torch.cat(local), arrays, edges)
+
+
+def _bytes_per_edge(graph: Graph) -> int:
+    return _bytes_per_row([graph.indices, *graph.edge_arrays.values()])
 
 
 def _bytes_per_row(arrays: Iterable[Tensor]) -> int:

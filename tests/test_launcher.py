@@ -81,7 +81,9 @@ def test_the_example_survives_a_death(tmp_path: Path) -> None:
     assert "Rank 0 was killed by SIGKILL; 2 of 3 are alive." in done.stdout
     (accuracy,) = re.findall(r"accuracy\D+(0\.\d+)", done.stdout)[-1:]  # of the test
     assert float(accuracy) > 0.6
-    assert len(list((tmp_path / "checkpoints").glob("*.ckpt"))) == 2
+    # Those of the last rounds, and perhaps one that the dead rank alone knew of.
+    names = [path.name for path in (tmp_path / "checkpoints").glob("*.ckpt")]
+    assert "last.ckpt" in names and 2 <= len(names) <= 3
 
 
 def test_a_command_is_needed() -> None:

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist.graph import convert, store
 
-EDGES_AT_ONCE = 1 << 24  # bounds what a pass over a memory-mapped graph holds in RAM
+EDGES_AT_ONCE = 1 << 22  # bounds what a pass over a memory-mapped graph holds in RAM
 
 
 class Graph:
@@ -148,18 +148,19 @@ class Graph:
         nodes = nodes.to(torch.int64)
         self._check_nodes(nodes)
         lookup = Lookup(nodes)
-        columns, positions, counts = [nodes[:0]], [nodes[:0]], [nodes[:0]]
+        dtype = convert.index_dtype(nodes.numel())
+        columns, positions, counts = [nodes[:0].to(dtype)], [nodes[:0]], [nodes[:0]]
         for rows, at in self._row_pieces(nodes):
             local, found = lookup(self.indices[at].to(torch.int64))
-            columns.append(local)
+            columns.append(local.to(dtype))
             if self.edge_arrays:
                 positions.append(at[found])
             counts.append(_count_per_row(self.indptr, rows, found))
-        indptr = _pointers(torch.cat(counts))
-        indices = torch.cat(columns).to(convert.index_dtype(nodes.numel()))
+        indptr, indices = _pointers(torch.cat(counts)), joined(columns)
         arrays = {name: take_rows(array, nodes) for name, array in self.node_arrays.items()}
         arrays.setdefault("n_id", nodes)
-        edges = {name: take_rows(array, torch.cat(positions)) for name, array in self.edge_arrays.items()}
+        kept = torch.cat(positions)
+        edges = {name: take_rows(array, kept) for name, array in self.edge_arrays.items()}
         return Graph(indptr, indices, arrays, edges)
 
     def halo(self, nodes: Tensor) -> Tensor:
@@ -264,6 +265,17 @@ def take_rows(array: Tensor, rows: Tensor) -> Tensor:
     order = rows.argsort()
     out = array.new_empty((rows.numel(), *array.shape[1:]))
     out[order] = array.index_select(0, rows[order])
+    return out
+
+
+def joined(pieces: list[Tensor]) -> Tensor:
+    """The pieces as one tensor. Each is let go as it is copied, so all of them are never there twice."""
+    out = pieces[0].new_empty(sum(map(len, pieces)))
+    end = len(out)
+    while pieces:
+        piece = pieces.pop()
+        out[end - len(piece) : end] = piece
+        end -= len(piece)
     return out
 
 
