@@ -147,21 +147,23 @@ class Graph:
         """
         nodes = nodes.to(torch.int64)
         self._check_nodes(nodes)
-        lookup = Lookup(nodes)
-        dtype = convert.index_dtype(nodes.numel())
-        columns, positions, counts = [nodes[:0].to(dtype)], [nodes[:0]], [nodes[:0]]
+        lookup, filled, counts = Lookup(nodes), 0, [nodes[:0]]
+        # As long as all rows: of memory that is never written to, the system holds no page.
+        most = int((self.indptr[nodes + 1] - self.indptr[nodes]).sum())
+        indices = torch.empty(most, dtype=convert.index_dtype(nodes.numel()))
+        edges = {name: array.new_empty((most, *array.shape[1:])) for name, array in self.edge_arrays.items()}
         for rows, at in self._row_pieces(nodes):
             local, found = lookup(self.indices[at].to(torch.int64))
-            columns.append(local.to(dtype))
-            if self.edge_arrays:
-                positions.append(at[found])
+            place = slice(filled, filled + local.numel())
+            indices[place] = local
+            for name, array in self.edge_arrays.items():
+                edges[name][place] = take_rows(array, at[found])
             counts.append(_count_per_row(self.indptr, rows, found))
-        indptr, indices = _pointers(torch.cat(counts)), joined(columns)
+            filled += local.numel()
         arrays = {name: take_rows(array, nodes) for name, array in self.node_arrays.items()}
         arrays.setdefault("n_id", nodes)
-        kept = torch.cat(positions)
-        edges = {name: take_rows(array, kept) for name, array in self.edge_arrays.items()}
-        return Graph(indptr, indices, arrays, edges)
+        edges = {name: array[:filled] for name, array in edges.items()}
+        return Graph(_pointers(torch.cat(counts)), indices[:filled], arrays, edges)
 
     def halo(self, nodes: Tensor) -> Tensor:
         """The nodes outside ``nodes`` that send messages into it, in increasing order."""
@@ -265,17 +267,6 @@ def take_rows(array: Tensor, rows: Tensor) -> Tensor:
     order = rows.argsort()
     out = array.new_empty((rows.numel(), *array.shape[1:]))
     out[order] = array.index_select(0, rows[order])
-    return out
-
-
-def joined(pieces: list[Tensor]) -> Tensor:
-    """The pieces as one tensor. Each is let go as it is copied, so all of them are never there twice."""
-    out = pieces[0].new_empty(sum(map(len, pieces)))
-    end = len(out)
-    while pieces:
-        piece = pieces.pop()
-        out[end - len(piece) : end] = piece
-        end -= len(piece)
     return out
 
 
