@@ -16,7 +16,7 @@ demo: $(READY)
 	$(BIN)/lightning-gnn-dist demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not gpu" --durations=10
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --durations=10
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow and not gpu" --durations=10
