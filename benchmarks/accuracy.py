@@ -99,6 +99,7 @@ def methods(supernodes: int) -> dict[str, Method]:
     }
     found = {
         "full": Method(lambda _: SingleDeviceStrategy(torch.device("cpu")), every_step=True),
+        "metis-default-halo": Method(partial(llcg, {}), cuts["metis"], data={"halo": 1}),
         "ggs": Method(
             lambda _: DDPStrategy(start_method="fork"), cuts["metis"], every_step=True, data={"train_on": "graph"}
         ),
