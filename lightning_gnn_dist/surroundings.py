@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.arguments import check_at_least_if_given
+from lightning_gnn_dist.arguments import check_at_least_if_given, check_between
 from lightning_gnn_dist.graph.graph import Graph, Lookup
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.rng import permutation
@@ -33,8 +33,7 @@ class ExtraNodes:
 
     def __post_init__(self) -> None:
         check_scope("extra_of", self.of)
-        if not 0.0 <= self.share <= 1.0:
-            raise ValueError(f"extra_nodes is a share, between 0 and 1, got {self.share!r}.")
+        check_between(0, 1, extra_nodes=self.share)
 
     def __call__(self, residents: Tensor, partition: Partition, rank: int) -> Tensor:
         if not self.share:

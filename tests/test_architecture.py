@@ -70,7 +70,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launcher": {"elastic"},
     "strategies": {"arguments", "collectives", "rounds", "elastic"},
     #
-    "evaluate": {"graph", "sampling", "collectives"},
     "scattered": {
         "arguments",
         "graph",

@@ -521,7 +521,8 @@ def test_too_few_nodes_to_share_are_refused() -> None:
         ({"repartition_every": 2}, r"repartition_every=2 says how often .* with Fixed\(\) they never do"),
         ({"repartition_every": 0}, "repartition_every must be an integer of at least 1, got 0"),
         ({"train_on": "all"}, r"train_on must be one of \['part', 'graph'\], got 'all'"),
-        ({"extra_nodes": 2.0}, "extra_nodes is a share"),
+        ({"extra_nodes": 2.0}, "extra_nodes must be a finite number between 0 and 1, got 2.0"),
+        ({"extra_nodes": "10%"}, "extra_nodes must be a finite number between 0 and 1, got '10%'"),
         ({"extra_nodes": 0.1, "train_on": "graph"}, "choose one"),
     ],
 )

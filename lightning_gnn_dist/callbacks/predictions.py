@@ -41,7 +41,7 @@ class PredictionWriter(Callback):
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not hasattr(_datamodule(trainer), "num_nodes"):
             raise TypeError("PredictionWriter needs the nodes of a graph in order: use PartitionedDataModule.")
-        if trainer.limit_predict_batches != 1.0:
+        if isinstance(trainer.limit_predict_batches, int) or trainer.limit_predict_batches != 1.0:
             raise ValueError(
                 f"limit_predict_batches={trainer.limit_predict_batches!r} would leave rows without a prediction: "
                 "PredictionWriter writes all nodes. Leave the limit out."
