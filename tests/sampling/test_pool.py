@@ -58,7 +58,7 @@ def test_every_half_is_widened_as_torch_does_it(pool, dtype, width):
     assert out.dtype == torch.float32
     assert out.isnan().equal(expected.isnan())
     assert out.nan_to_num(0.5).equal(expected.nan_to_num(0.5))
-    assert out.signbit().equal(expected.signbit())
+    assert out.nan_to_num(0.5).signbit().equal(expected.nan_to_num(0.5).signbit())  # a NaN may have any sign
     assert gather_rows(array, rows[:2], widen=True).nan_to_num(0.5).equal(expected[:2].nan_to_num(0.5))
     del out
     assert pool.num_free == 1
