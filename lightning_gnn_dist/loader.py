@@ -155,7 +155,11 @@ class BatchLoader:
         """One bulk, a pure function of the numbers of its batches. Runs in several threads at once."""
         places = [BatchKey(self._seed, *divmod(number, len(self))) for number in numbers]
         seeds = [self._seeds_of(place) for place in places]
-        return deque(map(self._assemble, self._sampler.sample_bulk(self._graph, seeds, places)))
+        return deque(self._batches_around(seeds, places))
+
+    def _batches_around(self, seeds: list[Tensor], places: list[BatchKey]) -> Iterable[SampledData]:
+        """A batch for every entry of ``seeds``, made here and now."""
+        return map(self._assemble, self._sampler.sample_bulk(self._graph, seeds, places))
 
     def _seeds_of(self, place: BatchKey) -> Tensor:
         begin, end = (batch * self.num_seeds // len(self) for batch in (place.batch, place.batch + 1))

@@ -114,9 +114,9 @@ class ScatteredGraph:
         words = torch.cat([header[:, 1].repeat_interleave(header[:, 0]) for header in told])
         drawn = self._draw_own(torch.cat(asked).to(torch.int64), words, fanout, replace)
 
-        counts = self.channel.exchange(drawn.counts.split([len(piece) for piece in asked]), route.sizes)
-        lengths = [int(piece.sum()) for piece in counts]
-        sent = [int(piece.sum()) for piece in drawn.counts.split([len(piece) for piece in asked])]
+        answers = drawn.counts.split([len(piece) for piece in asked])
+        counts = self.channel.exchange(answers, route.sizes)
+        lengths, sent = ([int(piece.sum()) for piece in pieces] for pieces in (counts, answers))
         back = torch.cat(counts).to(torch.int64)
         edge_order = route.order.repeat_interleave(back).argsort(stable=True)
         senders = torch.cat(self.channel.exchange(drawn.senders.split(sent), lengths))[edge_order]

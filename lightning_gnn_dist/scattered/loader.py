@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -58,10 +57,8 @@ class ScatteredLoader(BatchLoader):
             num_ids=graph.num_nodes,
         )
 
-    def _make(self, numbers: list[int]) -> deque[SampledData]:
-        places = [BatchKey(self._seed, *divmod(number, len(self))) for number in numbers]
-        seeds = [self._seeds_of(place) for place in places]
-        return deque(batches(self._whole, self._neighbors, seeds, places, widen=self._widen))
+    def _batches_around(self, seeds: list[Tensor], places: list[BatchKey]) -> list[SampledData]:
+        return batches(self._whole, self._neighbors, seeds, places, widen=self._widen)
 
 
 @dataclass(frozen=True, eq=False)
