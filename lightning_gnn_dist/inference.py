@@ -36,6 +36,7 @@ BUDGET_BYTES = 1 << 30
 LEAST_BYTES = 16 << 20  # with less, the sampler's table of nodes would leave no room for a batch
 _BYTES_OF_AN_EDGE = 120  # in the sampler's working memory and in the batch
 _COPIES = 3  # of rows: what a layer reads, and what it makes of that on the way
+_PLANNED = 0.75  # of the budget; an allocator holds on to some of what the batch before has freed
 
 
 class HasLayers(Protocol):
@@ -197,7 +198,7 @@ def _end_of_batch(graph: Graph, start: int, end: int, budget_bytes: int, bytes_o
         of_rows = _COPIES * (senders * bytes_in + nodes * bytes_out)
         return of_rows + edges * _bytes_of_edge(graph) + 4 * min(graph.num_nodes, DIRECT_NODES)
 
-    fitting = bisect_right(range(start + 1, end + 1), budget_bytes, key=cost)
+    fitting = bisect_right(range(start + 1, end + 1), _PLANNED * budget_bytes, key=cost)
     return start + max(fitting, 1)
 
 
