@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.arguments import is_number
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"  # the variable of the environment that holds its address
 RANK = "LIGHTNING_GNN_DIST_RANK"  # and the one that holds this rank's number, for its name
@@ -59,7 +60,7 @@ class Elastic:
     def __post_init__(self) -> None:
         for name in ("patience", "timeout", "attempts", "ranks", "start"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            if not is_number(value) or not value > 0:
                 raise ValueError(f"{name} must be a positive number, got {value!r}.")
 
 

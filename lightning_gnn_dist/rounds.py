@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from lightning_gnn_dist.arguments import check_at_least, check_at_least_if_given, is_number
+
 
 class RoundProgress(NamedTuple):
     """How far this rank is in the running round."""
@@ -74,18 +76,15 @@ class EverySteps:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise ValueError(f"steps must be a positive integer, got {self.steps!r}.")
-        is_number = isinstance(self.growth, int | float) and not isinstance(self.growth, bool)
-        if not is_number or not 1.0 <= self.growth < math.inf:
+        check_at_least(1, steps=self.steps)
+        check_at_least_if_given(1, limit=self.limit)
+        if not is_number(self.growth) or not 1.0 <= self.growth < math.inf:
             raise ValueError(f"growth must be at least 1 (1 keeps rounds equal), got {self.growth!r}.")
         if self.growth > 1.0 and self.limit is None:
             raise ValueError(
                 f"Rounds that grow by {self.growth} need a limit, or the last ones never end: "
                 f"EverySteps({self.steps}, growth={self.growth}, limit={16 * self.steps})."
             )
-        if self.limit is not None and (isinstance(self.limit, bool) or not isinstance(self.limit, int)):
-            raise ValueError(f"limit must be a positive integer, got {self.limit!r}.")
         if self.limit is not None and self.limit < self.steps:
             raise ValueError(f"limit ({self.limit}) must not be below steps ({self.steps}).")
 
@@ -114,8 +113,7 @@ class EveryPass:
     passes: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.passes, bool) or not isinstance(self.passes, int) or self.passes < 1:
-            raise ValueError(f"passes must be a positive integer, got {self.passes!r}.")
+        check_at_least(1, passes=self.passes)
 
     def is_over(self, progress: RoundProgress) -> bool:
         return progress.local_steps >= self.passes * progress.steps_per_pass
@@ -135,8 +133,7 @@ class EverySeconds:
     seconds: float
 
     def __post_init__(self) -> None:
-        is_number = isinstance(self.seconds, int | float) and not isinstance(self.seconds, bool)
-        if not is_number or not 0 < self.seconds < math.inf:
+        if not is_number(self.seconds) or not 0 < self.seconds < math.inf:
             raise ValueError(f"seconds must be a positive number, got {self.seconds!r}.")
 
     def is_over(self, progress: RoundProgress) -> bool:

@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "partition": {"graph"},
     "residency": {"arguments", "graph", "partition"},
     "coverage": {"arguments", "graph", "partition", "residency"},
-    "sampling": {"graph"},
+    "sampling": {"arguments", "graph"},
     "loader": {"arguments", "graph", "sampling"},
     "global_batches": {"graph", "sampling"},
     "surroundings": {"arguments", "graph", "partition", "sampling"},
@@ -64,9 +64,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ranking": set(),
     #
     "collectives": set(),
-    "rounds": set(),
+    "rounds": {"arguments"},
     "record": set(),
-    "elastic": {"collectives"},
+    "elastic": {"arguments", "collectives"},
     "launcher": {"elastic"},
     "strategies": {"arguments", "collectives", "rounds", "elastic"},
     #

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.arguments import check_at_least
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_seeds
 from lightning_gnn_dist.sampling.rng import key, permutation
@@ -60,10 +61,8 @@ class RandomWalkSampler:
 
     def __post_init__(self) -> None:
         check_num_hops(self.num_hops)
-        for name, least in (("walk_length", 1), ("visits", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+        check_at_least(1, walk_length=self.walk_length)
+        check_at_least(0, visits=self.visits)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         return [self._sample(graph, ids, place) for ids, place in zip(seeds, keys, strict=True)]

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.arguments import is_number
 from lightning_gnn_dist.rounds import RoundClock
 from lightning_gnn_dist.strategies import refusals
 from lightning_gnn_dist.strategies.base import RoundStrategy, StartMethod, Weights
@@ -241,8 +242,7 @@ class LLCGStrategy(RoundStrategy):
 
 
 def _check_steps(steps: int | float) -> None:
-    is_number = isinstance(steps, int | float) and not isinstance(steps, bool)
-    if not is_number or not steps >= 0 or (isinstance(steps, float) and steps > 1):
+    if not is_number(steps) or not steps >= 0 or (isinstance(steps, float) and steps > 1):
         raise ValueError(
             f"correction_steps must be a whole number (2: two steps a round) or a share of the local steps between "
             f"0.0 and 1.0 (0.1: one for every ten), got {steps!r}."
