@@ -9,7 +9,7 @@ READY := .venv/ready
 PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check
 TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test test-slow lint types clean
+.PHONY: demo test test-slow lint types docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -28,8 +28,12 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# The variable spares the theme's notice, at every start, that it is maintained until May 2027.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # torch by its exact version and first: resolving an open range downloads several gigabytes of builds.

@@ -56,7 +56,7 @@ from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.ranking import LinkRanking
 from lightning_gnn_dist.residency import Fixed, Held, Redeal, Residency, Rotate
 from lightning_gnn_dist.rounds import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
-from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
@@ -79,6 +79,7 @@ register()
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchKey",
     "ClusterSampler",
     "Coverage",
     "DataFigures",
@@ -115,6 +116,7 @@ __all__ = [
     "RoundProgress",
     "RoundStrategy",
     "RunReport",
+    "Sample",
     "Sampler",
     "ScatteredDataModule",
     "ShadowSampler",

@@ -1,4 +1,4 @@
-"""Several hosts: the ways the README names, tried as far as one machine goes."""
+"""Several hosts: the ways that docs/hosts.md names, tried as far as one machine goes."""
 
 from __future__ import annotations
 

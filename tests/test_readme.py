@@ -1,8 +1,7 @@
-"""The README's advice to those who come from elsewhere, run as it stands."""
+"""The advice to those who come from elsewhere, and the configurations of the pages, run as they stand."""
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,22 +17,14 @@ import lightning_gnn_dist
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
+from tests.pages import ROOT, Block, blocks
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
 
-
-def blocks(heading: str, language: str) -> list[str]:
-    (section,) = re.findall(rf"^### {re.escape(heading)}\n(.*?)^##", README, re.MULTILINE | re.DOTALL)
-    found: list[str] = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
-    return found
-
-
-def after(diff: str) -> str:
+def after(diff: Block) -> str:
     """The lines that a diff leads to."""
-    return "\n".join(line[1:] for line in diff.splitlines() if line[0] in " +")
+    return "\n".join(line[1:] for line in diff.code.splitlines() if line[0] in " +")
 
 
 def names(**more: Any) -> dict[str, Any]:
@@ -41,9 +32,9 @@ def names(**more: Any) -> dict[str, Any]:
     return public | {"pl": pl, "torch": torch, "numpy": numpy, "data": as_pyg(), "model": SAGE(8, 4)} | more
 
 
-def as_pyg() -> Data:
-    graph = communities(300, 4, num_features=8)
-    receiver = torch.arange(300).repeat_interleave(graph.degrees())
+def as_pyg(num_nodes: int = 300, num_classes: int = 4, num_features: int = 8) -> Data:
+    graph = communities(num_nodes, num_classes, num_features=num_features)
+    receiver = torch.arange(num_nodes).repeat_interleave(graph.degrees())
     return Data(edge_index=torch.stack([graph.indices.long(), receiver]), **graph.node_arrays)
 
 
@@ -54,7 +45,7 @@ def quiet_trainer(**options: Any) -> pl.Trainer:
 
 @pytest.mark.parametrize("at", [0, 1])
 def test_the_loaders_of_pyg_are_replaced(at: int) -> None:
-    code = after(blocks("Coming from NeighborLoader or LightningNodeData", "diff")[at])
+    code = after(blocks("diff", "migration", "NeighborLoader or LightningNodeData")[at])
     trainer = quiet_trainer(accelerator="cpu", devices=1)
     exec(code, names(trainer=trainer))
     assert "accuracy" in trainer.callback_metrics
@@ -68,7 +59,7 @@ def fit_as_written(rank: int, world_size: int, code: str) -> float:
 
 def test_the_distributed_package_of_pyg_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    prepare, train = map(after, blocks("Coming from torch_geometric.distributed", "diff"))
+    prepare, train = map(after, blocks("diff", "migration", "torch_geometric.distributed"))
     exec(prepare, names())
     first, second = run_ranks(fit_as_written, 2, train)
     assert first == second > 0
@@ -79,21 +70,25 @@ def test_a_graph_of_dgl_is_taken_over(tmp_path: Path, monkeypatch: pytest.Monkey
     data = as_pyg()
     masks = {name: data[name].byte() for name in ("train_mask", "val_mask", "test_mask")}  # DGL's masks are bytes
     ndata = {"feat": data.x, "label": data.y, **masks}
-    (code,) = blocks("Coming from DistDGL", "python")
-    exec(code, names(g=SimpleNamespace(edges=lambda: tuple(data.edge_index), ndata=ndata)))
+    (block,) = blocks("python", "migration", "DistDGL")
+    exec(block.code, names(g=SimpleNamespace(edges=lambda: tuple(data.edge_index), ndata=ndata)))
     main(["prepare", "arrays.npz", "my_graph"])
     assert Graph.open("my_graph").fingerprint == Graph.from_pyg(data).fingerprint
 
 
-def test_the_configuration_is_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_every_diff_is_run() -> None:
+    assert len(blocks("diff")) == 4
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: f"{block.page}: {block.heading}")
+def test_a_configuration_is_accepted(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (config,) = blocks("From the command line", "yaml")
-    (tmp_path / "my.yaml").write_text(config.replace("my_modules", "node_classification"))
-    monkeypatch.chdir(Path(__file__).parents[1] / "examples")
+    (tmp_path / "my.yaml").write_text(block.code.replace("my_modules", "node_classification"))
+    monkeypatch.chdir(ROOT / "examples")
     monkeypatch.setattr(sys, "path", sys.path.copy())
     monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "fit", f"--config={tmp_path}/my.yaml", "--print_config"])
     with pytest.raises(SystemExit, match="0"):
         main()
     printed = capsys.readouterr().out
-    assert "num_supernodes: 400" in printed and "correction_steps: 0.5" in printed
+    assert "num_supernodes: 100" in printed and "correction_steps: 0.5" in printed

@@ -1,23 +1,28 @@
-"""Every block of Python in the README runs, and every command in it is one that is understood."""
+"""README.md and docs: every block of Python runs, every command is understood, every link leads somewhere."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterator
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy
 import pytest
 import torch
 import torch_geometric
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed import run as distributed_run
 from torch_geometric.nn import GCNConv, SAGEConv
 
 from lightning_gnn_dist.cli import main as command_line
+from lightning_gnn_dist.elastic import LIGHTHOUSE, RANK, RANKS
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.link_module import LinkDataModule
 from lightning_gnn_dist.links import split_edges
@@ -25,25 +30,33 @@ from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.scattered.share import save_shares
 from tests.link_model import LinkSAGE
+from tests.pages import PAGES, ROOT, anchors, blocks, links
 from tests.ranks import run_ranks
 from tests.sage import SAGE
-from tests.test_readme import README, ROOT, as_pyg, names
+from tests.test_readme import as_pyg, names
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-# Run elsewhere, with what they need around them.
-ELSEWHERE = {
-    "Ranks that die and come back": "trainer.fit",  # a lighthouse: tests/strategies/test_elastic_rounds.py
-    "Coming from DistDGL": "g.edges()",  # a graph of DGL: tests/test_readme.py
-}
+# Run with what they need around them: by the launcher, below; and on a graph of DGL, in test_readme.py.
+ELSEWHERE = {"elastic=True)": "elastic", "g.edges()": "migration"}
 # What a reader does with a block that only defines something, so that it is seen to work.
 THEN = {
-    "for conv, block": "assert x.shape == (batch.batch_size, 4)",
-    'save("my_graph")': "pl.Trainer().fit(model, data)",
+    "batch.blocks):\n    x =": "assert x.shape == (batch.batch_size, 4)",
+    '(pyg_data).save("my_graph")': "pl.Trainer().fit(model, data)",
     "strategy = LLCGStrategy(": "pl.Trainer(strategy=strategy).fit(model, data)",
     "split_edges(": "trainer.fit(LinkSAGE(8), data)",
     "batch.edge_label)": "assert training_step(Encoder(8), link_batch()).item() > 0",
-    "strategy = TMAStrategy(": "assert strategy.weights == 'steps'",
-    "class MyStrategy": "pl.Trainer(strategy=MyStrategy(EverySteps(2))).fit(model, data)",
+    'weights="steps")': "assert strategy.weights == 'steps'",
+    "MulticlassAccuracy(": "pl.Trainer().fit(SAGE(8, 4), data)",
+    "class EdgeSampler": """
+seeds, keys = [torch.tensor([5, 3]), torch.tensor([9])], [(0, 0, 1), (0, 0, 2)]
+both, alone = EdgeSampler(0.5).sample_bulk(graph, seeds, keys), EdgeSampler(0.5).sample_bulk(graph, seeds[1:], keys[1:])
+assert all(torch.equal(both[1][at], alone[0][at]) for at in range(3)) and both[0].nodes[:2].tolist() == [5, 3]
+every = NeighborSampler([-1, -1]).sample_bulk(graph, seeds, keys)
+assert sum(EdgeSampler(1.0).sample_bulk(graph, seeds, keys)[0].num_sampled_edges) == sum(every[0].num_sampled_edges)
+""",
+    "class RangePartitioner": "assert RangePartitioner()(graph, 4, seed=0).counts().tolist() == [75] * 4",
+    "class SlowMomentum": "assert all(velocity.abs().max() > 0 for velocity in trainer.strategy.velocity)",
+    "class Halving": "assert trainer.global_step == 64",
     "residency=Rotate()": "trainer.fit(model, data)",
     "GCNNorm()": "assert graph.edge_arrays['edge_weight'].min() > 0 and not conv.normalize",
     "def layers": """
@@ -57,16 +70,9 @@ assert numpy.allclose(numpy.load("rows.npy"), model(pyg_data).detach(), atol=1e-
 SMALLER = {"EverySeconds(30)": "EverySeconds(0.1)", "SuperNodePartitioner(400)": "SuperNodePartitioner(40)"}
 
 
-def blocks(language: str) -> Iterator[tuple[str, str]]:
-    """Each block with the heading above it."""
-    headings = [(match.start(), match[1]) for match in re.finditer(r"^#+ (.*)$", README, re.MULTILINE)]
-    for match in re.finditer(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL):
-        yield [title for start, title in headings if start < match.start()][-1], match[1]
-
-
 def python_blocks() -> list[Any]:
-    here = [(title, code) for title, code in blocks("python") if ELSEWHERE.get(title, "\0") not in code]
-    return [pytest.param(code, id=f"{title}: {code.splitlines()[0][:40]}") for title, code in here]
+    here = [block for block in blocks("python") if not any(sign in block.code for sign in ELSEWHERE)]
+    return [pytest.param(code, id=f"{page}: {heading}: {code.splitlines()[0][:40]}") for page, heading, code in here]
 
 
 def surroundings() -> dict[str, Any]:
@@ -79,7 +85,7 @@ def surroundings() -> dict[str, Any]:
     modules = {"torch_geometric": torch_geometric, "GCNConv": GCNConv, "SAGEConv": SAGEConv}
     batch.edge_weight = torch.ones(batch.num_edges)
     example = {"data": data, "batch": batch, "block": batch.blocks[0], "x": batch.x, "link_batch": link_batch}
-    example["functional"] = torch.nn.functional
+    example |= {"functional": torch.nn.functional, "ModelCheckpoint": ModelCheckpoint}
     return scope | modules | example | {"in_channels": 8, "out_channels": 4, "LinkSAGE": LinkSAGE, "Encoder": Encoder}
 
 
@@ -98,7 +104,7 @@ def run_block(rank: int, world_size: int, code: str, folder: str) -> dict[str, f
     os.chdir(folder)
     small = QUIET | {"accelerator": "cpu", "devices": world_size, "max_epochs": 1}
     trainer_class = pl.Trainer
-    pl.Trainer = lambda **options: trainer_class(**(options | small))
+    pl.Trainer = lambda **options: trainer_class(**(options | small | {"enable_checkpointing": "callbacks" in options}))
     scope = surroundings()
     for large, small_one in {", ...)": ")", **SMALLER}.items():
         code = code.replace(large, small_one)
@@ -121,21 +127,43 @@ def test_a_block_of_python_runs(code: str, tmp_path: Path) -> None:
 
 
 def test_no_block_is_forgotten() -> None:
-    found = [code for _, code in blocks("python")]
-    assert all(any(sign in code for code in found) for sign in [*THEN, *ELSEWHERE.values()])
-    assert len(found) == len(python_blocks()) + len(ELSEWHERE)
+    found = blocks("python")
+    assert all(any(sign in block.code for block in found) for sign in THEN)
+    assert [(block.page, sign) for block in found for sign in ELSEWHERE if sign in block.code] == [
+        (page, sign) for sign, page in ELSEWHERE.items()
+    ]
 
 
-def commands() -> list[Any]:
-    """Every line of a console that starts this package's command, with continued lines put together."""
-    text = "".join(code for _, code in blocks("console")).replace("\\\n", " ")
-    lines = [re.sub(r"^\w*\$ ", "", line) for line in text.splitlines()]
-    given = [words for line in lines if (words := shlex.split(line, comments=True))]
-    ours = [words for words in given if words[0] in ("lightning-gnn-dist", "torchrun")]
-    return [pytest.param(words, id=" ".join(words[:6])) for words in ours]
+TRAIN = """
+import os
+from tests.test_readme_code import run_block
+
+run_block(0, 1, open("block.txt").read(), ".")
+"""
 
 
-@pytest.mark.parametrize("words", commands())
+@pytest.mark.slow
+def test_the_elastic_block_runs_as_its_page_says(tmp_path: Path) -> None:
+    pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
+    (block,) = [block for block in blocks("python", "elastic") if "elastic=True)" in block.code]
+    (tmp_path / "block.txt").write_text(block.code)
+    (tmp_path / "train.py").write_text(TRAIN)
+    command = [sys.executable, "-m", "lightning_gnn_dist", "elastic", "--ranks", "2", "--", sys.executable, "train.py"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0 and "[elastic]" not in done.stdout, done.stderr
+    assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
+
+
+def commands(*programs: str) -> list[Any]:
+    """Every line of a console that starts one of these, with continued lines put together."""
+    text = "".join(block.code for block in blocks("console")).replace("\\\n", " ")
+    lines = [re.sub(r"^\w*\$ ", "", line) for line in text.splitlines() if re.match(r"\w*\$ ", line)]
+    given = {tuple(shlex.split(line, comments=True)) for line in lines}
+    return [pytest.param(list(words), id=" ".join(words[:6])) for words in sorted(given) if words[0] in programs]
+
+
+@pytest.mark.parametrize("words", commands("lightning-gnn-dist", "torchrun"))
 def test_a_command_is_understood(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if words[0] == "torchrun":
         given = distributed_run.parse_args(words[1:])
@@ -153,6 +181,68 @@ def test_a_command_is_understood(words: list[str], tmp_path: Path, monkeypatch: 
         command_line.main()
 
 
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\((?!http)([^)#]+)\)", README))))
-def test_a_link_leads_somewhere(link: str) -> None:
-    assert (ROOT / link).exists()
+@pytest.mark.parametrize("words", commands("make"))
+def test_a_target_exists(words: list[str]) -> None:
+    assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", commands("sbatch", "./ssh.sh", "kubectl"))
+def test_a_file_to_start_exists(words: list[str]) -> None:
+    (name,) = [word for word in words if word.endswith((".sbatch", ".sh", "kubernetes.yaml"))]
+    assert (ROOT / "examples" / name).is_file()
+
+
+def test_the_extras_that_pages_name_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {name for page in PAGES for name in re.findall(r'pip install "?\.\[(\w+)\]', page.read_text())}
+    assert named == {"elastic", "plots"} <= extras.keys()
+
+
+def test_the_variables_of_elastic_ranks_are_those_that_are_read() -> None:
+    code = "".join(block.code for block in blocks("console", "elastic"))
+    assert set(re.findall(r"\b([A-Z_]{6,})=", code)) == {LIGHTHOUSE, RANK, RANKS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", commands("torchft_lighthouse"))
+def test_the_lighthouse_has_these_options(words: list[str]) -> None:
+    if (program := shutil.which("torchft_lighthouse", path=str(Path(sys.executable).parent))) is None:
+        pytest.skip("torchft is not installed: pip install lightning-gnn-dist[elastic]")
+    known = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert all(word in known for word in words if word.startswith("--"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "benchmarks").glob("*.md"))], ids=lambda page: page.name)
+def test_a_link_leads_somewhere(page: Path) -> None:
+    for name, anchor in links(page):
+        target = page.parent / name if name else page
+        assert target.exists(), name
+        assert not anchor or anchor in anchors(target), f"{name}#{anchor}"
+
+
+def tables_of(data: Any, folder: Path) -> None:
+    """The graph as the tables that the quick start begins with."""
+    edges = [f"{a},{b}" for a, b in data.edge_index.t().tolist()]
+    (folder / "edges.csv").write_text("\n".join(["source,target", *edges]))
+    names = ["id", "label", *(f"f{at}" for at in range(data.x.shape[1]))]
+    rows = [[at, int(y), *x] for at, (y, x) in enumerate(zip(data.y, data.x.tolist(), strict=True))]
+    (folder / "nodes.csv").write_text("\n".join(",".join(map(str, row)) for row in [names, *rows]))
+
+
+@pytest.mark.slow
+def test_the_quick_start_leads_to_predictions(tmp_path: Path) -> None:
+    tables_of(as_pyg(num_nodes=2000, num_classes=8, num_features=64), tmp_path)
+    (module,) = [block.code for block in blocks("python", "quick-start") if "class SAGE" in block.code]
+    (tmp_path / "my_modules.py").write_text(module)
+    (tmp_path / "my.yaml").write_text(blocks("yaml", "quick-start")[0].code)
+    (tmp_path / "lightning-gnn-dist").write_text(f'#!/bin/bash\nexec {sys.executable} -m lightning_gnn_dist "$@"\n')
+    (tmp_path / "lightning-gnn-dist").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    lines = "".join(block.code for block in blocks("console", "quick-start")).splitlines()
+    script = "\n".join(["set -e", *(line.removeprefix("$ ") for line in lines if line.startswith("$ "))])
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    assert numpy.load(tmp_path / "logits.npy").shape == (2000, 8)
+    assert (tmp_path / "report.html").is_file() and "Where the time went" in done.stdout + done.stderr

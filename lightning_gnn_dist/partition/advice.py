@@ -1,7 +1,7 @@
 """From the figures of a partition to what to do with it.
 
 The bounds come from measurements on eight graphs cut into eight parts (benchmarks/accuracy.md and the table of
-partitions in the README). Where labels differ between parts by more than chance, averaging alone lost between one
+partitions in docs/data.md). Where labels differ between parts by more than chance, averaging alone lost between one
 and forty-nine points of accuracy, and gradients at every step none. Where parts are alike but a tenth of the nodes
 lost all neighbours, averaging lost up to nineteen points, and a correction on the whole graph found most of them;
 cut edges alone cost nothing as long as nodes kept some.

@@ -54,14 +54,14 @@ class GrappaStrategy(StartsTogether):
     ``coverage`` of :class:`PartitionedDataModule`. A ``training_step`` that returns a mean over seeds is weighed batch
     by batch; one that returns :func:`coverage_mean` of its seeds' losses node by node.
 
+    Arguments that are not listed are those of :class:`torch.nn.parallel.DistributedDataParallel`.
+
     Args:
         weights: A rank's share of a step: by the ``"coverage"`` of its seeds (by their number where the data module
             gives no coverage), by their number (``"nodes"``), or ``"uniform"``, as in DDP. It says nothing of the
             shares within a rank, which are by coverage wherever ``training_step`` returns :func:`coverage_mean`.
         buffers: ``"average"`` the buffers (statistics of batch normalisation) at the end of an epoch and before
             validation, or keep them ``"local"``. DDP's way, rank 0's for all at every step, would move them too.
-        find_unused_parameters, static_graph, gradient_as_bucket_view: See
-            :class:`torch.nn.parallel.DistributedDataParallel`.
         timeout: How long a collective may take before the ranks give up.
         start_timeout: How long the ranks wait for each other at the start. When it is over, those that are there end,
             and name those that are not.

@@ -63,6 +63,8 @@ class LLCGStrategy(RoundStrategy):
     A round moves the model once for the average, S times for the correction steps, once for the anchor, and twice for
     Adam's moments: five times with the defaults, where averaging moves it once.
 
+    Arguments that are not listed are those of :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.
+
     Args:
         clock: Decides when a round ends.
         correction_steps: :math:`S`. An integer, or a share of the round's local steps such as 0.1 (rounded up).
@@ -84,8 +86,6 @@ class LLCGStrategy(RoundStrategy):
             taken anew on ``anchor_steps`` batches of the whole graph, but for layers in evaluation mode. Other buffers
             are averaged.
         average_optimizer: Average the optimizers' moments too. Default: when drift is corrected.
-        weights, timeout, start_timeout, process_group_backend, start_method: See
-            :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.
     """
 
     strategy_name = "llcg"

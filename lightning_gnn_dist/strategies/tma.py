@@ -33,6 +33,8 @@ class TMAStrategy(ElasticRounds):
     All ranks agree on one ``global_step``: that of the rank with most steps. Schedulers go by rounds
     (``"interval": "epoch"``), which is by time.
 
+    Arguments that are not listed are those of :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.
+
     Args:
         clock: Decides when a round ends. Default: ``EverySeconds(30)``.
         weights: Weigh replicas alike (``"uniform"``), by the training nodes of their parts (``"nodes"``), or by the
@@ -41,8 +43,6 @@ class TMAStrategy(ElasticRounds):
             go on. Needs torchft. ``Elastic(...)`` says how long they wait for each other.
         failed_ranks: Ranks to count as dead from the start, for experiments: as in the paper's, nobody learns from
             their parts. They share in the evaluation, take one batch a round, which Lightning needs, and weigh nothing.
-        buffers, average_optimizer, drift, drift_decay, anchor_steps, timeout, start_timeout, process_group_backend,
-            start_method: See :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.
     """
 
     strategy_name = "tma"

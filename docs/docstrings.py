@@ -1,0 +1,45 @@
+"""Docstrings as the site shows them: names become links, and formulas MathML, which browsers draw by themselves."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import griffe
+from latex2mathml.converter import convert
+
+# The names that have a place to link to. The package itself is not imported: torch takes seconds.
+_PUBLIC = set(
+    re.findall(r"^::: lightning_gnn_dist\.(\w+)$", (Path(__file__).parent / "api.md").read_text(), re.MULTILINE)
+)
+_ROLE = re.compile(r":(?:class|meth|func|mod|attr):`~?([\w.]+)`")
+_FORMULA = re.compile(r":math:`([^`]+)`")
+_FORMULAS = re.compile(r"^\.\. math::\n((?:\n| +.*\n?)+)", re.MULTILINE)
+
+
+class Readable(griffe.Extension):
+    """Runs for every object that griffe has read."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = shown(obj.docstring.value)
+
+
+def shown(text: str) -> str:
+    """The text with the marks of Sphinx replaced by what Markdown understands."""
+    text = _FORMULAS.sub(lambda match: f"{_mathml(match[1], 'block')}\n\n", f"{text}\n")
+    text = _FORMULA.sub(lambda match: _mathml(match[1], "inline"), text)
+    return _ROLE.sub(lambda match: _link(match[1]), text).rstrip("\n")
+
+
+def _mathml(formula: str, display: str) -> str:
+    return convert(" ".join(formula.split()), display=display)
+
+
+def _link(name: str) -> str:
+    """A link to a public name, also when it is told by where it is defined; other names as they are."""
+    short = name.rsplit(".", 1)[-1] if name.startswith("lightning_gnn_dist.") else name
+    if short.split(".")[0] in _PUBLIC:
+        return f"[`{short}`][lightning_gnn_dist.{short}]"
+    return f"`{name}`"

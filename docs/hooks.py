@@ -1,0 +1,74 @@
+"""What the site adds to the pages: README.md as its first page, and files of the repository that pages name.
+
+A link that is a paragraph of its own and leads to measurements is replaced by that file: figures have one home, and the
+pages can be read in the repository as well.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+MEASUREMENTS = "choosing.md"  # the page that shows them
+_LINK = re.compile(r"(?<=\])\((?!https?://|#)([^)#\s]+)(#[^)\s]*)?\)")
+_INCLUDED = re.compile(r"^\[[^\]]+\]\((\.\./benchmarks/\w+\.md)\)$", re.MULTILINE)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the first page, and every file outside of docs that a page links to."""
+    files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text()))
+    for path in sorted({path for page in _pages() for path in _outside(page)}):
+        files.append(File.generated(config, str(path), abs_src_path=str(ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Put measurements in the place of the links to them, and let all others lead to where the site has it."""
+    folder = ROOT if page.file.src_uri == "index.md" else DOCS
+    pieces = enumerate(_INCLUDED.split(markdown))
+    return "".join(_measurements(DOCS / piece) if at % 2 else _led(piece, folder) for at, piece in pieces)
+
+
+def _measurements(path: Path) -> str:
+    """A file, one level further down."""
+    text = re.sub(r"^(#+ )", r"#\1", path.read_text(), flags=re.MULTILINE)
+    return _led(text, path.parent)
+
+
+def _led(text: str, folder: Path) -> str:
+    """The text of a file that lies in ``folder``, with links to where the site has what they lead to."""
+    return _LINK.sub(lambda match: f"({_place(folder / match[1], match[2] or '')})", text)
+
+
+def _place(path: Path, anchor: str) -> str:
+    """Where the site has a file of the repository, from the folder of its pages."""
+    path = path.resolve()
+    if path.is_relative_to(DOCS):
+        return f"{path.relative_to(DOCS)}{anchor}"
+    if path == ROOT / "README.md":
+        return f"index.md{anchor}"
+    if path.parent == ROOT / "benchmarks" and path.suffix == ".md":
+        return f"{MEASUREMENTS}{anchor or '#' + _slug(path)}"
+    return f"{path.relative_to(ROOT)}{anchor}"
+
+
+def _slug(path: Path) -> str:
+    title = path.read_text().splitlines()[0].lstrip("# ")
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower())
+
+
+def _pages() -> list[Path]:
+    return [ROOT / "README.md", *DOCS.glob("*.md")]
+
+
+def _outside(page: Path) -> set[Path]:
+    """The files that a page links to and that are no pages themselves."""
+    linked = {(page.parent / match[1]).resolve() for match in _LINK.finditer(page.read_text())}
+    return {path.relative_to(ROOT) for path in linked if path.is_file() and path.suffix != ".md"}

@@ -1,0 +1,54 @@
+"""The pages that a user reads, README.md and those in docs, and what stands in them."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_FENCE = re.compile(r"^ *```(\w*)$")
+
+
+class Block(NamedTuple):
+    """Some code of a page, and the heading above it."""
+
+    page: str
+    heading: str
+    code: str
+
+
+def blocks(language: str, page: str | None = None, heading: str | None = None) -> list[Block]:
+    """All blocks of a language, or those of one page, or under one heading of it."""
+    found = [block for path in PAGES for block in _blocks(path, language)]
+    return [block for block in found if page in (None, block.page) and heading in (None, block.heading)]
+
+
+def _blocks(path: Path, language: str) -> Iterator[Block]:
+    heading, inside, lines = "", None, []
+    for line in path.read_text().splitlines():
+        fence = _FENCE.match(line)
+        if inside is None and line.startswith("#"):
+            heading = line.lstrip("# ")
+        if fence is None:
+            lines.append(line)
+        elif inside is None:
+            inside, lines = fence[1], []
+        else:
+            if inside == language:
+                yield Block(path.stem, heading, textwrap.dedent("\n".join([*lines, ""])))
+            inside = None
+
+
+def links(path: Path) -> list[tuple[str, str]]:
+    """Where a page leads to within the repository: a file ("" is the page itself) and an anchor, perhaps empty."""
+    return sorted(set(re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", path.read_text())))
+
+
+def anchors(path: Path) -> set[str]:
+    """The headings of a page, as a link names them."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S), re.MULTILINE)
+    return {re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}

@@ -1,0 +1,92 @@
+"""The site of the documentation: it is built without a warning, and says what the code and the measurements say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lightning_gnn_dist
+from tests.pages import PAGES, ROOT
+
+CHOOSING = ROOT / "docs" / "choosing.md"
+ACCURACY = {
+    "whole graph": "full",
+    "averaging": "metis",
+    "LLCG, paper": "metis-llcg-1",
+    "LLCG, default": "metis-default",
+}
+LINKS = {
+    "whole graph": "full",
+    "averaging, METIS": "metis",
+    "averaging, super-nodes": "supertma",
+    "LLCG": "metis-far-llcg",
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as ``make docs`` builds it, from any directory."""
+    pytest.importorskip("mkdocs", reason="MkDocs is not installed: pip install lightning-gnn-dist[docs]")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        [*command, "--site-dir", str(folder)], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
+    return folder
+
+
+def test_the_site_has_every_page_and_every_public_name(site: Path) -> None:
+    assert {f"{page.stem}.html" for page in PAGES[1:]} | {"index.html"} <= {path.name for path in site.glob("*.html")}
+    api = (site / "api.html").read_text()
+    assert all(f'id="lightning_gnn_dist.{name}"' in api for name in lightning_gnn_dist.__all__)
+
+
+def test_docstrings_are_readable(site: Path) -> None:
+    api = (site / "api.html").read_text()
+    assert not re.findall(r":(?:class|meth|func|mod|attr|math):|\.\. math", api)
+    assert '<math display="block"' in api or 'display="block"' in api
+
+
+def test_measurements_come_from_their_files(site: Path) -> None:
+    choosing = (site / "choosing.html").read_text()
+    for path in sorted((ROOT / "benchmarks").glob("*.md")):
+        title, *lines = path.read_text().splitlines()
+        assert title.lstrip("# ") in choosing
+        assert any(line.startswith("| ") or line.startswith("NeighborSampler") for line in lines)
+    assert "0.738 ± 0.026" in choosing and "0.268 ± 0.020" in choosing  # a row of accuracy.md, one of links.md
+
+
+def test_files_that_pages_name_are_there(site: Path) -> None:
+    assert (site / "examples" / "llcg.py").read_text() == (ROOT / "examples" / "llcg.py").read_text()
+    assert not list(site.glob("hooks.py"))
+
+
+def test_a_reader_needs_no_network(site: Path) -> None:
+    for path in site.glob("*.html"):
+        assert not re.findall(r'<(?:script|img|iframe)[^>]*src="(?:https?:)?//', path.read_text()), path.name
+        assert not re.findall(r'<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*href="(?:https?:)?//', path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "methods", "model"), [("accuracy", ACCURACY, "| sage "), ("links", LINKS, "")], ids=["accuracy", "links"]
+)
+def test_the_short_tables_are_those_of_the_measurements(name: str, methods: dict[str, str], model: str) -> None:
+    measured = (ROOT / "benchmarks" / f"{name}.md").read_text()
+    text = CHOOSING.read_text().split(f"../benchmarks/{name}.md", 1)[1]
+    head, _, *rows = [line.strip("| ").split(" | ") for line in text.split("\n\n")[1].splitlines()]
+    columns = [method for title in head[1:] for start, method in methods.items() if title.startswith(start)]
+    for graph, *figures in rows:
+        for method, figure in zip(columns, figures, strict=True):
+            assert re.search(
+                rf"^\| {graph} {re.escape(model)}\| {method} \|.* 0{re.escape(figure)} ±", measured, re.M
+            ), (
+                graph,
+                method,
+            )
