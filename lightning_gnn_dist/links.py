@@ -13,9 +13,11 @@ from torch import Tensor
 from lightning_gnn_dist.arguments import check_at_least, is_number
 from lightning_gnn_dist.graph import store
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.links import edges_at
 from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges
 from lightning_gnn_dist.sampling.rng import draw_bits, key, permutation
 
+_EDGES_TO_CHECK = 1000
 _PURPOSE = 1 << 44  # added to the seed, so that these draws have nothing to do with others
 _SPLIT, _FALSE_ENDS = range(2)
 
@@ -49,6 +51,8 @@ class LinkSplit:
             raise ValueError(f"There are edges for {list(self.edges)} and negatives for {list(self.negatives)}.")
         if unknown := sorted(self.edges.keys() - {"val", "test"}):
             raise ValueError(f'Edges are held back for "val" or "test", not for {unknown}.')
+        if self.undirected:
+            self._check_reverses()
         for name in self.edges:
             self._check(name, self.edges[name], self.negatives[name])
 
@@ -82,6 +86,18 @@ class LinkSplit:
     def __repr__(self) -> str:
         counts = ", ".join(f"{name}={edges.shape[1]}" for name, edges in self.edges.items())
         return f"LinkSplit({self.graph}, {counts})"
+
+    def _check_reverses(self) -> None:
+        """Look at some edges: to look at all would read the whole graph whenever a split is opened."""
+        number = self.graph.num_edges
+        edges = edges_at(self.graph, torch.arange(0, number, max(1, number // _EDGES_TO_CHECK)))
+        alone = ~has_edges(self.graph, edges.flip(0))
+        if bool(alone.any()):
+            sender, receiver = edges[:, alone][:, 0].tolist()
+            raise ValueError(
+                f"undirected=True, but the graph has {sender} -> {receiver} and not its reverse: give "
+                "LinkSplit(..., undirected=False), or add the reverses."
+            )
 
     def _check(self, name: str, edges: Tensor, negatives: Tensor) -> None:
         if edges.dim() != 2 or len(edges) != 2 or negatives.dim() != 2 or len(negatives) != edges.shape[1]:

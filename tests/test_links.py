@@ -115,6 +115,15 @@ def test_what_leaks_is_refused() -> None:
             LinkSplit(whole, {"val": edges}, {"val": false})
 
 
+def test_a_directed_graph_is_not_taken_for_an_undirected_one() -> None:
+    nodes = torch.arange(50)
+    ring = Graph.from_pyg(Data(edge_index=torch.stack([nodes, (nodes + 1) % 50]), num_nodes=50))
+    edges, false = {"val": torch.tensor([[0], [7]])}, {"val": torch.tensor([[9]])}
+    with pytest.raises(ValueError, match=r"has \d+ -> \d+ and not its reverse: give LinkSplit\(..., undirected=False"):
+        LinkSplit(ring, edges, false)
+    assert LinkSplit(ring, edges, false, undirected=False).graph is ring
+
+
 def test_useless_arguments_are_refused() -> None:
     whole = graph()
     with pytest.raises(ValueError, match=r"shares that leave edges to train on, got 0\.5 and 0\.5"):
