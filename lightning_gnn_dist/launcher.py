@@ -113,13 +113,14 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 
 @contextmanager
 def _told_to_end() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that no rank is left behind."""
+    """SIGTERM, or a terminal that is closed, ends the block as Ctrl-C does: no rank is left behind."""
 
     def leave(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -20,6 +20,7 @@ from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.far_negatives import FarNegativesSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
 from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, edges_at, positions_of_links
+from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
@@ -187,10 +188,11 @@ class LinkDataModule(PartModule):
 
 def _check_sampler(sampler: Sampler | None) -> None:
     """Refuse what repeats nodes, or weighs them for seeds that are nodes drawn at random."""
-    if isinstance(sampler, ShadowSampler | RandomWalkSampler | ClusterSampler | LayerSampler):
+    drawn = sampler.sampler if isinstance(sampler, MatrixSampler) else sampler
+    if isinstance(drawn, ShadowSampler | RandomWalkSampler | ClusterSampler | LayerSampler):
         raise ValueError(
             "The ends of edges are sampled around by NeighborSampler or WholePartSampler, got "
-            f"{type(sampler).__name__}: its batches or weights are for single nodes."
+            f"{type(drawn).__name__}: its batches or weights are for single nodes."
         )
 
 

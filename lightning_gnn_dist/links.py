@@ -10,11 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.arguments import check_at_least, is_number
 from lightning_gnn_dist.graph import store
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.links import edges_at
 from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges
 from lightning_gnn_dist.sampling.rng import draw_bits, key, permutation
 
+_EDGES_TO_CHECK = 1000
 _PURPOSE = 1 << 44  # added to the seed, so that these draws have nothing to do with others
 _SPLIT, _FALSE_ENDS = range(2)
 
@@ -46,6 +49,10 @@ class LinkSplit:
             )
         if self.edges.keys() != self.negatives.keys():
             raise ValueError(f"There are edges for {list(self.edges)} and negatives for {list(self.negatives)}.")
+        if unknown := sorted(self.edges.keys() - {"val", "test"}):
+            raise ValueError(f'Edges are held back for "val" or "test", not for {unknown}.')
+        if self.undirected:
+            self._check_reverses()
         for name in self.edges:
             self._check(name, self.edges[name], self.negatives[name])
 
@@ -80,6 +87,18 @@ class LinkSplit:
         counts = ", ".join(f"{name}={edges.shape[1]}" for name, edges in self.edges.items())
         return f"LinkSplit({self.graph}, {counts})"
 
+    def _check_reverses(self) -> None:
+        """Look at some edges: to look at all would read the whole graph whenever a split is opened."""
+        number = self.graph.num_edges
+        edges = edges_at(self.graph, torch.arange(0, number, max(1, number // _EDGES_TO_CHECK)))
+        alone = ~has_edges(self.graph, edges.flip(0))
+        if bool(alone.any()):
+            sender, receiver = edges[:, alone][:, 0].tolist()
+            raise ValueError(
+                f"undirected=True, but the graph has {sender} -> {receiver} and not its reverse: give "
+                "LinkSplit(..., undirected=False), or add the reverses."
+            )
+
     def _check(self, name: str, edges: Tensor, negatives: Tensor) -> None:
         if edges.dim() != 2 or len(edges) != 2 or negatives.dim() != 2 or len(negatives) != edges.shape[1]:
             raise ValueError(
@@ -90,6 +109,8 @@ class LinkSplit:
             low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
             if ids.is_floating_point() or not 0 <= low <= high < self.graph.num_nodes:
                 raise ValueError(f"{name}: edges and negatives hold node ids, integers in [0, {self.graph.num_nodes}).")
+        if not negatives.shape[1]:
+            raise ValueError(f"{name}: negatives of shape {tuple(negatives.shape)} leave each edge without a rival.")
         leaked = has_edges(self.graph, edges)
         if self.undirected:
             leaked |= has_edges(self.graph, edges.flip(0))
@@ -99,6 +120,12 @@ class LinkSplit:
                 f"{name}: {int(leaked.sum())} of {edges.shape[1]} edges are among the graph's (the first is "
                 f"{sender} -> {receiver}): a model would be asked for what it was shown. Remove both directions of "
                 "them from the graph, or use split_edges(graph)."
+            )
+        if bool((rivals_itself := (negatives == edges[1][:, None]).any(1)).any()):
+            sender, receiver = edges[:, rivals_itself][:, 0].tolist()
+            raise ValueError(
+                f"{name}: {int(rivals_itself.sum())} of {edges.shape[1]} edges are among their own negatives (the "
+                f"first is {sender} -> {receiver}): the receivers of an edge's negatives must be others than its own."
             )
 
 
@@ -125,10 +152,10 @@ def split_edges(
         negatives: False edges for each true one.
         undirected: Whether the graph holds both directions of every edge. Default: look.
     """
-    if not (val >= 0 and test >= 0 and val + test < 1):
-        raise ValueError(f"val and test are shares that leave edges to train on, got {val} and {test}.")
-    if negatives < 1:
-        raise ValueError(f"negatives must be at least 1 for each held edge, got {negatives}.")
+    if not (is_number(val) and is_number(test) and val >= 0 and test >= 0 and val + test < 1):
+        raise ValueError(f"val and test are shares that leave edges to train on, got {val!r} and {test!r}.")
+    check_at_least(0, seed=seed)
+    check_at_least(1, **{"negatives, for each held edge,": negatives})
     sender, receiver = edges_of(graph)
     is_undirected = _is_symmetric(sender, receiver, graph.num_nodes)
     if undirected and not is_undirected:
@@ -153,8 +180,9 @@ def edges_of(graph: Graph) -> tuple[Tensor, Tensor]:
 
 
 def _is_symmetric(sender: Tensor, receiver: Tensor, num_nodes: int) -> bool:
-    there, back = sender * num_nodes + receiver, receiver * num_nodes + sender
-    return torch.equal(there.sort().values, back.sort().values)
+    # Each counts once: an edge with one copy more than its reverse has a reverse all the same.
+    there, back = (sender * num_nodes + receiver).unique(), (receiver * num_nodes + sender).unique()
+    return torch.equal(there, back)
 
 
 def _pairs(sender: Tensor, receiver: Tensor, num_nodes: int, undirected: bool) -> tuple[Tensor, Tensor]:

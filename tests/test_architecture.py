@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "surroundings",
         "part_module",
     },
-    "links": {"graph", "sampling"},
+    "links": {"arguments", "graph", "sampling"},
     "link_module": {
         "arguments",
         "graph",

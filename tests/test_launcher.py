@@ -55,14 +55,15 @@ def test_if_nobody_finishes_the_launcher_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_rank_outlives_the_launcher(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_no_rank_outlives_the_launcher(tmp_path: Path, number: signal.Signals) -> None:
     code = "import os, pathlib, time; pathlib.Path(str(os.getpid())).touch(); time.sleep(600)"
     process = subprocess.Popen([*LAUNCH, "--ranks", "2", "--grace", "5", *python(code)], cwd=tmp_path)
     while len(pids := list(tmp_path.iterdir())) < 2:
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 128 + signal.SIGTERM
+    process.send_signal(number)
+    assert process.wait(30) == 128 + number
     for path in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(int(path.name), 0)
@@ -89,3 +90,25 @@ def test_the_example_survives_a_death(tmp_path: Path) -> None:
 def test_a_command_is_needed() -> None:
     with pytest.raises(SystemExit, match="Say what each rank runs"):
         main(["elastic", "--ranks", "2"])
+
+
+def test_a_program_that_is_not_there_is_named() -> None:
+    with pytest.raises(SystemExit, match="no program 'pyhton' that ranks could run"):
+        main(["elastic", "--ranks", "2", "--", "pyhton", "train.py"])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--restarts", "-1", "must be at least 0, got -1"),
+        ("--heartbeat", "0", "must be a number of seconds, more than 0, got 0"),
+        ("--heartbeat", "nan", "must be a number of seconds, more than 0, got nan"),
+        ("--grace", "-5", "must be a number of seconds, more than 0, got -5"),
+    ],
+)
+def test_options_that_could_not_work_are_refused(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["elastic", "--ranks", "2", f"{option}={value}", "--", sys.executable, "train.py"])
+    assert message in capsys.readouterr().err

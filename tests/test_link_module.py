@@ -23,6 +23,8 @@ from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.residency import Redeal, Rotate
 from lightning_gnn_dist.rounds import EverySeconds, EverySteps
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -279,6 +281,8 @@ def test_what_cannot_work_is_refused() -> None:
         module_of(split, num_negatives=0)
     with pytest.raises(ValueError, match="NeighborSampler or WholePartSampler, got ShadowSampler"):
         module_of(split, sampler=ShadowSampler([5], num_hops=2))
+    with pytest.raises(ValueError, match="NeighborSampler or WholePartSampler, got LadiesSampler"):
+        module_of(split, sampler=MatrixSampler(LadiesSampler([5, 5])))
     with pytest.raises(ValueError, match=r"one of \['part', 'graph'\], got 'local'"):
         module_of(split, negatives_from="local")
     with pytest.raises(TypeError, match=r"takes split_edges\(graph\)"):

@@ -65,6 +65,17 @@ def test_directed_edges_are_split_alone() -> None:
     assert not false & pairs(edge_index)
 
 
+def test_copies_of_one_direction_do_not_make_a_graph_directed() -> None:
+    sender, receiver = edges_of(graph())
+    edge_index = torch.stack([sender, receiver])
+    whole = Graph.from_pyg(Data(edge_index=torch.cat([edge_index, edge_index[:, :5]], 1), num_nodes=300))
+    split = split_edges(whole, 0.1, 0.2, negatives=2)
+    assert split.undirected
+    kept = pairs(edges_of(split.graph))
+    for edges in split.edges.values():
+        assert not both(pairs(edges)) & kept
+
+
 def test_loops_and_arrays_stay_and_masks_do_not() -> None:
     whole = graph()
     sender, receiver = edges_of(whole)
@@ -104,12 +115,26 @@ def test_what_leaks_is_refused() -> None:
             LinkSplit(whole, {"val": edges}, {"val": false})
 
 
+def test_a_directed_graph_is_not_taken_for_an_undirected_one() -> None:
+    nodes = torch.arange(50)
+    ring = Graph.from_pyg(Data(edge_index=torch.stack([nodes, (nodes + 1) % 50]), num_nodes=50))
+    edges, false = {"val": torch.tensor([[0], [7]])}, {"val": torch.tensor([[9]])}
+    with pytest.raises(ValueError, match=r"has \d+ -> \d+ and not its reverse: give LinkSplit\(..., undirected=False"):
+        LinkSplit(ring, edges, false)
+    assert LinkSplit(ring, edges, false, undirected=False).graph is ring
+
+
 def test_useless_arguments_are_refused() -> None:
     whole = graph()
     with pytest.raises(ValueError, match=r"shares that leave edges to train on, got 0\.5 and 0\.5"):
         split_edges(whole, 0.5, 0.5)
-    with pytest.raises(ValueError, match="at least 1 for each held edge, got 0"):
-        split_edges(whole, negatives=0)
+    with pytest.raises(ValueError, match=r"got '0\.1' and 0\.1"):
+        split_edges(whole, "0.1")  # type: ignore[arg-type]
+    for count in (0, 2.5):
+        with pytest.raises(ValueError, match=f"for each held edge, must be an integer of at least 1, got {count}"):
+            split_edges(whole, negatives=count)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"seed must be an integer of at least 0, got 1\.5"):
+        split_edges(whole, seed=1.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="some edges have no reverse"):
         split_edges(Graph.from_edge_index(torch.tensor([[0], [1]]), 3), undirected=True)
     complete = torch.tensor([[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]])
@@ -124,3 +149,16 @@ def test_useless_arguments_are_refused() -> None:
         LinkSplit(training, {"val": torch.zeros(2, 1)}, {"val": torch.zeros(2, 3)})
     with pytest.raises(ValueError, match=r"integers in \[0, 300\)"):
         LinkSplit(training, {"val": torch.tensor([[0], [300]])}, {"val": torch.zeros(1, 1, dtype=torch.int64)})
+
+
+def test_held_edges_that_compete_with_nobody_are_refused() -> None:
+    split = split_edges(graph(), 0.1, 0.0, negatives=3)
+    edges, false = split.edges["val"], split.negatives["val"]
+    with pytest.raises(ValueError, match=r"not for \['valid'\]"):
+        LinkSplit(split.graph, {"valid": edges}, {"valid": false})
+    with pytest.raises(ValueError, match="leave each edge without a rival"):
+        LinkSplit(split.graph, {"val": edges}, {"val": false[:, :0]})
+    false[2, 1] = edges[1, 2]
+    sender, receiver = edges[:, 2].tolist()
+    with pytest.raises(ValueError, match=rf"val: 1 of {len(false)} .*the first is {sender} -> {receiver}\)"):
+        LinkSplit(split.graph, {"val": edges}, {"val": false})

@@ -94,7 +94,9 @@ class ElasticRounds(RoundStrategy):
 
     def make_elastic(self, elastic: bool | Elastic) -> None:
         """Called by the constructor of a strategy that offers it."""
-        if not elastic:
+        if not isinstance(elastic, bool | Elastic):
+            raise TypeError(f"elastic must be True, False or Elastic(...), got {elastic!r}.")
+        if elastic is False:
             return
         check_available()
         self.elastic = Elastic() if elastic is True else elastic

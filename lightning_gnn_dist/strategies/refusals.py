@@ -233,7 +233,7 @@ def _conflicts(trainer: Any, has_layer_sync: bool) -> list[tuple[bool, str]]:
             "EverySteps(10).",
         ),
         (
-            trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch is None,
+            _validates_inside(trainer),
             "val_check_interval validates inside a round, where replicas differ: use check_val_every_n_epoch.",
         ),
         (
@@ -248,6 +248,11 @@ def _conflicts(trainer: Any, has_layer_sync: bool) -> list[tuple[bool, str]]:
     ]
 
 
+def _validates_inside(trainer: Any) -> bool:
+    # Of an interval in time, such as "00:05:00", Lightning sets another attribute in place of val_check_interval.
+    return getattr(trainer, "val_check_interval", None) != 1.0 or trainer.check_val_every_n_epoch is None
+
+
 def _callback_conflicts(trainer: Any) -> list[tuple[bool, str]]:
     conflicts = []
     for callback in trainer.callbacks:
@@ -258,12 +263,13 @@ def _callback_conflicts(trainer: Any) -> list[tuple[bool, str]]:
                 "every_n_epochs, which counts rounds."
             )
             conflicts.append((by_step, reason))
-        if isinstance(callback, EMAWeightAveraging):
+        if isinstance(callback, WeightAveraging):
+            base = EMAWeightAveraging if isinstance(callback, EMAWeightAveraging) else WeightAveraging
             reason = (
-                "EMAWeightAveraging by steps averages another model on every rank: subclass WeightAveraging with "
+                f"{base.__name__} by steps averages another model on every rank: subclass WeightAveraging with "
                 "should_update(self, step_idx=None, epoch_idx=None): return epoch_idx is not None."
             )
-            own = [_overrides(callback, name, EMAWeightAveraging) for name in ("on_train_batch_end", "should_update")]
+            own = [_overrides(callback, name, base) for name in ("on_train_batch_end", "should_update")]
             conflicts.append((not any(own), reason))
         if isinstance(callback, Timer):
             reason = 'max_time stops ranks by their own clocks: use Timer(duration, interval="epoch") as a callback.'

@@ -9,7 +9,7 @@ Every rank trains on its own part by its own clock, :math:`k_p` steps in round :
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Literal
 
@@ -78,6 +78,8 @@ class TMAStrategy(ElasticRounds):
             process_group_backend=process_group_backend,
             start_method=start_method,
         )
+        if not isinstance(failed_ranks, Collection):
+            raise TypeError(f"failed_ranks must be a list of ranks, such as [3], got {failed_ranks!r}.")
         for rank in failed_ranks:
             check_at_least(0, **{"failed_ranks: a rank": rank})
         if elastic and failed_ranks:

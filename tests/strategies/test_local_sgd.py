@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 
@@ -506,6 +506,7 @@ def refused(rank: int, world_size: int, options: dict[str, Any]) -> None:
         ({"max_steps": 5}, "max_steps=5 ends the fit inside a round: use max_epochs"),
         ({"val_check_interval": 0.5}, "use check_val_every_n_epoch"),
         ({"val_check_interval": 3, "check_val_every_n_epoch": None}, "use check_val_every_n_epoch"),
+        ({"val_check_interval": "00:00:00:01"}, "use check_val_every_n_epoch"),
         ({"sync_batchnorm": True}, "sync_batchnorm=True talks to the other ranks"),
         (
             {"callbacks": [ModelCheckpoint(every_n_train_steps=2)], "enable_checkpointing": True},
@@ -515,7 +516,8 @@ def refused(rank: int, world_size: int, options: dict[str, Any]) -> None:
         ({"max_time": "00:01:00:00"}, 'interval="epoch"'),
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs"),
         ({"overfit_batches": 2}, "overfit_batches"),
-        ({"callbacks": [EMAWeightAveraging()]}, "averages another model on every rank"),
+        ({"callbacks": [EMAWeightAveraging()]}, "EMAWeightAveraging by steps averages another model on every rank"),
+        ({"callbacks": [WeightAveraging()]}, " WeightAveraging by steps averages another model on every rank"),
     ],
 )
 def test_what_acts_in_mid_round_is_refused(options: dict[str, Any], message: str) -> None:

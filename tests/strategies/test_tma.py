@@ -369,6 +369,10 @@ def test_arguments_are_checked_where_they_are_given() -> None:
         TMAStrategy(weights="time")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="failed_ranks: a rank must be an integer of at least 0, got -1"):
         TMAStrategy(failed_ranks=[-1])
+    with pytest.raises(TypeError, match=r"failed_ranks must be a list of ranks, such as \[3\], got 3"):
+        TMAStrategy(failed_ranks=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"elastic must be True, False or Elastic\(...\), got 'yes'"):
+        TMAStrategy(elastic="yes")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"failed_ranks=\[0\] must name some of the 1 ranks, and leave one"):
         fit(0, tma(EverySeconds(1), failed_ranks=[0]), Net(), devices=1)
     assert TMAStrategy().clock == EverySeconds(30)
