@@ -15,12 +15,15 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +35,8 @@ from lightning_gnn_dist.arguments import is_number
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"  # the variable of the environment that holds its address
 RANK = "LIGHTNING_GNN_DIST_RANK"  # and the one that holds this rank's number, for its name
 RANKS = "LIGHTNING_GNN_DIST_RANKS"  # and how many the launcher started
+WAITS = "LIGHTNING_GNN_DIST_WAITS"  # and a file for it to have while it waits for a quorum
+LEFT = 128 + signal.SIGTERM  # the exit code of a rank that was told to end, and left after a meeting
 State = dict[str, Any]
 _SECONDS_OF_SILENCE = 20.0
 _log = logging.getLogger(__name__)
@@ -131,7 +136,8 @@ class Membership:
         reminder.daemon = True
         reminder.start()
         try:
-            self._manager.start_quorum()
+            with _seen_waiting():
+                self._manager.start_quorum()
         except TimeoutError as error:
             raise RuntimeError(
                 f"No quorum in {self.elastic.patience:g} seconds: fewer ranks are alive than the lighthouse at "
@@ -187,6 +193,20 @@ def name_of_rank() -> str:
         if variable in os.environ:
             return f"rank{int(os.environ[variable]):05d}"
     return f"{socket.gethostname()}-{os.getpid()}"
+
+
+@contextmanager
+def _seen_waiting() -> Iterator[None]:
+    """Lets the launcher, if there is one, see that this rank waits."""
+    if WAITS not in os.environ:
+        yield
+        return
+    mark = Path(os.environ[WAITS])
+    mark.touch()
+    try:
+        yield
+    finally:
+        mark.unlink(missing_ok=True)
 
 
 def _say_waiting(patience: float) -> None:

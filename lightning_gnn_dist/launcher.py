@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from lightning_gnn_dist.elastic import LIGHTHOUSE, RANK, RANKS, check_available, quorum_of
+from lightning_gnn_dist.elastic import LEFT, LIGHTHOUSE, RANK, RANKS, WAITS, check_available, quorum_of
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
@@ -37,16 +39,18 @@ class Launcher:
     tell: Callable[[str], None]
     _running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     _finished: set[int] = field(default_factory=set)
+    _marks: str = ""
 
     def run(self) -> int:
         """The exit status: 0 if a rank came to the end of the training, as then the others had nothing to add."""
         check_available()
-        with _told_to_end(), self._lighthouse() as address:
+        with _told_to_end(), TemporaryDirectory() as self._marks, self._lighthouse() as address:
             try:
                 for rank in range(self.ranks):
                     self._start(rank, address)
                 while self._running:
                     self._look_around(address)
+                    self._end_the_late()
                     time.sleep(_SECONDS_BETWEEN_LOOKS)
             finally:
                 self._end_all()
@@ -69,7 +73,7 @@ class Launcher:
             server.shutdown()
 
     def _start(self, rank: int, address: str) -> None:
-        told = {LIGHTHOUSE: address, RANK: str(rank), RANKS: str(self.ranks)}
+        told = {LIGHTHOUSE: address, RANK: str(rank), RANKS: str(self.ranks), WAITS: str(self._mark(rank))}
         environment = {"RUST_LOG": "error"} | dict(os.environ) | told
         # A session of its own: Ctrl-C reaches the launcher alone, and the rank's own children end with it.
         self._running[rank] = subprocess.Popen(self.command, env=environment, start_new_session=True)
@@ -83,13 +87,31 @@ class Launcher:
             if code == 0:
                 self._finished.add(rank)
                 continue
-            self.tell(f"Rank {rank} {_cause(code)}; {len(self._running)} of {self.ranks} are alive.")
-            if self.restarts and self._running and not self._finished:
+            self.tell(f"Rank {rank} {_cause(code)}; {self._count()}.")
+            if code != LEFT and self.restarts and self._running and not self._finished:
                 self.restarts -= 1
                 self.tell(f"Rank {rank} is started again.")
+                self._mark(rank).unlink(missing_ok=True)
                 self._start(rank, address)
             elif 0 < len(self._running) < quorum_of(self.ranks) and not self._finished:
                 self.tell(f"They wait for a quorum of {quorum_of(self.ranks)}.")
+
+    def _end_the_late(self) -> None:
+        """Who waits for a quorum when the others have finished, waits in vain."""
+        if not self._finished or len(self._running) >= quorum_of(self.ranks):
+            return
+        for rank in [rank for rank in self._running if self._mark(rank).exists()]:
+            process = self._running.pop(rank)
+            _signal_group(process, signal.SIGKILL)
+            process.wait()
+            self.tell(f"Rank {rank} came back too late to take part, and is ended; {self._count()}.")
+
+    def _mark(self, rank: int) -> Path:
+        return Path(self._marks) / f"{rank}-waits"
+
+    def _count(self) -> str:
+        finished = f" and {len(self._finished)} have finished" if self._finished else ""
+        return f"{len(self._running)} of {self.ranks} are alive{finished}"
 
     def _end_all(self) -> None:
         for process in self._running.values():
@@ -103,6 +125,8 @@ class Launcher:
 
 
 def _cause(code: int) -> str:
+    if code == LEFT:
+        return "was told to end by SIGTERM"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 

@@ -48,6 +48,31 @@ def test_who_died_is_told_and_started_again_when_asked(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
+LATE = """
+import os, pathlib, sys, time
+rank, folder = os.environ["LIGHTNING_GNN_DIST_RANK"], pathlib.Path(".")
+if rank == "0":
+    pathlib.Path(os.environ["LIGHTNING_GNN_DIST_WAITS"]).touch()
+    (folder / "waits").touch()
+    time.sleep(600)
+while not (folder / "waits").exists(): time.sleep(0.05)
+sys.exit(143 if rank == "1" else 0)
+"""
+
+
+@pytest.mark.slow
+def test_who_waits_in_vain_is_ended(tmp_path: Path) -> None:
+    done = launch("--ranks", "4", "--restarts", "1", *python(LATE), cwd=tmp_path)
+    assert re.search(r"Rank 0 came back too late to take part, and is ended; \d of 4 are alive and \d", done.stdout)
+    assert "Rank 1 was told to end by SIGTERM; " in done.stdout and "started again" not in done.stdout
+    assert done.returncode == 0
+
+
+@pytest.mark.slow
+def test_to_be_told_to_end_is_not_to_finish(tmp_path: Path) -> None:
+    assert launch("--ranks", "2", *python("import sys; sys.exit(143)"), cwd=tmp_path).returncode == 1
+
+
 @pytest.mark.slow
 def test_if_nobody_finishes_the_launcher_fails(tmp_path: Path) -> None:
     done = launch("--ranks", "2", *python("import sys; sys.exit(3)"), cwd=tmp_path)

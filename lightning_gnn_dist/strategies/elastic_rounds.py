@@ -12,8 +12,9 @@ from lightning.fabric.plugins.environments.lightning import find_free_network_po
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_gnn_dist.elastic import Elastic, Membership, Seat, check_available
+from lightning_gnn_dist.elastic import LEFT, Elastic, Membership, Seat, check_available
 from lightning_gnn_dist.strategies import refusals
 from lightning_gnn_dist.strategies.base import RoundStrategy
 from lightning_gnn_dist.strategies.companion import Votes
@@ -140,6 +141,11 @@ class ElasticRounds(RoundStrategy):
             Votes(row.batches, bool(row.stop), place == self._place and self.sigterm_received, 0, row.global_step)
             for place, row in enumerate(rows)
         ]
+
+    def on_exception(self, exception: BaseException) -> None:
+        if self.elastic is not None and isinstance(exception, SIGTERMException):
+            exception.code = LEFT  # Lightning's own is 0, as if the training had come to its end
+        super().on_exception(exception)
 
     def teardown(self) -> None:
         if self._member is not None:

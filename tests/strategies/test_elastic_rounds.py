@@ -7,7 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from torch import Tensor
 
 from lightning_gnn_dist.datamodule import PartitionedDataModule
-from lightning_gnn_dist.elastic import LIGHTHOUSE, Elastic, Membership
+from lightning_gnn_dist.elastic import LEFT, LIGHTHOUSE, WAITS, Elastic, Membership
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.link_module import LinkDataModule
 from lightning_gnn_dist.links import LinkSplit, split_edges
@@ -121,11 +121,21 @@ def train(
     saver = ModelCheckpoint(f"{folder}/saved", save_last=True, enable_version_counter=False)
     strategy = TMAStrategy(EverySeconds(0.4), elastic=Elastic(patience=60, timeout=8, ranks=world_size))
     options: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True, "ckpt_path": ckpt_path}
-    with suppress(SystemExit):  # Lightning's, after SIGTERM
+    with told_to_leave():
         fit(rank, strategy, module, devices=1, max_epochs=rounds, validate=True, **options)
     trainer = module.trainer
     seconds = [after - before for before, after in pairwise(module.ends)]
     return Outcome(trainer.current_epoch, module.members, state_of(module), trainer.global_step, seconds)
+
+
+@contextmanager
+def told_to_leave() -> Iterator[None]:
+    """Lightning's own way out after SIGTERM, with an exit code that says so."""
+    try:
+        yield
+    except SystemExit as left:
+        if left.code != LEFT:
+            raise RuntimeError(f"It ends with exit code {left.code}.") from left
 
 
 class RoundEMA(WeightAveraging):
@@ -299,6 +309,22 @@ def wait_in_vain(rank: int, world_size: int) -> None:
 def test_without_a_quorum_a_rank_gives_up_and_says_so() -> None:
     with pytest.raises(RankError, match=r"No quorum in 2 seconds: fewer ranks are alive than the lighthouse at http"):
         run_ranks(wait_in_vain, 1)
+
+
+def wait_with_a_mark(rank: int, world_size: int, mark: str) -> None:
+    os.environ[WAITS] = mark
+    wait_in_vain(rank, world_size)
+
+
+@pytest.mark.usefixtures("lighthouse")
+def test_the_launcher_can_see_who_waits(tmp_path: Path) -> None:
+    mark = tmp_path / "waits"
+    with start_ranks(wait_with_a_mark, 1, str(mark)) as ranks:
+        while not mark.exists():
+            time.sleep(0.02)
+        with pytest.raises(RankError, match="No quorum in 2 seconds"):
+            ranks.results()
+    assert not mark.exists()
 
 
 def saves(**options: Any) -> dict[str, Any]:
