@@ -22,7 +22,7 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.scattered.graph import ScatteredGraph
 from lightning_gnn_dist.scattered.loader import ScatteredGlobalBatches, ScatteredLoader
 from lightning_gnn_dist.scattered.sampling import check_sampler
-from lightning_gnn_dist.scattered.share import Bounds, Share
+from lightning_gnn_dist.scattered.share import Bounds, Share, check_ranks
 from lightning_gnn_dist.surroundings import Scope, check_scope
 
 
@@ -193,12 +193,8 @@ class ScatteredDataModule(LightningDataModule):
     # What it is made of.
 
     def _connect(self) -> ScatteredGraph:
-        world_size, num_shares = self._world_size(), self.bounds.num_shares
-        if world_size % num_shares:
-            raise ValueError(
-                f"{self.path} is divided into {num_shares} shares, which {world_size} ranks cannot hold evenly: use a "
-                f"multiple of {num_shares} ranks, or divide the graph into another number of shares."
-            )
+        num_shares = self.bounds.num_shares
+        check_ranks(self.path, self.bounds, self._world_size())
         share = Share.open(self.path, self._rank() % num_shares)
         return ScatteredGraph(share, open_channel(num_shares), cache_bytes=self.cache_bytes)
 

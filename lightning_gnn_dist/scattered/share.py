@@ -111,6 +111,15 @@ class Share:
             )
 
 
+def check_ranks(folder: Path, bounds: Bounds, num_ranks: int) -> None:
+    """Refuse so many ranks that some shares would be held more often than others."""
+    if num_ranks % bounds.num_shares:
+        raise ValueError(
+            f"{folder} is divided into {bounds.num_shares} shares, which {num_ranks} ranks cannot hold evenly: use a "
+            f"multiple of {bounds.num_shares} ranks, or divide the graph into another number of shares."
+        )
+
+
 def save_shares(graph: Graph, partition: Partition, folder: str | Path) -> None:
     """Write a share for every part. Nodes are numbered anew, part after part; ``n_id`` holds the old numbers.
 
