@@ -52,7 +52,8 @@ class ScatteredDataModule(LightningDataModule):
         coverage: Gives each batch ``batch.coverage``, as weights for the loss. None: no weights.
         correction_batch_size: Seeds of a batch of the whole graph, shared by all ranks. Default: ``batch_size`` for
             each rank.
-        correction_sampler: How neighbours are drawn for them: a ``NeighborSampler``. Default: ``sampler``.
+        correction_sampler: How neighbours are drawn for them: a ``NeighborSampler``, ``LadiesSampler`` or
+            ``FastGCNSampler``, which keeps a number for every node of the graph. Default: ``sampler``.
     """
 
     def __init__(

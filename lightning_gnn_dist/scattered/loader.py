@@ -22,7 +22,7 @@ class ScatteredLoader(BatchLoader):
 
     Args:
         graph: The graph to sample.
-        sampler: A ``NeighborSampler``.
+        sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``.
         seeds: Ids of the nodes to compute on, of the whole graph.
         num_batches: Batches a pass.
         seed: Decides every random choice.
