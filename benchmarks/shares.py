@@ -2,14 +2,19 @@
 
 python benchmarks/shares.py                       # four ranks on this machine, a graph of 200,000 nodes
 python benchmarks/shares.py --graph DIRECTORY     # a graph saved by Graph.save
+python benchmarks/shares.py --kinds ladies        # neighbors, ladies or corrections alone
 
-For one pass of batches around the training nodes of the own share, fan-out 15 and 10, 1024 seeds: megabytes that a rank
-sends and receives, and seconds a batch. With B shares, and rows that lie on other ranks with chance q (1 - 1/B for
-random parts, less for METIS), a batch with n nodes, of which f are expanded, and e edges costs
+For one pass of batches of 1024 seeds: megabytes that a rank sends and receives, exchanges, and seconds a batch. With B
+shares, and rows that lie on other ranks with chance q (1 - 1/B for random parts, less for METIS), a batch with n nodes,
+of which f are expanded, and e edges costs
 
     q (8 f + 4 e) + q (8 + bytes of a row) n'         bytes
 
 where n' of its nodes are counted once a bulk. "Formula" has the q that was seen.
+
+neighbors      around training nodes of the own share, fan-out 15 and 10
+ladies         the same with about 2048 nodes a layer: f are counted once a bulk, and e are all edges of their rows
+corrections    slices of 256 of a batch around training nodes of the whole graph, fan-out 15 and 10, as in LLCG
 """
 
 from __future__ import annotations
@@ -18,15 +23,19 @@ import argparse
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import Tensor
 
 from lightning_gnn_dist import (
     Graph,
+    LadiesSampler,
     MetisPartitioner,
     NeighborSampler,
     Partitioner,
@@ -34,70 +43,130 @@ from lightning_gnn_dist import (
     communities,
     save_shares,
 )
-from lightning_gnn_dist.collectives import open_channel, traffic
+from lightning_gnn_dist.collectives import Channel, open_channel, traffic
 from lightning_gnn_dist.sampling.base import BatchKey
+from lightning_gnn_dist.sampling.batch import SampledData
 from lightning_gnn_dist.scattered.graph import ScatteredGraph
-from lightning_gnn_dist.scattered.sampling import batches
+from lightning_gnn_dist.scattered.sampling import ScatteredSampler, batches
 from lightning_gnn_dist.scattered.share import Share
 
 RANKS = 4
-CUTS: dict[str, Partitioner] = {"random": RandomPartitioner(), "metis": MetisPartitioner()}
+CUTS: dict[str, Partitioner] = {"random": RandomPartitioner(), "METIS": MetisPartitioner()}
+NEIGHBORS, LADIES = NeighborSampler([15, 10]), LadiesSampler([2048, 2048])
+KINDS: dict[str, tuple[ScatteredSampler, int, list[tuple[int, int]]]] = {  # seeds; bulks and caches
+    "neighbors": (NEIGHBORS, 1024, [(1, 0), (8, 0), (8, 10_000_000)]),
+    "ladies": (LADIES, 1024, [(1, 0), (8, 0)]),
+    "corrections": (NEIGHBORS, 256, [(1, 0), (4, 0)]),
+}
 
 
-def measure(rank: int, folder: str, shares: int, bulk: int, cache: int, num_batches: int, file: str) -> None:
+class Expected:
+    """Adds up what the formula says of bulks."""
+
+    def __init__(self, graph: ScatteredGraph, degrees: Tensor) -> None:
+        self._bounds, self._rank, self._degrees = graph.share.bounds.nodes, graph.share.index, degrees
+        arrays = graph.share.rows.node_arrays.values()
+        self._width = sum(array[:1].numel() * array.element_size() for array in arrays)
+        self.bytes = 0.0
+
+    def add(self, made: Sequence[SampledData], sampler: ScatteredSampler) -> None:
+        self.bytes += self._away(_distinct([batch.n_id for batch in made])).numel() * (8 + self._width)
+        if isinstance(sampler, LadiesSampler):
+            for hop in range(sampler.num_hops):
+                frontier = [batch.n_id.split(batch.num_sampled_nodes)[hop] for batch in made]
+                away = self._away(_distinct(frontier))
+                self.bytes += 8 * away.numel() + 4 * int(self._degrees[away].sum())
+            return
+        for batch in made:
+            expanded = batch.n_id[: sum(batch.num_sampled_nodes[:-1])]
+            share = self._away(expanded).numel() / expanded.numel()
+            self.bytes += share * (8 * expanded.numel() + 4 * sum(batch.num_sampled_edges))
+
+    def _away(self, ids: Tensor) -> Tensor:
+        return ids[torch.searchsorted(self._bounds, ids, right=True) - 1 != self._rank]
+
+
+def _distinct(vectors: list[Tensor]) -> Tensor:
+    return torch.cat(vectors).unique()
+
+
+class CountingChannel(Channel):
+    """Knows how often its ranks exchanged something."""
+
+    exchanges = 0
+
+    def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
+        self.exchanges += 1
+        return super().exchange(pieces, lengths)
+
+
+def measure(rank: int, folder: str, shares: int, kind: str, bulk: int, cache: int, num_batches: int, file: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=300))
+    sampler, size, _ = KINDS[kind]
     channel = open_channel(shares)
+    channel.__class__ = CountingChannel
+    assert isinstance(channel, CountingChannel)
     graph = ScatteredGraph(Share.open(folder, channel.rank), channel, cache_bytes=cache)
     own = graph.share.rows.split("train") + graph.share.first_node
+    if kind == "corrections":
+        own = graph.split("train")
     order = own[torch.randperm(own.numel(), generator=torch.Generator().manual_seed(rank))]
-    sampler, formula, before, start = NeighborSampler([15, 10]), 0.0, traffic.bytes_sent, time.perf_counter()
-    width = sum(array[:1].numel() * array.element_size() for array in graph.share.rows.node_arrays.values())
-    bounds = graph.share.bounds.nodes
+    expected = Expected(graph, torch.from_numpy(np.load(f"{folder}/degrees.npy")))
+    before, exchanges = traffic.bytes_sent, channel.exchanges
+    seconds = 0.0
     for first in range(0, num_batches, bulk):
         numbers = range(first, first + bulk)
-        seeds = [order[torch.arange(i * 1024, (i + 1) * 1024) % order.numel()].unique() for i in numbers]
+        seeds = [order[torch.arange(i * size, (i + 1) * size) % order.numel()].unique() for i in numbers]
+        start = time.perf_counter()
         made = batches(graph, sampler, seeds, [BatchKey(rank, 0, i) for i in numbers])
-        for batch in made:
-            expanded = sum(batch.num_sampled_nodes[:-1])
-            is_remote = (torch.searchsorted(bounds, batch.n_id[:expanded], right=True) - 1 != channel.rank).float()
-            formula += float(is_remote.mean()) * (8 * expanded + 4 * sum(batch.num_sampled_edges))
-        union = torch.cat([batch.n_id for batch in made]).unique()
-        away = int((torch.searchsorted(bounds, union, right=True) - 1 != channel.rank).sum())
-        formula += away * (8 + width)
-    sent = torch.tensor([traffic.bytes_sent - before, formula, time.perf_counter() - start, graph.cache.hit_rate])
-    dist.all_reduce(sent)
+        seconds += time.perf_counter() - start
+        expected.add(made, sampler)
+    asked = (channel.exchanges - exchanges) / num_batches
+    seen = torch.tensor([traffic.bytes_sent - before, expected.bytes, seconds, graph.cache.hit_rate])
+    dist.all_reduce(seen)
     if rank == 0:
-        megabytes, expected, seconds, hits = (sent / RANKS).tolist()
-        per_batch = [f"{value / num_batches / 1e6:.2f}" for value in (megabytes, expected)]
-        figures = [*per_batch, f"{megabytes / expected - 1:+.1%}", f"{hits:.0%}", f"{seconds / num_batches:.3f}"]
+        sent, formula, seconds, hits = (seen / RANKS).tolist()
+        per_batch = [f"{value / num_batches / 1e6:.2f}" for value in (sent, formula)]
+        off = f"{100 * (sent / formula - 1):+.1f} %"
+        figures = [*per_batch, off, f"{100 * hits:.0f} %", f"{asked:.1f}", f"{seconds / num_batches:.3f}"]
         Path(file).write_text(" | ".join(figures))
     dist.destroy_process_group()
+
+
+def divide(graph: Graph, partitioner: Partitioner, shares: int, folder: str) -> None:
+    """With the ids of the division, so that batches say where their nodes lie."""
+    partition = partitioner(graph, shares, seed=0)
+    order = partition.assignment.argsort(stable=True)
+    arrays = graph.node_arrays | {"n_id": order.argsort()}
+    save_shares(Graph(graph.indptr, graph.indices, arrays), partition, folder)
+    np.save(f"{folder}/degrees.npy", graph.degrees()[order].numpy())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--graph", type=Path)
     parser.add_argument("--batches", type=int, default=16)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     options = parser.parse_args()
     graph = communities(200_000, 40, num_features=128) if options.graph is None else Graph.open(options.graph)
-    # The ids of the division, so that batches say where their nodes lie.
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    print("| parts | shares | bulk | cache | MB a batch | formula | off by | hits | seconds a batch |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| batches | parts | shares | bulk | cache | MB a batch | formula | off by | hits | exchanges | seconds |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    port = 29_600
     with tempfile.TemporaryDirectory() as scratch:
         for cut, partitioner in CUTS.items():
             for shares in (4, 2):
-                folder = f"{scratch}/{cut}-{shares}"
-                partition = partitioner(graph, shares, seed=0)
-                order = partition.assignment.argsort(stable=True)
-                arrays = graph.node_arrays | {"n_id": order.argsort()}
-                save_shares(Graph(graph.indptr, graph.indices, arrays), partition, folder)
-                for bulk, cache in ((1, 0), (8, 0), (8, 10_000_000)):
-                    os.environ["MASTER_PORT"] = str(29_600 + shares * 20 + bulk + (cache > 0))
-                    file = f"{scratch}/row"
-                    mp.spawn(measure, (folder, shares, bulk, cache, options.batches, file), nprocs=RANKS)  # type: ignore[no-untyped-call]
-                    print(f"| {cut} | {shares} | {bulk} | {cache // 10**6} MB | {Path(file).read_text()} |", flush=True)
+                folder, file = f"{scratch}/{cut}-{shares}", f"{scratch}/row"
+                divide(graph, partitioner, shares, folder)
+                for kind in options.kinds:
+                    for bulk, cache in KINDS[kind][2]:
+                        port += 1
+                        os.environ["MASTER_PORT"] = str(port)
+                        what = folder, shares, kind, bulk, cache, options.batches, file
+                        mp.spawn(measure, what, nprocs=RANKS)  # type: ignore[no-untyped-call]
+                        row = f"| {kind} | {cut} | {shares} | {bulk} | {cache // 10**6} MB |"
+                        print(row, Path(file).read_text(), "|", flush=True)
 
 
 if __name__ == "__main__":

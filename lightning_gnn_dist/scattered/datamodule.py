@@ -42,7 +42,8 @@ class ScatteredDataModule(LightningDataModule):
         batch_size: Training seeds in a batch, at most.
         eval_batch_size: Nodes evaluated at once. Default: ``batch_size``. Full neighbourhoods are large.
         seed: Everything random is drawn from it: order of seeds, neighbours.
-        bulk_size: Batches sampled together. Does not change what is drawn, but how often features are sent.
+        bulk_size: Batches sampled together, also for corrections. Does not change what is drawn, but how often rows are
+            sent.
         num_threads: Background threads that sample the own share while the model trains. 0: none. What needs other
             ranks is never sampled in the background.
         widen_features: Arrays of float16, bfloat16, and of int8 with scales come as float32. They travel as stored.
@@ -244,6 +245,7 @@ class ScatteredDataModule(LightningDataModule):
             size,
             self.seed,
             self.widen_features,
+            self.bulk_size,
             whole=whole,
         )
 

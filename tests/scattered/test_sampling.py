@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gnn_dist.collectives import open_channel, traffic
+from lightning_gnn_dist.collectives import Channel, open_channel, traffic
 from lightning_gnn_dist.sampling.base import BatchKey
 from lightning_gnn_dist.sampling.batch import assemble
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
@@ -20,6 +21,7 @@ from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.scattered.graph import ScatteredGraph
+from lightning_gnn_dist.scattered.loader import ScatteredGlobalBatches
 from lightning_gnn_dist.scattered.sampling import ScatteredSampler, batches, check_sampler
 from lightning_gnn_dist.scattered.share import Share, save_shares
 from tests.ranks import run_ranks
@@ -124,3 +126,41 @@ def test_batches_are_those_of_the_whole_graph(
             assert ours.keys() == theirs.keys()
             for name, value in theirs.items():
                 assert torch.equal(ours[name], value) if isinstance(value, Tensor) else ours[name] == value, name
+
+
+class CountingChannel(Channel):
+    """Knows how often its ranks exchanged something."""
+
+    exchanges = 0
+
+    def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
+        self.exchanges += 1
+        return super().exchange(pieces, lengths)
+
+
+def corrected(rank: int, world_size: int, folder: str, sampler: ScatteredSampler) -> list[Any]:
+    """For bulks of one and of four: batches of a round, exchanges, and bytes sent."""
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    found: list[Any] = []
+    for bulk_size in (1, 4):
+        channel = CountingChannel(dist.group.WORLD, world_size, rank)
+        graph = ScatteredGraph(Share.open(folder, rank), channel)
+        options = {"whole": graph, "bulk_size": bulk_size}
+        source = ScatteredGlobalBatches(graph.share.rows, sampler, graph.split("train"), 32, 0, **options)
+        exchanges, before = channel.exchanges, traffic.bytes_sent
+        made = [as_dict(batch) for batch in source.of_round(3, rank, world_size, start=2, stop=8)]
+        found.append((made, channel.exchanges - exchanges, traffic.bytes_sent - before))
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("sampler", [NeighborSampler(FANOUTS), LadiesSampler([30, 30])], ids=["neighbor", "ladies"])
+def test_corrections_are_made_in_bulks(tmp_path: Path, sampler: ScatteredSampler) -> None:
+    graph = small_graph()
+    save_shares(graph, some_partition(graph, 2), tmp_path / "shares")
+    for (one, exchanges, spent), (four, fewer, less) in run_ranks(corrected, 2, str(tmp_path / "shares"), sampler):
+        assert len(one) == len(four) == 6
+        for left, right in zip(one, four, strict=True):
+            for name, value in left.items():
+                assert torch.equal(value, right[name]) if isinstance(value, Tensor) else value == right[name], name
+        assert exchanges == 3 * fewer and less < spent  # bulks of four and of two in place of six
