@@ -9,10 +9,6 @@ computes some of the nodes of its share, so that a layer is computed once for ea
 from __future__ import annotations
 
 import os
-import shutil
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.graph import store
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layers import Layer, LayerWork, with_x
 from lightning_gnn_dist.row_file import RowFile, make
@@ -49,7 +46,7 @@ class ScatteredWork(LayerWork):
         share = Share.open(self.folder, collectives.rank() % bounds.num_shares)
         channel = collectives.open_channel(num_ranks)
         try:
-            with _folder_beside(self.folder) as folder:
+            with store.draft_beside(self.folder.resolve()) as folder:  # where shares are there is room for their rows
                 halo = Halo(share, division, channel, folder, self.budget_bytes)
                 graph = halo.graph()
                 for place, layer in enumerate(inner):
@@ -94,17 +91,6 @@ class ScatteredWork(LayerWork):
         finally:
             if collectives.rank() == 0:
                 draft.unlink(missing_ok=True)
-
-
-@contextmanager
-def _folder_beside(path: Path) -> Iterator[Path]:
-    """Where the shares are there is room for rows of their nodes."""
-    folder = path.resolve().parent / f".{path.name}.{uuid.uuid4().hex}"
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _checked(n_id: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
