@@ -2,7 +2,7 @@
 
 python benchmarks/shares.py                       # four ranks on this machine, a graph of 200,000 nodes
 python benchmarks/shares.py --graph DIRECTORY     # a graph saved by Graph.save
-python benchmarks/shares.py --kinds ladies        # neighbors, ladies or corrections alone
+python benchmarks/shares.py --kinds ladies        # or neighbors, corrections, layers
 
 For one pass of batches of 1024 seeds: megabytes that a rank sends and receives, exchanges, and seconds a batch. With B
 shares, and rows that lie on other ranks with chance q (1 - 1/B for random parts, less for METIS), a batch with n nodes,
@@ -15,23 +15,30 @@ where n' of its nodes are counted once a bulk. "Formula" has the q that was seen
 neighbors      around training nodes of the own share, fan-out 15 and 10
 ladies         the same with about 2048 nodes a layer: f are counted once a bulk, and e are all edges of their rows
 corrections    slices of 256 of a batch around training nodes of the whole graph, fan-out 15 and 10, as in LLCG
+
+And for all nodes by two layers of GraphSAGE with hidden size 64 (predict_by_layer): nodes of a rank's halo, megabytes
+that it sends, and seconds. The formula: for each node of the halo 4 and the row, of every array and of the inner layer.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import lightning.pytorch as pl
 import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
+from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
     Graph,
@@ -47,6 +54,7 @@ from lightning_gnn_dist.collectives import Channel, open_channel, traffic
 from lightning_gnn_dist.sampling.base import BatchKey
 from lightning_gnn_dist.sampling.batch import SampledData
 from lightning_gnn_dist.scattered.graph import ScatteredGraph
+from lightning_gnn_dist.scattered.layers import ScatteredWork
 from lightning_gnn_dist.scattered.sampling import ScatteredSampler, batches
 from lightning_gnn_dist.scattered.share import Share
 
@@ -134,6 +142,45 @@ def measure(rank: int, folder: str, shares: int, kind: str, bulk: int, cache: in
     dist.destroy_process_group()
 
 
+class Layered(pl.LightningModule):
+    """Two layers of GraphSAGE, hidden size 64."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.first, self.last = SAGEConv(num_features, 64), SAGEConv(64, 40)
+
+    def layers(self) -> list[Callable[[Any], Tensor]]:
+        def one(conv: torch.nn.Module, batch: Any) -> Tensor:
+            (block,) = batch.blocks
+            rows: Tensor = conv((batch.x, batch.x[: block.num_dst]), block.adj)
+            return rows
+
+        return [lambda batch: one(self.first, batch).relu(), lambda batch: one(self.last, batch)]
+
+
+@torch.inference_mode()
+def predict(rank: int, folder: str, file: str) -> None:
+    """All nodes by two layers, each rank those of its share."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=300))
+    share = Share.open(folder, rank)
+    senders = share.rows.indices.unique().long()
+    own = share.first_node, share.first_node + share.rows.num_nodes
+    halo = int(((senders < own[0]) | (senders >= own[1])).sum())
+    widths = [array[:1].numel() * array.element_size() for array in share.rows.node_arrays.values()]
+    model = Layered(share.rows.node_arrays["x"].shape[1])
+    before, start = traffic.bytes_sent, time.perf_counter()
+    ScatteredWork(model, None, 1 << 30, lambda batch, rows: None, folder=Path(folder)).step(torch.zeros(1))
+    formula = halo * sum(4 + width for width in [*widths, 4 * 64])
+    seen = torch.tensor([traffic.bytes_sent - before, formula, time.perf_counter() - start, halo])
+    dist.all_reduce(seen)
+    if rank == 0:
+        sent, expected, seconds, nodes = (seen / RANKS).tolist()
+        figures = [f"{nodes:,.0f}", f"{sent / 1e6:.1f}", f"{expected / 1e6:.1f}", f"{seconds:.1f}"]
+        Path(file).write_text(" | ".join(figures))
+    dist.destroy_process_group()
+
+
 def divide(graph: Graph, partitioner: Partitioner, shares: int, folder: str) -> None:
     """With the ids of the division, so that batches say where their nodes lie."""
     partition = partitioner(graph, shares, seed=0)
@@ -147,26 +194,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--graph", type=Path)
     parser.add_argument("--batches", type=int, default=16)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=[*KINDS, "layers"], default=[*KINDS, "layers"])
     options = parser.parse_args()
     graph = communities(200_000, 40, num_features=128) if options.graph is None else Graph.open(options.graph)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    print("| batches | parts | shares | bulk | cache | MB a batch | formula | off by | hits | exchanges | seconds |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
-    port = 29_600
     with tempfile.TemporaryDirectory() as scratch:
-        for cut, partitioner in CUTS.items():
-            for shares in (4, 2):
-                folder, file = f"{scratch}/{cut}-{shares}", f"{scratch}/row"
-                divide(graph, partitioner, shares, folder)
-                for kind in options.kinds:
-                    for bulk, cache in KINDS[kind][2]:
-                        port += 1
-                        os.environ["MASTER_PORT"] = str(port)
-                        what = folder, shares, kind, bulk, cache, options.batches, file
-                        mp.spawn(measure, what, nprocs=RANKS)  # type: ignore[no-untyped-call]
-                        row = f"| {kind} | {cut} | {shares} | {bulk} | {cache // 10**6} MB |"
-                        print(row, Path(file).read_text(), "|", flush=True)
+        folders = {(cut, shares): f"{scratch}/{cut}-{shares}" for cut in CUTS for shares in (4, 2)}
+        for (cut, shares), folder in folders.items():
+            divide(graph, CUTS[cut], shares, folder)
+        print(
+            "| batches | parts | shares | bulk | cache | MB a batch | formula | off by | hits | exchanges | seconds |"
+        )
+        print("|---|---|---|---|---|---|---|---|---|---|---|")
+        for (cut, shares), folder in folders.items():
+            for kind in filter(KINDS.__contains__, options.kinds):
+                for bulk, cache in KINDS[kind][2]:
+                    figures = on_ranks(measure, folder, shares, kind, bulk, cache, options.batches, f"{scratch}/row")
+                    print(f"| {kind} | {cut} | {shares} | {bulk} | {cache // 10**6} MB | {figures} |", flush=True)
+        if "layers" in options.kinds:
+            print("\n| layers | halo, nodes | MB | formula | seconds |\n|---|---|---|---|---|")
+            for cut in CUTS:
+                figures = on_ranks(predict, folders[cut, 4], f"{scratch}/row")
+                print(f"| {cut} | {figures} |", flush=True)
+
+
+def on_ranks(function: Callable[..., None], *arguments: Any) -> str:
+    """Run it on all ranks; return what it wrote to the file that is its last argument."""
+    os.environ["MASTER_PORT"] = str(random.SystemRandom().randrange(20_000, 32_000))
+    mp.spawn(function, arguments, nprocs=RANKS)  # type: ignore[no-untyped-call]
+    return Path(arguments[-1]).read_text()
 
 
 if __name__ == "__main__":

@@ -48,8 +48,9 @@ def predict_by_layer(
                 return [lambda batch: self.conv1(batch.x, batch.edge_index).relu(), self.last]
 
     Of a scattered graph, every rank computes a layer for nodes of its own share. Before the next one it is sent, once,
-    the rows of the nodes elsewhere that send to them; they lie in a folder beside the shares, which vanishes. Rows are
-    written in the order of ``n_id``, that of the graph before it was divided.
+    the rows of the nodes elsewhere that send to them. All these lie in a folder beside the shares, which vanishes: it
+    takes as much as the arrays of those nodes. Rows are written in the order of ``n_id``, that of the graph before it
+    was divided.
 
     Args:
         trainer: Starts the ranks, places the model and sets the precision.

@@ -17,6 +17,7 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.store import map_npy
 from lightning_gnn_dist.row_file import RowFile, make, rows_of
 from lightning_gnn_dist.sampling.base import BatchKey
 from lightning_gnn_dist.sampling.batch import assemble
@@ -105,7 +106,7 @@ class LayerWork:
 
 def with_x(graph: Graph, rows: Path) -> Graph:
     """The graph with other features: what a layer said of its nodes."""
-    x = torch.from_numpy(np.load(rows, mmap_mode="c"))
+    x = torch.from_numpy(map_npy(rows))
     return Graph(graph.indptr, graph.indices, graph.node_arrays | {"x": x}, graph.edge_arrays, fingerprint="")
 
 

@@ -128,7 +128,7 @@ def check_names(names: Iterable[str]) -> None:
 def _map(file: Path, entry: dict[str, Any]) -> Tensor:
     dtype = getattr(torch, entry["dtype"])
     try:
-        tensor = torch.from_numpy(_map_npy(file))
+        tensor = torch.from_numpy(map_npy(file))
     except (OSError, ValueError, EOFError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             raise MemoryError(
@@ -145,7 +145,7 @@ def _map(file: Path, entry: dict[str, Any]) -> Tensor:
     return tensor
 
 
-def _map_npy(file: Path) -> np.ndarray[Any, Any]:
+def map_npy(file: Path) -> np.ndarray[Any, Any]:
     """Map a file, copy on write: torch wants writable memory, and the file must never change.
 
     Not ``np.load(mmap_mode="c")``: Linux refuses such a map when it is larger than the memory there is, unless

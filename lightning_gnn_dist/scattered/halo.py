@@ -19,10 +19,12 @@ from lightning_gnn_dist.collectives import Channel
 from lightning_gnn_dist.graph import npy
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, take_rows
+from lightning_gnn_dist.graph.store import map_npy
 from lightning_gnn_dist.row_file import RowFile, make
 from lightning_gnn_dist.scattered.share import Bounds, Share
 
-_COPIES = 3  # of what a round sends: as rows, as bytes, as what came
+_COPIES = 6  # of what a round sends: as rows, as bytes, as what came; and what an allocator holds on to
+_BYTES_OF_AN_EDGE = 80  # while local ids are looked up
 _ROWS_AT_ONCE = 1 << 16
 
 
@@ -54,19 +56,21 @@ class Division:
 class Halo:
     """A rank's own nodes and their halo, as a graph whose arrays are files.
 
+    It holds a batch of edges or rows in RAM, and at first some 40 bytes for each node of the halo.
+
     Args:
         share: Has the own nodes.
         division: Says which they are.
         channel: All ranks.
         folder: For the files, on this host.
-        budget_bytes: What a round of the exchange may take.
+        budget_bytes: What a batch of edges, or a round of the exchange, may take.
     """
 
     def __init__(self, share: Share, division: Division, channel: Channel, folder: Path, budget_bytes: int) -> None:
         self._channel, self._folder, self._budget_bytes = channel, folder, budget_bytes
-        self._own = division.nodes(channel.rank)
-        self._rows = _rows_of(share, self._own)
-        self.ids = self._kept("ids", _outside(self._rows.indices, self._own))
+        self._share, self._own = share, division.nodes(channel.rank)
+        self._edges_at_once = min(EDGES_AT_ONCE, max(1, budget_bytes // _BYTES_OF_AN_EDGE))
+        self.ids = self._kept("ids", self._outside(_rows_of(share, self._own).indices))
         self._small = index_dtype(int(share.bounds.nodes[-1]))
         self._cuts = [self._cut(division.nodes(rank)) for rank in range(channel.size)]
         self._most = self._agreed_most()
@@ -81,10 +85,11 @@ class Halo:
 
     def graph(self) -> Graph:
         """The rows of the own nodes, and the arrays of all. Collective."""
-        indptr, edges = self._rows.indptr, self._rows.edge_arrays
-        indptr = self._kept("indptr", torch.cat([indptr, indptr[-1:].expand(self.ids.numel())]))
-        arrays = {name: self._with_halo(name, array) for name, array in sorted(self._rows.node_arrays.items())}
-        return Graph(indptr, self._local_indices(), arrays, edges, fingerprint="")
+        rows = _rows_of(self._share, self._own)
+        ends = rows.indptr[-1:].expand(self.ids.numel())
+        indptr = self._kept("indptr", torch.cat([rows.indptr, ends]))
+        arrays = {name: self._with_halo(name, array) for name, array in sorted(rows.node_arrays.items())}
+        return Graph(indptr, self._local_indices(rows.indices), arrays, rows.edge_arrays, fingerprint="")
 
     def complete(self, path: Path) -> None:
         """Put the rows of the halo behind the own ones, which are in the file. Collective."""
@@ -111,6 +116,16 @@ class Halo:
         """Where in the halo another rank's nodes are."""
         return range(*torch.searchsorted(self.ids, torch.tensor([nodes.start, nodes.stop])).tolist())
 
+    def _outside(self, indices: Tensor) -> Tensor:
+        """The nodes that send to the own ones and are none of them, in increasing order."""
+        found, new = torch.empty(0, dtype=torch.int64), list[Tensor]()
+        for senders in indices.split(self._edges_at_once):
+            new.append(senders[~_is_in(senders, self._own)].unique().to(torch.int64))
+            if sum(map(len, new)) > max(self._edges_at_once, len(found)):  # so that each is sorted a few times
+                found, new = torch.cat([found, *new]).unique(), []
+        every: Tensor = torch.cat([found, *new]).unique()
+        return every
+
     def _agreed_most(self) -> int:
         """The most nodes that any rank needs of another."""
         own = torch.tensor([max(map(len, self._cuts))])
@@ -129,11 +144,11 @@ class Halo:
         self.complete(path)
         return _map(path).view(array.dtype)
 
-    def _local_indices(self) -> Tensor:
+    def _local_indices(self, indices: Tensor) -> Tensor:
         """Own nodes by their place among the own, others by that in the halo behind them."""
         path, dtype = self._folder / "indices.npy", index_dtype(self.num_nodes)
-        npy.write_header(path, _numpy_dtype(dtype), (self._rows.num_edges,))
-        for senders in self._rows.indices.split(EDGES_AT_ONCE):
+        npy.write_header(path, _numpy_dtype(dtype), tuple(indices.shape))
+        for senders in indices.split(self._edges_at_once):
             outside = self.num_own + torch.searchsorted(self.ids, senders.to(torch.int64))
             local = torch.where(_is_in(senders, self._own), senders - self._own.start, outside)
             npy.append(path, local.to(dtype).numpy())
@@ -155,23 +170,12 @@ def _rows_of(share: Share, nodes: range) -> Graph:
     return Graph(starts - starts[0], rows.indices[edges], arrays, of_edges, fingerprint="")
 
 
-def _outside(senders: Tensor, own: range) -> Tensor:
-    """Those that are not of the own nodes, each once, in increasing order."""
-    found, new = torch.empty(0, dtype=torch.int64), list[Tensor]()
-    for piece in senders.split(EDGES_AT_ONCE):
-        new.append(piece[~_is_in(piece, own)].to(torch.int64).unique())
-        if sum(map(len, new)) > max(EDGES_AT_ONCE, len(found)):  # so that each is looked at a few times
-            found, new = torch.cat([found, *new]).unique(), []
-    every: Tensor = torch.cat([found, *new]).unique()
-    return every
-
-
 def _is_in(ids: Tensor, nodes: range) -> Tensor:
     return (ids >= nodes.start) & (ids < nodes.stop)
 
 
 def _map(path: Path) -> Tensor:
-    return torch.from_numpy(np.load(path, mmap_mode="c"))
+    return torch.from_numpy(map_npy(path))
 
 
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:

@@ -3,8 +3,9 @@
     P = Q A, row by row: the owners of a bulk's frontier nodes send their rows, once for all batches of the bulk
 
 Importances are sums of squares over the rows, and floating point sums depend on their order. So owners do not add up
-what they have, but send entries in the order of the rows, and whoever makes the batch adds as one host would.
-Rows are read by owners alone: with A in shares of rows, Q A needs nothing of A but the rows that Q names.
+what they have, but send entries in the order of the rows, and whoever makes the batch adds as one host would. That is 4
+bytes an edge, where sums by sender would be 12 for each and leave the chosen edges to be sent. A lies in shares of
+rows, so Q A needs no rows of A but those that Q names.
 """
 
 from __future__ import annotations

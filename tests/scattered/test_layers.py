@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -30,6 +31,7 @@ from lightning_gnn_dist.scattered.halo import Division, Halo
 from lightning_gnn_dist.scattered.share import Bounds, Share, save_shares
 from tests.ranks import RankError, run_ranks
 from tests.scattered.graphs import in_order_of_parts, small_graph, some_partition
+from tests.test_inference import anonymous_bytes
 
 CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     "sage": SAGEConv,
@@ -192,3 +194,46 @@ def test_what_keeps_nothing_is_refused(tmp_path: Path) -> None:
         predict_by_layer(quiet(1), Deep("sage"), ScatteredDataModule(tmp_path / "shares"), None)
     with pytest.raises(ValueError, match="Only with on_rows, and of a scattered graph"):
         predict_by_layer(quiet(1), Deep("sage"), weighted_graph(), None, on_rows=lambda batch, rows: None)
+
+
+class Bipartite(Deep):
+    """Reads the blocks, so that nothing is held for an edge."""
+
+    def layer(self, conv: torch.nn.Module, batch: Any) -> Tensor:
+        (block,) = batch.blocks
+        x: Tensor = conv((batch.x, batch.x[: block.num_dst]), block.adj)
+        return x
+
+
+def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> tuple[int, int]:
+    """Bytes of this process alone, beyond what it has after a first and small prediction; and nodes of its halo."""
+    model, trainer = Bipartite("sage"), quiet(world_size)
+    predict_by_layer(trainer, model, ScatteredDataModule(folder / "small"), folder / "small.npy")
+    before, seen, done, halos = anonymous_bytes(), [0], threading.Event(), []
+    graph = Halo.graph
+    Halo.graph = lambda self: halos.append(self.ids.numel()) or graph(self)  # type: ignore[func-returns-value]
+
+    def watch() -> None:
+        while not done.wait(0.005):
+            seen.append(anonymous_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    shares = ScatteredDataModule(folder / "shares")
+    predict_by_layer(trainer, model, shares, folder / "rows.npy", budget_bytes=budget_bytes)
+    done.set()
+    watcher.join()
+    return max(seen) - before, halos[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_neither_a_share_nor_its_halo_is_held(tmp_path: Path) -> None:
+    nodes, budget = 4_000_000, 128 << 20
+    graph = Graph.from_edge_index(torch.randint(nodes, (2, 2 * nodes)), nodes, {"x": torch.rand(nodes, 5)})
+    graph.node_arrays["z"] = torch.rand(nodes, 15)
+    for name, whole in (("shares", graph), ("small", small_graph())):
+        save_shares(whole, some_partition(whole, 2), tmp_path / name)
+    for most, halo_nodes in run_ranks(most_memory, 2, tmp_path, budget, timeout=400):
+        assert (nodes // 2 + halo_nodes) * 4 * 20 > 1.5 * budget
+        assert budget / 8 < most < budget + 40 * halo_nodes
