@@ -2,31 +2,47 @@
 
 python benchmarks/shares.py                       # four ranks on this machine, a graph of 200,000 nodes
 python benchmarks/shares.py --graph DIRECTORY     # a graph saved by Graph.save
+python benchmarks/shares.py --kinds ladies        # or neighbors, corrections, layers
 
-For one pass of batches around the training nodes of the own share, fan-out 15 and 10, 1024 seeds: megabytes that a rank
-sends and receives, and seconds a batch. With B shares, and rows that lie on other ranks with chance q (1 - 1/B for
-random parts, less for METIS), a batch with n nodes, of which f are expanded, and e edges costs
+For one pass of batches of 1024 seeds: megabytes that a rank sends and receives, exchanges, and seconds a batch. With B
+shares, and rows that lie on other ranks with chance q (1 - 1/B for random parts, less for METIS), a batch with n nodes,
+of which f are expanded, and e edges costs
 
     q (8 f + 4 e) + q (8 + bytes of a row) n'         bytes
 
 where n' of its nodes are counted once a bulk. "Formula" has the q that was seen.
+
+neighbors      around training nodes of the own share, fan-out 15 and 10
+ladies         the same with about 2048 nodes a layer: f are counted once a bulk, and e are all edges of their rows
+corrections    slices of 256 of a batch around training nodes of the whole graph, fan-out 15 and 10, as in LLCG
+
+And for all nodes by two layers of GraphSAGE with hidden size 64 (predict_by_layer): nodes of a rank's halo, megabytes
+that it sends, and seconds. The formula: for each node of the halo 4 and the row, of every array and of the inner layer.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import lightning.pytorch as pl
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import Tensor
+from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
     Graph,
+    LadiesSampler,
     MetisPartitioner,
     NeighborSampler,
     Partitioner,
@@ -34,70 +50,179 @@ from lightning_gnn_dist import (
     communities,
     save_shares,
 )
-from lightning_gnn_dist.collectives import open_channel, traffic
+from lightning_gnn_dist.collectives import Channel, open_channel, traffic
 from lightning_gnn_dist.sampling.base import BatchKey
+from lightning_gnn_dist.sampling.batch import SampledData
 from lightning_gnn_dist.scattered.graph import ScatteredGraph
-from lightning_gnn_dist.scattered.sampling import batches
+from lightning_gnn_dist.scattered.layers import ScatteredWork
+from lightning_gnn_dist.scattered.sampling import ScatteredSampler, batches
 from lightning_gnn_dist.scattered.share import Share
 
 RANKS = 4
-CUTS: dict[str, Partitioner] = {"random": RandomPartitioner(), "metis": MetisPartitioner()}
+CUTS: dict[str, Partitioner] = {"random": RandomPartitioner(), "METIS": MetisPartitioner()}
+NEIGHBORS, LADIES = NeighborSampler([15, 10]), LadiesSampler([2048, 2048])
+KINDS: dict[str, tuple[ScatteredSampler, int, list[tuple[int, int]]]] = {  # seeds; bulks and caches
+    "neighbors": (NEIGHBORS, 1024, [(1, 0), (8, 0), (8, 10_000_000)]),
+    "ladies": (LADIES, 1024, [(1, 0), (8, 0)]),
+    "corrections": (NEIGHBORS, 256, [(1, 0), (4, 0)]),
+}
 
 
-def measure(rank: int, folder: str, shares: int, bulk: int, cache: int, num_batches: int, file: str) -> None:
+class Expected:
+    """Adds up what the formula says of bulks."""
+
+    def __init__(self, graph: ScatteredGraph, degrees: Tensor) -> None:
+        self._bounds, self._rank, self._degrees = graph.share.bounds.nodes, graph.share.index, degrees
+        arrays = graph.share.rows.node_arrays.values()
+        self._width = sum(array[:1].numel() * array.element_size() for array in arrays)
+        self.bytes = 0.0
+
+    def add(self, made: Sequence[SampledData], sampler: ScatteredSampler) -> None:
+        self.bytes += self._away(_distinct([batch.n_id for batch in made])).numel() * (8 + self._width)
+        if isinstance(sampler, LadiesSampler):
+            for hop in range(sampler.num_hops):
+                frontier = [batch.n_id.split(batch.num_sampled_nodes)[hop] for batch in made]
+                away = self._away(_distinct(frontier))
+                self.bytes += 8 * away.numel() + 4 * int(self._degrees[away].sum())
+            return
+        for batch in made:
+            expanded = batch.n_id[: sum(batch.num_sampled_nodes[:-1])]
+            share = self._away(expanded).numel() / expanded.numel()
+            self.bytes += share * (8 * expanded.numel() + 4 * sum(batch.num_sampled_edges))
+
+    def _away(self, ids: Tensor) -> Tensor:
+        return ids[torch.searchsorted(self._bounds, ids, right=True) - 1 != self._rank]
+
+
+def _distinct(vectors: list[Tensor]) -> Tensor:
+    return torch.cat(vectors).unique()
+
+
+class CountingChannel(Channel):
+    """Knows how often its ranks exchanged something."""
+
+    exchanges = 0
+
+    def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
+        self.exchanges += 1
+        return super().exchange(pieces, lengths)
+
+
+def measure(rank: int, folder: str, shares: int, kind: str, bulk: int, cache: int, num_batches: int, file: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=300))
+    sampler, size, _ = KINDS[kind]
     channel = open_channel(shares)
+    channel.__class__ = CountingChannel
+    assert isinstance(channel, CountingChannel)
     graph = ScatteredGraph(Share.open(folder, channel.rank), channel, cache_bytes=cache)
     own = graph.share.rows.split("train") + graph.share.first_node
+    if kind == "corrections":
+        own = graph.split("train")
     order = own[torch.randperm(own.numel(), generator=torch.Generator().manual_seed(rank))]
-    sampler, formula, before, start = NeighborSampler([15, 10]), 0.0, traffic.bytes_sent, time.perf_counter()
-    width = sum(array[:1].numel() * array.element_size() for array in graph.share.rows.node_arrays.values())
-    bounds = graph.share.bounds.nodes
+    expected = Expected(graph, torch.from_numpy(np.load(f"{folder}/degrees.npy")))
+    before, exchanges = traffic.bytes_sent, channel.exchanges
+    seconds = 0.0
     for first in range(0, num_batches, bulk):
         numbers = range(first, first + bulk)
-        seeds = [order[torch.arange(i * 1024, (i + 1) * 1024) % order.numel()].unique() for i in numbers]
+        seeds = [order[torch.arange(i * size, (i + 1) * size) % order.numel()].unique() for i in numbers]
+        start = time.perf_counter()
         made = batches(graph, sampler, seeds, [BatchKey(rank, 0, i) for i in numbers])
-        for batch in made:
-            expanded = sum(batch.num_sampled_nodes[:-1])
-            is_remote = (torch.searchsorted(bounds, batch.n_id[:expanded], right=True) - 1 != channel.rank).float()
-            formula += float(is_remote.mean()) * (8 * expanded + 4 * sum(batch.num_sampled_edges))
-        union = torch.cat([batch.n_id for batch in made]).unique()
-        away = int((torch.searchsorted(bounds, union, right=True) - 1 != channel.rank).sum())
-        formula += away * (8 + width)
-    sent = torch.tensor([traffic.bytes_sent - before, formula, time.perf_counter() - start, graph.cache.hit_rate])
-    dist.all_reduce(sent)
+        seconds += time.perf_counter() - start
+        expected.add(made, sampler)
+    asked = (channel.exchanges - exchanges) / num_batches
+    seen = torch.tensor([traffic.bytes_sent - before, expected.bytes, seconds, graph.cache.hit_rate])
+    dist.all_reduce(seen)
     if rank == 0:
-        megabytes, expected, seconds, hits = (sent / RANKS).tolist()
-        per_batch = [f"{value / num_batches / 1e6:.2f}" for value in (megabytes, expected)]
-        figures = [*per_batch, f"{megabytes / expected - 1:+.1%}", f"{hits:.0%}", f"{seconds / num_batches:.3f}"]
+        sent, formula, seconds, hits = (seen / RANKS).tolist()
+        per_batch = [f"{value / num_batches / 1e6:.2f}" for value in (sent, formula)]
+        off = f"{100 * (sent / formula - 1):+.1f} %"
+        figures = [*per_batch, off, f"{100 * hits:.0f} %", f"{asked:.1f}", f"{seconds / num_batches:.3f}"]
         Path(file).write_text(" | ".join(figures))
     dist.destroy_process_group()
+
+
+class Layered(pl.LightningModule):
+    """Two layers of GraphSAGE, hidden size 64."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.first, self.last = SAGEConv(num_features, 64), SAGEConv(64, 40)
+
+    def layers(self) -> list[Callable[[Any], Tensor]]:
+        def one(conv: torch.nn.Module, batch: Any) -> Tensor:
+            (block,) = batch.blocks
+            rows: Tensor = conv((batch.x, batch.x[: block.num_dst]), block.adj)
+            return rows
+
+        return [lambda batch: one(self.first, batch).relu(), lambda batch: one(self.last, batch)]
+
+
+@torch.inference_mode()
+def predict(rank: int, folder: str, file: str) -> None:
+    """All nodes by two layers, each rank those of its share."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=300))
+    share = Share.open(folder, rank)
+    senders = share.rows.indices.unique().long()
+    own = share.first_node, share.first_node + share.rows.num_nodes
+    halo = int(((senders < own[0]) | (senders >= own[1])).sum())
+    widths = [array[:1].numel() * array.element_size() for array in share.rows.node_arrays.values()]
+    model = Layered(share.rows.node_arrays["x"].shape[1])
+    before, start = traffic.bytes_sent, time.perf_counter()
+    ScatteredWork(model, None, 1 << 30, lambda batch, rows: None, folder=Path(folder)).step(torch.zeros(1))
+    formula = halo * sum(4 + width for width in [*widths, 4 * 64])
+    seen = torch.tensor([traffic.bytes_sent - before, formula, time.perf_counter() - start, halo])
+    dist.all_reduce(seen)
+    if rank == 0:
+        sent, expected, seconds, nodes = (seen / RANKS).tolist()
+        figures = [f"{nodes:,.0f}", f"{sent / 1e6:.1f}", f"{expected / 1e6:.1f}", f"{seconds:.1f}"]
+        Path(file).write_text(" | ".join(figures))
+    dist.destroy_process_group()
+
+
+def divide(graph: Graph, partitioner: Partitioner, shares: int, folder: str) -> None:
+    """With the ids of the division, so that batches say where their nodes lie."""
+    partition = partitioner(graph, shares, seed=0)
+    order = partition.assignment.argsort(stable=True)
+    arrays = graph.node_arrays | {"n_id": order.argsort()}
+    save_shares(Graph(graph.indptr, graph.indices, arrays), partition, folder)
+    np.save(f"{folder}/degrees.npy", graph.degrees()[order].numpy())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--graph", type=Path)
     parser.add_argument("--batches", type=int, default=16)
+    parser.add_argument("--kinds", nargs="+", choices=[*KINDS, "layers"], default=[*KINDS, "layers"])
     options = parser.parse_args()
     graph = communities(200_000, 40, num_features=128) if options.graph is None else Graph.open(options.graph)
-    # The ids of the division, so that batches say where their nodes lie.
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    print("| parts | shares | bulk | cache | MB a batch | formula | off by | hits | seconds a batch |")
-    print("|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as scratch:
-        for cut, partitioner in CUTS.items():
-            for shares in (4, 2):
-                folder = f"{scratch}/{cut}-{shares}"
-                partition = partitioner(graph, shares, seed=0)
-                order = partition.assignment.argsort(stable=True)
-                arrays = graph.node_arrays | {"n_id": order.argsort()}
-                save_shares(Graph(graph.indptr, graph.indices, arrays), partition, folder)
-                for bulk, cache in ((1, 0), (8, 0), (8, 10_000_000)):
-                    os.environ["MASTER_PORT"] = str(29_600 + shares * 20 + bulk + (cache > 0))
-                    file = f"{scratch}/row"
-                    mp.spawn(measure, (folder, shares, bulk, cache, options.batches, file), nprocs=RANKS)  # type: ignore[no-untyped-call]
-                    print(f"| {cut} | {shares} | {bulk} | {cache // 10**6} MB | {Path(file).read_text()} |", flush=True)
+        folders = {(cut, shares): f"{scratch}/{cut}-{shares}" for cut in CUTS for shares in (4, 2)}
+        for (cut, shares), folder in folders.items():
+            divide(graph, CUTS[cut], shares, folder)
+        print(
+            "| batches | parts | shares | bulk | cache | MB a batch | formula | off by | hits | exchanges | seconds |"
+        )
+        print("|---|---|---|---|---|---|---|---|---|---|---|")
+        for (cut, shares), folder in folders.items():
+            for kind in filter(KINDS.__contains__, options.kinds):
+                for bulk, cache in KINDS[kind][2]:
+                    figures = on_ranks(measure, folder, shares, kind, bulk, cache, options.batches, f"{scratch}/row")
+                    print(f"| {kind} | {cut} | {shares} | {bulk} | {cache // 10**6} MB | {figures} |", flush=True)
+        if "layers" in options.kinds:
+            print("\n| layers | halo, nodes | MB | formula | seconds |\n|---|---|---|---|---|")
+            for cut in CUTS:
+                figures = on_ranks(predict, folders[cut, 4], f"{scratch}/row")
+                print(f"| {cut} | {figures} |", flush=True)
+
+
+def on_ranks(function: Callable[..., None], *arguments: Any) -> str:
+    """Run it on all ranks; return what it wrote to the file that is its last argument."""
+    os.environ["MASTER_PORT"] = str(random.SystemRandom().randrange(20_000, 32_000))
+    mp.spawn(function, arguments, nprocs=RANKS)  # type: ignore[no-untyped-call]
+    return Path(arguments[-1]).read_text()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ launcher.py         starts such ranks on one machine
 scattered/          a graph that no host holds: shares of it, asked for by all ranks
 strategies/         what ranks exchange, and when
 row_file.py         a file of rows that all ranks write
+layers.py           one layer, batch by batch, within a budget
 inference.py        rows of all nodes, one layer at a time
 record.py           what a run leaves behind of itself
 callbacks/          what a user may watch a training by

@@ -210,6 +210,8 @@ def serve_store() -> Any:
 
 
 def _octets(tensor: Tensor) -> Tensor:
+    if not tensor.numel():  # numpy's empty arrays have a stride of 0, which no view survives
+        return torch.empty(0, dtype=torch.uint8)
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 

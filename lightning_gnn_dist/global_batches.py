@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 
@@ -33,6 +34,7 @@ class GlobalBatches:
         batch_size: Seeds of one batch, all slices together.
         seed: Decides every random choice.
         widen: Make float32 of narrower features.
+        bulk_size: Batches that are made together. Does not change what is drawn.
     """
 
     graph: Graph
@@ -41,6 +43,7 @@ class GlobalBatches:
     batch_size: int
     seed: int
     widen: bool = True
+    bulk_size: int = 1
 
     @property
     def num_batches(self) -> int:
@@ -51,15 +54,17 @@ class GlobalBatches:
         self, round_idx: int, rank: int = 0, num_slices: int = 1, start: int = 0, stop: int | None = None
     ) -> Iterator[SampledData]:
         """The slices of rank ``rank`` of the round's batches ``start`` to ``stop``, or without end."""
-        for index in islice(count(), start, stop):
-            seeds = self._seeds(round_idx, index).tensor_split(num_slices)[rank]
-            key = BatchKey(self.seed + _PURPOSE, round_idx, index)
-            yield self.make(seeds, key)
+        numbers = islice(count(), start, stop)
+        while bulk := list(islice(numbers, self.bulk_size)):
+            seeds = [self._seeds(round_idx, index).tensor_split(num_slices)[rank] for index in bulk]
+            made = deque(self.make(seeds, [BatchKey(self.seed + _PURPOSE, round_idx, index) for index in bulk]))
+            while made:
+                yield made.popleft()  # nothing here holds on to a batch that was handed out
 
-    def make(self, seeds: Tensor, key: BatchKey) -> SampledData:
-        """The batch around these seeds."""
-        (sample,) = self.sampler.sample_bulk(self.graph, [seeds], [key])
-        return assemble(self.graph, sample, widen=self.widen)
+    def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[SampledData]:
+        """The batches around these seeds."""
+        samples = self.sampler.sample_bulk(self.graph, seeds, keys)
+        return [assemble(self.graph, sample, widen=self.widen) for sample in samples]
 
     def _seeds(self, round_idx: int, index: int) -> Tensor:
         """The seeds of one batch: pass after pass over all of them, each in an order of its own."""

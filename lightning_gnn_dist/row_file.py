@@ -73,4 +73,5 @@ def rows_of(outputs: Any, batch_size: int, says: str = "predict_step") -> NDArra
 def _runs(ids: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Where consecutive ids begin and end. The shares of the ranks are one run each."""
     ends = [*(np.flatnonzero(np.diff(ids) != 1) + 1).tolist(), len(ids)]
-    yield from zip([0, *ends[:-1]], ends, strict=True)
+    if len(ids):
+        yield from zip([0, *ends[:-1]], ends, strict=True)

@@ -82,9 +82,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "part_loader",
         "part_module",
         "collectives",
+        "row_file",
+        "layers",
     },
     "row_file": set(),
-    "inference": {"graph", "sampling", "collectives", "row_file"},
+    "layers": {"graph", "sampling", "collectives", "row_file"},
+    "inference": {"graph", "collectives", "layers", "scattered"},
 }
 # These may import everything, and only each other may import them.
 AT_THE_END = {"callbacks", "pictures", "cli", "demo", "__main__"}

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATv2Conv, GCNConv, GINEConv, SAGEConv
 
-from lightning_gnn_dist import inference
+from lightning_gnn_dist import layers
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.inference import has_layers, predict_by_layer
+from lightning_gnn_dist.inference import predict_by_layer
+from lightning_gnn_dist.layers import has_layers
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.ranks import RankError, run_ranks
@@ -83,7 +84,7 @@ def quiet(world_size: int = 1, **options: Any) -> pl.Trainer:
 
 @pytest.mark.parametrize("kind", ["sage", "sage-max", "attention", "edges"])
 def test_every_kind_of_layer_is_exact(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference, "_end_of_batch", lambda graph, start, end, *_: min(start + 100, end))
+    monkeypatch.setattr(layers, "end_of_batch", lambda graph, start, end, *_: min(start + 100, end))
     model = model_of(kind)
     predict_by_layer(quiet(), model, graph(), tmp_path / "logits.npy")
     assert len(model.num_seeds) == 3 * 16  # each layer once for each node, a hundred at a time
@@ -133,7 +134,7 @@ def test_a_batch_stays_within_the_budget() -> None:
     many, bytes_in = graph(200_000), 4 * NUM_FEATURES
     start, sizes = 0, []
     while start < many.num_nodes:
-        stop = inference._end_of_batch(many, start, many.num_nodes, 16 << 20, bytes_in)
+        stop = layers.end_of_batch(many, start, many.num_nodes, 16 << 20, bytes_in)
         edges = int(many.indptr[stop] - many.indptr[start])
         sizes.append(stop - start)
         rows = min(edges + stop - start, many.num_nodes) + stop - start

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy
 import pytest
 import torch
 import torch_geometric
+import torchmetrics
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed import run as distributed_run
 from torch_geometric.nn import GCNConv, SAGEConv
@@ -65,6 +67,7 @@ predict_by_layer(pl.Trainer(), model, Graph.from_pyg(pyg_data), "rows.npy")
 pyg_data.batch_size = pyg_data.num_nodes
 assert numpy.allclose(numpy.load("rows.npy"), model(pyg_data).detach(), atol=1e-5)
 """,
+    "on_rows=evaluate": "assert 0 < accuracy.compute() < 1",
 }
 
 SMALLER = {"EverySeconds(30)": "EverySeconds(0.1)", "SuperNodePartitioner(400)": "SuperNodePartitioner(40)"}
@@ -82,11 +85,20 @@ def surroundings() -> dict[str, Any]:
     data = scope["PartitionedDataModule"](pyg_data, sampler=scope["NeighborSampler"]([3, 3]), batch_size=32)
     batch = next(iter(data.val_dataloader()))
     data.teardown("fit")
-    modules = {"torch_geometric": torch_geometric, "GCNConv": GCNConv, "SAGEConv": SAGEConv}
+    modules = {"torch_geometric": torch_geometric, "torchmetrics": torchmetrics, "GCNConv": GCNConv}
+    modules["SAGEConv"] = SAGEConv
     batch.edge_weight = torch.ones(batch.num_edges)
     example = {"data": data, "batch": batch, "block": batch.blocks[0], "x": batch.x, "link_batch": link_batch}
     example |= {"functional": torch.nn.functional, "ModelCheckpoint": ModelCheckpoint}
     return scope | modules | example | {"in_channels": 8, "out_channels": 4, "LinkSAGE": LinkSAGE, "Encoder": Encoder}
+
+
+class Layered(SAGE):
+    def layers(self) -> list[Any]:
+        return [partial(self.one_layer, conv) for conv in self.convs]
+
+    def one_layer(self, conv: Any, batch: Any) -> Any:
+        return conv(batch.x, batch.edge_index)
 
 
 class Encoder(LinkSAGE):
@@ -106,6 +118,8 @@ def run_block(rank: int, world_size: int, code: str, folder: str) -> dict[str, f
     trainer_class = pl.Trainer
     pl.Trainer = lambda **options: trainer_class(**(options | small | {"enable_checkpointing": "callbacks" in options}))
     scope = surroundings()
+    if "on_rows" in code:
+        scope |= {"model": Layered(8, 4), "trainer": pl.Trainer()}
     for large, small_one in {", ...)": ")", **SMALLER}.items():
         code = code.replace(large, small_one)
     exec(code, scope)
@@ -118,7 +132,7 @@ def run_block(rank: int, world_size: int, code: str, folder: str) -> dict[str, f
 
 @pytest.mark.parametrize("code", python_blocks())
 def test_a_block_of_python_runs(code: str, tmp_path: Path) -> None:
-    num_ranks = 2 if "Trainer(" in code else 1
+    num_ranks = 2 if "Trainer(" in code or "my_shares" in code else 1
     if "my_shares" in code:
         graph = Graph.from_pyg(as_pyg())
         save_shares(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "my_shares")

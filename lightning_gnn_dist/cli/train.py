@@ -24,7 +24,10 @@ from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.report import RunReport
 from lightning_gnn_dist.cli.misspelt import hint
 from lightning_gnn_dist.datamodule import PartitionedDataModule
-from lightning_gnn_dist.inference import BUDGET_BYTES, has_layers, predict_by_layer
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.inference import BUDGET_BYTES, predict_by_layer
+from lightning_gnn_dist.layers import has_layers
+from lightning_gnn_dist.scattered.datamodule import ScatteredDataModule
 
 PROGRAM = "lightning-gnn-dist"
 COMMANDS = {
@@ -106,8 +109,9 @@ class TrainCLI(LightningCLI):
     def predict(self, **kwargs: Any) -> None:
         """Called in place of ``trainer.predict``."""
         options = self.config_init.predict
-        if options.output is not None and has_layers(self.model) and hasattr(self.datamodule, "graph"):
-            self._predict_by_layer(**kwargs)
+        graph = _graph_of(self.datamodule)
+        if options.output is not None and has_layers(self.model) and graph is not None:
+            self._predict_by_layer(graph, **kwargs)
             return
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         if options.output is not None:
@@ -116,11 +120,12 @@ class TrainCLI(LightningCLI):
             self.parser.error("predict would keep nothing: name a file for its rows, --output=logits.npy.")
         self.trainer.predict(return_predictions=False, **kwargs)
 
-    def _predict_by_layer(self, model: LightningModule, datamodule: PartitionedDataModule, **kwargs: Any) -> None:
+    def _predict_by_layer(
+        self, graph: Graph | ScatteredDataModule, model: LightningModule, datamodule: object, **kwargs: Any
+    ) -> None:
         options = self.config_init.predict
-        budget, overwrite = options.budget_megabytes << 20, options.overwrite
-        where = datamodule.graph, options.output
-        predict_by_layer(self.trainer, model, *where, budget_bytes=budget, overwrite=overwrite, **kwargs)
+        how = {"budget_bytes": options.budget_megabytes << 20, "overwrite": options.overwrite}
+        predict_by_layer(self.trainer, model, graph, options.output, **how, **kwargs)
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
@@ -134,6 +139,11 @@ class TrainCLI(LightningCLI):
             parser.add_argument("--budget_megabytes", type=PositiveInt, default=BUDGET_BYTES >> 20, help=about)
         self.parser.names |= set(parser.get_defaults().keys())
         return parser
+
+
+def _graph_of(datamodule: LightningDataModule) -> Graph | ScatteredDataModule | None:
+    """What ``predict_by_layer`` computes on."""
+    return datamodule if isinstance(datamodule, ScatteredDataModule) else getattr(datamodule, "graph", None)
 
 
 def _has(callbacks: Iterable[Callback], *kinds: type[Callback]) -> bool:

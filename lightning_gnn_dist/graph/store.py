@@ -12,7 +12,8 @@ import re
 import shutil
 import sys
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,25 @@ def write(path: Path, arrays: Mapping[str, Tensor], fingerprint: str, *, overwri
     """Write under a temporary name beside ``path``, then rename: a reader sees all of it or nothing."""
     check_target(path, overwrite=overwrite)
     check_names(arrays)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.parent / f".{path.name}.{uuid.uuid4().hex}"
-    try:
+    with draft_beside(path) as draft:
         _write(draft, arrays, fingerprint)
         replace(draft, path)
+
+
+@contextmanager
+def draft_beside(path: Path) -> Iterator[Path]:
+    """A new folder beside ``path``, to be renamed when all of it is written. It is gone after the block."""
+    draft = unused_name(path)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def unused_name(path: Path) -> Path:
+    """A name beside ``path`` that no other process uses, and that nobody takes for the name of something complete."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
@@ -76,7 +89,7 @@ def replace(draft: Path, path: Path) -> None:
     if not path.exists():
         os.rename(draft, path)
         return
-    old = path.parent / f".{path.name}.{uuid.uuid4().hex}.old"
+    old = unused_name(path)
     os.rename(path, old)
     os.rename(draft, path)
     shutil.rmtree(old)
@@ -115,7 +128,7 @@ def check_names(names: Iterable[str]) -> None:
 def _map(file: Path, entry: dict[str, Any]) -> Tensor:
     dtype = getattr(torch, entry["dtype"])
     try:
-        tensor = torch.from_numpy(_map_npy(file))
+        tensor = torch.from_numpy(map_npy(file))
     except (OSError, ValueError, EOFError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             raise MemoryError(
@@ -132,7 +145,7 @@ def _map(file: Path, entry: dict[str, Any]) -> Tensor:
     return tensor
 
 
-def _map_npy(file: Path) -> np.ndarray[Any, Any]:
+def map_npy(file: Path) -> np.ndarray[Any, Any]:
     """Map a file, copy on write: torch wants writable memory, and the file must never change.
 
     Not ``np.load(mmap_mode="c")``: Linux refuses such a map when it is larger than the memory there is, unless

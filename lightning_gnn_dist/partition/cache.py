@@ -11,13 +11,13 @@ import logging
 import os
 import shutil
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from lightning_gnn_dist.graph import store
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner, check_request
 from lightning_gnn_dist.partition.kernels import Array
@@ -115,9 +115,7 @@ def _compute(graph: Graph, partitioner: Partitioner, num_parts: int, seed: int) 
 def _store(partition: Partition, entry: Path, key: dict[str, Any]) -> Partition:
     """Write under a temporary name, then rename: whoever finds the entry finds all of it."""
     assignment = partition.assignment.numpy()
-    draft = _unused_name(entry)
-    draft.mkdir()
-    try:
+    with store.draft_beside(entry) as draft:
         np.save(draft / "assignment.npy", assignment)
         (draft / "meta.json").write_text(json.dumps({**key, "digest": _digest(assignment)}, indent=1))
         while not _rename(draft, entry):
@@ -125,8 +123,6 @@ def _store(partition: Partition, entry: Path, key: dict[str, Any]) -> Partition:
             if (stored := _read(entry, key, assignment.size)) is not None:
                 return stored
             _discard(entry)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return partition
 
 
@@ -143,15 +139,10 @@ def _rename(draft: Path, entry: Path) -> bool:
 
 def _discard(entry: Path) -> None:
     """Take a damaged entry away in one step, so that nobody else reads half of it."""
-    rubbish = _unused_name(entry)
+    rubbish = store.unused_name(entry)
     with contextlib.suppress(FileNotFoundError):  # another process found the damage too
         os.rename(entry, rubbish)
         shutil.rmtree(rubbish)
-
-
-def _unused_name(entry: Path) -> Path:
-    """A name beside ``entry`` that no other process uses, and that is never the name of an entry."""
-    return entry.with_name(f".{entry.name}.{uuid.uuid4().hex}")
 
 
 def _read(entry: Path, key: dict[str, Any], num_nodes: int) -> Partition | None:

@@ -13,7 +13,7 @@ import numpy as np
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.kernels import Array
 from lightning_gnn_dist.sampling.layer import LayerSampler
-from lightning_gnn_dist.sampling.layer_kernels import column_norms, scale_to
+from lightning_gnn_dist.sampling.layer_kernels import add_column_norms, scale_to
 from lightning_gnn_dist.sampling.weights import NONE, edge_weights
 
 # By the name of the weights and the numbers of nodes. Two threads may compute the same entry.
@@ -38,6 +38,11 @@ class FastGCNSampler(LayerSampler):
         key = self.weight, self.num_nodes
         if key not in known:
             values = NONE if self.weight is None else edge_weights(graph, self.weight)
-            norms = column_norms(graph.indptr.numpy(), graph.indices.numpy(), values)
-            known[key] = norms, np.array([scale_to(norms, size) for size in self.num_nodes])
+            norms = np.zeros(graph.num_nodes)
+            add_column_norms(graph.indptr.numpy(), graph.indices.numpy(), values, norms)
+            known[key] = norms, self.scales(norms)
         return known[key]
+
+    def scales(self, norms: Array) -> Array:
+        """The factor c of each hop."""
+        return np.array([scale_to(norms, size) for size in self.num_nodes])

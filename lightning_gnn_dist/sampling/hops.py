@@ -49,7 +49,7 @@ def sample_hops(
     """
     seeds = check_seeds(seeds, graph.num_nodes)
     scratch = scratch_of_thread(graph.indices.numpy().dtype)
-    _reserve(scratch, seeds.numel())
+    reserve(scratch, seeds.numel())
     num_nodes, num_edges = np.zeros((2, len(keys) + 1), np.int64)
     csr = graph.indptr.numpy(), graph.indices.numpy()
     while True:
@@ -57,7 +57,7 @@ def sample_hops(
         needed = kernel(*csr, seeds.numpy(), keys, scratch.work, table, num_nodes, num_edges)
         if needed <= scratch.capacity:
             break
-        _reserve(scratch, needed)
+        reserve(scratch, needed)
     if needed == REPEATED_SEED:
         refuse_repeated(seeds)
     with_ids = bool(graph.edge_arrays) if with_ids is None else with_ids
@@ -78,7 +78,8 @@ def _copied(work: Work, num_nodes: list[int], num_edges: list[int], *, with_ids:
     )
 
 
-def _reserve(scratch: Scratch, entries: int) -> None:
+def reserve(scratch: Scratch, entries: int) -> None:
+    """Make sure of room for so many seeds and edges."""
     if entries > MAX_ENTRIES:
         raise ValueError(
             f"A batch may have {MAX_ENTRIES} edges, but this one needs at least {entries}. "

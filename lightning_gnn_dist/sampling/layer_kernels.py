@@ -87,6 +87,56 @@ def sample_layers(
     return len(seeds) + work.starts[begin]
 
 
+@compiled
+def sample_layer(
+    starts: Array,
+    senders: Array,
+    rows: Array,
+    known: Array,
+    begin: int,
+    key: np.uint64,
+    hop: int,
+    layers: Layers,
+    work: Work,
+    table: Table,
+) -> Any:
+    """One hop of :func:`sample_layers`, where the rows of the frontier were brought from elsewhere.
+
+    Its edges are the first in ``work``, and its nodes, of which the number is returned, begin with ``known``.
+
+    Args:
+        starts: Where each row that was brought starts, int64.
+        senders: The rows' entries.
+        rows: Which of them each node of the frontier has, int64.
+        known: The batch's nodes so far, int64.
+        begin: Where among them the frontier begins.
+        key: That of the hop.
+        hop: Its number.
+        layers: As of all hops, but ``values`` in the order of ``senders``.
+        work: Has room for all nodes and edges.
+        table: Without valid entries.
+    """
+    for at in range(len(known)):
+        work.columns[_U(at)] = known[_U(at)]
+    end = place(ZERO, len(known), work, table, ZERO)
+    if end != len(known):
+        return REPEATED_SEED
+    out = ZERO
+    work.starts[_U(begin)] = out
+    for i in range(begin, end):
+        row = _U(rows[_U(i - begin)])
+        for edge in range(starts[row], starts[row + _U(1)]):
+            work.positions[_U(out)] = edge
+            work.columns[_U(out)] = senders[_U(edge)]
+            out += 1
+        work.degree[_U(i - begin)] = starts[row + _U(1)] - starts[row]
+        work.starts[_U(i + 1)] = out
+    met = place(ZERO, out, work, table, end)
+    inverse = _chances(begin, end, met, hop, layers, work)
+    _choose(met, key, inverse, work)
+    return _thin(begin, end, met, layers, inverse, work)
+
+
 @part
 def _value(edge: int, row: int, begin: int, values: Array, work: Work) -> Any:
     """The entry of A that belongs to an edge of the frontier row ``row``."""
@@ -185,12 +235,10 @@ def _place_again(count: int, start: int, work: Work, table: Table) -> None:
 
 
 @compiled
-def column_norms(indptr: Array, indices: Array, values: Array) -> Any:
-    """The squared norm of each column of A."""
-    norms = np.zeros(len(indptr) - 1)
-    for row in range(len(norms)):
+def add_column_norms(indptr: Array, indices: Array, values: Array, norms: Array) -> None:
+    """Add to ``norms``, float64, the squared norm that each column of A has in these rows."""
+    for row in range(len(indptr) - 1):
         low, high = indptr[row], indptr[row + 1]
         for edge in range(low, high):
             value = np.float64(values[edge]) if len(values) else 1.0 / (high - low)
             norms[_U(indices[edge])] += value * value
-    return norms

@@ -22,7 +22,7 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.scattered.graph import ScatteredGraph
 from lightning_gnn_dist.scattered.loader import ScatteredGlobalBatches, ScatteredLoader
 from lightning_gnn_dist.scattered.sampling import check_sampler
-from lightning_gnn_dist.scattered.share import Bounds, Share
+from lightning_gnn_dist.scattered.share import Bounds, Share, check_ranks
 from lightning_gnn_dist.surroundings import Scope, check_scope
 
 
@@ -42,7 +42,8 @@ class ScatteredDataModule(LightningDataModule):
         batch_size: Training seeds in a batch, at most.
         eval_batch_size: Nodes evaluated at once. Default: ``batch_size``. Full neighbourhoods are large.
         seed: Everything random is drawn from it: order of seeds, neighbours.
-        bulk_size: Batches sampled together. Does not change what is drawn, but how often features are sent.
+        bulk_size: Batches sampled together, also for corrections. Does not change what is drawn, but how often rows are
+            sent.
         num_threads: Background threads that sample the own share while the model trains. 0: none. What needs other
             ranks is never sampled in the background.
         widen_features: Arrays of float16, bfloat16, and of int8 with scales come as float32. They travel as stored.
@@ -52,7 +53,8 @@ class ScatteredDataModule(LightningDataModule):
         coverage: Gives each batch ``batch.coverage``, as weights for the loss. None: no weights.
         correction_batch_size: Seeds of a batch of the whole graph, shared by all ranks. Default: ``batch_size`` for
             each rank.
-        correction_sampler: How neighbours are drawn for them: a ``NeighborSampler``. Default: ``sampler``.
+        correction_sampler: How neighbours are drawn for them: a ``NeighborSampler``, ``LadiesSampler`` or
+            ``FastGCNSampler``, which keeps a number for every node of the graph. Default: ``sampler``.
     """
 
     def __init__(
@@ -193,12 +195,8 @@ class ScatteredDataModule(LightningDataModule):
     # What it is made of.
 
     def _connect(self) -> ScatteredGraph:
-        world_size, num_shares = self._world_size(), self.bounds.num_shares
-        if world_size % num_shares:
-            raise ValueError(
-                f"{self.path} is divided into {num_shares} shares, which {world_size} ranks cannot hold evenly: use a "
-                f"multiple of {num_shares} ranks, or divide the graph into another number of shares."
-            )
+        num_shares = self.bounds.num_shares
+        check_ranks(self.path, self.bounds, self._world_size())
         share = Share.open(self.path, self._rank() % num_shares)
         return ScatteredGraph(share, open_channel(num_shares), cache_bytes=self.cache_bytes)
 
@@ -247,6 +245,7 @@ class ScatteredDataModule(LightningDataModule):
             size,
             self.seed,
             self.widen_features,
+            self.bulk_size,
             whole=whole,
         )
 

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from lightning_gnn_dist.collectives import Channel
 from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import take_rows
+from lightning_gnn_dist.graph.graph import edge_positions, take_rows
 from lightning_gnn_dist.sampling.kernels import Rule
+from lightning_gnn_dist.sampling.layer_kernels import add_column_norms
 from lightning_gnn_dist.sampling.row_kernels import draw_rows
+from lightning_gnn_dist.sampling.weights import NONE, edge_weights
 from lightning_gnn_dist.scattered.cache import RowCache
 from lightning_gnn_dist.scattered.share import Share
 
@@ -35,6 +37,28 @@ class Drawn(NamedTuple):
     counts: Tensor
     senders: Tensor
     edge_ids: Tensor | None
+
+
+class Rows(NamedTuple):
+    """All edges of some nodes.
+
+    Attributes:
+        starts: Where each node's edges start in the next two, and where the last ones end.
+        senders: Their other ends.
+        weights: Their weights, float32; None where none were asked for.
+        first_edges: Which edge of the whole graph each node's first one is; None where the graph has no edge arrays.
+    """
+
+    starts: Tensor
+    senders: Tensor
+    weights: Tensor | None
+    first_edges: Tensor | None
+
+    def edge_ids(self, positions: Tensor) -> Tensor:
+        """Which edges of the whole graph those at some positions are."""
+        assert self.first_edges is not None
+        row = torch.searchsorted(self.starts, positions, right=True) - 1
+        return self.first_edges[row] + positions - self.starts[row]
 
 
 class Route:
@@ -79,6 +103,7 @@ class ScatteredGraph:
             )
         self.share, self.channel = share, channel
         self._splits: dict[str, Tensor] = {}
+        self._norms: dict[str | None, Tensor] = {}
         self.cache = RowCache(self._asked_most(cache_bytes), self._fetch_nodes)
 
     @property
@@ -96,7 +121,54 @@ class ScatteredGraph:
             self._splits[name] = torch.cat(self.channel.exchange([own] * self.channel.size))
         return self._splits[name]
 
-    def draw(self, nodes: Tensor, batches: Tensor, keys: Tensor, fanout: int, *, replace: bool) -> Drawn:
+    def rows(self, nodes: Tensor, weight: str | None) -> Rows:
+        """Whole rows, for what looks at several of them at once. Collective.
+
+        Args:
+            nodes: Whose rows, in increasing order.
+            weight: The edge array that weighs edges; None for none.
+        """
+        sizes = self._route(nodes, self.share.bounds.nodes).sizes
+        asked = self.channel.exchange(nodes.to(index_dtype(self.num_nodes)).split(sizes))
+        own, local = self.share.rows, torch.cat(asked).to(torch.int64) - self.share.first_node
+        degrees = own.indptr[local + 1] - own.indptr[local]
+        answers = degrees.to(torch.int32).split([len(piece) for piece in asked])
+        counts = self.channel.exchange(answers, sizes)
+        lengths, sent = ([int(piece.sum()) for piece in pieces] for pieces in (counts, answers))
+        at = edge_positions(own.indptr, local)
+        senders = torch.cat(self.channel.exchange(own.indices[at].split(sent), lengths))
+        weights = first_edges = None
+        if weight is not None:
+            values = torch.from_numpy(edge_weights(own, weight))[at]
+            weights = torch.cat(self.channel.exchange(values.split(sent), lengths))
+        if self.has_edge_arrays:
+            first = own.indptr[local] + self.share.first_edge
+            first_edges = torch.cat(self.channel.exchange(first.split([len(piece) for piece in asked]), sizes))
+        back = torch.cat(counts).to(torch.int64)
+        return Rows(torch.cat([back.new_zeros(1), back.cumsum(0)]), senders, weights, first_edges)
+
+    def column_norms(self, weight: str | None) -> Tensor:
+        """The squared norm of each column of A. Collective, the first time.
+
+        Shares add theirs one after the other, so that the sums are those of a rank that has all rows.
+        """
+        if weight not in self._norms:
+            own, size, index = self.share.rows, self.channel.size, self.share.index
+            norms = torch.zeros(self.num_nodes if index == 0 else 0, dtype=torch.float64)
+            for turn in range(max(1, 2 * size - 2)):  # once around to add, and again to tell
+                sender, receiver = turn % size, (turn + 1) % size
+                if turn == index:
+                    values = NONE if weight is None else edge_weights(own, weight)
+                    add_column_norms(own.indptr.numpy(), own.indices.numpy(), values, norms.numpy())
+                to_next = [norms if (index, rank) == (sender, receiver) else norms[:0] for rank in range(size)]
+                came = self.channel.exchange(to_next)[sender]
+                norms = came if index == receiver else norms
+            self._norms[weight] = norms
+        return self._norms[weight]
+
+    def draw(
+        self, nodes: Tensor, batches: Tensor, keys: Tensor, fanout: int, *, replace: bool, weight: str | None = None
+    ) -> Drawn:
         """Draw neighbours where the rows are. Collective.
 
         Args:
@@ -105,6 +177,7 @@ class ScatteredGraph:
             keys: The key of this hop in each batch.
             fanout: Neighbours to draw; -1 takes all.
             replace: Whether an edge may be drawn more than once.
+            weight: The edge array that says how likely an edge is. None: all are equally likely.
         """
         route = self._route(nodes, self.share.bounds.nodes)
         headers = [torch.stack([torch.bincount(p, minlength=len(keys)), keys], 1) for p in route.pieces(batches)]
@@ -112,7 +185,7 @@ class ScatteredGraph:
         small = nodes.to(index_dtype(self.num_nodes))
         asked = self.channel.exchange(route.pieces(small), [int(header[:, 0].sum()) for header in told])
         words = torch.cat([header[:, 1].repeat_interleave(header[:, 0]) for header in told])
-        drawn = self._draw_own(torch.cat(asked).to(torch.int64), words, fanout, replace)
+        drawn = self._draw_own(torch.cat(asked).to(torch.int64), words, fanout, self._rule(weight, replace))
 
         answers = drawn.counts.split([len(piece) for piece in asked])
         counts = self.channel.exchange(answers, route.sizes)
@@ -148,11 +221,14 @@ class ScatteredGraph:
     def _route(self, ids: Tensor, bounds: Tensor) -> Route:
         return Route(torch.searchsorted(bounds, ids, right=True) - 1, self.channel.size)
 
-    def _draw_own(self, nodes: Tensor, words: Tensor, fanout: int, replace: bool) -> Drawn:
+    def _rule(self, weight: str | None, replace: bool) -> Rule:
+        return Rule(NONE if weight is None else edge_weights(self.share.rows, weight), replace)
+
+    def _draw_own(self, nodes: Tensor, words: Tensor, fanout: int, rule: Rule) -> Drawn:
         rows, local = self.share.rows, nodes - self.share.first_node
         degrees = rows.indptr[local + 1] - rows.indptr[local]
         is_whole = torch.full_like(degrees, fanout < 0, dtype=torch.bool)
-        is_whole |= (degrees == 0) if replace else (degrees <= fanout)
+        is_whole |= (degrees == 0) if rule.replace else (degrees <= fanout)
         counts = torch.where(is_whole, degrees, fanout)
         starts = counts.cumsum(0) - counts
         positions = np.empty(int(counts.sum()), np.int64)
@@ -163,8 +239,8 @@ class ScatteredGraph:
             nodes.numpy(),
             words.numpy().view(np.uint64),
             fanout,
-            Rule(np.empty(0, np.float32), replace),
-            np.empty(0),
+            rule,
+            np.empty(max(fanout, int(degrees.max()) if len(degrees) else 0) if len(rule.weights) else 0),
             starts.numpy(),
             positions,
         )
@@ -184,3 +260,9 @@ class ScatteredGraph:
         ids, counts = ids[~is_own].to(torch.int64), counts[~is_own]
         most: Tensor = ids[counts.argsort(descending=True, stable=True)[:room]]
         return most
+
+
+def union(vectors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+    """The distinct entries of several vectors, in increasing order, and where among them each vector's are."""
+    distinct, inverse = torch.cat(list(vectors)).unique(return_inverse=True)
+    return distinct, inverse.split([vector.numel() for vector in vectors])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -22,7 +23,7 @@ class ScatteredLoader(BatchLoader):
 
     Args:
         graph: The graph to sample.
-        sampler: A ``NeighborSampler``.
+        sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``.
         seeds: Ids of the nodes to compute on, of the whole graph.
         num_batches: Batches a pass.
         seed: Decides every random choice.
@@ -43,10 +44,10 @@ class ScatteredLoader(BatchLoader):
         bulk_size: int,
         widen: bool,
     ) -> None:
-        self._neighbors, self._whole = check_sampler(sampler), graph
+        self._drawn_by, self._whole = check_sampler(sampler), graph
         super().__init__(
             graph.share.rows,
-            self._neighbors,
+            self._drawn_by,
             seeds,
             num_batches,
             seed=seed,
@@ -58,12 +59,12 @@ class ScatteredLoader(BatchLoader):
         )
 
     def _batches_around(self, seeds: list[Tensor], places: list[BatchKey]) -> list[SampledData]:
-        return batches(self._whole, self._neighbors, seeds, places, widen=self._widen)
+        return batches(self._whole, self._drawn_by, seeds, places, widen=self._widen)
 
 
 @dataclass(frozen=True, eq=False)
 class ScatteredGlobalBatches(GlobalBatches):
-    """Correction batches of a scattered graph. Making one is collective, so every rank has a slice of each.
+    """Correction batches of a scattered graph. Making a bulk is collective, so every rank has a slice of each batch.
 
     Args:
         whole: The graph to sample, in place of ``graph``.
@@ -71,7 +72,6 @@ class ScatteredGlobalBatches(GlobalBatches):
 
     whole: ScatteredGraph | None = None
 
-    def make(self, seeds: Tensor, key: BatchKey) -> SampledData:
+    def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[SampledData]:
         assert self.whole is not None
-        (batch,) = batches(self.whole, check_sampler(self.sampler), [seeds], [key], widen=self.widen)
-        return batch
+        return batches(self.whole, check_sampler(self.sampler), seeds, keys, widen=self.widen)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.graph import store
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, edge_positions, take_rows
 from lightning_gnn_dist.partition.base import Partition
@@ -111,6 +110,15 @@ class Share:
             )
 
 
+def check_ranks(folder: Path, bounds: Bounds, num_ranks: int) -> None:
+    """Refuse so many ranks that some shares would be held more often than others."""
+    if num_ranks % bounds.num_shares:
+        raise ValueError(
+            f"{folder} is divided into {bounds.num_shares} shares, which {num_ranks} ranks cannot hold evenly: use a "
+            f"multiple of {bounds.num_shares} ranks, or divide the graph into another number of shares."
+        )
+
+
 def save_shares(graph: Graph, partition: Partition, folder: str | Path) -> None:
     """Write a share for every part. Nodes are numbered anew, part after part; ``n_id`` holds the old numbers.
 
@@ -124,14 +132,9 @@ def save_shares(graph: Graph, partition: Partition, folder: str | Path) -> None:
             f"The partition assigns {partition.assignment.numel()} nodes, but the graph has {graph.num_nodes}: divide "
             "the graph that was partitioned."
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
-    try:
-        draft.mkdir()
+    with store.draft_beside(folder) as draft:
         _write(graph, partition, draft)
         os.rename(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _write(graph: Graph, partition: Partition, folder: Path) -> None:

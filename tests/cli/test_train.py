@@ -100,6 +100,9 @@ def test_any_data_module_has_a_class_path(tmp_path: Path) -> None:
     options = [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.max_epochs=1", *SMALL[1:]]
     run_ranks(command, 2, "fit", f"--config={tmp_path}/shares.yaml", *options)
     assert accuracies(tmp_path / "llcg" / "version_0")[-1] > 0.15
+    layered = ["--model=layers.LayeredSAGE", f"--output={tmp_path}/logits.npy", *options]
+    run_ranks(command, 2, "predict", f"--config={tmp_path}/shares.yaml", *layered)
+    assert np.load(tmp_path / "logits.npy").shape == (2000, 8)
 
 
 def evaluate(rank: int, world_size: int, folder: str) -> None:

@@ -19,7 +19,10 @@ def small_graph(num_nodes: int = 300, num_edges: int = 3000, *, edge_arrays: boo
         "n_id": torch.arange(num_nodes),
     }
     nodes |= {"val_mask": ~nodes["train_mask"], "test_mask": ~nodes["train_mask"]}
-    edges = {"edge_attr": torch.randn(num_edges, 2, generator=generator)} if edge_arrays else {}
+    edges = {}
+    if edge_arrays:
+        edges["edge_attr"] = torch.randn(num_edges, 2, generator=generator)
+        edges["edge_weight"] = torch.rand(num_edges, generator=generator)
     return Graph.from_edge_index(ends, num_nodes, nodes, edges)
 
 

@@ -20,6 +20,7 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.rounds import EverySteps
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.scattered.datamodule import ScatteredDataModule
 from lightning_gnn_dist.scattered.share import save_shares
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
@@ -32,6 +33,10 @@ from tests.scattered.graphs import in_order_of_parts
 PATIENCE: dict[str, Any] = {"timeout": timedelta(seconds=30)}
 OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 8, "eval_batch_size": 70}
 
+MORE: dict[str, dict[str, Any]] = {
+    "ddp": {"train_on": "graph"},
+    "llcg with layers": {"correction_sampler": LadiesSampler([60, 60])},
+}
 Result = tuple[list[Tensor], dict[str, float]]
 
 
@@ -48,13 +53,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def strategy_of(name: str) -> Any:
-    if name == "llcg":
+    if name.startswith("llcg"):
         return LLCGStrategy(EverySteps(4), **PATIENCE)
     return GrappaStrategy(**PATIENCE) if name == "grappa" else DDPStrategy(**PATIENCE)
 
 
 def fit(rank: int, world_size: int, folder: str, name: str, kind: str) -> Result:
-    options = OPTIONS | ({"train_on": "graph"} if name == "ddp" else {})
+    options = OPTIONS | MORE.get(name, {})
     data: pl.LightningDataModule
     if kind == "shares":
         data = ScatteredDataModule(f"{folder}/shares", cache_bytes=2000, bulk_size=3, **options)
@@ -85,7 +90,7 @@ def fit(rank: int, world_size: int, folder: str, name: str, kind: str) -> Result
     return weights, metrics | {f"test_{key}": value for key, value in tested.items()}
 
 
-@pytest.mark.parametrize("name", ["llcg", "grappa", "ddp"])
+@pytest.mark.parametrize("name", ["llcg", "llcg with layers", "grappa", "ddp"])
 def test_training_on_shares_is_training_on_parts(saved: Path, name: str) -> None:
     shares, parts = (run_ranks(fit, 2, str(saved), name, kind) for kind in ("shares", "whole"))
     for (ours, figures), (theirs, expected) in zip(shares, parts, strict=True):
@@ -143,8 +148,8 @@ def test_one_rank_cannot_make_a_global_batch(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sampler": LadiesSampler([64, 64])}, "NeighborSampler without weight"),
-        ({"correction_sampler": LadiesSampler([64, 64])}, "NeighborSampler without weight"),
+        ({"sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
+        ({"correction_sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
         ({"cache_bytes": -1}, "cache_bytes must be an integer of at least 0"),
         ({"train_on": "shares"}, "train_on"),
     ],
