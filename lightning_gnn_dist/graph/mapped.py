@@ -1,17 +1,20 @@
-"""Rows of mapped arrays, read from the file itself.
+"""Rows of mapped arrays, without the memory that a map takes.
 
 A page that a process has looked at through a map counts as its memory until the system takes it back, and one look
-maps sixteen. What is read by ``pread`` counts only as what it is copied to.
+maps sixteen. So many rows are looked at in the order of the file, a window at a time, whose pages are then let go; and
+few are read by ``pread``, which maps nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import re
 import weakref
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,9 @@ from torch import Tensor
 
 MAPS = Path("/proc/self/smaps")
 MOST_BYTES_AT_ONCE = 1 << 24
+WINDOW_BYTES = 1 << 23
+BYTES_OF_A_LOOK = 1 << 16  # that are mapped together
+ROWS_A_LOOK = 4  # from so many rows on, one look at them takes less time than calls that read them
 DO_NOT_NEED = 4  # MADV_DONTNEED: the pages are read again when they are looked at
 _RANGE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+) +(/.*)")
 
@@ -37,7 +43,7 @@ class _Place:
 
 
 class MappedRows:
-    """An array whose rows are read from its file, if it is mapped and nothing in it was changed.
+    """An array whose rows are read from its file, if it is mapped from one and nothing in it was changed.
 
     Arrays in RAM, and systems that do not tell what is mapped, are read as they are.
 
@@ -53,12 +59,18 @@ class MappedRows:
             self._file = os.open(self._place.file, os.O_RDONLY)
             weakref.finalize(self, os.close, self._file)
 
+    @property
+    def is_read_from_file(self) -> bool:
+        return self._place is not None
+
     def take(self, rows: Tensor) -> Tensor:
         """A copy of these rows."""
         if self._file is None or self._place is None:
             return self._array[rows]
         found = torch.empty(len(rows), *self._array.shape[1:], dtype=self._array.dtype)
-        width = found[:1].numel() * found.element_size()
+        width = self._array[:1].numel() * found.element_size()
+        if len(rows) * BYTES_OF_A_LOOK >= ROWS_A_LOOK * width * len(self._array):
+            return self._look_at(rows, found, max(1, WINDOW_BYTES // width))
         offset = self._array.data_ptr() - self._place.start + self._place.offset
         done = _reader()(self._file, offset, width, rows.numpy(), found.data_ptr())
         if done < len(rows):
@@ -68,8 +80,26 @@ class MappedRows:
     def release(self) -> None:
         """Let go of the pages that were looked at. They stay in the system's cache."""
         if self._place is not None:
-            start, end = self._place.start, self._place.end
-            _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), DO_NOT_NEED)
+            _let_go(self._place.start, self._place.end)
+
+    def _look_at(self, rows: Tensor, found: Tensor, rows_at_once: int) -> Tensor:
+        """Copy the rows to ``found``, window by window."""
+        assert self._place is not None
+        in_order, order = rows.sort()
+        windows = torch.arange(0, len(self._array) + rows_at_once, rows_at_once)
+        for start, end in pairwise(torch.searchsorted(in_order, windows).tolist()):
+            if start < end:
+                here = in_order[start:end]
+                found[order[start:end]] = self._array[here]
+                first, last = (self._array[int(row)].data_ptr() for row in (here[0], here[-1]))
+                beyond = BYTES_OF_A_LOOK + found[:1].numel() * found.element_size()
+                _let_go(max(first - beyond, self._place.start), min(last + beyond, self._place.end))
+        return found
+
+
+def _let_go(start: int, end: int) -> None:
+    start -= start % mmap.PAGESIZE
+    _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), DO_NOT_NEED)
 
 
 def _place_of(array: Tensor) -> _Place | None:
