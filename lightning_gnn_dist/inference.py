@@ -25,10 +25,9 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.mapped import MappedRows
 from lightning_gnn_dist.row_file import RowFile, make, rows_of
 from lightning_gnn_dist.sampling.base import BatchKey
-from lightning_gnn_dist.sampling.batch import Arrays, assemble
+from lightning_gnn_dist.sampling.file_rows import FileRows
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.scratch import DIRECT_NODES
 
@@ -141,10 +140,10 @@ class _Work:
         """This rank's share of the nodes."""
         rank, num_ranks = collectives.rank(), collectives.world_size()
         start, end = graph.num_nodes * rank // num_ranks, graph.num_nodes * (rank + 1) // num_ranks
-        file, bytes_out, dtype, rows_of_graph = None, _bytes_of_row(graph), self.dtype, _Rows(graph)
+        file, bytes_out, dtype, source = None, _bytes_of_row(graph), self.dtype, FileRows(graph)
         while start < end:
             stop = _end_of_batch(graph, start, end, self.budget_bytes, bytes_out)
-            outputs = layer(rows_of_graph.batch(torch.arange(start, stop), dtype).to(self.model.device))
+            outputs = layer(_batch(graph, source, torch.arange(start, stop), dtype).to(self.model.device))
             rows = rows_of(outputs, stop - start, "a layer")
             file = self._open(draft, rows) if file is None else file
             file.write(np.arange(start, stop), rows)
@@ -173,31 +172,14 @@ class _Work:
         collectives.gather_rows(torch.zeros(1, dtype=torch.int64, device=self.model.device)).sum().item()
 
 
-class _Rows:
-    """Batches of a graph that may be mapped, of which no more is held than they take."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._edges = [MappedRows(graph.indptr), MappedRows(graph.indices)]
-        self._node_arrays = {name: MappedRows(array) for name, array in graph.node_arrays.items()}
-        self._edge_arrays = {name: MappedRows(array) for name, array in graph.edge_arrays.items()}
-
-    def batch(self, nodes: Tensor, dtype: torch.dtype | None) -> Data:
-        """These nodes with all that send to them."""
-        (sample,) = NeighborSampler([-1]).sample_bulk(self._graph, [nodes], [BatchKey(0, 0, 0)])
-        for array in self._edges:
-            array.release()
-        found = Arrays({name: array.take(sample.nodes) for name, array in self._node_arrays.items()}, {})
-        here = sample._replace(nodes=torch.arange(len(sample.nodes)))
-        if sample.edge_ids is not None:
-            edges = {name: array.take(sample.edge_ids) for name, array in self._edge_arrays.items()}
-            found, here = found._replace(edge_arrays=edges), here._replace(edge_ids=torch.arange(len(sample.edge_ids)))
-        batch = assemble(found, here)
-        if "n_id" not in self._node_arrays:
-            batch.n_id = sample.nodes
-        if dtype is not None:
-            batch.x = batch.x.to(dtype)
-        return batch
+def _batch(graph: Graph, rows: FileRows, nodes: Tensor, dtype: torch.dtype | None) -> Data:
+    """These nodes with all that send to them."""
+    (sample,) = NeighborSampler([-1]).sample_bulk(graph, [nodes], [BatchKey(0, 0, 0)])
+    rows.release()
+    batch = rows.assemble(sample)
+    if dtype is not None:
+        batch.x = batch.x.to(dtype)
+    return batch
 
 
 def _with_x(graph: Graph, rows: Path) -> Graph:
