@@ -62,9 +62,9 @@ def predict_by_layer(
         on_rows: Called on each rank with the batches of the last layer and the rows of their ``batch_size`` seeds. Over
             all ranks, every node is a seed once: ``metric.update(rows[mask], batch.y[:batch.batch_size][mask])`` with
             ``mask = batch.test_mask[:batch.batch_size]`` is an exact evaluation.
-        budget_bytes: What a batch may take on each rank, beside what the process has anyway. Pages of mapped files
-            are the system's cache and come on top; so does what a layer makes of every edge, as attention does. A
-            node with more neighbours than that allows is a batch of its own.
+        budget_bytes: What a batch may take on each rank, beside what the process has anyway. What a layer makes of
+            every edge, as attention does, comes on top; so do, where there is no ``/proc``, pages of mapped files. A
+            node with more neighbours than the budget allows is a batch of its own.
         overwrite: Replace a file that is there.
         options: Those of ``trainer.predict``: ``ckpt_path``, ``weights_only``.
     """

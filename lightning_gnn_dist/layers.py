@@ -20,7 +20,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.store import map_npy
 from lightning_gnn_dist.row_file import RowFile, make, rows_of
 from lightning_gnn_dist.sampling.base import BatchKey
-from lightning_gnn_dist.sampling.batch import assemble
+from lightning_gnn_dist.sampling.file_rows import FileRows
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.scratch import DIRECT_NODES
 
@@ -72,10 +72,10 @@ class LayerWork:
 
     def compute(self, layer: Layer, graph: Graph, nodes: range, on_rows: OnRows | None) -> Iterator[tuple[range, Rows]]:
         """The rows of some nodes, batch by batch."""
-        start, bytes_out, dtype = nodes.start, _bytes_of_row(graph), self.dtype
+        start, bytes_out, dtype, source = nodes.start, _bytes_of_row(graph), self.dtype, FileRows(graph)
         while start < nodes.stop:
             stop = end_of_batch(graph, start, nodes.stop, self.budget_bytes, bytes_out)
-            batch = _batch(graph, torch.arange(start, stop), dtype).to(self.model.device)
+            batch = _batch(graph, source, torch.arange(start, stop), dtype).to(self.model.device)
             outputs = layer(batch)
             rows = rows_of(outputs, stop - start, "a layer")
             yield range(start, stop), rows
@@ -125,10 +125,11 @@ def end_of_batch(graph: Graph, start: int, end: int, budget_bytes: int, bytes_ou
     return start + max(fitting, 1)
 
 
-def _batch(graph: Graph, nodes: Tensor, dtype: torch.dtype | None) -> Data:
+def _batch(graph: Graph, source: FileRows, nodes: Tensor, dtype: torch.dtype | None) -> Data:
     """These nodes with all that send to them."""
     (sample,) = NeighborSampler([-1]).sample_bulk(graph, [nodes], [BatchKey(0, 0, 0)])
-    batch = assemble(graph, sample)
+    source.release()
+    batch = source.assemble(sample)
     if dtype is not None:
         batch.x = batch.x.to(dtype)
     return batch

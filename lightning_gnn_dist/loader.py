@@ -17,6 +17,7 @@ from lightning_gnn_dist.arguments import check_at_least
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import BatchKey, OrdersSeeds, Sample, Sampler, check_seeds, refuse_repeated
 from lightning_gnn_dist.sampling.batch import SampledData, assemble
+from lightning_gnn_dist.sampling.file_rows import FileRows
 from lightning_gnn_dist.sampling.pool import BufferPool
 from lightning_gnn_dist.sampling.rng import permutation
 
@@ -86,6 +87,7 @@ class BatchLoader:
         self._graph, self._sampler, self._seeds, self._num_batches = graph, sampler, seeds, num_batches
         self._seed, self._shuffle, self._widen = seed, shuffle, widen
         self._bulk_size, self._num_threads, self._prefetch = bulk_size, num_threads, prefetch
+        self._files: FileRows | None = None
         self._next_pass = 0
         self._orders: dict[int, Tensor] = {}
         self._pools: dict[str, BufferPool] = {}
@@ -99,6 +101,10 @@ class BatchLoader:
     @property
     def num_seeds(self) -> int:
         return self._seeds.numel()
+
+    def spare_memory(self) -> None:
+        """From here on hold no pages of a mapped graph, which takes longer."""
+        self._files = FileRows(self._graph)
 
     @property
     def sampler(self) -> BatchLoader:
@@ -159,7 +165,11 @@ class BatchLoader:
 
     def _batches_around(self, seeds: list[Tensor], places: list[BatchKey]) -> Iterable[SampledData]:
         """A batch for every entry of ``seeds``, made here and now."""
-        return map(self._assemble, self._sampler.sample_bulk(self._graph, seeds, places))
+        samples = self._sampler.sample_bulk(self._graph, seeds, places)
+        if self._files is None:
+            return map(self._assemble, samples)
+        self._files.release()
+        return [self._files.assemble(sample, widen=self._widen) for sample in samples]
 
     def _seeds_of(self, place: BatchKey) -> Tensor:
         begin, end = (batch * self.num_seeds // len(self) for batch in (place.batch, place.batch + 1))

@@ -151,7 +151,9 @@ class PartModule(LightningDataModule):
 
     def predict_dataloader(self) -> BatchLoader:
         """All nodes, in order: rank 0 has the first ones."""
-        return self._nodes_loader(torch.arange(self.graph.num_nodes), "the graph has")
+        loader = self._nodes_loader(torch.arange(self.graph.num_nodes), "the graph has")
+        loader.spare_memory()
+        return loader
 
     # What strategies ask for.
 

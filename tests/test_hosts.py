@@ -95,6 +95,7 @@ WIDE = 1024  # features, so that the model has 0.5 MB
 STRATEGIES = {
     "local_sgd": ["--trainer.strategy.init_args.clock.init_args.steps=1", "--trainer.max_epochs=60"],
     "llcg": ["--trainer.strategy.init_args.clock.init_args.steps=1", "--trainer.max_epochs=15"],
+    "tma": ["--trainer.strategy.init_args.clock.init_args.seconds=0.05", "--trainer.max_epochs=60"],
     "grappa": ["--trainer.max_epochs=20"],
 }
 

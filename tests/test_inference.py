@@ -23,6 +23,7 @@ from lightning_gnn_dist.inference import predict_by_layer
 from lightning_gnn_dist.layers import has_layers
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.graph.test_mapped import resident_bytes
 from tests.ranks import RankError, run_ranks
 
 NUM_NODES, NUM_FEATURES = 1_501, 12
@@ -191,14 +192,15 @@ class Bipartite(Deep):
 
 
 def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> int:
-    """Bytes of this process alone, beyond what it has after a first and small prediction."""
+    """Bytes of this process, mapped pages among them, beyond what it has after a first and small prediction."""
     model = Bipartite(SAGEConv)
-    predict_by_layer(quiet(), model, graph(), folder / "small.npy")
-    before, seen, done = anonymous_bytes(), [0], threading.Event()
+    graph().save(folder / "small")
+    predict_by_layer(quiet(), model, Graph.open(folder / "small"), folder / "small.npy")
+    before, seen, done = resident_bytes(), [0], threading.Event()
 
     def watch() -> None:
         while not done.wait(0.005):
-            seen.append(anonymous_bytes())
+            seen.append(resident_bytes())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -206,11 +208,6 @@ def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> 
     done.set()
     watcher.join()
     return max(seen) - before
-
-
-def anonymous_bytes() -> int:
-    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return int(status["RssAnon"].split()[0]) * 1024
 
 
 @pytest.mark.slow

@@ -22,8 +22,9 @@ from lightning_gnn_dist.graph.sources import find_source
 PURPOSE = "turn a PyG file, arrays or tables into a saved graph"
 ABOUT = """SOURCE is a PyG Data saved by torch.save (.pt); arrays in an .npz or a directory of .npy: edge_index of shape
 (2, edges), x, y, masks or lists of nodes (train_idx, ...), edge_attr, ...; or a table of edges (.csv, .tsv, .txt, also
-gzipped) whose first two columns are sender and receiver. The table of nodes that goes with it has an id (the column
-"id", or the first), a label ("y" or "label"), a split ("split": train, val, test); all other columns are features."""
+gzipped, or .parquet, also a folder of these) whose columns "source" and "target", or the first two, are sender and
+receiver. The table of nodes that goes with it has an id (the column "id", or the first), a label ("y" or "label"), a
+split ("split": train, val, test); all other columns are features."""
 
 
 def add_to(commands: Commands) -> None:
@@ -47,7 +48,8 @@ def add_to(commands: Commands) -> None:
         metavar="GB",
         help="sort the edges on disk and copy arrays in pieces, with so much RAM beside arrays as long as the nodes "
         "(default: 2). SOURCE is a directory of .npy whose edge_index and x may be folders of several, or edges alone: "
-        "a .npy, a table, or a folder of these. After a kill, the same command goes on",
+        "a .npy, a table, or a folder of these. A table of nodes is Parquet, sorted by id. After a kill, the same "
+        "command goes on",
     )
     prepare.add_argument("--overwrite", action="store_true", help="replace a saved graph")
     prepare.set_defaults(run=_run)
@@ -58,7 +60,7 @@ def _run(options: argparse.Namespace) -> None:
         if options.out.exists() and not options.overwrite:
             raise FileExistsError(f"{options.out} exists already: choose another path, or add --overwrite.")
         (_prepare if options.out_of_core is None else _prepare_out_of_core)(options)
-    except (ValueError, TypeError, OSError, NotImplementedError, MemoryError) as error:
+    except (ValueError, TypeError, OSError, NotImplementedError, MemoryError, ModuleNotFoundError) as error:
         raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
 
 
@@ -86,8 +88,6 @@ def _prepare(options: argparse.Namespace) -> None:
 
 
 def _prepare_out_of_core(options: argparse.Namespace) -> None:
-    if options.nodes:
-        raise ValueError("--out-of-core knows no table of nodes: number them 0, 1, 2, ... and give y.npy, x.npy, ...")
     preparation = Preparation(
         options.source,
         options.out,
@@ -98,6 +98,7 @@ def _prepare_out_of_core(options: argparse.Namespace) -> None:
         options.float_labels,
         options.out_of_core,
         options.overwrite,
+        options.nodes,
     )
     estimate = preparation.estimate()
     print(

@@ -1,4 +1,4 @@
-"""Edges in files, read a piece at a time: ``.npy`` of shape (2, E) or (E, 2), and tables of two columns."""
+"""Edges in files, read a piece at a time: ``.npy`` of shape (2, E) or (E, 2), and tables, text or Parquet."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from lightning_gnn_dist.graph import tables
 from lightning_gnn_dist.graph.npy import NpyFile
 from lightning_gnn_dist.graph.raw import check_drop
-from lightning_gnn_dist.graph.tables import Column, columns_of, count_rows, is_table, read_ends
+from lightning_gnn_dist.graph.table_files import columns_of, count_rows, ends_first, is_table, read_ends
+from lightning_gnn_dist.graph.tables import Column
 
 
 class Piece(NamedTuple):
@@ -32,12 +34,14 @@ class EdgeFiles:
     """A list of edges in one or several files, whose order is the order of the edges.
 
     Args:
-        files: ``.npy`` files and tables (CSV, TSV, gzipped or not).
-        num_edges: How many edges; about, for tables.
+        files: ``.npy`` files and tables (CSV, TSV, gzipped or not, and Parquet).
+        num_edges: How many edges; about, for text.
+        carried: Columns of what edges carry, in Parquet.
     """
 
     files: tuple[Path, ...]
     num_edges: int
+    carried: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, path: Path, drop: Collection[str] = ()) -> EdgeFiles:
@@ -46,13 +50,14 @@ class EdgeFiles:
         if not files or not all(map(_is_known, files)):
             raise ValueError(
                 f"{path} holds no edges: give a .npy of shape (2, E) or (E, 2), a table (.csv, .tsv, .txt, also "
-                "gzipped) whose two columns are sender and receiver, or a folder of such files."
+                "gzipped, or .parquet) whose two columns are sender and receiver, or a folder of such files."
             )
-        return cls(files, sum(_num_edges(file, drop) for file in files))
+        return cls(files, sum(_num_edges(file, drop) for file in files), _carried(files, drop))
 
     @property
-    def has_tables(self) -> bool:
-        return any(is_table(file) for file in self.files)
+    def has_text(self) -> bool:
+        """Whether there are tables of text, which take long to read and whose lengths are guesses."""
+        return any(tables.is_table(file) for file in self.files)
 
     def pieces(self, edges_at_once: int, *, skip: int = 0) -> Iterator[Piece]:
         """All edges, in pieces that are the same every time. The first ``skip`` are passed over, mostly unread."""
@@ -62,7 +67,7 @@ class EdgeFiles:
     def _readers(self, edges_at_once: int) -> Iterator[tuple[Path, Read]]:
         for file in self.files:
             if file.suffix != ".npy":
-                yield from ((file, read) for read in read_ends(file))
+                yield from ((file, read) for read in read_ends(file, edges_at_once))
                 continue
             array = _edge_array(file)
             total = _length(array)
@@ -75,15 +80,33 @@ def _is_known(file: Path) -> bool:
 
 
 def _num_edges(file: Path, drop: Collection[str]) -> int:
-    check_drop(drop, columns_of(file)[2:] if is_table(file) else (), file)
+    check_drop(drop, _more_columns(file), file)
     if file.suffix == ".npy":
         return _length(_edge_array(file))
-    if unwanted := [name for name in columns_of(file)[2:] if name not in drop]:
+    if tables.is_table(file) and (unwanted := [name for name in _more_columns(file) if name not in drop]):
         raise ValueError(
             f"{file} has the column {unwanted[0]!r} beside the two ends of an edge. What edges carry is read from "
-            f".npy alone when they are sorted on disk: leave it out (--drop {unwanted[0]}), or give all as .npy."
+            f".npy and Parquet alone when they are sorted on disk: leave it out (--drop {unwanted[0]}), or give all "
+            "as .npy or Parquet."
         )
     return count_rows(file)
+
+
+def _more_columns(file: Path) -> list[str]:
+    """Those beside the two ends."""
+    return ends_first(columns_of(file), file)[2:] if is_table(file) else []
+
+
+def _carried(files: Collection[Path], drop: Collection[str]) -> tuple[str, ...]:
+    found = {file: [name for name in _more_columns(file) if name not in drop] for file in files}
+    first, expected = next(iter(found.items()))
+    for file, names in found.items():
+        if sorted(names) != sorted(expected):
+            raise ValueError(
+                f"{file} has the columns {names} beside the two ends of an edge, but {first} has {expected}: files of "
+                "one list of edges must be alike, or these columns left out (--drop)."
+            )
+    return tuple(expected)
 
 
 def _edge_array(file: Path) -> NpyFile:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -11,47 +12,78 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph.from_arrays import ALIASES
 from lightning_gnn_dist.graph.raw import SPLITS, RawGraph, Source, check_drop
-from lightning_gnn_dist.graph.tables import Column, Progress, count_columns, count_rows, read_table
+from lightning_gnn_dist.graph.table_files import (
+    columns_of,
+    count_columns,
+    count_rows,
+    ends_first,
+    num_bytes,
+    read_columns,
+)
+from lightning_gnn_dist.graph.tables import Column, Progress
 
 SPLIT_WORDS = {split: split for split in SPLITS} | {"valid": "val", "validation": "val"}
 
 
 def of_tables(edges: Path, nodes: Path | None, drop: Collection[str]) -> Source:
     """A row per edge: its two ends first, then what it carries. A row per node: its id, and the same."""
+    names = ends_first(columns_of(edges), edges)
+    check_drop(drop, [*names, *(columns_of(nodes) if nodes else ())], edges)
     num_edges, num_nodes = count_rows(edges), count_rows(nodes) if nodes else 0
-    num_bytes = 4 * (num_edges * (count_columns(edges) - 2) + num_nodes * (count_columns(nodes) - 1 if nodes else 0))
+    size = 4 * (num_edges * (count_columns(edges) - 2) + num_nodes * (count_columns(nodes) - 1 if nodes else 0))
 
     def read(on_progress: Progress) -> RawGraph:
-        share = edges.stat().st_size / (edges.stat().st_size + (nodes.stat().st_size if nodes else 0))
-        pairs = read_table(edges, lambda part: on_progress(part * share))
-        table = read_table(nodes, lambda part: on_progress(share + part * (1 - share))) if nodes else None
-        return _from_tables(pairs, table, edges, nodes, drop)
+        share = num_bytes(edges) / (num_bytes(edges) + (num_bytes(nodes) if nodes else 0))
+        pairs = read_columns(edges, set(drop) - set(names[:2]), lambda part: on_progress(part * share))
+        table = _read_nodes(nodes, drop, lambda part: on_progress(share + part * (1 - share))) if nodes else None
+        return _from_tables({name: pairs[name] for name in names if name in pairs}, table, edges, nodes)
 
-    return Source(num_nodes, num_edges, num_bytes, read)
+    return Source(num_nodes, num_edges, size, read)
+
+
+def _read_nodes(nodes: Path, drop: Collection[str], on_progress: Progress) -> dict[str, Column]:
+    """Their ids first."""
+    id_name = id_of(columns_of(nodes))
+    table = read_columns(nodes, set(drop) - {id_name}, on_progress)
+    return {id_name: table.pop(id_name)} | table
+
+
+def id_of(names: Sequence[str]) -> str:
+    """The column that says which node a row is about."""
+    return next((name for name in names if name.lower() in {"id", "node", "node_id"}), names[0])
 
 
 def _from_tables(
-    pairs: dict[str, Column], table: dict[str, Column] | None, edges: Path, nodes: Path | None, drop: Collection[str]
+    pairs: dict[str, Column], table: dict[str, Column] | None, edges: Path, nodes: Path | None
 ) -> RawGraph:
-    if len(pairs) < 2:
-        raise ValueError(f"{edges} has {len(pairs)} columns, but an edge has two ends.")
-    check_drop(drop, [*pairs, *(table or {})], edges)
+    """Of edges, the two ends come first."""
     (_, sender), (_, receiver), *others = pairs.items()
     arrays: dict[str, Tensor] = {}
     ids = None
     if table is not None:
-        id_name = next((name for name in table if name.lower() in {"id", "node", "node_id"}), next(iter(table)))
-        ids = table[id_name]
-        arrays = _node_columns({name: c for name, c in table.items() if name not in {id_name, *drop}}, nodes)
+        ids, *_ = table.values()
+        columns = node_columns(dict(islice(table.items(), 1, None)), nodes)
+        arrays = {name: torch.from_numpy(column) for name, column in columns.items()}
     places = _places(np.concatenate([sender, receiver]), ids, edges, nodes)
     num_nodes = len(ids) if ids is not None else int(places.max(initial=-1)) + 1
-    kept = {f"edge_{name.removeprefix('edge_')}": column for name, column in others if name not in drop}
-    weights = {name: torch.from_numpy(_numbers(name, column, edges)).float() for name, column in kept.items()}
+    weights = {name: torch.from_numpy(column) for name, column in edge_columns(dict(others), edges).items()}
     return RawGraph(torch.from_numpy(places.reshape(2, -1)), num_nodes, arrays, weights)
+
+
+def edge_columns(columns: Mapping[str, Column], edges: Path) -> dict[str, Column]:
+    """What edges carry, as numbers whose names tell that they are of edges."""
+    named = {f"edge_{name.removeprefix('edge_')}": column for name, column in columns.items()}
+    return {name: _numbers(name, column, edges).astype(np.float32) for name, column in named.items()}
 
 
 def _places(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -> Column:
     """The node that each end of an edge is: its row in the table of nodes, or the end itself."""
+    for column, table in ((ends, edges), (ids, nodes)):
+        if column is not None and column.dtype.kind == "f":
+            raise ValueError(
+                f"{table} names nodes by numbers with a fraction ({column[0]}): an id is a whole number or a word. "
+                "Empty cells become such numbers: remove those rows, and cast the column to whole numbers."
+            )
     if ids is None:
         if ends.dtype != np.int64 or ends.min(initial=0) < 0:
             raise ValueError(
@@ -72,7 +104,7 @@ def _places(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -
     return places
 
 
-def _node_columns(columns: Mapping[str, Column], nodes: Path | None) -> dict[str, Tensor]:
+def node_columns(columns: Mapping[str, Column], nodes: Path | None) -> dict[str, Column]:
     """Labels, masks and, of all other columns, the features ``x``."""
     arrays: dict[str, Column] = {}
     features = []
@@ -86,8 +118,8 @@ def _node_columns(columns: Mapping[str, Column], nodes: Path | None) -> dict[str
         else:
             features.append(_numbers(name, column, nodes).astype(np.float32))
     if features:
-        arrays["x"] = np.stack(features, axis=1)
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        arrays["x"] = np.column_stack(features)
+    return {name: arrays[name] for name in ("x", "y", *sorted(arrays)) if name in arrays}  # as in a directory
 
 
 def _split_column(column: Column, nodes: Path | None) -> dict[str, Column]:

@@ -37,20 +37,30 @@ class GraphFiles:
             return cls(EdgeFiles.of(source, drop), {}, Carried({}), None)
         check_drop(drop, found, source)
         edges = EdgeFiles.of(found.pop("edge_index"))
-        files = {name: RowFiles.of(path) for name, path in found.items() if name not in drop}
+        return cls(edges, {}, Carried({}), None)._with(
+            {name: path for name, path in found.items() if name not in drop}, source
+        )
+
+    def with_arrays(self, folder: Path) -> GraphFiles:
+        """The same with the arrays of a folder beside those that are there."""
+        return self._with(_entries(folder), folder)
+
+    def _with(self, found: dict[str, Path], where: Path) -> GraphFiles:
+        files = {name: RowFiles.of(path) for name, path in found.items()}
         arrays = {ALIASES.get(name, name): rows for name, rows in files.items()}
-        if len(arrays) < len(files):
-            raise ValueError(f"{source} holds two arrays for one purpose among {sorted(files)}: drop one of them.")
+        if len(arrays) < len(files) or (arrays.keys() & (self.arrays.keys() | self.carried.arrays.keys())):
+            raise ValueError(f"{where} holds two arrays for one purpose among {sorted(files)}: drop one of them.")
         convert.check_names(arrays)
         store.check_names(f"nodes/{name}" for name in arrays)
         carried = {name: arrays.pop(name) for name in list(arrays) if name.startswith("edge_")}
         for name, rows in carried.items():
-            if rows.shape[:1] != (edges.num_edges,) or edges.has_tables:
+            if rows.shape[:1] != (self.edges.num_edges,) or self.edges.has_text:
                 raise ValueError(
-                    f"{name} has shape {rows.shape}, and there are {edges.num_edges} edges"
-                    f"{' in tables, which can carry nothing here' if edges.has_tables else ''}: leave it out (--drop)."
+                    f"{name} has shape {rows.shape}, and there are {self.edges.num_edges} edges"
+                    f"{' in text, which can carry nothing here' if self.edges.has_text else ''}: leave it out (--drop)."
                 )
-        return cls(edges, arrays, Carried(carried), _num_nodes(arrays))
+        num_nodes = _num_nodes(arrays) if self.num_nodes is None else self.num_nodes
+        return GraphFiles(self.edges, self.arrays | arrays, Carried(self.carried.arrays | carried), num_nodes)
 
     @property
     def num_bytes(self) -> int:

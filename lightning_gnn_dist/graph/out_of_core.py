@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,9 +21,11 @@ from lightning_gnn_dist.graph.graph import fingerprint_of
 from lightning_gnn_dist.graph.graph_files import GraphFiles
 from lightning_gnn_dist.graph.journal import Journal, flush, journal_of
 from lightning_gnn_dist.graph.npy import NpyFile, append, cut_back, save, write_header
+from lightning_gnn_dist.graph.parquet import columns_of, count_columns, count_rows, is_parquet
 from lightning_gnn_dist.graph.raw import RawGraph
 from lightning_gnn_dist.graph.row_files import RowFiles
 from lightning_gnn_dist.graph.tables import Progress
+from lightning_gnn_dist.graph.unpack import check_nodes, unpack_edges, unpack_nodes
 
 VERSION = 1  # of unfinished work: to be raised when it cannot be gone on with
 OnProgress: TypeAlias = Callable[[str, float], None]
@@ -38,6 +40,7 @@ def prepare_graph(
     source: str | Path,
     out: str | Path,
     *,
+    nodes: str | Path | None = None,
     undirected: bool = False,
     split: Sequence[float] | None = None,
     seed: int = 0,
@@ -53,10 +56,11 @@ def prepare_graph(
     complete; until then the work is in the folder ``.<out>.preparing`` beside it.
 
     Args:
-        source: A ``.npy`` of edges, of shape (2, E) or (E, 2); a table (CSV, TSV) of two columns; a folder of these;
+        source: A ``.npy`` of edges, of shape (2, E) or (E, 2); a table (CSV, TSV, Parquet); a folder of these;
             or a folder with ``edge_index.npy`` (or a folder ``edge_index`` of files) and arrays per node: ``x.npy`` (or
             a folder ``x``), ``y.npy``, ``train_mask.npy`` or ``train_idx.npy``, ..., ``num_nodes.npy``.
         out: The directory to write.
+        nodes: A table of nodes in Parquet, one file or a folder, in the order of their numbers 0, 1, 2, ...
         undirected: Add the reverse of every edge, and keep every edge once.
         split: Shares of labelled nodes to train on, validate and test.
         seed: Decides the split.
@@ -68,7 +72,16 @@ def prepare_graph(
         on_progress: Called with the name of the stage and how much of it is done.
     """
     preparation = Preparation(
-        Path(source), Path(out), undirected, split, seed, tuple(drop), float_labels, memory_bytes, overwrite
+        Path(source),
+        Path(out),
+        undirected,
+        split,
+        seed,
+        tuple(drop),
+        float_labels,
+        memory_bytes,
+        overwrite,
+        Path(nodes) if nodes else None,
     )
     preparation.run(on_progress)
 
@@ -122,12 +135,14 @@ class Preparation:
     float_labels: bool = False
     memory_bytes: int = DEFAULT_MEMORY
     overwrite: bool = False
+    nodes: Path | None = None
 
     def __post_init__(self) -> None:
         if self.memory_bytes < 1:
             raise ValueError(f"memory_bytes must be at least 1, got {self.memory_bytes}.")
-        if not self.source.exists():
-            raise FileNotFoundError(f"{self.source} does not exist.")
+        for file in (self.source, *([self.nodes] if self.nodes else [])):
+            if not file.exists():
+                raise FileNotFoundError(f"{file} does not exist.")
 
     @property
     def folder(self) -> Path:
@@ -136,14 +151,16 @@ class Preparation:
 
     def estimate(self) -> Estimate:
         """What lies ahead, from the headers of the files."""
-        files = GraphFiles.of(self.source, self.drop)
+        files = self._files()
         keys, num_nodes = files.edges.num_edges * (1 + self.undirected), files.num_nodes or 0
         per_key = 4 if convert.index_dtype(num_nodes) == torch.int32 else 8
-        carried, arrays = files.carried.bytes_per_edge, files.num_bytes + 8 * num_nodes
-        seconds = SECONDS_PER_KEY * keys + SECONDS_PER_LINE * files.edges.has_tables * files.edges.num_edges
+        columns = 4 * num_nodes * count_columns(self.nodes) if self.nodes else 0
+        carried = files.carried.bytes_per_edge + 4 * len(files.edges.carried)
+        arrays = files.num_bytes + columns + 8 * num_nodes
+        seconds = SECONDS_PER_KEY * keys + SECONDS_PER_LINE * files.edges.has_text * files.edges.num_edges
         return Estimate(
             num_edges=files.edges.num_edges,
-            disk_bytes=arrays + 8 * num_nodes + (8 + carried) * keys,
+            disk_bytes=arrays + columns + 8 * num_nodes + (8 + carried) * keys,
             stored_bytes=arrays + (per_key + carried) * keys,
             seconds=seconds,
         )
@@ -183,9 +200,11 @@ class Preparation:
 
     def _write(self, journal: Journal, on_progress: OnProgress) -> Prepared:
         """Everything that the saved graph consists of, in the draft."""
-        files = GraphFiles.of(self.source, self.drop)
+        files = self._files()
         if not self._draft.exists():
             journal.clear()
+        files = self._unpacked(files, journal, _stage("reading columns", on_progress))
+        if not self._draft.exists():
             for kind in ("nodes", "edges") if files.carried.arrays else ("nodes",):
                 (self._draft / kind).mkdir(parents=True)
         sort = ExternalSort(files.edges, files.carried, journal, self._draft, self.undirected, self.memory_bytes)
@@ -199,6 +218,30 @@ class Preparation:
         carried = list(Data(**dict.fromkeys(files.carried.arrays, num_nodes)).to_dict())
         names = [*(f"nodes/{name}" for name in arrays), *(f"edges/{name}" for name in carried)]
         return self._describe(names, _stage("taking the fingerprint", on_progress))
+
+    def _files(self) -> GraphFiles:
+        """What lies there, before columns are read."""
+        if self.nodes is None:
+            return GraphFiles.of(self.source, self.drop)
+        columns = set(columns_of(self.nodes)) if is_parquet(self.nodes) else set()
+        check_nodes(self.nodes, columns & set(self.drop))
+        files = GraphFiles.of(self.source, set(self.drop) - columns)
+        carried = tuple(name for name in files.edges.carried if name not in self.drop)
+        return replace(files, edges=replace(files.edges, carried=carried), num_nodes=count_rows(self.nodes))
+
+    def _unpacked(self, files: GraphFiles, journal: Journal, progress: Progress) -> GraphFiles:
+        """The same with the columns of Parquet tables as arrays."""
+        folder = self.folder / "columns"
+        if self.nodes is None and not files.edges.carried:
+            return files
+        if not journal.get("are_columns_read"):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            unpack_edges(files.edges.files, files.edges.carried, folder, self.memory_bytes)
+            if self.nodes is not None:
+                unpack_nodes(self.nodes, self.drop, folder, self.memory_bytes, progress)
+            journal.record(folder.iterdir(), are_columns_read=True)
+        return files.with_arrays(folder)
 
     def _write_arrays(self, files: GraphFiles, num_nodes: int, journal: Journal, progress: Progress) -> list[str]:
         """Copy every array; return their names, in order."""
@@ -267,6 +310,7 @@ class Preparation:
     def _inputs(self) -> dict[str, Any]:
         """What the result depends on."""
         paths = [self.source, *sorted(self.source.rglob("*"))] if self.source.is_dir() else [self.source]
+        paths += [self.nodes, *sorted(self.nodes.rglob("*"))] if self.nodes else []
         files = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths if path.is_file()}
         return {
             "version": VERSION,

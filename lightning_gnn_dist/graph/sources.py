@@ -8,21 +8,22 @@ from pathlib import Path
 from lightning_gnn_dist.graph.from_arrays import of_directory, of_npz, of_pyg
 from lightning_gnn_dist.graph.from_tables import of_tables
 from lightning_gnn_dist.graph.raw import Source
-from lightning_gnn_dist.graph.tables import is_table
+from lightning_gnn_dist.graph.table_files import is_table
 
 
 def find_source(path: Path, *, nodes: Path | None = None, drop: Collection[str] = ()) -> Source:
     """What lies at ``path``. Nothing large is read yet.
 
     Args:
-        path: A PyG ``.pt``, an ``.npz``, a directory of ``.npy``, or a table of edges.
+        path: A PyG ``.pt``, an ``.npz``, a directory of ``.npy``, or a table of edges: text, or Parquet in one file or
+            a folder of several.
         nodes: The table of nodes that goes with a table of edges.
         drop: Columns or arrays to leave out.
     """
     for file in (path, *([nodes] if nodes else [])):
         if not file.exists():
             raise FileNotFoundError(f"{file} does not exist.")
-    has_rows = path.is_file() and is_table(path)
+    has_rows = is_table(path)
     if nodes is not None and not has_rows:
         raise ValueError(f"A table of nodes ({nodes}) goes with a table of edges, and {path} is none.")
     if has_rows:
@@ -35,5 +36,5 @@ def find_source(path: Path, *, nodes: Path | None = None, drop: Collection[str] 
         return of_npz(path, drop)
     raise ValueError(
         f"{path} is no graph that is known here: give a PyG file (.pt), an .npz or a directory of .npy with an "
-        "edge_index, or a table of edges (.csv, .tsv, .txt, also gzipped)."
+        "edge_index, or a table of edges (.csv, .tsv, .txt, also gzipped, or .parquet, also a folder of these)."
     )

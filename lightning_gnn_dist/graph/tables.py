@@ -19,9 +19,12 @@ from numpy.typing import NDArray
 Column: TypeAlias = NDArray[Any]
 Progress: TypeAlias = Callable[[float], None]
 LINES_AT_ONCE = 1 << 18
+BYTES_COUNTED, PLACES_COUNTED = 1 << 14, 32
+COMPRESSION = 4  # of numbers written as text
 SEPARATORS = ",\t; "
 SUFFIXES = {".csv", ".tsv", ".txt"}
 KINDS = (np.int64, np.float64, np.str_)
+ENDS = [("source", "target"), ("source", "destination"), ("src", "dst"), ("sender", "receiver"), ("from", "to")]
 
 
 def read_table(path: Path, on_progress: Progress = lambda share: None) -> dict[str, Column]:
@@ -56,17 +59,37 @@ def _read(
 
 
 def read_ends(path: Path) -> Iterator[Callable[[], tuple[Column, Column]]]:
-    """The first two columns, which are whole numbers, in pieces that are parsed when they are called for."""
-    _, separator, has_heading = _heading(path)
+    """The two ends of edges, which are whole numbers, in pieces that are parsed when they are called for."""
+    names, separator, has_heading = _heading(path)
+    places = places_of_ends(names, path)
     for first_line, lines in _pieces(path, has_heading, lambda share: None):
         if lines:
-            yield partial(_parse_ends, path, first_line, lines, separator)
+            yield partial(_parse_ends, path, first_line, lines, separator, places)
 
 
-def _parse_ends(path: Path, first_line: int, lines: Sequence[str], separator: str) -> tuple[Column, Column]:
+def places_of_ends(names: Sequence[str], path: Path) -> tuple[int, int]:
+    """Which columns are sender and receiver: those called so, or the first two."""
+    if len(names) < 2:
+        raise ValueError(f"{path} has {len(names)} columns, but an edge has two ends.")
+    places = {name.lower(): place for place, name in enumerate(names)}
+    for sender, receiver in ENDS:
+        if sender in places and receiver in places:
+            return places[sender], places[receiver]
+    for name in (end for ends in ENDS for end in ends):
+        if places.get(name, 0) > 1:
+            raise ValueError(
+                f"{path} has a column {name!r} and none that goes with it, but {list(names)}: call the two ends "
+                "source and target, or put them first under other names."
+            )
+    return 0, 1
+
+
+def _parse_ends(
+    path: Path, first_line: int, lines: Sequence[str], separator: str, places: tuple[int, int]
+) -> tuple[Column, Column]:
     try:
         ends = np.loadtxt(
-            lines, np.int64, delimiter=separator if separator != " " else None, quotechar='"', usecols=(0, 1), ndmin=2
+            lines, np.int64, delimiter=separator if separator != " " else None, quotechar='"', usecols=places, ndmin=2
         )
     except ValueError as error:
         raise ValueError(f"{path}, after line {first_line - 1}: {error}. Nodes are numbered 0, 1, 2, ...") from error
@@ -79,12 +102,17 @@ def is_table(path: Path) -> bool:
 
 
 def count_rows(path: Path) -> int:
-    """About how many rows there are, by the length of the first ones."""
-    with _open(path) as (text, _):
-        lines = list(islice(text, 1000))
-    compression = 4 if path.suffix == ".gz" else 1  # of numbers written as text
-    per_line = sum(map(len, lines)) / max(len(lines), 1)
-    return round(path.stat().st_size * compression / max(per_line, 1))
+    """About how many rows there are, by the length of some of them."""
+    if path.suffix == ".gz":
+        with _open(path) as (text, _):
+            lines = list(islice(text, 1000))
+        return round(path.stat().st_size * COMPRESSION * len(lines) / max(sum(map(len, lines)), 1))
+    size, ends = path.stat().st_size, []
+    with path.open("rb") as file:
+        for place in range(PLACES_COUNTED):  # ids grow, and with them the lines
+            file.seek(max(size - BYTES_COUNTED, 0) * place // (PLACES_COUNTED - 1))
+            ends.append(max(file.read(BYTES_COUNTED).count(b"\n"), 1))
+    return round(sum(ends) / len(ends) * max(size / BYTES_COUNTED, 1))
 
 
 def columns_of(path: Path) -> list[str]:

@@ -21,11 +21,12 @@ from lightning_gnn_dist.callbacks.preemption import FILE_NAME, PreemptionCheckpo
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.rounds import EverySeconds, EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist.strategies.tma import TMAStrategy
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
@@ -34,7 +35,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 STRATEGIES = {
     "local_sgd": lambda: LocalSGDStrategy(EverySteps(5)),
     "llcg": lambda: LLCGStrategy(EverySteps(5)),
+    "tma": lambda: TMAStrategy(EverySteps(5), weights="steps"),
     "grappa": lambda: GrappaStrategy(),
+}
+BY_TIME = {
+    "tma by time": lambda: TMAStrategy(EverySeconds(0.3)),
+    "llcg by time": lambda: LLCGStrategy(EverySeconds(0.3)),
 }
 
 
@@ -58,7 +64,7 @@ def fit(name: str, world_size: int, callbacks: list[Callback], **options: Any) -
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=world_size,
-        strategy=STRATEGIES[name]() if world_size > 1 else "auto",
+        strategy=(STRATEGIES | BY_TIME)[name]() if world_size > 1 else "auto",
         callbacks=callbacks,
         logger=False,
         enable_checkpointing=False,
@@ -92,6 +98,25 @@ def test_a_run_that_was_preempted_ends_as_if_it_had_not_been(name: str, tmp_path
         assert differs(whole, resumed) == 0.0
 
 
+def stop_by_time(rank: int, world_size: int, name: str, folder: Path) -> tuple[int, int, int, State]:
+    callbacks: list[Callback] = [PreemptionCheckpoint(folder), Preempt(1, 7)]
+    with pytest.raises(SystemExit):
+        fit(name, world_size, callbacks)
+    stopped = torch.load(folder / FILE_NAME, weights_only=False)
+    trainer, resumed = fit(name, world_size, [], ckpt_path=folder / FILE_NAME)
+    return stopped["epoch"], trainer.current_epoch, trainer.global_step - stopped["global_step"], state_of(resumed)
+
+
+@pytest.mark.parametrize("name", BY_TIME)
+def test_rounds_by_time_stop_and_go_on_together(name: str, tmp_path: Path) -> None:
+    """No two such runs are equal, but all ranks of one are."""
+    first, *others = run_ranks(stop_by_time, 3, name, tmp_path)
+    stopped, ended, steps, weights = first
+    assert stopped < 4 == ended and steps > 0
+    for other in others:
+        assert other[:3] == (stopped, ended, steps) and differs(other[3], weights) == 0.0
+
+
 def test_one_process_leaves_a_checkpoint_too(tmp_path: Path) -> None:
     warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before the epoch ended")
     ((_, epochs, whole, resumed),) = run_ranks(stop_and_go_on, 1, "grappa", tmp_path)
@@ -116,7 +141,8 @@ LAUNCHERS = {
     "lightning": [sys.executable],
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"],
 }
-ENDLESS = ["--config=configs/local_sgd.yaml", "--trainer.max_epochs=100000", "--data.graph.init_args.num_nodes=2000"]
+RUNS = [*(("lightning", name) for name in ("local_sgd", "llcg", "tma", "grappa")), ("torchrun", "local_sgd")]
+ENDLESS, SMALL = "--trainer.max_epochs=100000", "--data.graph.init_args.num_nodes=2000"
 
 
 def children(parent: int) -> list[int]:
@@ -131,13 +157,13 @@ def preempt_one_rank(command: list[str], folder: Path) -> int:
         process = subprocess.Popen(command, cwd=EXAMPLES, env=environment, stdout=said, stderr=said)
     ranks: list[int] = []
     try:
-        end = time.monotonic() + 90
+        end = time.monotonic() + 240
         while not list(folder.rglob("epoch=*.ckpt")):
             assert process.poll() is None and time.monotonic() < end, (folder / "said").read_text()
             time.sleep(0.2)
         ranks = children(process.pid)
         os.kill(ranks[-1], signal.SIGTERM)
-        return process.wait(timeout=60)
+        return process.wait(timeout=120)
     finally:
         for pid in [*ranks, process.pid]:
             with suppress(ProcessLookupError):
@@ -146,13 +172,17 @@ def preempt_one_rank(command: list[str], folder: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_command_stops_with_a_checkpoint_and_says_so(launcher: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("launcher", "name"), RUNS)
+def test_the_command_stops_with_a_checkpoint_and_goes_on(launcher: str, name: str, tmp_path: Path) -> None:
     quiet = ["--trainer.enable_progress_bar=false", f"--trainer.logger.init_args.save_dir={tmp_path}"]
-    command = [*LAUNCHERS[launcher], "-m", "lightning_gnn_dist", "fit", *ENDLESS, *quiet]
-    code = preempt_one_rank(command, tmp_path)
+    fit_it = ["-m", "lightning_gnn_dist", "fit", f"--config=configs/{name}.yaml", SMALL, *quiet]
+    code = preempt_one_rank([*LAUNCHERS[launcher], *fit_it, ENDLESS], tmp_path)
     (checkpoint,) = tmp_path.rglob(FILE_NAME)
-    assert torch.load(checkpoint, weights_only=False)["global_step"] > 0
+    stopped = torch.load(checkpoint, weights_only=False)
+    assert stopped["global_step"] > 0
     assert f"ckpt_path={checkpoint}" in (tmp_path / "said").read_text()
     # torchrun says 1 whatever a rank ended with; Lightning's launcher may kill the first rank once another has left.
     assert code in {"lightning": (143, -signal.SIGKILL), "torchrun": (1,)}[launcher]
+    rest = [f"--ckpt_path={checkpoint}", f"--trainer.max_epochs={stopped['epoch'] + 2}"]
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*LAUNCHERS[launcher], *fit_it, *rest], cwd=EXAMPLES, env=environment, check=True, timeout=300)

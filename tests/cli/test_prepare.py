@@ -97,7 +97,7 @@ def test_a_machine_that_is_too_small_is_told_of_the_disk(
 
 def test_what_cannot_be_prepared_out_of_core_says_so(edges: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "graph")
-    assert "knows no table of nodes" in refused(str(edges), out, "--nodes", str(edges), "--out-of-core")
+    assert "read from Parquet alone" in refused(str(edges), out, "--nodes", str(edges), "--out-of-core")
     torch.save(Data(edge_index=torch.tensor([[0], [1]]), num_nodes=3), tmp_path / "data.pt")
     assert "holds no edges: give a .npy" in refused(str(tmp_path / "data.pt"), out, "--out-of-core")
     assert "nowhere does not exist" in refused("nowhere", out, "--out-of-core")

@@ -81,7 +81,7 @@ def test_what_edges_carry_must_be_one_row_each(folder: Path) -> None:
     np.save(folder / "edge_attr.npy", np.zeros((10, 4)))
     assert GraphFiles.of(folder).carried.bytes_per_edge == 32
     (folder / "edge_index" / "1.csv").write_text("1,2\n")
-    with pytest.raises(ValueError, match="in tables, which can carry nothing here"):
+    with pytest.raises(ValueError, match="in text, which can carry nothing here"):
         GraphFiles.of(folder)
 
 

@@ -69,3 +69,8 @@ def test_sizes_are_known_beforehand(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "a,b,c\n" + "1,2,3\n" * 5000)
     assert count_columns(path) == 3
     assert 4900 < count_rows(path) < 5100
+
+
+def test_rows_are_counted_where_lines_grow(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "a,b\n" + "".join(f"{row},{row * row}\n" for row in range(100_000)))
+    assert abs(count_rows(path) - 100_000) < 4000
