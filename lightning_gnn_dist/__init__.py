@@ -58,6 +58,7 @@ from lightning_gnn_dist.residency import Fixed, Held, Redeal, Residency, Rotate
 from lightning_gnn_dist.rounds import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
+from lightning_gnn_dist.sampling.device import DeviceSampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
@@ -82,6 +83,7 @@ __all__ = [
     "ClusterSampler",
     "Coverage",
     "DataFigures",
+    "DeviceSampler",
     "DiscrepancyProbe",
     "Elastic",
     "EveryPass",
