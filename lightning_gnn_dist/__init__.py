@@ -13,6 +13,7 @@ cut.py              all of these decisions together, for any number of ranks
 sampling/           seeds of many batches in, many batches out
 loader.py           the next batches are sampled and gathered while this one trains
 part_loader.py      the next part is read while this one trains
+placement.py        where they are sampled: in RAM, or on the device that trains
 global_batches.py   batches of the whole graph, for corrections
 part_module.py      what a rank reads, batches out
 datamodule.py       PartitionedDataModule: nodes to classify
