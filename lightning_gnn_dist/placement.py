@@ -39,7 +39,9 @@ def check_sample_on(sample_on: SampleOn, sampler: Sampler) -> None:
 
 def lane_to(device: torch.device) -> Lane | None:
     """The way of batches to a device. None: nothing is gained by one."""
-    return Lane(device) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    return Lane(device if device.index is not None else torch.device("cuda", torch.cuda.current_device()))
 
 
 def free_bytes(device: torch.device) -> int:

@@ -151,6 +151,7 @@ def fit_parts(rank: int, world_size: int, sample_on: Any) -> tuple[State, list[i
     return state_of(module), torch.cat(module.trained).tolist()
 
 
+@pytest.mark.slow
 def test_parts_that_change() -> None:
     plain, other = run_ranks(fit_parts, 2, "cpu"), run_ranks(fit_parts, 2, "device")
     for (state, seeds), (same, seeds_again) in zip(plain, other, strict=True):
