@@ -85,6 +85,17 @@ def test_batches_are_those_of_the_compiled_sampler(sampler):
         assert_same(sampler.sample_bulk(graph, *bulk(graph, 7)), same.sample_bulk(graph, *bulk(graph, 7)))
 
 
+@pytest.mark.parametrize("sampler", SAMPLERS[8:12] + SAMPLERS[-20:], ids=repr)
+def test_every_tensor_is_made_where_the_graph_is(sampler):
+    (seeds, keys), graph = bulk(GRAPHS[0], 3), on("cpu", GRAPHS[0])  # a graph that no cache knows
+    expected = sampler.sample_bulk(GRAPHS[0], seeds, keys)
+    with torch.device("meta"):  # where tensors are made that nobody says a place for
+        samples = DeviceSampler(sampler).sample_bulk(graph, seeds, keys)
+        batches = [assemble(graph, sample) for sample in samples]
+    assert_same(expected, samples)
+    assert all(batch.x.equal(graph.node_arrays["x"][batch.n_id]) for batch in batches)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_on_a_gpu_too(sampler):
