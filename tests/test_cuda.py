@@ -96,7 +96,7 @@ def test_parts_under_every_strategy(device: str, sample_on: Any, strategy: str) 
     if device == "cpu":
         assert differs(state_of(plain), state_of(other)) == 0.0
     else:
-        assert differs(state_of(plain), {name: array.cpu() for name, array in state_of(other).items()}) < 1e-3
+        assert differs(state_of(plain), {name: array.cpu() for name, array in state_of(other).items()}) < 2e-2
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -8,8 +8,8 @@ A plain ``batch.to("cuda")`` makes the host wait until the device has done all t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple, TypeAlias
 
@@ -66,9 +66,12 @@ class Lane:
         self.pool = PinnedPool()
         self._stream = _side_stream(device)
 
-    def open(self) -> AbstractContextManager[object]:
-        """What this thread launches from here on, it launches on the device, beside the training."""
-        return torch.cuda.stream(self._stream)
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """What this thread launches here, it launches on the device, beside the training."""
+        # The device comes first: on its way back to another device a stream would open a context there.
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            yield
 
     def load(self, batches: Iterable[SampledData]) -> Bulk:
         """A bulk that is ready to be received, batch by batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -72,6 +72,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         return to(tensor, *args, **options)
 
     monkeypatch.setattr(module, "_side_stream", lambda _: fake)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "stream", fake.side)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: fake)
     monkeypatch.setattr(torch, "empty", allocate)
