@@ -38,7 +38,8 @@ class DeviceSampler:
     """The batches of another sampler, drawn in torch operators on the device of the graph's tensors.
 
     Made for a graph on a GPU: nodes, edges and their order are those of the compiled sampler, to the bit, and edge
-    weights to the last digit. On a CPU it is several times slower.
+    weights to the last digit. A bulk takes 4 bytes for each node of the graph and each batch, of up to 2**27 at a time.
+    On a CPU it is several times slower.
 
     Args:
         sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling import device as module
@@ -83,6 +85,26 @@ def test_batches_are_those_of_the_compiled_sampler(sampler):
     assert same.num_hops == sampler.num_hops
     for graph in GRAPHS:
         assert_same(sampler.sample_bulk(graph, *bulk(graph, 7)), same.sample_bulk(graph, *bulk(graph, 7)))
+
+
+class Launches(TorchDispatchMode):
+    """Counts what torch is asked to do."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_more_batches_cost_few_launches_more():
+    graph, counts = GRAPHS[0], []
+    for k in (1, 8, 16):
+        with Launches() as launches:
+            DeviceSampler(NeighborSampler([15, 10, 5])).sample_bulk(graph, *bulk(graph, k))
+        counts.append(launches.count)
+    assert counts[2] - counts[1] < 8 * 20  # for checking seeds, and for arrays of its own, views included
+    assert counts[2] < 2 * counts[0]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS[8:12] + SAMPLERS[-20:], ids=repr)
