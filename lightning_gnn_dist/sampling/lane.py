@@ -23,7 +23,8 @@ class PinnedPool:
     """Lends page-locked memory for the large arrays of batches.
 
     torch keeps such memory when the last tensor on it is gone, and lends it again once every copy from it that was
-    begun is done: neither this pool nor its user has to remember which copies are under way.
+    begun is done: neither this pool nor its user has to remember which copies are under way. It stays with the process,
+    in pieces of powers of two.
     """
 
     def take(self, num_bytes: int) -> Tensor:
