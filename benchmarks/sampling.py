@@ -213,6 +213,40 @@ def bench_gather(graph: Graph, num_neighbors: list[int], batch_size: int, repeat
             yield row("pooled, int8 to float32", ms)
 
 
+def bench_union(graph: Graph, num_neighbors: list[int], batch_size: int, repeats: int) -> Iterator[str]:
+    """Features of a bulk: batch by batch, or first those of all its nodes once, and then each batch's from these."""
+    x = torch.randn(graph.num_nodes, 128)
+    for k in (8, 64):
+        keys = [BatchKey(0, 0, i) for i in range(k)]
+        seeds = batches_of_seeds(graph, batch_size, k)
+        batches = [sample.nodes for sample in NeighborSampler(num_neighbors).sample_bulk(graph, seeds, keys)]
+        pools = BufferPool(max_free=2), BufferPool(max_free=2)
+        place = torch.empty(graph.num_nodes, dtype=torch.int64)
+
+        def by_batch(batches: list[Tensor] = batches, pool: BufferPool = pools[0]) -> None:
+            for nodes in batches:
+                gather_rows(x, nodes, pool)
+
+        def by_union(
+            batches: list[Tensor] = batches,
+            pools: tuple[BufferPool, BufferPool] = pools,
+            place: Tensor = place,
+        ) -> None:
+            is_met = torch.zeros(x.size(0), dtype=torch.bool)
+            for nodes in batches:
+                is_met[nodes] = True
+            union = is_met.nonzero().view(-1)
+            place[union] = torch.arange(union.numel())
+            rows = gather_rows(x, union, pools[1])
+            for nodes in batches:
+                gather_rows(rows, place[nodes], pools[0])
+
+        rows = torch.cat(batches)
+        yield f"features of bulks of {k}, {num_neighbors}: {rows.numel():,} rows of {rows.unique().numel():,} nodes"
+        yield row("batch by batch", cpu_ms(by_batch, repeats) / k)
+        yield row("over the union, then apart", cpu_ms(by_union, repeats) / k)
+
+
 def bench_loader(graph: Graph, num_neighbors: list[int], batch_size: int, repeats: int) -> Iterator[str]:
     arrays = {"x": torch.randn(graph.num_nodes, 128), "y": torch.zeros(graph.num_nodes, dtype=torch.int64)}
     graph = Graph(graph.indptr, graph.indices, arrays)
@@ -326,6 +360,7 @@ def main() -> None:
         bench_sampling(graph, size, repeats),
         bench_peers(graph, size, repeats),
         bench_gather(graph, [15, 10, 5], size, repeats),
+        bench_union(graph, [15, 10, 5], size, min(repeats, 3)),
         bench_loader(graph, [15, 10, 5], size, repeats),
         bench_step(graph, size, repeats),
         bench_waiting(graph, size),

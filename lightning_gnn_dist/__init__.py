@@ -13,6 +13,7 @@ cut.py              all of these decisions together, for any number of ranks
 sampling/           seeds of many batches in, many batches out
 loader.py           the next batches are sampled and gathered while this one trains
 part_loader.py      the next part is read while this one trains
+placement.py        where they are sampled: in RAM, or on the device that trains
 global_batches.py   batches of the whole graph, for corrections
 part_module.py      what a rank reads, batches out
 datamodule.py       PartitionedDataModule: nodes to classify
@@ -59,6 +60,7 @@ from lightning_gnn_dist.residency import Fixed, Held, Redeal, Residency, Rotate
 from lightning_gnn_dist.rounds import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
 from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
+from lightning_gnn_dist.sampling.device import DeviceSampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
@@ -84,6 +86,7 @@ __all__ = [
     "ClusterSampler",
     "Coverage",
     "DataFigures",
+    "DeviceSampler",
     "DiscrepancyProbe",
     "Elastic",
     "EveryPass",

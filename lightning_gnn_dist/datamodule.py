@@ -11,8 +11,9 @@ from torch_geometric.data import Data
 from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.loader import BatchLoader
-from lightning_gnn_dist.part_module import PartModule
+from lightning_gnn_dist.part_module import PartModule, device_of
 from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.placement import Placement, SampleOn, check_sample_on, release
 from lightning_gnn_dist.residency import Fixed, Residency
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.surroundings import ExtraNodes, Halo, Scope, check_scope
@@ -43,6 +44,10 @@ class PartitionedDataModule(PartModule):
         num_threads: Background threads that sample and gather while the model trains. 0: none.
         widen_features: Arrays of float16, bfloat16, and of int8 with scales (:func:`quantize_rows`) come as float32.
             False: as they are stored.
+        sample_on: Where training batches are sampled and gathered: ``"cpu"``, or ``"device"``, on the device that
+            trains, which then holds a copy of the part. ``"auto"``: there if it is a GPU, the sampler is a
+            ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``, and the part takes at most half of the free
+            memory. Batches are the same.
         train_on: ``"part"``, or ``"graph"``: sample around the part's training nodes in the whole graph, as if its
             features were fetched from other hosts. A baseline (with DDP: the paper's GGS), no way to save memory.
         extra_nodes: Add so many random nodes of other parts to the part, to send messages but not to learn from
@@ -76,6 +81,7 @@ class PartitionedDataModule(PartModule):
         bulk_size: int = 4,
         num_threads: int = 1,
         widen_features: bool = True,
+        sample_on: SampleOn = "cpu",
         train_on: Scope = "part",
         extra_nodes: float = 0.0,
         extra_of: Scope = "part",
@@ -109,6 +115,8 @@ class PartitionedDataModule(PartModule):
             correction_sampler=correction_sampler,
             cache_dir=cache_dir,
         )
+        check_sample_on(sample_on, self.sampler)
+        self.sample_on: SampleOn = sample_on
         self.train_on = train_on
 
     # What Lightning calls.
@@ -123,6 +131,10 @@ class PartitionedDataModule(PartModule):
 
     def test_dataloader(self) -> BatchLoader:
         return self._nodes_loader(self.graph.split("test"), "test_mask marks")
+
+    def teardown(self, stage: str) -> None:
+        super().teardown(stage)
+        release(self.graph)
 
     # What it is made of.
 
@@ -142,7 +154,8 @@ class PartitionedDataModule(PartModule):
         if self.train_on == "graph" and num_ranks > 1:
             seeds = seeds[self.partition(num_ranks).assignment[seeds] == rank]
         seed = seed * num_ranks + rank  # replicas differ in what they draw
-        return self._loader(part, self.sampler, seeds, num_batches, seed, in_background=in_background)
+        graph, sampler = Placement(device_of(self.trainer), self.sample_on).of(part, self.sampler)
+        return self._loader(graph, sampler, seeds, num_batches, seed, in_background=in_background)
 
 
 def _check_train_on(train_on: Scope, *, has_part: bool) -> None:

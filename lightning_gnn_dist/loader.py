@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from itertools import count, islice
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from torch import Tensor
 
@@ -18,7 +18,8 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import BatchKey, OrdersSeeds, Sample, Sampler, check_seeds, refuse_repeated
 from lightning_gnn_dist.sampling.batch import SampledData, assemble
 from lightning_gnn_dist.sampling.file_rows import FileRows
-from lightning_gnn_dist.sampling.pool import BufferPool
+from lightning_gnn_dist.sampling.lane import Bulk, Lane
+from lightning_gnn_dist.sampling.pool import BufferPool, Pool
 from lightning_gnn_dist.sampling.rng import permutation
 
 Item = TypeVar("Item")
@@ -40,10 +41,11 @@ class BatchLoader:
 
     Iterating starts nothing before the first batch is asked for, and no thread outlives its iterator.
     At most ``(prefetch + 1) * bulk_size + 1`` batches exist at a time, and as many buffers for each large
-    array, beside the batches that the user keeps.
+    array, beside the batches that the user keeps. With a ``lane`` at most ``prefetch + 3`` of them are on the device
+    if they are made on the CPU, and all of them if the graph is on the device.
 
     Args:
-        graph: The graph to sample, in RAM or memory-mapped.
+        graph: The graph to sample, in RAM or memory-mapped, or on a device with a sampler that draws there.
         sampler: Draws the neighbourhoods.
         seeds: Ids of the nodes to compute on, none twice. A sampler of its own kind may take ids of other things.
         num_batches: Batches a pass.
@@ -54,6 +56,7 @@ class BatchLoader:
         prefetch: Bulks made ahead of the one being consumed. Default: one for each thread and one more.
         widen: Make float32 of float16, bfloat16 and of int8 with scales, as they are gathered.
         num_ids: How many ids there are. Default: as many as nodes.
+        lane: Brings batches to a device, where they are handed out. None: they stay where they are made.
     """
 
     num_ranks = 1  # whoever makes loaders for several ranks says so
@@ -73,6 +76,7 @@ class BatchLoader:
         prefetch: int | None = None,
         widen: bool = True,
         num_ids: int | None = None,
+        lane: Lane | None = None,
     ) -> None:
         check_at_least(1, num_batches=num_batches, bulk_size=bulk_size)
         check_at_least(0, num_threads=num_threads)
@@ -87,12 +91,12 @@ class BatchLoader:
         self._graph, self._sampler, self._seeds, self._num_batches = graph, sampler, seeds, num_batches
         self._seed, self._shuffle, self._widen = seed, shuffle, widen
         self._bulk_size, self._num_threads, self._prefetch = bulk_size, num_threads, prefetch
+        self._next_pass, self._lane = 0, lane
         self._files: FileRows | None = None
-        self._next_pass = 0
         self._orders: dict[int, Tensor] = {}
         self._pools: dict[str, BufferPool] = {}
         self._constant: tuple[Sample, SampledData] | None = None
-        self._running: set[_Ahead[list[int], deque[SampledData]]] = set()
+        self._running: set[_Ahead[list[int], Bulk]] = set()
         self.waited_seconds = 0.0  # time that the consumer stood still, since the loader was made
 
     def __len__(self) -> int:
@@ -145,23 +149,29 @@ class BatchLoader:
         try:
             while bulk := self._wait_for(ahead):
                 while bulk:
-                    yield bulk.popleft()  # nothing here holds on to a batch that was handed out
+                    yield self._next_of(bulk)  # nothing here holds on to a batch that was handed out
         finally:
             ahead.close()
             self._running.discard(ahead)
 
-    def _wait_for(self, ahead: _Ahead[list[int], deque[SampledData]]) -> deque[SampledData] | None:
+    def _wait_for(self, ahead: _Ahead[list[int], Bulk]) -> Bulk | None:
         start = time.perf_counter()
         try:
             return ahead.next()
         finally:
             self.waited_seconds += time.perf_counter() - start
 
-    def _make(self, numbers: list[int]) -> deque[SampledData]:
+    def _next_of(self, bulk: Bulk) -> SampledData:
+        return cast(SampledData, bulk.popleft()) if self._lane is None else self._lane.receive(bulk)
+
+    def _make(self, numbers: list[int]) -> Bulk:
         """One bulk, a pure function of the numbers of its batches. Runs in several threads at once."""
         places = [BatchKey(self._seed, *divmod(number, len(self))) for number in numbers]
         seeds = [self._seeds_of(place) for place in places]
-        return deque(self._batches_around(seeds, places))
+        if self._lane is None:
+            return deque(self._batches_around(seeds, places))
+        with self._lane.open():
+            return self._lane.load(self._batches_around(seeds, places))
 
     def _batches_around(self, seeds: list[Tensor], places: list[BatchKey]) -> Iterable[SampledData]:
         """A batch for every entry of ``seeds``, made here and now."""
@@ -194,10 +204,13 @@ class BatchLoader:
             return assemble(self._graph, sample, self._pool_of, widen=self._widen)
         kept = self._constant
         if kept is None or kept[0] is not sample:
-            self._constant = kept = sample, assemble(self._graph, sample, widen=self._widen)
+            whole = assemble(self._graph, sample, widen=self._widen)
+            self._constant = kept = sample, whole if self._lane is None else whole.to(self._lane.device)
         return copy.copy(kept[1])  # the user may set attributes of a batch, or drop them
 
-    def _pool_of(self, name: str) -> BufferPool:
+    def _pool_of(self, name: str) -> Pool:
+        if self._lane is not None:
+            return self._lane.pool
         pool = self._pools.get(name)
         if pool is None:  # one for each array, whose batches are all of nearly the same size
             pool = self._pools.setdefault(name, BufferPool((self._prefetch + 1) * self._bulk_size + 1))

@@ -208,8 +208,8 @@ class PartLoader:
         """A part with fewer seeds than batches repeats some: they count for nothing."""
         if is_repeated:
             batch.is_filler = True
-            batch.coverage = torch.zeros(batch.num_nodes)
+            batch.coverage = torch.zeros(batch.num_nodes, device=batch.n_id.device)
         elif self._batch_level:
             mean = batch.coverage[: batch.batch_size].mean()
-            batch.coverage = torch.full_like(batch.coverage, float(mean))
+            batch.coverage = mean.repeat(batch.num_nodes)  # a number would make the host wait for a device
         return batch

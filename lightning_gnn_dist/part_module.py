@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch_geometric.data import Data
@@ -23,6 +23,7 @@ from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.part_loader import PartLoader, Parts
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.placement import lane_to
 from lightning_gnn_dist.residency import Fixed, Residency, default_period
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -330,6 +331,7 @@ class PartModule(LightningDataModule):
             num_threads=self.num_threads if in_background else 0,
             widen=self.widen_features,
             num_ids=num_ids,
+            lane=lane_to(device_of(self.trainer)),
         )
         loader.num_ranks = self._world_size()
         return loader
@@ -342,6 +344,11 @@ class PartModule(LightningDataModule):
 
     def _trainer_fn(self) -> TrainerFn | None:
         return self.trainer.state.fn if self.trainer is not None else None
+
+
+def device_of(trainer: Trainer | None) -> torch.device:
+    """The device that trains."""
+    return trainer.strategy.root_device if trainer is not None else torch.device("cpu")
 
 
 def batches_of_ranks(count: int, num_ranks: int, batch_size: int) -> int:

@@ -17,9 +17,9 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.quantize import SUFFIX, scale_of
 from lightning_gnn_dist.sampling.base import Sample
 from lightning_gnn_dist.sampling.block import Block, rebase
-from lightning_gnn_dist.sampling.pool import BufferPool, gather_rows
+from lightning_gnn_dist.sampling.pool import Pool, gather_rows
 
-PoolOf = Callable[[str], BufferPool | None]
+PoolOf = Callable[[str], Pool | None]
 
 
 class BatchStore(GlobalStorage):  # type: ignore[misc]
@@ -92,16 +92,20 @@ class BatchStore(GlobalStorage):  # type: ignore[misc]
 
     def apply(self, func: Callable[[Tensor], Tensor], *args: str) -> BatchStore:
         """Like PyG's, but keeps the promise, and moves the one CSR of all blocks once."""
-        blocks, is_pending = self._blocks, self.is_pending
-        super().apply(func, *(key for key in args or self._mapping if key != "edge_index" or not is_pending))
+        blocks = self._blocks
+        super().apply(func, *self._kept(args))
         if blocks and not args:
             outermost = blocks[0].apply(func)
             blocks = blocks if outermost is blocks[0] else rebase(blocks, outermost)
         self._blocks = blocks
         return self
 
+    def _kept(self, names: tuple[str, ...]) -> list[str]:
+        """The names, or those of all entries, without a promise."""
+        return [name for name in names or self._mapping if name != "edge_index" or not self.is_pending]
+
     def apply_(self, func: Callable[[Tensor], Any], *args: str) -> BatchStore:
-        super().apply_(func, *args)
+        super().apply_(func, *self._kept(args))
         for block in self._blocks[: 0 if args else 1]:
             block.apply(func)
         return self

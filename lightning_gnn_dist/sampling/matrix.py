@@ -26,6 +26,7 @@ from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.stack import Edges, Stack
+from lightning_gnn_dist.sampling.tensor_rows import distinct
 from lightning_gnn_dist.sampling.torch_rng import below, draw, keys_of, unit
 
 
@@ -117,7 +118,7 @@ def _draw_places(
     if sampler.weight is None:
         if sampler.replace:
             return below(draw(keys, nodes, torch.arange(size, device=keys.device)), bound)
-        return _floyd(keys, nodes, bound, size)
+        return distinct(keys, nodes, bound, size)
     values = _values(sampler, graph)[product.values().long() - 1].clamp(min=LEAST_WEIGHT)
     row, first = product.indices()[0], degrees.cumsum(0) - degrees
     weights = values.new_zeros(degrees.numel(), int(degrees.max()) if degrees.numel() else 0)
@@ -129,17 +130,6 @@ def _draw_places(
         return torch.searchsorted(heights, height, right=True).minimum(bound - 1)
     u = unit(draw(keys, nodes, torch.arange(weights.size(1), device=keys.device)))
     return (-torch.log1p(-u) / weights).argsort(1)[:, :size]  # division by 0 gives the places behind a row
-
-
-def _floyd(keys: Tensor, nodes: Tensor, degrees: Tensor, size: int) -> Tensor:
-    """Floyd's algorithm, all rows side by side."""
-    chosen = nodes.new_full((nodes.size(0), size), -1)
-    for i in range(size):
-        last = degrees - size + i
-        place = below(draw(keys, nodes, i), last + 1)
-        is_taken = (chosen == place).any(1, keepdim=True)
-        chosen[:, i : i + 1] = torch.where(is_taken, last, place)
-    return chosen
 
 
 # Layer-wise.

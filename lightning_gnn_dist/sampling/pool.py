@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,14 @@ SMALL_BYTES = 1 << 16  # torch copies less than this sooner than a kernel is cal
 POOLED_BYTES = 1 << 20  # the allocator of the C library keeps smaller pieces by itself
 ALIGNMENT = 64  # bytes of a cache line
 HALVES = (torch.float16, torch.bfloat16)
+
+
+class Pool(Protocol):
+    """Lends memory. What it lends comes back by itself."""
+
+    def take(self, num_bytes: int) -> Tensor:
+        """So many bytes, uint8, whatever they hold."""
+        ...
 
 
 class BufferPool:
@@ -47,8 +55,8 @@ class BufferPool:
     def num_free(self) -> int:
         return len(self._free)
 
-    def take(self, num_bytes: int) -> Bytes:
-        """A buffer of exactly so many bytes, with whatever was last written there."""
+    def take(self, num_bytes: int) -> Tensor:
+        """A buffer of exactly so many bytes, uint8, with whatever was last written there."""
         self._largest = max(self._largest, num_bytes)
         buffer = self._pop(num_bytes)
         if buffer is None:
@@ -58,7 +66,7 @@ class BufferPool:
         # Each loan has a view object of its own. torch.from_numpy() keeps it alive for as long as any
         # tensor shares the memory, so the end of the view is the end of the loan.
         weakref.finalize(view, self._free.append, buffer).atexit = False
-        return view
+        return torch.from_numpy(view)
 
     def _pop(self, num_bytes: int) -> Bytes | None:
         """A waiting buffer that is large enough. Smaller ones are let go: batches have grown."""
@@ -73,7 +81,7 @@ class BufferPool:
 
 
 def gather_rows(
-    array: Tensor, rows: Tensor, pool: BufferPool | None = None, *, scale: Tensor | None = None, widen: bool = False
+    array: Tensor, rows: Tensor, pool: Pool | None = None, *, scale: Tensor | None = None, widen: bool = False
 ) -> Tensor:
     """``array[rows]``, one thread, without the interpreter's lock; large results from the pool.
 
@@ -91,12 +99,12 @@ def gather_rows(
     if num_bytes < SMALL_BYTES or array.device.type != "cpu" or not array.is_contiguous():
         return _by_torch(array, rows, scale, dtype)
     is_pooled = pool is not None and num_bytes >= POOLED_BYTES
-    out = pool.take(num_bytes) if pool is not None and is_pooled else np.empty(num_bytes, np.uint8)
+    out = pool.take(num_bytes) if pool is not None and is_pooled else torch.from_numpy(np.empty(num_bytes, np.uint8))
     if is_wider:
-        _widen(array, rows, scale, out)
+        _widen(array, rows, scale, out.numpy())
     else:
-        gather(_bits(array, torch.uint8), rows.numpy(), out, num_bytes // rows.numel())
-    return torch.from_numpy(out).view(dtype).view(shape)
+        gather(_bits(array, torch.uint8), rows.numpy(), out.numpy(), num_bytes // rows.numel())
+    return out.view(dtype).view(shape)
 
 
 def _by_torch(array: Tensor, rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,7 @@ from lightning_gnn_dist.sampling.kernels import Array
 NONE: Array = np.empty(0, np.float32)
 
 # Two threads may check the same array at the same time: both find the same.
-_CHECKED: weakref.WeakKeyDictionary[Graph, dict[str, Array]] = weakref.WeakKeyDictionary()
+_CHECKED: weakref.WeakKeyDictionary[Graph, dict[str, Tensor]] = weakref.WeakKeyDictionary()
 
 
 def edge_weights(graph: Graph, name: str) -> Array:
@@ -23,13 +23,19 @@ def edge_weights(graph: Graph, name: str) -> Array:
     An array of this type is used as it is, also behind a memory map. Others are copied once: kernels compiled
     for one more type would cost everybody some seconds.
     """
+    weights: Array = checked_weights(graph, name).numpy()
+    return weights
+
+
+def checked_weights(graph: Graph, name: str) -> Tensor:
+    """The same as a tensor, where the graph is."""
     known = _CHECKED.setdefault(graph, {})
     if name not in known:
         known[name] = _checked(graph, name)
     return known[name]
 
 
-def _checked(graph: Graph, name: str) -> Array:
+def _checked(graph: Graph, name: str) -> Tensor:
     if name not in graph.edge_arrays:
         raise ValueError(
             f"The graph has no edge array {name!r} to weigh edges by (it has: {sorted(graph.edge_arrays)}). "
@@ -43,7 +49,7 @@ def _checked(graph: Graph, name: str) -> Array:
     weights = weights.to(torch.float32).contiguous().view(-1)
     for piece in weights.split(EDGES_AT_ONCE):
         _check_range(piece, name)
-    return weights.numpy()
+    return weights
 
 
 def _check_range(weights: Tensor, name: str) -> None:

@@ -16,7 +16,8 @@ from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.part_loader import PartLoader
-from lightning_gnn_dist.part_module import ANCHOR, batches_of_ranks
+from lightning_gnn_dist.part_module import ANCHOR, batches_of_ranks, device_of
+from lightning_gnn_dist.placement import lane_to
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.scattered.graph import ScatteredGraph
@@ -233,6 +234,7 @@ class ScatteredDataModule(LightningDataModule):
             bulk_size=self.bulk_size if in_background else 1,
             num_threads=self.num_threads if in_background else 0,
             widen=self.widen_features,
+            lane=lane_to(device_of(self.trainer)),
         )
 
     def _global_batches(self) -> ScatteredGlobalBatches:
@@ -275,6 +277,7 @@ class ScatteredDataModule(LightningDataModule):
             shuffle=shuffle,
             bulk_size=self.bulk_size,
             widen=self.widen_features,
+            lane=lane_to(device_of(self.trainer)),
         )
         loader.num_ranks = self._world_size()
         return loader

@@ -11,6 +11,7 @@ from lightning_gnn_dist.global_batches import GlobalBatches
 from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.sampling.base import BatchKey
 from lightning_gnn_dist.sampling.batch import SampledData
+from lightning_gnn_dist.sampling.lane import Lane
 from lightning_gnn_dist.scattered.graph import ScatteredGraph
 from lightning_gnn_dist.scattered.sampling import batches, check_sampler
 
@@ -30,6 +31,7 @@ class ScatteredLoader(BatchLoader):
         shuffle: Deal the seeds in another order every pass.
         bulk_size: Batches that are sampled together. Features are fetched once for all nodes of a bulk.
         widen: Make float32 of narrower features.
+        lane: Brings batches to a device, where they are handed out. None: they stay in RAM.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class ScatteredLoader(BatchLoader):
         shuffle: bool,
         bulk_size: int,
         widen: bool,
+        lane: Lane | None = None,
     ) -> None:
         self._drawn_by, self._whole = check_sampler(sampler), graph
         super().__init__(
@@ -56,6 +59,7 @@ class ScatteredLoader(BatchLoader):
             num_threads=0,
             widen=widen,
             num_ids=graph.num_nodes,
+            lane=lane,
         )
 
     def _batches_around(self, seeds: list[Tensor], places: list[BatchKey]) -> list[SampledData]:

@@ -31,7 +31,7 @@ from lightning_gnn_dist.scattered.halo import Division, Halo
 from lightning_gnn_dist.scattered.share import Bounds, Share, save_shares
 from tests.ranks import RankError, run_ranks
 from tests.scattered.graphs import in_order_of_parts, small_graph, some_partition
-from tests.test_inference import anonymous_bytes
+from tests.test_memory import resident_bytes
 
 CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     "sage": SAGEConv,
@@ -209,13 +209,13 @@ def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> 
     """Bytes of this process alone, beyond what it has after a first and small prediction; and nodes of its halo."""
     model, trainer = Bipartite("sage"), quiet(world_size)
     predict_by_layer(trainer, model, ScatteredDataModule(folder / "small"), folder / "small.npy")
-    before, seen, done, halos = anonymous_bytes(), [0], threading.Event(), []
+    before, seen, done, halos = resident_bytes()[0], [0], threading.Event(), []
     graph = Halo.graph
     Halo.graph = lambda self: halos.append(self.ids.numel()) or graph(self)  # type: ignore[func-returns-value]
 
     def watch() -> None:
         while not done.wait(0.005):
-            seen.append(anonymous_bytes())
+            seen.append(resident_bytes()[0])
 
     watcher = threading.Thread(target=watch)
     watcher.start()

@@ -1,0 +1,90 @@
+"""Bulks that are sampled where the graph's tensors are: one set of launches a hop for all batches."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
+from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.layer import LayerSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.stack import Edges
+from lightning_gnn_dist.sampling.table_stack import TableStack
+from lightning_gnn_dist.sampling.tensor_layers import LayerRule, column_norms, drawn_layer
+from lightning_gnn_dist.sampling.tensor_rows import drawn_edges, rows_of
+from lightning_gnn_dist.sampling.torch_rng import keys_of
+from lightning_gnn_dist.sampling.weights import checked_weights
+
+KINDS = (NeighborSampler, LadiesSampler, FastGCNSampler)
+NODES_AT_ONCE = 1 << 27  # of all batches that are sampled together: 4 bytes each, for layers about 40
+
+# By the name of the weights. Two threads may compute the same entry.
+_NORMS: weakref.WeakKeyDictionary[Graph, dict[str | None, Tensor]] = weakref.WeakKeyDictionary()
+
+
+def draws_anywhere(sampler: Sampler) -> bool:
+    """Whether a :class:`DeviceSampler` draws its batches."""
+    return type(sampler) in KINDS  # a subclass may draw otherwise
+
+
+@dataclass(frozen=True)
+class DeviceSampler:
+    """The batches of another sampler, drawn in torch operators on the device of the graph's tensors.
+
+    Made for a graph on a GPU: nodes, edges and their order are those of the compiled sampler, to the bit, and edge
+    weights to the last digit. A bulk takes 4 bytes for each node of the graph and each batch, of up to 2**27 at a time.
+    On a CPU it is several times slower.
+
+    Args:
+        sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``.
+    """
+
+    sampler: NeighborSampler | LayerSampler
+
+    def __post_init__(self) -> None:
+        if not draws_anywhere(self.sampler):
+            kinds = ", ".join(kind.__name__ for kind in KINDS)
+            raise TypeError(f"On a device batches are drawn by one of {kinds}, got {self.sampler!r}.")
+
+    @property
+    def num_hops(self) -> int:
+        return self.sampler.num_hops
+
+    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        if len(seeds) != len(keys):
+            raise ValueError(f"Each batch needs a key, got {len(seeds)} lists of seeds and {len(keys)} keys.")
+        size, samples = max(1, NODES_AT_ONCE // max(1, graph.num_nodes)), []
+        for start in range(0, len(seeds), size):
+            samples += self._sample(graph, seeds[start : start + size], keys[start : start + size])
+        return samples
+
+    def _sample(self, graph: Graph, seeds: Sequence[Tensor], places: Sequence[BatchKey]) -> list[Sample]:
+        device, name = graph.indices.device, self.sampler.weight
+        weights = None if name is None else checked_weights(graph, name)
+        stack = TableStack(seeds, graph.num_nodes, device)
+        for hop in range(self.num_hops):
+            stack.grow(self._hop(graph, stack, keys_of(places, hop, device), weights, hop))
+        return stack.samples(with_ids=bool(graph.edge_arrays))
+
+    def _hop(self, graph: Graph, stack: TableStack, keys: Tensor, weights: Tensor | None, hop: int) -> Edges:
+        sampler = self.sampler
+        if isinstance(sampler, NeighborSampler):
+            rows = rows_of(graph.indptr, keys[stack.batch], stack.nodes)
+            row, position = drawn_edges(rows, sampler.num_neighbors[hop], replace=sampler.replace, weights=weights)
+            return Edges(row, graph.indices[position], position, None)
+        norms = _norms(graph, sampler.weight, weights) if isinstance(sampler, FastGCNSampler) else None
+        rule = LayerRule(sampler.num_nodes[hop], norms, weights, sampler.normalize)
+        return drawn_layer(graph.indptr, graph.indices, stack, keys, rule)
+
+
+def _norms(graph: Graph, name: str | None, weights: Tensor | None) -> Tensor:
+    known = _NORMS.setdefault(graph, {})
+    if name not in known:
+        known[name] = column_norms(graph.indptr, graph.indices, weights)
+    return known[name]

@@ -1,0 +1,193 @@
+"""In torch operators, on any device, the batches are those of the compiled samplers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling import device as module
+from lightning_gnn_dist.sampling import tensor_rows
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
+from lightning_gnn_dist.sampling.batch import assemble
+from lightning_gnn_dist.sampling.device import DeviceSampler, draws_anywhere
+from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from tests.sampling.reference import random_graph
+
+
+def weighted_graph(num_nodes: int, num_edges: int, seed: int) -> Graph:
+    """A random graph with loops, repeated edges, isolated nodes, a hub, and weights, some of them 0."""
+    graph = random_graph(num_nodes, num_edges, seed=seed, arrays=False)
+    receivers = torch.arange(num_nodes).repeat_interleave(graph.degrees())
+    hub = torch.stack([torch.randperm(num_nodes)[: num_nodes // 2], torch.full((num_nodes // 2,), 3)])
+    edge_index = torch.cat([torch.stack([graph.indices.long(), receivers]), hub], dim=1)
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.rand(edge_index.size(1), generator=generator)
+    weight[:: 3 + seed] = 0
+    x = torch.randn(num_nodes, 4, generator=generator)
+    return Graph.from_edge_index(edge_index, num_nodes, {"x": x}, {"edge_weight": weight})
+
+
+GRAPHS = [weighted_graph(400, 5000, 0), weighted_graph(300, 500, 1), weighted_graph(60, 4000, 2)]
+SAMPLERS: list[Sampler] = [
+    *(
+        NeighborSampler(numbers, replace=replace, weight=weight)
+        for numbers in ([1], [3, 2], [15, 10, 5], [5, -1, 2], [-1, 60], [200, 1])
+        for replace in (False, True)
+        for weight in (None, "edge_weight")
+    ),
+    *(
+        kind(numbers, weight, normalize)
+        for kind in (LadiesSampler, FastGCNSampler)
+        for numbers in ([20], [30, 20, 10], [400, 50])
+        for weight in (None, "edge_weight")
+        for normalize in (False, True)
+    ),
+]
+
+
+def bulk(graph: Graph, k: int) -> tuple[list[Tensor], list[BatchKey]]:
+    """Batches of unequal size, the hub and isolated nodes among them."""
+    seeds = [torch.randperm(graph.num_nodes, generator=torch.Generator().manual_seed(i)) for i in range(k)]
+    return [ids[: 5 * i + 1] for i, ids in enumerate(seeds)], [BatchKey(1, 2, 3 * i) for i in range(k)]
+
+
+def assert_same(left: list[Sample], right: list[Sample]) -> None:
+    for one, other in zip(left, right, strict=True):
+        for name in ("nodes", "indptr", "indices", "edge_ids"):
+            mine, theirs = getattr(one, name), getattr(other, name)
+            assert (mine is None) == (theirs is None)
+            assert mine is None or (mine.dtype == theirs.dtype and mine.equal(theirs.cpu())), name
+        assert one.num_sampled_nodes == other.num_sampled_nodes
+        assert one.num_sampled_edges == other.num_sampled_edges
+        assert (one.edge_weight is None) == (other.edge_weight is None)
+        assert one.edge_weight is None or torch.allclose(one.edge_weight, other.edge_weight.cpu(), rtol=1e-6)
+
+
+def on(device: str, graph: Graph) -> Graph:
+    nodes = {name: array.to(device) for name, array in graph.node_arrays.items()}
+    edges = {name: array.to(device) for name, array in graph.edge_arrays.items()}
+    return Graph(graph.indptr.to(device), graph.indices.to(device), nodes, edges)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_batches_are_those_of_the_compiled_sampler(sampler):
+    same = DeviceSampler(sampler)
+    assert isinstance(same, Sampler)
+    assert same.num_hops == sampler.num_hops
+    for graph in GRAPHS:
+        assert_same(sampler.sample_bulk(graph, *bulk(graph, 7)), same.sample_bulk(graph, *bulk(graph, 7)))
+
+
+class Launches(TorchDispatchMode):
+    """Counts what torch is asked to do."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_more_batches_cost_few_launches_more():
+    graph, counts = GRAPHS[0], []
+    for k in (1, 8, 16):
+        with Launches() as launches:
+            DeviceSampler(NeighborSampler([15, 10, 5])).sample_bulk(graph, *bulk(graph, k))
+        counts.append(launches.count)
+    assert counts[2] - counts[1] < 8 * 20  # for checking seeds, and for arrays of its own, views included
+    assert counts[2] < 2 * counts[0]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS[8:12] + SAMPLERS[-20:], ids=repr)
+def test_every_tensor_is_made_where_the_graph_is(sampler):
+    (seeds, keys), graph = bulk(GRAPHS[0], 3), on("cpu", GRAPHS[0])  # a graph that no cache knows
+    expected = sampler.sample_bulk(GRAPHS[0], seeds, keys)
+    with torch.device("meta"):  # where tensors are made that nobody says a place for
+        samples = DeviceSampler(sampler).sample_bulk(graph, seeds, keys)
+        batches = [assemble(graph, sample) for sample in samples]
+    assert_same(expected, samples)
+    assert all(batch.x.equal(graph.node_arrays["x"][batch.n_id]) for batch in batches)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_on_a_gpu_too(sampler):
+    for graph in GRAPHS:
+        found = DeviceSampler(sampler).sample_bulk(on("cuda", graph), *bulk(graph, 7))
+        assert found[0].nodes.is_cuda
+        assert_same(sampler.sample_bulk(graph, *bulk(graph, 7)), found)
+
+
+@pytest.mark.parametrize("sampler", [NeighborSampler([4, 2]), LadiesSampler([9, 9]), FastGCNSampler([9])], ids=repr)
+def test_a_bulk_is_its_batches_however_many_are_sampled_together(sampler, monkeypatch):
+    graph, same = GRAPHS[0], DeviceSampler(sampler)
+    seeds, keys = bulk(graph, 5)
+    whole = same.sample_bulk(graph, seeds, keys)
+    alone = [same.sample_bulk(graph, [ids], [key])[0] for ids, key in zip(seeds, keys, strict=True)]
+    assert_same(alone, whole)
+    monkeypatch.setattr(module, "NODES_AT_ONCE", 2 * graph.num_nodes)
+    assert_same(alone, same.sample_bulk(graph, seeds, keys))
+    assert same.sample_bulk(graph, [], []) == []
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_weighted_rows_are_laid_out_in_pieces(replace, monkeypatch):
+    sampler = NeighborSampler([4, 3], replace=replace, weight="edge_weight")
+    expected = DeviceSampler(sampler).sample_bulk(GRAPHS[0], *bulk(GRAPHS[0], 4))
+    monkeypatch.setattr(tensor_rows, "ENTRIES_AT_ONCE", 32)
+    assert_same(expected, DeviceSampler(sampler).sample_bulk(GRAPHS[0], *bulk(GRAPHS[0], 4)))
+
+
+@pytest.mark.parametrize("sampler", [NeighborSampler([4, 2]), LadiesSampler([9, 9]), FastGCNSampler([9, 9])], ids=repr)
+def test_nodes_without_edges(sampler):
+    graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), 6)
+    for seeds in ([[5, 4], [2]], [[5], [4, 0]], [[3]]):
+        ids, keys = [torch.tensor(nodes) for nodes in seeds], [BatchKey(0, 0, i) for i in range(len(seeds))]
+        assert_same(sampler.sample_bulk(graph, ids, keys), DeviceSampler(sampler).sample_bulk(graph, ids, keys))
+    empty = Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.int64), 6)
+    assert_same(sampler.sample_bulk(empty, ids, keys), DeviceSampler(sampler).sample_bulk(empty, ids, keys))
+
+
+def test_blocks_are_views_of_one_csr():
+    graph = GRAPHS[0]
+    (sample,) = DeviceSampler(NeighborSampler([4, 3, 2])).sample_bulk(graph, [torch.arange(30)], [BatchKey(0, 0, 0)])
+    batch = assemble(graph, sample)
+    outermost, *inner = batch.blocks
+    for block in inner:
+        assert block.indices.data_ptr() == outermost.indices.data_ptr()
+        assert block.indptr.equal(outermost.indptr[: block.num_dst + 1])
+    dense = torch.zeros(outermost.num_dst, batch.num_nodes).index_put_(
+        (batch.edge_index[1], batch.edge_index[0]), batch.edge_weight, accumulate=True
+    )
+    assert torch.allclose(outermost.adj.to_dense(), dense)
+    assert batch.x.equal(graph.node_arrays["x"][batch.n_id])
+
+
+def test_a_repeated_seed_is_refused():
+    with pytest.raises(ValueError, match="node 7 is given 2 times"):
+        DeviceSampler(NeighborSampler([2])).sample_bulk(GRAPHS[0], [torch.tensor([7, 1, 7])], [BatchKey(0, 0, 0)])
+
+
+def test_batches_and_keys_go_together():
+    with pytest.raises(ValueError, match="got 2 lists of seeds and 1 keys"):
+        DeviceSampler(NeighborSampler([2])).sample_bulk(GRAPHS[0], [torch.tensor([7])] * 2, [BatchKey(0, 0, 0)])
+
+
+def test_other_samplers_are_refused():
+    @dataclass(frozen=True)
+    class Own(NeighborSampler):
+        pass
+
+    for sampler in (ShadowSampler([2], num_hops=1), Own([2])):
+        assert not draws_anywhere(sampler)
+        with pytest.raises(TypeError, match="one of NeighborSampler, LadiesSampler, FastGCNSampler, got"):
+            DeviceSampler(sampler)

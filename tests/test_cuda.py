@@ -1,0 +1,166 @@
+"""Fits on a GPU see the batches that fits on a CPU see, whoever makes them; and on a CPU the torch operators do."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.strategies import DDPStrategy
+
+from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.link_module import LinkDataModule
+from lightning_gnn_dist.links import split_edges
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.residency import Redeal
+from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.scattered.datamodule import ScatteredDataModule
+from lightning_gnn_dist.scattered.share import save_shares
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist.strategies.tma import TMAStrategy
+from tests.link_model import LinkSAGE
+from tests.ranks import run_ranks
+from tests.sage import SAGE
+from tests.strategies.fitting import State, differs, state_of
+
+DEVICES = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
+PATIENCE = {"timeout": timedelta(seconds=30)}
+pytestmark = pytest.mark.filterwarnings("ignore:You have overridden `on_before_batch_transfer`:UserWarning")
+STRATEGIES = {
+    "single": lambda: "auto",
+    "ddp": lambda: DDPStrategy(**PATIENCE),
+    "local_sgd": lambda: LocalSGDStrategy(EverySteps(3), **PATIENCE),
+    "llcg": lambda: LLCGStrategy(EverySteps(3), drift="global", **PATIENCE),
+    "tma": lambda: TMAStrategy(EverySteps(3), **PATIENCE),
+    "grappa": lambda: GrappaStrategy(**PATIENCE),
+}
+
+
+def small_graph() -> Graph:
+    return communities(600, 4, num_features=12, train_share=0.15, seed=3)
+
+
+class Watched(SAGE):
+    """Remembers where batches were when Lightning got them."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 4)
+        self.came_on: set[str] = set()
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.came_on.add(batch.x.device.type)
+        return batch
+
+
+def fit(device: str, strategy: str, data: LightningDataModule, module: pl.LightningModule | None = None) -> Any:
+    torch.manual_seed(0)
+    module = Watched() if module is None else module
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        accelerator=device,
+        devices=1,
+        strategy=STRATEGIES[strategy](),
+        max_epochs=2,
+        enable_checkpointing=False,
+        **quiet,
+    )
+    trainer.fit(module, data)
+    return module
+
+
+def seeds_of(module: SAGE) -> list[list[int]]:
+    return [seeds.tolist() for seeds in module.trained]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sample_on", ["cpu", "device"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_parts_under_every_strategy(device: str, sample_on: Any, strategy: str) -> None:
+    options: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 16}
+    plain = fit("cpu", strategy, PartitionedDataModule(small_graph(), sample_on="cpu", **options))
+    other = fit(device, strategy, PartitionedDataModule(small_graph(), sample_on=sample_on, **options))
+    assert other.came_on == {"cuda" if device == "gpu" else "cpu"}
+    assert seeds_of(other) == seeds_of(plain)
+    if device == "cpu":
+        assert differs(state_of(plain), state_of(other)) == 0.0
+    else:
+        assert differs(state_of(plain), {name: array.cpu() for name, array in state_of(other).items()}) < 2e-2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sampler", [LadiesSampler([30, 30]), ShadowSampler([3, 3], num_hops=2)], ids=repr)
+def test_other_samplers(device: str, sampler: Any) -> None:
+    modules = [
+        fit(where, "local_sgd", PartitionedDataModule(small_graph(), sampler=sampler, batch_size=16))
+        for where in ("cpu", device)
+    ]
+    assert seeds_of(modules[0]) == seeds_of(modules[1])
+    assert modules[1].came_on == {"cuda" if device == "gpu" else "cpu"}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("strategy", ["local_sgd", "llcg"])
+def test_links(device: str, strategy: str) -> None:
+    split = split_edges(small_graph(), val=0.1, negatives=5)
+    data = LinkDataModule(split, sampler=NeighborSampler([4, 4]), batch_size=64)
+    module = fit(device, strategy, data, LinkSAGE(12))
+    assert module.asked
+    assert all(torch.isfinite(array).all() for array in state_of(module).values())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_scattered_graph(device: str, tmp_path: Path) -> None:
+    graph = small_graph()
+    save_shares(graph, Partition(torch.zeros(600, dtype=torch.int32), 1), tmp_path / "shares")
+    options: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 16}
+    plain, other = (fit(on, "llcg", ScatteredDataModule(tmp_path / "shares", **options)) for on in ("cpu", device))
+    assert seeds_of(other) == seeds_of(plain)
+    assert other.came_on == {"cuda" if device == "gpu" else "cpu"}
+
+
+def fit_parts(rank: int, world_size: int, sample_on: Any) -> tuple[State, list[int]]:
+    """On parts that change, with batches that only fill passes up."""
+    residency, partitioner = Redeal(12), RandomPartitioner()
+    data = PartitionedDataModule(
+        small_graph(),
+        partitioner=partitioner,
+        residency=residency,
+        repartition_every=1,
+        sampler=NeighborSampler([4, 4]),
+        batch_size=5,
+        sample_on=sample_on,
+    )
+    module = Watched()
+    torch.manual_seed(0)
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    strategy = LLCGStrategy(EverySteps(3), drift="ranks", **PATIENCE)
+    options = {"accelerator": "cpu", "devices": world_size, "max_epochs": 4, "enable_checkpointing": False}
+    pl.Trainer(strategy=strategy, **options, **quiet).fit(module, data)
+    return state_of(module), torch.cat(module.trained).tolist()
+
+
+@pytest.mark.slow
+def test_parts_that_change() -> None:
+    plain, other = run_ranks(fit_parts, 2, "cpu"), run_ranks(fit_parts, 2, "device")
+    for (state, seeds), (same, seeds_again) in zip(plain, other, strict=True):
+        assert seeds == seeds_again
+        assert differs(state, same) == 0.0
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"sample_on must be one of \['auto', 'cpu', 'device'\], got 'gpu'"):
+        PartitionedDataModule(small_graph(), sample_on="gpu")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"needs a sampler that draws there \(NeighborSampler.*ShadowSampler"):
+        PartitionedDataModule(small_graph(), sample_on="device", sampler=ShadowSampler([3], num_hops=1))
