@@ -45,7 +45,7 @@ class Measured:
     partition_bytes: float = 13.0
     sample_ns: float = 28.0
     gather_ns: float = 48.0
-    draw_ns: float = 250.0
+    draw_ns: float = 540.0
     train_ns: float = 580.0
 
 

@@ -46,8 +46,8 @@ def test_batches_are_as_large_as_the_degrees_promise(seeds: int) -> None:
         nodes.append(torch.tensor(made.num_sampled_nodes))
         edges.append(torch.tensor(made.num_sampled_edges))
     promised = model.Batch.around(seeds, model.Degrees.of(graph.degrees().numpy()), (5, 3))
-    assert torch.stack(nodes).double().mean(0).tolist() == pytest.approx(promised.nodes, rel=0.08)
-    assert torch.stack(edges).double().mean(0).tolist() == pytest.approx(promised.edges, rel=0.08)
+    assert torch.stack(nodes).double().mean(0).tolist() == pytest.approx(promised.nodes, rel=0.1)
+    assert torch.stack(edges).double().mean(0).tolist() == pytest.approx(promised.edges, rel=0.1)
 
 
 def test_batches_are_as_large_as_can_be_where_nobody_is_met_twice() -> None:

@@ -22,7 +22,7 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.scattered.graph import ScatteredGraph
 from lightning_gnn_dist.scattered.loader import ScatteredGlobalBatches, ScatteredLoader
 from lightning_gnn_dist.scattered.sampling import check_sampler
-from lightning_gnn_dist.scattered.share import Bounds, Share
+from lightning_gnn_dist.scattered.share import Bounds, Share, check_same
 from lightning_gnn_dist.surroundings import Scope, check_scope
 
 
@@ -200,6 +200,7 @@ class ScatteredDataModule(LightningDataModule):
                 f"multiple of {num_shares} ranks, or divide the graph into another number of shares."
             )
         share = Share.open(self.path, self._rank() % num_shares)
+        check_same(gather_rows(torch.tensor([int(self.fingerprint[:12], 16)])).view(-1).tolist())
         return ScatteredGraph(share, open_channel(num_shares), cache_bytes=self.cache_bytes)
 
     def _whole(self) -> ScatteredGraph:
