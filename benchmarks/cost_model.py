@@ -39,7 +39,7 @@ class Measured:
         train_ns: A step, for each node of its batch.
     """
 
-    scan_ns: float = 60.0
+    scan_ns: float = 85.0
     sort_ns: float = 270.0
     partition_ns: float = 190.0
     partition_bytes: float = 13.0
@@ -256,7 +256,9 @@ def memory(setting: Setting) -> dict[str, float]:
         "part in RAM": nodes * (8 + setting.row_bytes + 4) + (1 - setting.cut) * edges * 4,
         "ids of all training nodes (LLCG)": 8 * setting.nodes * setting.train_share,
         "model, gradient, Adam, drift": 5 * setting.model_bytes,
-        "making the share, beside it": 2e9 + 8 * nodes + setting.nodes * (4 + setting.id_bytes),
+        "making the share of a range, in RAM": 2e9 + 16 * nodes,
+        "making the share of an assignment, in RAM": 2e9 + 16 * nodes + setting.nodes * (4 + setting.id_bytes),
+        "making the share, on disk beside it": 8 * edges,
     }
 
 
