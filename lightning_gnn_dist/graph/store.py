@@ -136,7 +136,7 @@ def _map(file: Path, entry: dict[str, Any]) -> Tensor:
 
 
 def _limits() -> str:
-    """What limits the maps of this process, in words. Of a map that may be written to, both kinds of limit count all."""
+    """What limits the maps of this process, in words. Both count all of a map that may be written to."""
     limits = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
     soft = {name: resource.getrlimit(kind)[0] for name, kind in limits.items()}
     found = [f"{name}: {limit:,} bytes" for name, limit in soft.items() if limit != resource.RLIM_INFINITY]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, edge_positions, take_rows
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, edge_positions, row_slices, take_rows
 from lightning_gnn_dist.partition.base import Partition
 
 FORMAT = "lightning_gnn_dist shares"
@@ -91,16 +91,24 @@ class Share:
 
     def part(self) -> Graph:
         """Its nodes and the edges among them, copied into RAM, with ids that begin at 0."""
-        rows, first = self.rows, self.first_node
-        found = [torch.empty(0, dtype=torch.bool)]
-        local = [torch.empty(0, dtype=index_dtype(rows.num_nodes))]
-        for senders in rows.indices.split(EDGES_AT_ONCE):
-            found.append((senders >= first) & (senders < first + rows.num_nodes))
-            local.append((senders[found[-1]] - first).to(local[0].dtype))
-        inside = torch.cat(found)
-        upto = torch.cat([rows.indptr[:1], inside.cumsum(0)])[rows.indptr]
+        rows, first, filled = self.rows, self.first_node, 0
+        indptr = torch.zeros(rows.num_nodes + 1, dtype=torch.int64)
+        # As long as all rows: of memory that is never written to, the system holds no page.
+        indices = torch.empty(rows.num_edges, dtype=index_dtype(rows.num_nodes))
+        edges = {name: torch.empty_like(array) for name, array in rows.edge_arrays.items()}
+        for some in row_slices(rows.indptr):
+            offsets = rows.indptr[some.start : some.stop + 1]
+            at = slice(int(offsets[0]), int(offsets[-1]))
+            found = (rows.indices[at] >= first) & (rows.indices[at] < first + rows.num_nodes)
+            upto = torch.cat([offsets[:1] * 0, found.cumsum(0)])[offsets - offsets[0]]
+            indptr[some.start + 1 : some.stop + 1] = filled + upto[1:]
+            place = slice(filled, filled + int(upto[-1]))
+            indices[place] = rows.indices[at][found] - first
+            for name, array in rows.edge_arrays.items():
+                edges[name][place] = array[at][found]
+            filled = place.stop
         arrays = {name: array.clone() for name, array in rows.node_arrays.items()}
-        return Graph(upto, torch.cat(local), arrays, {name: array[inside] for name, array in rows.edge_arrays.items()})
+        return Graph(indptr, indices[:filled], arrays, {name: array[:filled] for name, array in edges.items()})
 
     def _check(self, path: Path) -> None:
         nodes, edges = int(self.bounds.nodes[self.index + 1]) - self.first_node, self.rows.num_edges
