@@ -69,6 +69,7 @@ from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.scattered.datamodule import ScatteredDataModule
+from lightning_gnn_dist.scattered.prepare import prepare_share
 from lightning_gnn_dist.scattered.share import save_shares
 from lightning_gnn_dist.strategies.base import RoundStrategy
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
@@ -132,6 +133,7 @@ __all__ = [
     "coverage_mean",
     "predict_by_layer",
     "prepare_graph",
+    "prepare_share",
     "quantize_rows",
     "save_shares",
     "split_edges",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.arguments import check_at_least, check_between
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, row_slices
 
 Level = Literal["node", "batch"]
 
@@ -95,7 +95,10 @@ def coverage_mean(losses: Tensor, batch: Any) -> Tensor:
 
 def _next(part: Graph, covered: Tensor, degrees: Tensor, shrinkage: float, prior: float) -> Tensor:
     """One hop of the recursion. A node without in-neighbours misses none."""
-    visible = torch.segment_reduce(covered[part.indices.to(torch.int64)], "sum", offsets=part.indptr, initial=0.0)
-    share: Tensor = (visible + shrinkage * prior) / (degrees.to(torch.float32) + shrinkage)
-    share[degrees == 0] = 1.0
-    return share
+    share = torch.empty(part.num_nodes)
+    for rows in row_slices(part.indptr):
+        offsets = part.indptr[rows.start : rows.stop + 1]
+        senders = part.indices[int(offsets[0]) : int(offsets[-1])].to(torch.int64)
+        visible = torch.segment_reduce(covered[senders], "sum", offsets=offsets - offsets[0], initial=0.0)
+        share[rows] = (visible + shrinkage * prior) / (degrees[rows].to(torch.float32) + shrinkage)
+    return share.masked_fill_(degrees == 0, 1.0)

@@ -11,7 +11,15 @@ from torch import Tensor
 
 from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, Lookup, edge_positions, take_rows
+from lightning_gnn_dist.graph.graph import (
+    EDGES_AT_ONCE,
+    Graph,
+    Lookup,
+    count_edges,
+    degrees_of,
+    edge_positions,
+    take_rows,
+)
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.residency import Residency
 from lightning_gnn_dist.surroundings import ExtraNodes, Halo
@@ -83,16 +91,18 @@ class PartReader:
         held = self.residency.held(super_epoch, self.rank, self.world_size, self.seed)
         own = nodes_of(self.partition, held.own)
         others = nodes_of(self.partition, held.others)
-        residents = torch.cat([own, others, self.extra(torch.cat([own, others]), self.partition, self.rank)])
+        residents, num_own = torch.cat([own, others]), own.numel()
+        del own, others  # lists of nodes are as long as the part
+        if self.extra.share:
+            residents = torch.cat([residents, self.extra(residents, self.partition, self.rank)])
         if self.halo.hops == 0 and self.residency.sweep(self.world_size) == 1:
             part, rows, num_bytes = _read_once(graph, residents)
         else:
             part, rows, num_bytes = self._read_new(graph, residents, previous)
         nodes = part.node_arrays["n_id"]
-        part.node_arrays["train_mask"][own.numel() :] = False  # a copy: the graph's own mask stays
+        part.node_arrays["train_mask"][num_own:] = False  # a copy: the graph's own mask stays
         if self.coverage is not None:
-            degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
-            part.node_arrays["coverage"] = self.coverage.of(part, degrees, own.numel())
+            part.node_arrays["coverage"] = self.coverage.of(part, degrees_of(graph.indptr, nodes), num_own)
         return Part(part, rows, num_bytes, time.perf_counter() - started)
 
     def _read_new(self, graph: Graph, residents: Tensor, previous: Part | None) -> tuple[Graph, Rows, int]:
@@ -114,7 +124,7 @@ def _read_once(graph: Graph, nodes: Tensor) -> tuple[Graph, None, int]:
     """The nodes and the edges among them, for good: nothing else is held on the way."""
     part = graph.induced(nodes)
     part.node_arrays |= {"n_id": nodes, "train_mask": _train_mask(graph, nodes)}
-    num_edges = int((graph.indptr[nodes + 1] - graph.indptr[nodes]).sum())
+    num_edges = count_edges(graph.indptr, nodes)
     num_bytes = nodes.numel() * _bytes_per_row(graph.node_arrays.values()) + num_edges * _bytes_per_edge(graph)
     return part, None, num_bytes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.advice import bytes_per_part, peak_bytes
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -32,10 +34,35 @@ def big_graph(path: Path) -> None:
     Graph.from_edge_index(edge_index, NUM_NODES, arrays).save(path)
 
 
+def middle_graph(path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(1_000_000, (2, 10_000_000), generator=generator)
+    x, mask = torch.randn(1_000_000, 64, generator=generator), torch.arange(1_000_000) % 50 == 0
+    arrays = {"x": x, "y": torch.randint(4, (1_000_000,), generator=generator), "train_mask": mask}
+    Graph.from_edge_index(edge_index, 1_000_000, arrays).save(path)
+
+
 def resident_bytes() -> tuple[int, int]:
     """Memory of this process alone, and pages of files that it has mapped."""
     status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     return tuple(int(status[key].split()[0]) * 1024 for key in ("RssAnon", "RssFile"))  # type: ignore[return-value]
+
+
+class Peak(pl.Callback):
+    """The most memory from before anything is read until training ends."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self.before, self.most, self._ended = resident_bytes()[0], 0, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.005):
+            self.most = max(self.most, resident_bytes()[0])
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._ended.set()
+        self._thread.join()
 
 
 class Watch(pl.Callback):
@@ -48,6 +75,26 @@ class Watch(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.after = resident_bytes()
+
+
+def measure_peak(rank: int, world_size: int, path: str) -> int:
+    peak = Peak()
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=world_size,
+        strategy=LocalSGDStrategy(EverySteps(3), timeout=timedelta(seconds=120)),
+        max_epochs=2,
+        limit_val_batches=0,
+        callbacks=[peak],
+        enable_checkpointing=False,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    sampler = NeighborSampler([10, 5])
+    data = PartitionedDataModule(path, partitioner=RandomPartitioner(), sampler=sampler, batch_size=512)
+    trainer.fit(SAGE(64, 4), data)
+    return peak.most - peak.before
 
 
 def train(rank: int, world_size: int, path: str) -> tuple[int, int]:
@@ -81,3 +128,15 @@ def test_a_rank_of_eight_holds_an_eighth_of_the_features(tmp_path: Path) -> None
         # Beside the share: edges and other arrays of the part, pooled buffers of batches, code that was loaded.
         assert share < anonymous < 1.25 * share + (150 << 20)
         assert mapped < 150 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_a_rank_takes_no_more_than_is_predicted(tmp_path: Path) -> None:
+    middle_graph(tmp_path / "graph")
+    graph = Graph.open(tmp_path / "graph")
+    report = RandomPartitioner()(graph, 2, 0).report(graph)
+    least, most = int(bytes_per_part(graph, report).min()), peak_bytes(graph, report)
+    for peak in run_ranks(measure_peak, 2, str(tmp_path / "graph"), timeout=280):
+        assert least < peak < most
+        assert peak > 0.5 * most  # and not much less

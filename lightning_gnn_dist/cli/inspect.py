@@ -9,7 +9,7 @@ from lightning_gnn_dist.cli.partitioners import NAMES, add_options, partitioner_
 from lightning_gnn_dist.cli.values import Commands, in_bytes, positive
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.report import GraphReport
-from lightning_gnn_dist.partition.advice import advise, bytes_per_part
+from lightning_gnn_dist.partition.advice import advise, bytes_per_part, peak_bytes
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 
@@ -42,5 +42,6 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
         f"RAM for a part: {in_bytes(float(ram.double().mean()))} in the mean, {in_bytes(int(ram.max()))} at most; "
         f"the whole graph takes {in_bytes(graph.num_bytes)}"
     )
+    print(f"A rank takes at most about {in_bytes(peak_bytes(graph, report))}, beside its libraries and the model")
     for sentence in advise(graph, report).sentences:
         print(f"- {sentence}")

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import torch
 
-from lightning_gnn_dist.cli.values import Commands, gigabytes, in_bytes
+from lightning_gnn_dist.cli.values import Commands, gigabytes, in_bytes, positive
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.out_of_core import DEFAULT_MEMORY, Preparation, Prepared
 from lightning_gnn_dist.graph.raw import SPLITS, RawGraph, Source
 from lightning_gnn_dist.graph.sources import find_source
+from lightning_gnn_dist.scattered.prepare import SharePreparation
+from lightning_gnn_dist.scattered.share import share_name
 
 PURPOSE = "turn a PyG file, arrays or tables into a saved graph"
 ABOUT = """SOURCE is a PyG Data saved by torch.save (.pt); arrays in an .npz or a directory of .npy: edge_index of shape
@@ -51,15 +53,28 @@ def add_to(commands: Commands) -> None:
         "a .npy, a table, or a folder of these. A table of nodes is Parquet, sorted by id. After a kill, the same "
         "command goes on",
     )
+    prepare.add_argument(
+        "--share",
+        type=int,
+        metavar="INDEX",
+        help="write this share alone, out of core: for a host that must not hold the whole graph. OUT is the directory "
+        "of the shares",
+    )
+    prepare.add_argument("--num-shares", type=positive, metavar="P", help="how many shares there are in all")
+    prepare.add_argument(
+        "--assignment", type=Path, metavar="NPY", help="the share of each node (default: ranges of equal length)"
+    )
     prepare.add_argument("--overwrite", action="store_true", help="replace a saved graph")
     prepare.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
     try:
-        if options.out.exists() and not options.overwrite:
+        _check_share(options)
+        if options.share is None and options.out.exists() and not options.overwrite:
             raise FileExistsError(f"{options.out} exists already: choose another path, or add --overwrite.")
-        (_prepare if options.out_of_core is None else _prepare_out_of_core)(options)
+        in_memory = options.out_of_core is None and options.share is None
+        (_prepare if in_memory else _prepare_out_of_core)(options)
     except (ValueError, TypeError, OSError, NotImplementedError, MemoryError, ModuleNotFoundError) as error:
         raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
 
@@ -88,27 +103,42 @@ def _prepare(options: argparse.Namespace) -> None:
 
 
 def _prepare_out_of_core(options: argparse.Namespace) -> None:
-    preparation = Preparation(
-        options.source,
-        options.out,
-        options.undirected,
-        options.split,
-        options.seed,
-        tuple(options.drop),
-        options.float_labels,
-        options.out_of_core,
-        options.overwrite,
-        options.nodes,
-    )
+    preparation = _preparation(options)
     estimate = preparation.estimate()
     print(
-        f"{options.source}: {estimate.num_edges:,} edges. {options.out} will take at most about "
+        f"{options.source}: {estimate.num_edges:,} edges. {preparation.out} will take at most about "
         f"{in_bytes(estimate.stored_bytes)}, and making it {in_bytes(estimate.disk_bytes)} of disk, "
-        f"{in_bytes(options.out_of_core)} of RAM beside 24 bytes a node, and about {estimate.seconds / 60:.1f} minutes."
+        f"{in_bytes(preparation.memory_bytes)} of RAM beside 24 bytes a node, and about "
+        f"{estimate.seconds / 60:.1f} minutes."
     )
     with _stages() as on_progress:
         prepared = preparation.run(on_progress)
     _summary(prepared, options)
+
+
+def _preparation(options: argparse.Namespace) -> Preparation:
+    settings = {
+        "undirected": options.undirected,
+        "split": options.split,
+        "seed": options.seed,
+        "drop": tuple(options.drop),
+        "float_labels": options.float_labels,
+        "memory_bytes": options.out_of_core or DEFAULT_MEMORY,
+        "overwrite": options.overwrite,
+    }
+    if options.share is None:
+        return Preparation(options.source, options.out, **settings, nodes=options.nodes)
+    whose = {"index": options.share, "num_shares": options.num_shares, "assignment": options.assignment}
+    return SharePreparation(options.source, options.out / share_name(options.share), **settings, **whose)
+
+
+def _check_share(options: argparse.Namespace) -> None:
+    if (options.share is None) != (options.num_shares is None):
+        raise ValueError("--share and --num-shares belong together: which share, and of how many.")
+    if options.nodes and options.share is not None:
+        raise ValueError("--share knows no table of nodes: number them 0, 1, 2, ... and give y.npy, x.npy, ...")
+    if options.assignment and options.share is None:
+        raise ValueError("--assignment says whose nodes a share has: add --share and --num-shares.")
 
 
 def _estimate(source: Source, options: argparse.Namespace) -> None:
@@ -158,7 +188,8 @@ def _stages() -> Iterator[Callable[[str, float], None]]:
 def _summary(prepared: Prepared, options: argparse.Namespace) -> None:
     order = sorted(prepared.splits, key=lambda name: [*SPLITS, name].index(name))
     splits = ", ".join(f"{prepared.splits[name]:,} {name}" for name in order)
-    print(f"{options.out}: {prepared.num_nodes:,} nodes, {prepared.num_edges:,} edges, {in_bytes(prepared.num_bytes)}.")
+    out = options.out if options.share is None else options.out / share_name(options.share)
+    print(f"{out}: {prepared.num_nodes:,} nodes, {prepared.num_edges:,} edges, {in_bytes(prepared.num_bytes)}.")
     print(f"arrays: {', '.join(prepared.arrays)}; split: {splits or 'none'}.")
     if "train" not in prepared.splits:
         print("There is no train_mask, and training needs one: --split 0.6 0.2 0.2, or a column called split.")

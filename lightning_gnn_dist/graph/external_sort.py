@@ -40,6 +40,9 @@ class ExternalSort:
         out: The directory to write the two arrays into.
         both_ways: Add the reverse of every edge and keep each once; else edges are kept as they are.
         memory_bytes: What this may take beside arrays as long as the nodes.
+        once: Keep each edge once also where both ways are given.
+        num_senders: How many ids senders have, where receivers are some of the nodes alone, numbered anew.
+        number: What senders are called in the end. None: what they are called in the files.
     """
 
     edges: EdgeFiles
@@ -48,6 +51,9 @@ class ExternalSort:
     out: Path
     both_ways: bool
     memory_bytes: int
+    once: bool = False
+    num_senders: int | None = None
+    number: Column | None = None
 
     def count(self, num_nodes: int | None, progress: Progress) -> int:
         """Count the edges of every node, and return how many nodes there are."""
@@ -56,7 +62,8 @@ class ExternalSort:
         degrees = np.zeros(num_nodes or FEWEST_PLACES, np.int64)
         seen = largest = 0
         for piece in self.edges.pieces(self._edges_at_once):
-            largest = max(largest, _check_ends(piece, num_nodes))
+            highest = _check_ends(piece, self.num_senders or num_nodes)
+            largest = max(largest, highest if self.num_senders is None else 0)
             if largest > degrees.size:
                 degrees = np.concatenate([degrees, np.zeros(max(largest, degrees.size), np.int64)])
             for ends in (piece.receiver, piece.sender)[: 1 + self.both_ways]:
@@ -82,7 +89,7 @@ class ExternalSort:
         bucket_of = np.repeat(np.arange(len(sizes), dtype=np.uint16), np.diff(bounds))
         seen = sum(sizes) // (8 * (1 + self.both_ways))
         for piece in self.edges.pieces(self._edges_at_once, skip=done):
-            _check_ends(piece, bucket_of.size)
+            _check_ends(piece, self.num_senders or bucket_of.size)
             self._deal_piece(piece, seen, bounds, bucket_of, sizes)
             seen, done = seen + piece.sender.size, done + 1
             progress(seen / max(self.journal.get("num_edges"), 1))
@@ -134,8 +141,9 @@ class ExternalSort:
             keys.sort()
         senders, degrees = np.empty(keys.size, self._dtype), np.zeros(num_rows, np.int64)
         places = np.empty(order.size, np.int64)
-        kept = unpack(keys, self._bits, int(self._width > 0), self.both_ways, senders, degrees, places)
-        append(self.out / "indices.npy", senders[:kept])
+        once = self.both_ways or self.once
+        kept = unpack(keys, self._bits, int(self._width > 0), once, senders, degrees, places)
+        append(self.out / "indices.npy", senders[:kept] if self.number is None else self.number[senders[:kept]])
         append(self._rows, degrees)
         if self._width:
             carried = _read_all(self._carried_by(bucket), np.dtype(np.uint8), size // 8 * self._width)
@@ -179,12 +187,16 @@ class ExternalSort:
     @property
     def _bits(self) -> int:
         """Of a key, those that are not the receiver's."""
-        return max(int(self.journal.get("num_nodes")) - 1, 1).bit_length() + (self._width > 0)
+        return max(self._num_ids - 1, 1).bit_length() + (self._width > 0)
 
     @property
     def _dtype(self) -> np.dtype[np.int32] | np.dtype[np.int64]:
-        is_short = convert.index_dtype(self.journal.get("num_nodes")) == torch.int32
+        is_short = convert.index_dtype(self._num_ids) == torch.int32
         return np.dtype(np.int32) if is_short else np.dtype(np.int64)
+
+    @property
+    def _num_ids(self) -> int:
+        return self.num_senders or int(self.journal.get("num_nodes"))
 
     @property
     def _degrees(self) -> Path:

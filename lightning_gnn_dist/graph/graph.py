@@ -15,6 +15,8 @@ from torch_geometric.data import Data
 from lightning_gnn_dist.graph import convert, store
 
 EDGES_AT_ONCE = 1 << 22  # bounds what a pass over a memory-mapped graph holds in RAM
+EDGES_PER_PIECE = 1 << 20  # the same where each takes some seventy bytes while it is looked up
+NODES_PER_PIECE = 1 << 18
 
 
 class Graph:
@@ -147,9 +149,10 @@ class Graph:
         """
         nodes = nodes.to(torch.int64)
         self._check_nodes(nodes)
-        lookup, filled, counts = Lookup(nodes), 0, [nodes[:0]]
+        lookup, done, filled = Lookup(nodes), 0, 0
+        indptr = nodes.new_zeros(nodes.numel() + 1)
         # As long as all rows: of memory that is never written to, the system holds no page.
-        most = int((self.indptr[nodes + 1] - self.indptr[nodes]).sum())
+        most = count_edges(self.indptr, nodes)
         indices = torch.empty(most, dtype=convert.index_dtype(nodes.numel()))
         edges = {name: array.new_empty((most, *array.shape[1:])) for name, array in self.edge_arrays.items()}
         for rows, at in self._row_pieces(nodes):
@@ -158,12 +161,12 @@ class Graph:
             indices[place] = local
             for name, array in self.edge_arrays.items():
                 edges[name][place] = take_rows(array, at[found])
-            counts.append(_count_per_row(self.indptr, rows, found))
-            filled += local.numel()
+            indptr[done + 1 : done + 1 + rows.numel()] = _count_per_row(self.indptr, rows, found)
+            done, filled = done + rows.numel(), filled + local.numel()
         arrays = {name: take_rows(array, nodes) for name, array in self.node_arrays.items()}
         arrays.setdefault("n_id", nodes)
         edges = {name: array[:filled] for name, array in edges.items()}
-        return Graph(_pointers(torch.cat(counts)), indices[:filled], arrays, edges)
+        return Graph(indptr.cumsum_(0), indices[:filled], arrays, edges)
 
     def halo(self, nodes: Tensor) -> Tensor:
         """The nodes outside ``nodes`` that send messages into it, in increasing order."""
@@ -179,10 +182,11 @@ class Graph:
 
     def _row_pieces(self, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """The rows of ``nodes`` in pieces: some of the nodes, and where their edges stand in ``indices``."""
-        degree = self.indptr[nodes + 1] - self.indptr[nodes]
-        piece = (degree.cumsum(0) - degree) // EDGES_AT_ONCE
-        for rows in nodes.split(piece.unique_consecutive(return_counts=True)[1].tolist()):
-            yield rows, edge_positions(self.indptr, rows)
+        for some in nodes.split(NODES_PER_PIECE):
+            degree = degrees_of(self.indptr, some)
+            piece = (degree.cumsum(0) - degree) // EDGES_PER_PIECE
+            for rows in some.split(piece.unique_consecutive(return_counts=True)[1].tolist()):
+                yield rows, edge_positions(self.indptr, rows)
 
     def _check_nodes(self, nodes: Tensor) -> None:
         if nodes.numel() and not (int(nodes.min()) >= 0 and int(nodes.max()) < self.num_nodes):
@@ -232,6 +236,10 @@ class Lookup:
     """From ids of the graph to positions in ``nodes``, without an array as long as the graph."""
 
     def __init__(self, nodes: Tensor) -> None:
+        self.order: Tensor | None = None
+        if bool((nodes[1:] > nodes[:-1]).all()):
+            self.ids = nodes
+            return
         self.ids, self.order = nodes.sort()
         if (self.ids[1:] == self.ids[:-1]).any():
             twice = int(self.ids[1:][self.ids[1:] == self.ids[:-1]][0])
@@ -243,13 +251,34 @@ class Lookup:
     def __call__(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Positions of the ids that are present, and which are."""
         at, found = self._nearest(ids)
-        return self.order[at[found]], found
+        return at[found] if self.order is None else self.order[at[found]], found
 
     def _nearest(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         if self.ids.numel() == 0:
             return ids, torch.zeros_like(ids, dtype=torch.bool)
         at = torch.searchsorted(self.ids, ids).clamp_(max=self.ids.numel() - 1)
         return at, self.ids[at] == ids
+
+
+def degrees_of(indptr: Tensor, nodes: Tensor) -> Tensor:
+    """The in-degrees of some nodes."""
+    pieces = [indptr[some + 1] - indptr[some] for some in nodes.split(NODES_PER_PIECE)]
+    return torch.cat([nodes[:0], *pieces])
+
+
+def count_edges(indptr: Tensor, nodes: Tensor) -> int:
+    """How many edges lead to some nodes, in all."""
+    return sum(int((indptr[some + 1] - indptr[some]).sum()) for some in nodes.split(NODES_PER_PIECE))
+
+
+def row_slices(indptr: Tensor) -> Iterator[slice]:
+    """Consecutive rows, in slices that have not many more edges than are looked at in one go."""
+    first, num_rows = 0, indptr.numel() - 1
+    while first < num_rows:
+        reached = int(torch.searchsorted(indptr, int(indptr[first]) + EDGES_PER_PIECE, right=True)) - 1
+        last = min(max(reached, first + 1), num_rows, first + NODES_PER_PIECE)
+        yield slice(first, last)
+        first = last
 
 
 def edge_positions(indptr: Tensor, rows: Tensor) -> Tensor:
@@ -274,7 +303,3 @@ def _count_per_row(indptr: Tensor, rows: Tensor, found: Tensor) -> Tensor:
     degree = indptr[rows + 1] - indptr[rows]
     row = torch.arange(rows.numel()).repeat_interleave(degree)
     return torch.bincount(row[found], minlength=rows.numel())
-
-
-def _pointers(counts: Tensor) -> Tensor:
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])

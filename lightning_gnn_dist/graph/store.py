@@ -9,6 +9,7 @@ import mmap
 import os
 import platform
 import re
+import resource
 import shutil
 import sys
 import uuid
@@ -132,7 +133,9 @@ def _map(file: Path, entry: dict[str, Any]) -> Tensor:
     except (OSError, ValueError, EOFError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             raise MemoryError(
-                f"{file} cannot be mapped: this process may hold too little memory (ulimit -v, -d)."
+                f"{file} cannot be mapped: its {file.stat().st_size:,} bytes are more than this process may still map "
+                f"({_limits()}). Maps count in full although they hold no memory: raise that limit, or limit what is "
+                "held instead (a cgroup, SLURM's --mem)."
             ) from error
         raise ValueError(f"{file} is missing or truncated ({error}). Save the graph again.") from error
     if dtype == torch.bfloat16:  # numpy has no bfloat16: its bits are stored as int16
@@ -143,6 +146,14 @@ def _map(file: Path, entry: dict[str, Any]) -> Tensor:
             f"{tuple(entry['shape'])}: the directory mixes two graphs. Save the graph again."
         )
     return tensor
+
+
+def _limits() -> str:
+    """What limits the maps of this process, in words. Both count all of a map that may be written to."""
+    limits = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
+    soft = {name: resource.getrlimit(kind)[0] for name, kind in limits.items()}
+    found = [f"{name}: {limit:,} bytes" for name, limit in soft.items() if limit != resource.RLIM_INFINITY]
+    return " and ".join(found) or "the system allows no more: vm.max_map_count, vm.overcommit_memory"
 
 
 def map_npy(file: Path) -> np.ndarray[Any, Any]:

@@ -22,6 +22,7 @@ LOST = 0.1  # share of nodes without any neighbour
 UNEVEN = 1.25  # training nodes of the largest part against the mean
 SUPERNODES_PER_PART = 50  # 400 clusters for eight parts
 MOST = 0.75  # of a part in one batch
+BESIDE_A_PART = 200_000_000  # bytes at most, measured: edges that are looked up at a time, batches, activations
 FANOUT = (15, 10)
 BATCH_SIZE = 1024
 
@@ -64,6 +65,14 @@ def bytes_per_part(graph: Graph, report: PartitionReport) -> Tensor:
     per_node += 4  # and how much of their neighbourhoods it covers
     per_edge = 4 + sum(array[:1].nbytes for array in graph.edge_arrays.values())
     return report.nodes * (per_node + 8) + 8 + report.inside_edges * per_edge
+
+
+def peak_bytes(graph: Graph, report: PartitionReport) -> int:
+    """About the most that a rank takes in RAM while it reads the largest part for good and trains on it.
+
+    Beside its libraries and its model; small batches. Every rank knows the part of every node.
+    """
+    return int(bytes_per_part(graph, report).max()) + 4 * graph.num_nodes + BESIDE_A_PART
 
 
 def skew_beyond_chance(graph: Graph, report: PartitionReport) -> float | None:

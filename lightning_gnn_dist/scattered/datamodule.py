@@ -23,7 +23,7 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.scattered.graph import ScatteredGraph
 from lightning_gnn_dist.scattered.loader import ScatteredGlobalBatches, ScatteredLoader
 from lightning_gnn_dist.scattered.sampling import check_sampler
-from lightning_gnn_dist.scattered.share import Bounds, Share, check_ranks
+from lightning_gnn_dist.scattered.share import Bounds, Share, check_ranks, check_same
 from lightning_gnn_dist.surroundings import Scope, check_scope
 
 
@@ -199,6 +199,7 @@ class ScatteredDataModule(LightningDataModule):
         num_shares = self.bounds.num_shares
         check_ranks(self.path, self.bounds, self._world_size())
         share = Share.open(self.path, self._rank() % num_shares)
+        check_same(gather_rows(torch.tensor([int(self.fingerprint[:12], 16)])).view(-1).tolist())
         return ScatteredGraph(share, open_channel(num_shares), cache_bytes=self.cache_bytes)
 
     def _whole(self) -> ScatteredGraph:

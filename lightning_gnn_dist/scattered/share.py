@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph import store
 from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, edge_positions, take_rows
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, edge_positions, row_slices, take_rows
 from lightning_gnn_dist.partition.base import Partition
 
 FORMAT = "lightning_gnn_dist shares"
@@ -30,7 +30,7 @@ class Bounds:
 
     Attributes:
         nodes: The first node of each share, and behind the last one the number of nodes, int64.
-        edges: The same for edges.
+        edges: The same for edges. Empty where every host made its own share, and none counted those of others.
         fingerprint: Identifies the whole graph.
     """
 
@@ -42,7 +42,8 @@ class Bounds:
     def read(cls, folder: str | Path) -> Bounds:
         """Those of a folder that :func:`save_shares` wrote."""
         about = _read_index(Path(folder))
-        return cls(torch.tensor(about["nodes"]), torch.tensor(about["edges"]), about["fingerprint"])
+        edges = torch.tensor(about.get("edges", []), dtype=torch.int64)
+        return cls(torch.tensor(about["nodes"]), edges, about["fingerprint"])
 
     @property
     def num_shares(self) -> int:
@@ -69,11 +70,11 @@ class Share:
         folder, bounds = Path(folder), Bounds.read(folder)
         if not 0 <= index < bounds.num_shares:
             raise ValueError(f"{folder} is divided into {bounds.num_shares} shares, so there is no share {index}.")
-        path = folder / _name(index)
+        path = folder / share_name(index)
         if not path.is_dir():
             raise FileNotFoundError(
                 f"Share {index} of {bounds.num_shares} is not on this host: copy {path} from where the graph was "
-                "divided."
+                f"divided, or make it here from the graph's files (lightning-gnn-dist prepare ... --share {index})."
             )
         share = cls(Graph.open(path), index, bounds)
         share._check(path)
@@ -89,20 +90,29 @@ class Share:
 
     def part(self) -> Graph:
         """Its nodes and the edges among them, copied into RAM, with ids that begin at 0."""
-        rows, first = self.rows, self.first_node
-        found = [torch.empty(0, dtype=torch.bool)]
-        local = [torch.empty(0, dtype=index_dtype(rows.num_nodes))]
-        for senders in rows.indices.split(EDGES_AT_ONCE):
-            found.append((senders >= first) & (senders < first + rows.num_nodes))
-            local.append((senders[found[-1]] - first).to(local[0].dtype))
-        inside = torch.cat(found)
-        upto = torch.cat([rows.indptr[:1], inside.cumsum(0)])[rows.indptr]
+        rows, first, filled = self.rows, self.first_node, 0
+        indptr = torch.zeros(rows.num_nodes + 1, dtype=torch.int64)
+        # As long as all rows: of memory that is never written to, the system holds no page.
+        indices = torch.empty(rows.num_edges, dtype=index_dtype(rows.num_nodes))
+        edges = {name: torch.empty_like(array) for name, array in rows.edge_arrays.items()}
+        for some in row_slices(rows.indptr):
+            offsets = rows.indptr[some.start : some.stop + 1]
+            at = slice(int(offsets[0]), int(offsets[-1]))
+            found = (rows.indices[at] >= first) & (rows.indices[at] < first + rows.num_nodes)
+            upto = torch.cat([offsets[:1] * 0, found.cumsum(0)])[offsets - offsets[0]]
+            indptr[some.start + 1 : some.stop + 1] = filled + upto[1:]
+            place = slice(filled, filled + int(upto[-1]))
+            indices[place] = rows.indices[at][found] - first
+            for name, array in rows.edge_arrays.items():
+                edges[name][place] = array[at][found]
+            filled = place.stop
         arrays = {name: array.clone() for name, array in rows.node_arrays.items()}
-        return Graph(upto, torch.cat(local), arrays, {name: array[inside] for name, array in rows.edge_arrays.items()})
+        return Graph(indptr, indices[:filled], arrays, {name: array[:filled] for name, array in edges.items()})
 
     def _check(self, path: Path) -> None:
-        starts = self.bounds.nodes, self.bounds.edges
-        nodes, edges = (int(bounds[self.index + 1] - bounds[self.index]) for bounds in starts)
+        nodes, edges = int(self.bounds.nodes[self.index + 1]) - self.first_node, self.rows.num_edges
+        if self.bounds.edges.numel():
+            edges = int(self.bounds.edges[self.index + 1]) - self.first_edge
         if (self.rows.num_nodes, self.rows.num_edges) != (nodes, edges):
             raise ValueError(
                 f"{path} holds {self.rows.num_nodes} nodes and {self.rows.num_edges} edges, but {INDEX} says {nodes} "
@@ -137,6 +147,16 @@ def save_shares(graph: Graph, partition: Partition, folder: str | Path) -> None:
         os.rename(draft, folder)
 
 
+def check_same(fingerprints: list[int]) -> None:
+    """Shares on different hosts must be of one graph. All ranks see the same numbers, so all raise or none."""
+    odd = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
+    if odd:
+        raise ValueError(
+            f"The shares of ranks {odd} are not of the graph of rank 0: make all shares from the same files, "
+            "assignment and settings, or copy them from one division."
+        )
+
+
 def _write(graph: Graph, partition: Partition, folder: Path) -> None:
     order = partition.assignment.argsort(stable=True)
     number = torch.empty(graph.num_nodes, dtype=index_dtype(graph.num_nodes))
@@ -144,15 +164,17 @@ def _write(graph: Graph, partition: Partition, folder: Path) -> None:
     counts, edges = partition.counts(), [0]
     for index, nodes in enumerate(order.split(counts.tolist())):
         rows = _rows_of(graph, nodes, number)
-        rows.save(folder / _name(index))
+        rows.save(folder / share_name(index))
         edges.append(edges[-1] + rows.num_edges)
-    about = {
-        "format": FORMAT,
-        "fingerprint": graph.fingerprint,
-        "nodes": [0, *counts.cumsum(0).tolist()],
-        "edges": edges,
-    }
-    (folder / INDEX).write_text(json.dumps(about, indent=1))
+    about = {"fingerprint": graph.fingerprint, "nodes": [0, *counts.cumsum(0).tolist()], "edges": edges}
+    write_index(folder, about)
+
+
+def write_index(folder: Path, about: dict[str, Any]) -> None:
+    """Say where each share begins. A reader sees all of it or nothing."""
+    draft = store.unused_name(folder / INDEX)
+    draft.write_text(json.dumps({"format": FORMAT} | about, indent=1))
+    os.replace(draft, folder / INDEX)
 
 
 def _rows_of(graph: Graph, nodes: Tensor, number: Tensor) -> Graph:
@@ -179,5 +201,6 @@ def _read_index(folder: Path) -> dict[str, Any]:
     return about
 
 
-def _name(index: int) -> str:
+def share_name(index: int) -> str:
+    """The directory of a share."""
     return f"share-{index:05d}"

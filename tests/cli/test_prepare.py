@@ -8,12 +8,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
 
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.scattered.share import Share
 
 
 @pytest.fixture
@@ -108,3 +110,21 @@ def test_a_real_graph(to_pyg: Callable[..., Data], tmp_path: Path) -> None:
     torch.save(data, tmp_path / "cora.pt")
     main(["prepare", str(tmp_path / "cora.pt"), str(tmp_path / "cora")])
     assert Graph.open(tmp_path / "cora").fingerprint == Graph.from_pyg(data).fingerprint
+
+
+def test_a_host_prepares_its_own_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = tmp_path / "source", tmp_path / "shares"
+    source.mkdir()
+    np.save(source / "edge_index.npy", np.array([[0, 1, 2, 3], [1, 2, 3, 0]]))
+    np.save(source / "x.npy", np.ones((4, 2), np.float32))
+    np.save(source / "train_idx.npy", np.array([0, 3]))
+    for index in (0, 1):
+        main(["prepare", str(source), str(out), "--undirected", "--share", str(index), "--num-shares", "2"])
+        assert f"share-0000{index}: 2 nodes, 4 edges" in capsys.readouterr().out
+    assert [Share.open(out, index).rows.indices.tolist() for index in (0, 1)] == [[1, 3, 0, 2], [1, 3, 0, 2]]
+    with pytest.raises(SystemExit, match="exists already"):
+        main(["prepare", str(source), str(out), "--undirected", "--share", "0", "--num-shares", "2"])
+    with pytest.raises(SystemExit, match="--share and --num-shares belong together"):
+        main(["prepare", str(source), str(out), "--share", "0"])
+    with pytest.raises(SystemExit, match="add --share"):
+        main(["prepare", str(source), str(out), "--assignment", "parts.npy"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from lightning_gnn_dist.graph.graph import Graph
 from tests.graph.test_graph import edge_pairs, random_edges
+from tests.ranks import run_ranks
 
 
 @pytest.fixture
@@ -155,3 +157,23 @@ def test_a_missing_or_exchanged_array_is_refused(saved: Path) -> None:
     (saved / "nodes" / "y.npy").unlink()
     with pytest.raises(ValueError, match=r"y\.npy is missing"):
         Graph.open(saved)
+
+
+def open_under_a_limit(rank: int, world_size: int, path: str) -> str:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + 20_000_000
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        Graph.open(path)
+    except MemoryError as error:
+        return str(error).replace(f"{limit:,}", "LIMIT")
+    return ""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+def test_a_limit_on_maps_is_named(tmp_path: Path) -> None:
+    x = torch.zeros(1000, 100_000, dtype=torch.int8)
+    Graph.from_edge_index(torch.zeros(2, 1, dtype=torch.int64), 1000, {"x": x}).save(tmp_path / "graph")
+    (said,) = run_ranks(open_under_a_limit, 1, str(tmp_path / "graph"))
+    assert "x.npy cannot be mapped: its 100,000,128 bytes" in said
+    assert "ulimit -v: LIMIT bytes" in said

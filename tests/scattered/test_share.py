@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist.collectives import Channel
+from lightning_gnn_dist.graph import graph as graph_module
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.scattered.graph import ScatteredGraph
 from lightning_gnn_dist.scattered.share import Share, save_shares
@@ -35,6 +36,22 @@ def test_shares_together_are_the_graph(folder: Path) -> None:
         assert torch.equal(torch.cat([share.rows.edge_arrays[name] for share in shares]), array)
     assert [share.first_node for share in shares] == shares[0].bounds.nodes[:-1].tolist()
     assert shares[0].bounds.fingerprint == graph.fingerprint
+
+
+@pytest.mark.parametrize("edges_per_piece", [1, 100, 10**6])
+def test_a_part_is_what_is_inside_of_a_share(
+    folder: Path, edges_per_piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_module, "EDGES_PER_PIECE", edges_per_piece)
+    graph = small_graph(edge_arrays=True)
+    whole = in_order_of_parts(graph, some_partition(graph, 3))
+    for index in range(3):
+        share = Share.open(folder, index)
+        part, expected = share.part(), whole.induced(torch.arange(*share.bounds.nodes[index : index + 2].tolist()))
+        assert torch.equal(part.indptr, expected.indptr)
+        assert torch.equal(part.indices, expected.indices)
+        assert torch.equal(part.edge_arrays["edge_attr"], expected.edge_arrays["edge_attr"])
+        assert torch.equal(part.node_arrays["x"], expected.node_arrays["x"])
 
 
 def test_a_host_needs_its_own_share_only(folder: Path) -> None:
