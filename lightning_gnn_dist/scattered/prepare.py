@@ -58,7 +58,8 @@ def prepare_share(
 
     The share is the one that :func:`save_shares` writes of the graph that :func:`prepare_graph` makes, to the bit. Each
     host reads all edges twice and keeps those into its own nodes. All hosts must be given the same files and settings;
-    ranks whose shares come from different ones are told so when they connect.
+    ranks whose shares come from different ones are told so when they connect. Arguments that are not listed are those
+    of :func:`prepare_graph`.
 
     Args:
         source: As for :func:`prepare_graph`, in files that this host can read. What edges carry must be dropped.
@@ -66,7 +67,6 @@ def prepare_share(
         index: Which share to write.
         num_shares: How many there are in all.
         assignment: A ``.npy`` with the share of each node. None: consecutive nodes, equally many in each.
-        undirected, split, seed, drop, float_labels, on_progress: As for :func:`prepare_graph`.
         memory_bytes: What sorting and copying may take, beside labels and masks of all nodes, 8 bytes for each own
             node, and with an assignment 8 to 12 for each of all.
     """
