@@ -2,7 +2,7 @@
 
 python benchmarks/tables.py accuracy benchmarks/results/accuracy.jsonl
 python benchmarks/tables.py grappa benchmarks/results/grappa.jsonl
-python benchmarks/tables.py tma benchmarks/results/tma.jsonl
+python benchmarks/tables.py tma benchmarks/results/accuracy.jsonl benchmarks/results/tma.jsonl
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def accuracy(runs: list[Run]) -> Iterator[list[str]]:
 
 def tma(runs: list[Run]) -> Iterator[list[str]]:
     """A row per graph and number of parts; columns for METIS and random parts, and for super-nodes by their number."""
+    runs = [run for run in runs if run["model"] == "sage"]
     grouped = by_seed(runs, lambda run: (run["graph"], run["parts"], run["method"], run.get("supernodes")))
     numbers = sorted({number for *_, method, number in grouped if method.startswith("supernodes")})
     columns = [(cut, None) for cut in ("metis", "random")] + [("supernodes", number) for number in numbers]

@@ -29,7 +29,7 @@ Rows = np.ndarray[Any, Any]
 OnRows = Callable[[Data, Tensor], object]
 COPIES = 3  # of rows: what a layer reads, and what it makes of that on the way
 _BYTES_OF_AN_EDGE = 120  # in the sampler's working memory and in the batch
-_PLANNED = 0.75  # of the budget; an allocator holds on to some of what the batch before has freed
+_PLANNED = 0.6  # of the budget; windows of files come on top, and what an allocator keeps of the batch before
 
 
 class HasLayers(Protocol):
@@ -82,6 +82,7 @@ class LayerWork:
             if on_rows is not None:
                 on_rows(batch, outputs[: stop - start])
             start, bytes_out, self.dtype = stop, rows[:1].nbytes, outputs.dtype
+            del batch, outputs, rows  # or two batches would be held while the next is made
 
     def open_shared(self, draft: Path, num_rows: int, like: Rows) -> RowFile:
         """Rank 0 makes the file; all open it. Each has its first rows now."""
