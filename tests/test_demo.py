@@ -18,6 +18,7 @@ def run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_demo_prints_the_reports_and_the_table(tmp_path: Path) -> None:
     sizes = ("--nodes", "2000", "--rounds", "3", "--steps", "4")
     output = run(sys.executable, "-m", "lightning_gnn_dist", "demo", *sizes, cwd=tmp_path)

@@ -130,6 +130,7 @@ def run_block(rank: int, world_size: int, code: str, folder: str) -> dict[str, f
     return {} if trainer is None else {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", python_blocks())
 def test_a_block_of_python_runs(code: str, tmp_path: Path) -> None:
     num_ranks = 2 if "Trainer(" in code or "my_shares" in code else 1

@@ -91,6 +91,7 @@ def stop_and_go_on(rank: int, world_size: int, name: str, folder: Path) -> tuple
     return trainer.global_step, trainer.current_epoch, state_of(whole), state_of(resumed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_run_that_was_preempted_ends_as_if_it_had_not_been(name: str, tmp_path: Path) -> None:
     for steps, epochs, whole, resumed in run_ranks(stop_and_go_on, 2, name, tmp_path):

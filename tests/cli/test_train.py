@@ -41,7 +41,6 @@ SMALL = [
     "--trainer.enable_progress_bar=false",
     "--trainer.log_every_n_steps=1",
 ]
-SLOW = {"llcg_paper.yaml", "tma.yaml", "ddp.yaml", "grappa_rotate.yaml"}
 
 
 def command(rank: int, world_size: int, *arguments: str) -> None:
@@ -56,9 +55,8 @@ def accuracies(run: Path, metric: str = "accuracy") -> list[float]:
     return [float(row[metric]) for row in rows if row[metric]]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CONFIGS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_shipped_config_trains_and_is_kept_beside_its_logs(name: str, tmp_path: Path) -> None:
     metric = "mrr" if name == "links.yaml" else "accuracy"
     config = re.sub(r"num_nodes: \d+", "num_nodes: 2000", (EXAMPLES / "configs" / name).read_text())

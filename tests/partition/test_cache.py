@@ -169,6 +169,7 @@ def ask(barrier: Barrier, counting: Counting, directory: Path, answers: Path) ->
     np.save(answers / f"{os.getpid()}.npy", partition.assignment.numpy())
 
 
+@pytest.mark.slow
 def test_processes_that_ask_at_once_get_the_same_parts(counting: Counting, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(2)

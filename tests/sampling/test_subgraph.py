@@ -107,6 +107,7 @@ def test_each_sender_is_as_likely_as_any_other():
     assert ((counts - 4000 / 12) ** 2 / (4000 / 12)).sum() < 31.3  # 0.999 quantile, 11 degrees of freedom
 
 
+@pytest.mark.slow
 def test_normalised_sums_are_right_on_average():
     graph = random_graph(80, 900, seed=1)
     weight = torch.rand(900, generator=torch.Generator().manual_seed(0))

@@ -90,6 +90,7 @@ def fit(rank: int, world_size: int, folder: str, name: str, kind: str) -> Result
     return weights, metrics | {f"test_{key}": value for key, value in tested.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llcg", "llcg with layers", "grappa", "ddp"])
 def test_training_on_shares_is_training_on_parts(saved: Path, name: str) -> None:
     shares, parts = (run_ranks(fit, 2, str(saved), name, kind) for kind in ("shares", "whole"))

@@ -103,6 +103,7 @@ def predict(rank: int, world_size: int, folder: Path, kind: str) -> list[Tensor]
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "shares", "kind"),
     [(2, 2, "sage"), (4, 4, "gcn"), (4, 2, "attention"), (1, 1, "gcn")],

@@ -137,6 +137,7 @@ def averaged(rank: int, world_size: int) -> tuple[list[Tensor], Any, Any]:
     return [parameter.detach() for parameter in ours], before, local.state_dict()["state"]
 
 
+@pytest.mark.slow
 def test_averaged_starts_each_round_from_the_mean_of_the_ranks() -> None:
     first, second = run_ranks(averaged, 2)
     expected = weights()

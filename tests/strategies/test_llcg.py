@@ -115,6 +115,7 @@ def without_correction(rank: int, world_size: int) -> tuple[State, State]:
     return states[0], states[1]
 
 
+@pytest.mark.slow
 def test_llcg_without_correction_is_local_sgd() -> None:
     for local, llcg in run_ranks(without_correction, 2):
         assert differs(local, llcg) == 0.0

@@ -126,6 +126,7 @@ def meetings(rank: int, world_size: int, kind: str, clock: Any, options: dict[st
     return [*module.validated, state_of(module)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

@@ -186,6 +186,7 @@ def train_on_parts(rank: int, world_size: int, kind: str) -> tuple[State, float]
     return state_of(module), float(trainer.callback_metrics["accuracy"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["RandomTMA", "SuperTMA", "LLCG"])
 def test_parts_are_learned_from_with_unequal_steps(kind: str) -> None:
     (first, accuracy), (second, _) = run_ranks(train_on_parts, 2, kind)
