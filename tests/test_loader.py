@@ -6,6 +6,7 @@ import copy
 import gc
 import itertools
 import multiprocessing
+import statistics
 import threading
 import time
 import traceback
@@ -371,7 +372,7 @@ def test_there_are_no_more_buffers_than_promised(monkeypatch):
     bound = (2 + 1) * 2 + 1
     # Buffers grow, each to the largest batch that it meets, and have a new address then.
     addresses = [{batch.x.data_ptr() for batch in one} for _ in range(12)]
-    assert min(map(len, addresses)) <= bound
+    assert statistics.median(map(len, addresses)) <= bound
     assert all(pool.num_free <= bound for pool in one._pools.values())
     one.close()
     assert not one._pools
