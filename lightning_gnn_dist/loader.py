@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.arguments import check_at_least
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.large_pages import enlarge_pages
 from lightning_gnn_dist.sampling.base import BatchKey, OrdersSeeds, Sample, Sampler, check_seeds, refuse_repeated
 from lightning_gnn_dist.sampling.batch import SampledData, assemble
 from lightning_gnn_dist.sampling.file_rows import FileRows
@@ -166,6 +167,7 @@ class BatchLoader:
 
     def _make(self, numbers: list[int]) -> Bulk:
         """One bulk, a pure function of the numbers of its batches. Runs in several threads at once."""
+        enlarge_pages(self._graph)
         places = [BatchKey(self._seed, *divmod(number, len(self))) for number in numbers]
         seeds = [self._seeds_of(place) for place in places]
         if self._lane is None:

@@ -7,12 +7,9 @@ few are read by ``pread``, which maps nothing.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
-import re
 import weakref
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -23,23 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MAPS = Path("/proc/self/smaps")
+from lightning_gnn_dist.graph.maps import Map, libc, map_of
+
 MOST_BYTES_AT_ONCE = 1 << 24
 WINDOW_BYTES = 1 << 23
 BYTES_OF_A_LOOK = 1 << 16  # that are mapped together
 ROWS_A_LOOK = 4  # from so many rows on, one look at them takes less time than calls that read them
 DO_NOT_NEED = 4  # MADV_DONTNEED: the pages are read again when they are looked at
-_RANGE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ (\d+) +(/.*)")
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a map lies in memory, and what of which file it shows."""
-
-    start: int
-    end: int
-    offset: int
-    file: Path
 
 
 class MappedRows:
@@ -53,10 +40,10 @@ class MappedRows:
 
     def __init__(self, array: Tensor) -> None:
         self._array = array
-        self._place = _place_of(array)
+        self._place = _file_of(array)
         self._file: int | None = None
         if self._place is not None:
-            self._file = os.open(self._place.file, os.O_RDONLY)
+            self._file = os.open(self._place.name, os.O_RDONLY)
             weakref.finalize(self, os.close, self._file)
 
     @property
@@ -74,7 +61,7 @@ class MappedRows:
         offset = self._array.data_ptr() - self._place.start + self._place.offset
         done = _reader()(self._file, offset, width, rows.numpy(), found.data_ptr())
         if done < len(rows):
-            raise OSError(f"Row {int(rows[done])} of {self._place.file} cannot be read: was the file changed?")
+            raise OSError(f"Row {int(rows[done])} of {self._place.name} cannot be read: was the file changed?")
         return found
 
     def release(self) -> None:
@@ -99,40 +86,22 @@ class MappedRows:
 
 def _let_go(start: int, end: int) -> None:
     start -= start % mmap.PAGESIZE
-    _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), DO_NOT_NEED)
+    libc().madvise(start, end - start, DO_NOT_NEED)
 
 
-def _place_of(array: Tensor) -> _Place | None:
-    """The map that the array lies in, unless some of it was changed since, which only memory knows."""
-    if not MAPS.exists() or not array.is_contiguous() or array.device.type != "cpu" or array.numel() == 0:
+def _file_of(array: Tensor) -> Map | None:
+    """The map of a file that the array lies in, unless some of it was changed since, which only memory knows."""
+    place = map_of(array)
+    if place is None or place.sizes["Anonymous"] > 0:
         return None
-    first, last = array.data_ptr(), array.data_ptr() + array.numel() * array.element_size()
-    lines = iter(MAPS.read_text().splitlines())
-    for line in lines:
-        found = _RANGE.fullmatch(line)
-        if found is None:
-            continue
-        start, end, offset = (int(number, 16) for number in found.group(1, 2, 3))
-        if not start <= first < last <= end:
-            continue
-        file, changed = Path(found.group(5)), next(line for line in lines if line.startswith("Anonymous:"))
-        is_there = file.exists() and file.stat().st_ino == int(found.group(4))
-        return _Place(start, end, offset, file) if is_there and int(changed.split()[1]) == 0 else None
-    return None
-
-
-@cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
-    libc.pread.restype = ctypes.c_ssize_t
-    return libc
+    file = Path(place.name)
+    return place if file.is_file() and file.stat().st_ino == place.inode else None
 
 
 @cache
 def _reader() -> Any:
     """Compiled, for one call a row from Python takes longer than the row; rows that follow each other are one call."""
-    pread = _libc().pread
+    pread = libc().pread
 
     @numba.njit(nogil=True)
     def read(file: int, offset: int, width: int, rows: np.ndarray[Any, Any], to: int) -> int:

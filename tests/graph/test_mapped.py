@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.graph import mapped, store
+from lightning_gnn_dist.graph import mapped, maps, store
 from lightning_gnn_dist.graph.mapped import MappedRows
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.skipif(not mapped.MAPS.exists(), reason="reads Linux's /proc")
+pytestmark = pytest.mark.skipif(not maps.MAPS.exists(), reason="reads Linux's /proc")
 ROWS = torch.tensor([5, 6, 7, 2, 2, 0, 99, 98, 99, 5])
 
 

@@ -1,0 +1,66 @@
+"""A graph's arrays in large pages, where the system offers them.
+
+Rows are read at random, so most reads of ordinary pages, of 4 kB, look a page up first. Linux can put what is in RAM
+together to pages of 2 MB, 512 times fewer. It copies what it puts together, so this is done in pieces, one at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import weakref
+from collections import deque
+
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.maps import Map, libc, map_of
+
+log = logging.getLogger(__name__)
+
+PAGE_BYTES = 1 << 21
+PIECE_BYTES = 1 << 25  # some 10 ms
+COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
+BUSY = (errno.EAGAIN, errno.EBUSY)  # of this piece, at this time
+
+_PLANS: weakref.WeakKeyDictionary[Graph, deque[range]] = weakref.WeakKeyDictionary()
+
+
+def enlarge_pages(graph: Graph) -> int:
+    """Put the next piece of the graph's arrays into large pages. Returns how many pieces are left.
+
+    Only of arrays in this process's own RAM: those of files are the system's to keep, and memory that processes share
+    after a fork would be there twice.
+    """
+    pieces = _PLANS.get(graph)
+    if pieces is None:  # two threads may make the same plan; a piece that is done twice costs nothing
+        pieces = _PLANS.setdefault(graph, deque(_pieces(graph)))
+    try:
+        piece = pieces.popleft()
+    except IndexError:
+        return 0
+    if libc().madvise(piece.start, len(piece), COLLAPSE) and ctypes.get_errno() not in BUSY:
+        log.debug("The system gives no more large pages: %s.", errno.errorcode.get(ctypes.get_errno()))
+        pieces.clear()
+    return len(pieces)
+
+
+def _pieces(graph: Graph) -> list[range]:
+    """Addresses of whole large pages, of the edges first."""
+    tensors = [graph.indptr, graph.indices, *graph.node_arrays.values(), *graph.edge_arrays.values()]
+    large = [tensor for tensor in tensors if _whole_pages(tensor) and _is_own(map_of(tensor))]
+    return [pages[i : i + PIECE_BYTES] for pages in map(_whole_pages, large) for i in range(0, len(pages), PIECE_BYTES)]
+
+
+def _whole_pages(array: Tensor) -> range:
+    if array.device.type != "cpu" or not array.is_contiguous():
+        return range(0)
+    start, end = array.data_ptr(), array.data_ptr() + array.numel() * array.element_size()
+    return range(-(-start // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES)
+
+
+def _is_own(place: Map | None) -> bool:
+    if place is None or place.name not in ("", "[heap]"):
+        return False
+    return place.sizes["Shared_Clean"] + place.sizes["Shared_Dirty"] == 0

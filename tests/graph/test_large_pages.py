@@ -1,0 +1,100 @@
+"""Arrays in RAM go into large pages, piece by piece; nothing else is touched."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_gnn_dist.graph import large_pages
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.large_pages import PIECE_BYTES, enlarge_pages
+from lightning_gnn_dist.graph.maps import libc, map_of
+
+MANY = 5 * PIECE_BYTES // 4  # bytes of features, in two pieces
+
+
+def graph_with(num_bytes: int) -> Graph:
+    x = torch.arange(num_bytes // 4, dtype=torch.float32).view(-1, 64)
+    indptr = torch.zeros(len(x) + 1, dtype=torch.int64)
+    return Graph(indptr, torch.zeros(0, dtype=torch.int32), {"x": x})
+
+
+class Refusing:
+    """A C library whose system answers every request with an error."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.calls = number, 0
+
+    def madvise(self, start: int, length: int, advice: int) -> int:
+        self.calls += 1
+        ctypes.set_errno(self.number)
+        return -1
+
+
+@pytest.fixture
+def gives_large_pages() -> None:
+    graph = graph_with(MANY)
+    place = map_of(graph.node_arrays["x"])
+    if place is None:
+        pytest.skip("this system does not tell what is in memory")
+    start = -(-place.start // large_pages.PAGE_BYTES) * large_pages.PAGE_BYTES
+    if libc().madvise(start, large_pages.PAGE_BYTES, large_pages.COLLAPSE):
+        pytest.skip(f"no large pages here: {errno.errorcode.get(ctypes.get_errno())}")
+
+
+@pytest.mark.usefixtures("gives_large_pages")
+def test_arrays_go_into_large_pages_and_stay_the_same() -> None:
+    graph = graph_with(MANY)
+    x = graph.node_arrays["x"]
+    before = x.clone()
+    place = map_of(x)
+    assert place is not None and place.sizes["AnonHugePages"] < MANY // 2
+    left = [enlarge_pages(graph)]
+    while left[-1]:
+        left.append(enlarge_pages(graph))
+    assert left == list(range(len(left) - 1, -1, -1)) and len(left) >= 2
+    place = map_of(x)
+    assert place is not None and place.sizes["AnonHugePages"] > 0.9 * MANY
+    assert torch.equal(x, before)
+
+
+def test_what_is_mapped_from_files_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph_with(MANY).save(tmp_path / "graph")
+    system = Refusing(errno.EINVAL)
+    monkeypatch.setattr(large_pages, "libc", lambda: system)
+    assert enlarge_pages(Graph.open(tmp_path / "graph")) == 0
+    assert system.calls == 0
+
+
+def test_what_processes_share_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_with(MANY)
+    for array in (graph.indptr, graph.node_arrays["x"]):
+        array.share_memory_()
+    system = Refusing(errno.EINVAL)
+    monkeypatch.setattr(large_pages, "libc", lambda: system)
+    assert enlarge_pages(graph) == 0
+    assert system.calls == 0
+
+
+@pytest.mark.parametrize(("number", "calls"), [(errno.EINVAL, 1), (errno.ENOMEM, 1), (errno.EAGAIN, 3)])
+def test_a_system_without_large_pages_is_not_asked_again(
+    number: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, system = graph_with(2 * MANY), Refusing(number)
+    if map_of(graph.node_arrays["x"]) is None:
+        pytest.skip("this system does not tell what is in memory")
+    monkeypatch.setattr(large_pages, "libc", lambda: system)
+    for _ in range(3):
+        enlarge_pages(graph)
+    assert system.calls == calls
+
+
+def test_small_graphs_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    system = Refusing(errno.EINVAL)
+    monkeypatch.setattr(large_pages, "libc", lambda: system)
+    assert enlarge_pages(graph_with(1 << 12)) == 0
+    assert system.calls == 0
