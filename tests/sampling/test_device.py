@@ -147,6 +147,17 @@ def test_weighted_rows_are_laid_out_in_pieces(replace, monkeypatch):
     assert_same(expected, DeviceSampler(sampler).sample_bulk(GRAPHS[0], *bulk(GRAPHS[0], 4)))
 
 
+@pytest.mark.parametrize("shape", [(40, 256), (3, 1 << 12), (7, 96), (5, 12), (0, 64)])
+@pytest.mark.parametrize("size", [1, 3, 10])
+def test_the_least_of_each_row_are_those_that_a_sort_puts_first(shape, size):
+    generator = torch.Generator().manual_seed(size)
+    for matrix in (torch.rand(shape, generator=generator), torch.randint(9, shape, generator=generator)):
+        expected = matrix.sort(dim=1, stable=True).values[:, :size]
+        places = tensor_rows.least(matrix.clone(), size)
+        assert matrix.gather(1, places).equal(expected)
+        assert all(len(set(row)) == size for row in places.tolist())
+
+
 @pytest.mark.parametrize("sampler", [NeighborSampler([4, 2]), LadiesSampler([9, 9]), FastGCNSampler([9, 9])], ids=repr)
 def test_nodes_without_edges(sampler):
     graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), 6)
