@@ -141,7 +141,8 @@ def least(matrix: Tensor, size: int) -> Tensor:
     num_groups = width // depth
     groups = matrix.view(num_rows, depth, num_groups).amin(1).sort(dim=1, stable=True).indices[:, :size]
     layer = num_groups * torch.arange(depth, device=matrix.device)
-    places = (groups.sort(dim=1).values[:, None] + layer[:, None]).view(num_rows, depth * size)  # in order: ties stay so
+    groups = groups.sort(dim=1).values  # in order: ties stay as they are
+    places = (groups[:, None] + layer[:, None]).view(num_rows, depth * size)
     return places.gather(1, matrix.gather(1, places).sort(dim=1, stable=True).indices[:, :size])
 
 
