@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -225,6 +227,17 @@ def test_parts_that_change() -> None:
     for (state, seeds), (same, seeds_again) in zip(plain, other, strict=True):
         assert seeds == seeds_again
         assert differs(state, same) == 0.0
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs_without_a_gpu() -> None:
+    script = Path(__file__).parents[1] / "benchmarks" / "sampling_cuda.py"
+    small = ["--device", "cpu", "--num-nodes", "2000", "--num-edges", "20000", "--batch-size", "64", "--repeats", "1"]
+    done = subprocess.run([sys.executable, script, *small], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("as in RAM: yes") == 5
+    for part in ("evaluation, ", "corrections, ", "links, "):
+        assert f"\n{part}" in done.stdout
 
 
 def test_what_cannot_be_is_refused() -> None:

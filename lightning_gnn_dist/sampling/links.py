@@ -148,12 +148,13 @@ def without(sample: Sample, dropped: Tensor) -> Sample:
     kept = ~dropped
     upto = torch.nn.functional.pad(kept.cumsum(0), (1, 0))  # edges kept before each
     hops = upto[torch.tensor([0, *accumulate(sample.num_sampled_edges)], device=upto.device)].diff()
+    left = kept.nonzero().view(-1)
     return sample._replace(
         indptr=upto[sample.indptr.to(torch.int64)].to(sample.indptr.dtype),
-        indices=sample.indices[kept],
+        indices=sample.indices[left],
         num_sampled_edges=hops.tolist(),
-        edge_ids=None if sample.edge_ids is None else sample.edge_ids[kept],
-        edge_weight=None if sample.edge_weight is None else sample.edge_weight[kept],
+        edge_ids=None if sample.edge_ids is None else sample.edge_ids[left],
+        edge_weight=None if sample.edge_weight is None else sample.edge_weight[left],
         is_constant=False,
     )
 
