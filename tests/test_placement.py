@@ -23,6 +23,7 @@ from lightning_gnn_dist.links import split_edges
 from lightning_gnn_dist.part_module import PartModule
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.placement import Placement, lane_to, release
+from lightning_gnn_dist.residency import Redeal
 from lightning_gnn_dist.sampling.batch import SampledData
 from lightning_gnn_dist.sampling.device import DeviceSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
@@ -250,6 +251,26 @@ def test_all_batches_come_from_one_copy_which_goes_with_the_fit(make, monkeypatc
         loaders[1].close()
         release(data.graph)
         copies.clear()
+
+
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_the_copy_of_a_part_goes_with_the_part(num_threads, monkeypatch):
+    options = {"partitioner": RandomPartitioner(), "residency": Redeal(12), "repartition_every": 1}
+    data = module_of("device", num_threads=num_threads, **options)
+    monkeypatch.setattr(data, "_world_size", lambda: 2)
+    monkeypatch.setattr(data, "_rank", lambda: 0)
+    loader = data.train_dataloader()
+    stream = loader.stream(0)
+    next(stream)
+    next(iter(data.anchor_batches(0)))
+    part = weakref.ref(data._own_parts().current())
+    copy = weakref.ref(placement._COPIES[part()][CPU])
+    for _ in range(len(loader)):
+        next(stream)
+    gc.collect()
+    assert (part(), copy()) == (None, None)
+    stream.close()
+    data.teardown("fit")
 
 
 def test_what_cannot_be_made_there_is_refused():
