@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
@@ -21,6 +21,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
+from lightning_gnn_dist.global_batches import GlobalBatches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.placement import Placement, lane_to
@@ -28,11 +29,13 @@ from lightning_gnn_dist.sampling.base import BatchKey, Sampler
 from lightning_gnn_dist.sampling.device import DeviceSampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.links import LinkSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.rng import permutation
 
 BYTES_AN_EDGE = 95
 NUM_BATCHES = 48  # of a pass, where passes are timed
+NUM_OTHERS = 8  # of evaluation, corrections and links
 
 
 def wall_ms(device: torch.device, function: Callable[[], object], repeats: int) -> float:
@@ -137,6 +140,45 @@ def bench_way(name: str, loader: BatchLoader, device: torch.device, repeats: int
     loader.close()
 
 
+def bench_others(graph: Graph, device: torch.device, size: int, repeats: int) -> Iterator[str]:
+    """What is made beside training: evaluation, corrections and links, each on the device and in RAM."""
+    seeds, everyone = permutation(graph.num_nodes, 1, 0), NeighborSampler([-1, -1])
+    some, nodes = seeds[: NUM_OTHERS * (size // 4 or 1)], NeighborSampler([15, 10])
+    yield f"evaluation, {size // 4 or 1} seeds with all neighbours of two hops, in bulks of 1"
+    for name, (source, sampler) in ways(graph, everyone, device):
+        loader = BatchLoader(
+            source, sampler, some, NUM_OTHERS, seed=0, shuffle=False, bulk_size=1, lane=lane_to(device)
+        )
+        yield row(name, wall_ms(device, partial(pass_over, loader, device), repeats) / NUM_OTHERS)
+        loader.close()
+    yield f"corrections, {size} seeds [15, 10], one batch at a time"
+    for name, (source, sampler) in ways(graph, nodes, device):
+        batches = GlobalBatches(source, sampler, seeds, size, seed=0, lane=lane_to(device))
+        yield row(name, wall_ms(device, partial(correct, batches, device), repeats) / NUM_OTHERS)
+    yield f"links, {size} edges and a false one each, [15, 10], bulks of 4"
+    links = LinkSampler(nodes, 1, graph.num_nodes, undirected=False)
+    edges = permutation(graph.num_edges, 1, 0)[: NUM_OTHERS * size]
+    for name, (source, sampler) in ways(graph, links, device):
+        loader = BatchLoader(
+            source, sampler, edges, NUM_OTHERS, seed=0, bulk_size=4, num_ids=graph.num_edges, lane=lane_to(device)
+        )
+        yield row(name, wall_ms(device, partial(pass_over, loader, device), repeats) / NUM_OTHERS)
+        loader.close()
+
+
+def ways(graph: Graph, sampler: Sampler, device: torch.device) -> Iterator[tuple[str, tuple[Graph, Sampler]]]:
+    yield "made there", Placement(device, "device").of(graph, sampler)
+    yield "made in RAM, pinned", (graph, sampler)
+
+
+def correct(batches: GlobalBatches, device: torch.device) -> None:
+    pass_over(batches.of_round(0, stop=NUM_OTHERS), device)
+
+
+def pass_over(batches: Iterable[Data], device: torch.device) -> None:
+    consume(batch.to(device) for batch in batches)
+
+
 def bench_step(graph: Graph, device: torch.device, num_neighbors: list[int], size: int, repeats: int) -> Iterator[str]:
     """The step alone, on a batch that is there."""
     resident, sampler = Placement(device, "device").of(graph, NeighborSampler(num_neighbors))
@@ -171,6 +213,7 @@ def lines(graph: Graph, device: torch.device, size: int, repeats: int) -> Iterat
     yield from bench_gather(resident, sample.nodes, speed, repeats)
     yield from bench_ways(featured, device, [15, 10], size, repeats)
     yield from bench_step(featured, device, [15, 10], size, repeats)
+    yield from bench_others(featured, device, size, repeats)
 
 
 def main() -> None:

@@ -11,9 +11,9 @@ from torch_geometric.data import Data
 from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.loader import BatchLoader
-from lightning_gnn_dist.part_module import PartModule, device_of
+from lightning_gnn_dist.part_module import PartModule
 from lightning_gnn_dist.partition.base import Partition, Partitioner
-from lightning_gnn_dist.placement import Placement, SampleOn, check_sample_on, release
+from lightning_gnn_dist.placement import SampleOn
 from lightning_gnn_dist.residency import Fixed, Residency
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.surroundings import ExtraNodes, Halo, Scope, check_scope
@@ -44,10 +44,10 @@ class PartitionedDataModule(PartModule):
         num_threads: Background threads that sample and gather while the model trains. 0: none.
         widen_features: Arrays of float16, bfloat16, and of int8 with scales (:func:`quantize_rows`) come as float32.
             False: as they are stored.
-        sample_on: Where training batches are sampled and gathered: ``"cpu"``, or ``"device"``, on the device that
-            trains, which then holds a copy of the part. ``"auto"``: there if it is a GPU, the sampler is a
-            ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``, and the part takes at most half of the free
-            memory. Batches are the same.
+        sample_on: Where batches are sampled and gathered: ``"cpu"``, or ``"device"``, on the device that trains, which
+            then holds a copy of the part, and of the whole graph for evaluation and corrections. ``"auto"``: there if
+            it is a GPU, the sampler is a ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``, and the copies
+            take at most half of the free memory, the part's before the whole graph's. Batches are the same.
         train_on: ``"part"``, or ``"graph"``: sample around the part's training nodes in the whole graph, as if its
             features were fetched from other hosts. A baseline (with DDP: the paper's GGS), no way to save memory.
         extra_nodes: Add so many random nodes of other parts to the part, to send messages but not to learn from
@@ -106,6 +106,7 @@ class PartitionedDataModule(PartModule):
             bulk_size=bulk_size,
             num_threads=num_threads,
             widen_features=widen_features,
+            sample_on=sample_on,
             residency=residency,
             repartition_every=repartition_every,
             extra=ExtraNodes(extra_nodes, extra_of, seed),
@@ -115,8 +116,6 @@ class PartitionedDataModule(PartModule):
             correction_sampler=correction_sampler,
             cache_dir=cache_dir,
         )
-        check_sample_on(sample_on, self.sampler)
-        self.sample_on: SampleOn = sample_on
         self.train_on = train_on
 
     # What Lightning calls.
@@ -131,10 +130,6 @@ class PartitionedDataModule(PartModule):
 
     def test_dataloader(self) -> BatchLoader:
         return self._nodes_loader(self.graph.split("test"), "test_mask marks")
-
-    def teardown(self, stage: str) -> None:
-        super().teardown(stage)
-        release(self.graph)
 
     # What it is made of.
 
@@ -154,8 +149,7 @@ class PartitionedDataModule(PartModule):
         if self.train_on == "graph" and num_ranks > 1:
             seeds = seeds[self.partition(num_ranks).assignment[seeds] == rank]
         seed = seed * num_ranks + rank  # replicas differ in what they draw
-        graph, sampler = Placement(device_of(self.trainer), self.sample_on).of(part, self.sampler)
-        return self._loader(graph, sampler, seeds, num_batches, seed, in_background=in_background)
+        return self._loader(part, self.sampler, seeds, num_batches, seed, in_background=in_background)
 
 
 def _check_train_on(train_on: Scope, *, has_part: bool) -> None:

@@ -6,12 +6,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
+from typing import cast
 
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import BatchKey, Sampler
 from lightning_gnn_dist.sampling.batch import SampledData, assemble
+from lightning_gnn_dist.sampling.lane import Bulk, Lane
+from lightning_gnn_dist.sampling.pool import Pool
 from lightning_gnn_dist.sampling.rng import permutation
 
 _PURPOSE = 1 << 40  # added to the seed, so that these draws have nothing to do with those for local steps
@@ -28,13 +31,14 @@ class GlobalBatches:
     neighbour draws neighbours in that hop, too.
 
     Args:
-        graph: The whole graph, usually a memory map.
+        graph: The whole graph, usually a memory map, or on a device with a sampler that draws there.
         sampler: Draws the neighbourhoods.
         seeds: The training nodes of the whole graph.
         batch_size: Seeds of one batch, all slices together.
         seed: Decides every random choice.
         widen: Make float32 of narrower features.
         bulk_size: Batches that are made together. Does not change what is drawn.
+        lane: Brings batches to a device, where they are handed out. None: they stay where they are made.
     """
 
     graph: Graph
@@ -44,6 +48,7 @@ class GlobalBatches:
     seed: int
     widen: bool = True
     bulk_size: int = 1
+    lane: Lane | None = None
 
     @property
     def num_batches(self) -> int:
@@ -57,14 +62,23 @@ class GlobalBatches:
         numbers = islice(count(), start, stop)
         while bulk := list(islice(numbers, self.bulk_size)):
             seeds = [self._seeds(round_idx, index).tensor_split(num_slices)[rank] for index in bulk]
-            made = deque(self.make(seeds, [BatchKey(self.seed + _PURPOSE, round_idx, index) for index in bulk]))
-            while made:
-                yield made.popleft()  # nothing here holds on to a batch that was handed out
+            made = self._bulk(seeds, [BatchKey(self.seed + _PURPOSE, round_idx, index) for index in bulk])
+            while made:  # nothing here holds on to a batch that was handed out
+                yield cast(SampledData, made.popleft()) if self.lane is None else self.lane.receive(made)
+
+    def _bulk(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Bulk:
+        if self.lane is None:
+            return deque(self.make(seeds, keys))
+        with self.lane.open():
+            return self.lane.load(self.make(seeds, keys))
 
     def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[SampledData]:
         """The batches around these seeds."""
         samples = self.sampler.sample_bulk(self.graph, seeds, keys)
-        return [assemble(self.graph, sample, widen=self.widen) for sample in samples]
+        return [assemble(self.graph, sample, self._pool_of, widen=self.widen) for sample in samples]
+
+    def _pool_of(self, name: str) -> Pool | None:
+        return None if self.lane is None else self.lane.pool
 
     def _seeds(self, round_idx: int, index: int) -> Tensor:
         """The seeds of one batch: pass after pass over all of them, each in an order of its own."""

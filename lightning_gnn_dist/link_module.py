@@ -14,6 +14,7 @@ from lightning_gnn_dist.links import LinkSplit
 from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.part_module import PartModule
 from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.placement import SampleOn
 from lightning_gnn_dist.residency import Fixed, Residency
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
@@ -58,6 +59,8 @@ class LinkDataModule(PartModule):
         num_threads: Background threads that sample and gather while the model trains. 0: none.
         widen_features: Arrays of float16, bfloat16, and of int8 with scales (:func:`quantize_rows`) come as float32.
             False: as they are stored.
+        sample_on: Where batches are sampled and gathered, as in :class:`PartitionedDataModule`. False receivers are
+            drawn in RAM, and parts' batches with those of ``negatives_from="graph"`` are made there.
         residency: Which chunks of the partition a rank holds, and when that changes.
         repartition_every: Passes between two changes. Default: so many that the residency's sweep fits.
         correction_batch_size: Edges of a batch of the whole graph, shared by all ranks. Default: ``batch_size`` for
@@ -81,6 +84,7 @@ class LinkDataModule(PartModule):
         bulk_size: int = 4,
         num_threads: int = 1,
         widen_features: bool = True,
+        sample_on: SampleOn = "cpu",
         residency: Residency = Fixed(),  # noqa: B008  # frozen
         repartition_every: int | None = None,
         correction_batch_size: int | None = None,
@@ -103,6 +107,7 @@ class LinkDataModule(PartModule):
             bulk_size=bulk_size,
             num_threads=num_threads,
             widen_features=widen_features,
+            sample_on=sample_on,
             residency=residency,
             repartition_every=repartition_every,
             extra=ExtraNodes(0.0, "part", seed),
@@ -112,6 +117,11 @@ class LinkDataModule(PartModule):
             correction_sampler=correction_sampler,
             cache_dir=cache_dir,
         )
+        if negatives_from == "graph" and sample_on == "device":
+            raise ValueError(
+                'negatives_from="graph" reads a batch from two graphs, which is done in RAM: use sample_on="auto", or '
+                'negatives_from="part".'
+            )
         if negatives_from == "graph" and self.graph.edge_arrays:
             raise ValueError(
                 f'negatives_from="graph" reads a batch from two graphs, which {sorted(self.graph.edge_arrays)}, with a '

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from itertools import count, islice
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeAlias, TypeVar, cast
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from lightning_gnn_dist.sampling.rng import permutation
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Place: TypeAlias = Callable[[Graph, Sampler], tuple[Graph, Sampler]]
 
 THREAD_NAME = "lightning_gnn_dist.loader"
 CLOSED = "The loader was closed while it was iterated over. Iterate over it anew."
@@ -58,6 +59,8 @@ class BatchLoader:
         widen: Make float32 of float16, bfloat16 and of int8 with scales, as they are gathered.
         num_ids: How many ids there are. Default: as many as nodes.
         lane: Brings batches to a device, where they are handed out. None: they stay where they are made.
+        place: Says where the graph is sampled and by whom, when the first batch is asked for. It holds until the loader
+            is closed. None: the graph and the sampler as they are.
     """
 
     num_ranks = 1  # whoever makes loaders for several ranks says so
@@ -78,6 +81,7 @@ class BatchLoader:
         widen: bool = True,
         num_ids: int | None = None,
         lane: Lane | None = None,
+        place: Place | None = None,
     ) -> None:
         check_at_least(1, num_batches=num_batches, bulk_size=bulk_size)
         check_at_least(0, num_threads=num_threads)
@@ -89,7 +93,9 @@ class BatchLoader:
         refuse_repeated(seeds)
         if seeds.numel() == 0:
             raise ValueError("There are no seeds to make batches of: is the mask that marks them all false?")
-        self._graph, self._sampler, self._seeds, self._num_batches = graph, sampler, seeds, num_batches
+        self._home = self._graph, self._sampler = graph, sampler
+        self._place, self._is_placed = place, False
+        self._seeds, self._num_batches = seeds, num_batches
         self._seed, self._shuffle, self._widen = seed, shuffle, widen
         self._bulk_size, self._num_threads, self._prefetch = bulk_size, num_threads, prefetch
         self._next_pass, self._lane = 0, lane
@@ -108,7 +114,7 @@ class BatchLoader:
         return self._seeds.numel()
 
     def spare_memory(self) -> None:
-        """From here on hold no pages of a mapped graph, which takes longer."""
+        """From here on hold no pages of a mapped graph, which takes longer. Not where a copy of it is sampled."""
         self._files = FileRows(self._graph)
 
     @property
@@ -143,8 +149,11 @@ class BatchLoader:
             ahead.close()
         self._pools.clear()
         self._constant = None
+        (self._graph, self._sampler), self._is_placed = self._home, False
 
     def _batches(self, numbers: Iterable[int]) -> Batches:
+        if self._place is not None and not self._is_placed:
+            (self._graph, self._sampler), self._is_placed = self._place(*self._home), True
         ahead = _Ahead(self._make, _chunks(numbers, self._bulk_size), self._num_threads, self._prefetch)
         self._running.add(ahead)
         try:
@@ -178,7 +187,7 @@ class BatchLoader:
     def _batches_around(self, seeds: list[Tensor], places: list[BatchKey]) -> Iterable[SampledData]:
         """A batch for every entry of ``seeds``, made here and now."""
         samples = self._sampler.sample_bulk(self._graph, seeds, places)
-        if self._files is None:
+        if self._files is None or self._graph is not self._home[0]:
             return map(self._assemble, samples)
         self._files.release()
         return [self._files.assemble(sample, widen=self._widen) for sample in samples]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch_geometric.data import Data
@@ -23,9 +23,10 @@ from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.part_loader import PartLoader, Parts
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.placement import lane_to
+from lightning_gnn_dist.placement import Placement, SampleOn, check_sample_on, device_of, lane_to, release
 from lightning_gnn_dist.residency import Fixed, Residency, default_period
 from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.device import draws_anywhere
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.surroundings import ExtraNodes, Halo, Scope
@@ -51,6 +52,7 @@ class PartModule(LightningDataModule):
         bulk_size: int,
         num_threads: int,
         widen_features: bool,
+        sample_on: SampleOn,
         residency: Residency,
         repartition_every: int | None,
         extra: ExtraNodes,
@@ -71,6 +73,8 @@ class PartModule(LightningDataModule):
         self.graph = graph
         self.partitioner: Partitioner | Partition = MetisPartitioner() if partitioner is None else partitioner
         self.sampler: Sampler = NeighborSampler([15, 10]) if sampler is None else sampler
+        check_sample_on(sample_on, self.sampler, correction_sampler)
+        self.sample_on: SampleOn = sample_on
         directory = None if cache_dir is None else Path(cache_dir)
         self._cut = Cut(graph, self.partitioner, residency, extra, halo, coverage, seed, directory)
         self.repartition_every = repartition_every
@@ -139,7 +143,7 @@ class PartModule(LightningDataModule):
         parts = self._own_parts() if self._is_cut() else None
         self._train_loader = PartLoader(
             parts.at if parts is not None else lambda _: self.graph,
-            lambda part, num_batches: self._batches_of(part, num_batches, self.seed, rank, num_ranks),
+            lambda part, num_batches: self._local_batches(part, num_batches, rank, num_ranks),
             self._num_batches(),
             every=self._every() if parts is not None else None,
             num_ranks=num_ranks,
@@ -192,6 +196,7 @@ class PartModule(LightningDataModule):
         if self._parts is not None:
             self._parts.close()
         self._parts = self._anchors = self._whole = None
+        release(self.graph)
 
     def on_exception(self, exception: BaseException) -> None:
         """End what runs in the background: after an exception or Ctrl-C Lightning tears nothing down."""
@@ -254,6 +259,11 @@ class PartModule(LightningDataModule):
             self._parts = Parts(reader, in_background=self.num_threads > 0)
         return self._parts
 
+    def _local_batches(self, part: Graph, num_batches: int, rank: int, num_ranks: int) -> BatchLoader:
+        if self._anchors is not None and self._anchors[0] is not part:
+            self._anchors = None  # or the part before would be held, and its copy
+        return self._batches_of(part, num_batches, self.seed, rank, num_ranks)
+
     def _is_cut(self) -> bool:
         """Whether this rank trains on less than the whole graph."""
         return self._world_size() > 1
@@ -279,8 +289,9 @@ class PartModule(LightningDataModule):
     def _global_batches(self) -> GlobalBatches:
         if self._whole is None:
             size = self.correction_batch_size or self.batch_size * self._world_size()
-            sampler, seeds = self._whole_sampler(), self._all_seeds()
-            self._whole = GlobalBatches(self.graph, sampler, seeds, size, self.seed, self.widen_features)
+            (graph, sampler), seeds = self._placed(self.graph, self._whole_sampler()), self._all_seeds()
+            lane = lane_to(device_of(self.trainer))
+            self._whole = GlobalBatches(graph, sampler, seeds, size, self.seed, self.widen_features, lane=lane)
         return self._whole
 
     def _whole_sampler(self) -> Sampler:
@@ -304,7 +315,10 @@ class PartModule(LightningDataModule):
             raise ValueError(f"{whose}, but {world_size} ranks share the evaluation: each needs one at least.")
         share = seeds.tensor_split(world_size)[self._rank()]
         num_batches = batches_of_ranks(count, world_size, self.eval_batch_size)
-        loader = self._loader(self.graph, sampler, share, num_batches, self.seed, shuffle=False, num_ids=num_ids)
+        bulk_size = self.bulk_size if self.sample_on == "cpu" else 1  # full neighbourhoods are large for a device
+        loader = self._loader(
+            self.graph, sampler, share, num_batches, self.seed, shuffle=False, num_ids=num_ids, bulk_size=bulk_size
+        )
         self._loaders.append(loader)
         return loader
 
@@ -317,6 +331,7 @@ class PartModule(LightningDataModule):
         seed: int,
         *,
         shuffle: bool = True,
+        bulk_size: int | None = None,
         in_background: bool = True,
         num_ids: int | None = None,
     ) -> BatchLoader:
@@ -327,14 +342,22 @@ class PartModule(LightningDataModule):
             num_batches,
             seed=seed,
             shuffle=shuffle,
-            bulk_size=self.bulk_size if in_background else 1,
+            bulk_size=(bulk_size or self.bulk_size) if in_background else 1,
             num_threads=self.num_threads if in_background else 0,
             widen=self.widen_features,
             num_ids=num_ids,
             lane=lane_to(device_of(self.trainer)),
+            place=self._placed,
         )
         loader.num_ranks = self._world_size()
         return loader
+
+    def _placed(self, graph: Graph, sampler: Sampler) -> tuple[Graph, Sampler]:
+        """The graph where it is to be sampled, and who draws there."""
+        device, is_fit = device_of(self.trainer), self._trainer_fn() == TrainerFn.FITTING
+        # A part comes first, though it may be asked for later; it has no more than the whole graph.
+        waits = graph is self.graph and is_fit and self._is_cut() and draws_anywhere(self.sampler)
+        return Placement(device, self.sample_on, expected_bytes=graph.num_bytes if waits else 0).of(graph, sampler)
 
     def _world_size(self) -> int:
         return self.trainer.world_size if self.trainer is not None else 1
@@ -344,11 +367,6 @@ class PartModule(LightningDataModule):
 
     def _trainer_fn(self) -> TrainerFn | None:
         return self.trainer.state.fn if self.trainer is not None else None
-
-
-def device_of(trainer: Trainer | None) -> torch.device:
-    """The device that trains."""
-    return trainer.strategy.root_device if trainer is not None else torch.device("cpu")
 
 
 def batches_of_ranks(count: int, num_ranks: int, batch_size: int) -> int:

@@ -1,4 +1,4 @@
-"""Where training batches are made: in RAM, or on the device that trains."""
+"""Where batches are made: in RAM, or on the device that trains."""
 
 from __future__ import annotations
 
@@ -10,31 +10,40 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.mapped import WINDOW_BYTES, MappedRows
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.device import KINDS, DeviceSampler, draws_anywhere
+from lightning_gnn_dist.sampling.device import KINDS, drawn_there, draws_anywhere
 from lightning_gnn_dist.sampling.lane import Lane
 
 log = logging.getLogger(__name__)
 
 SampleOn: TypeAlias = Literal["auto", "cpu", "device"]
-MOST_OF_FREE = 0.5  # of a device's free memory; the rest is for the model and its batches
+MOST_OF_FREE = 0.5  # for all copies on a device, of what would be free without them; the rest is for model and batches
 
 # By the graph in RAM: when nobody holds that any more, its copy goes too.
 _COPIES: weakref.WeakKeyDictionary[Graph, dict[torch.device, Graph]] = weakref.WeakKeyDictionary()
 
 
-def check_sample_on(sample_on: SampleOn, sampler: Sampler) -> None:
+def check_sample_on(sample_on: SampleOn, *samplers: Sampler | None) -> None:
+    """Refuse what is not known, and samplers that do not draw where they have to. None: those that are there do."""
     if sample_on not in get_args(SampleOn):
         raise ValueError(f"sample_on must be one of {list(get_args(SampleOn))}, got {sample_on!r}.")
-    if sample_on == "device" and not draws_anywhere(sampler):
-        kinds = ", ".join(kind.__name__ for kind in KINDS)
-        raise ValueError(
-            f'sample_on="device" needs a sampler that draws there ({kinds}), got {sampler!r}: choose one, or '
-            'sample_on="auto".'
-        )
+    for sampler in samplers:
+        if sample_on == "device" and sampler is not None and not draws_anywhere(sampler):
+            kinds = ", ".join(kind.__name__ for kind in KINDS)
+            raise ValueError(
+                f'sample_on="device" needs a sampler that draws there ({kinds}), got {sampler!r}: choose one, or '
+                'sample_on="auto".'
+            )
+
+
+def device_of(trainer: Trainer | None) -> torch.device:
+    """The device that trains."""
+    return trainer.strategy.root_device if trainer is not None else torch.device("cpu")
 
 
 def lane_to(device: torch.device) -> Lane | None:
@@ -57,32 +66,37 @@ class Placement:
     Args:
         device: The device that trains.
         sample_on: ``"device"`` there, ``"cpu"`` in RAM; ``"auto"`` there if it is a GPU, the sampler draws there and
-            the graph takes at most half of its free memory.
-        free_bytes: How much of that there is.
+            all graphs there take at most half of the memory that is free without them.
+        free_bytes: How much memory is free.
+        expected_bytes: What graphs that are still to come may take of that half.
     """
 
     device: torch.device
     sample_on: SampleOn
     free_bytes: Callable[[torch.device], int] = free_bytes
+    expected_bytes: int = 0
 
     def of(self, graph: Graph, sampler: Sampler) -> tuple[Graph, Sampler]:
         """The graph where it is to be sampled, and the sampler that draws the same batches there."""
         if self.sample_on == "cpu" or (self.sample_on == "auto" and not self._is_better(graph, sampler)):
             return graph, sampler
-        return self._copy(graph), DeviceSampler(sampler)  # type: ignore[arg-type]  # it looks itself
+        return self._copy(graph), drawn_there(sampler, graph)
 
     def _is_better(self, graph: Graph, sampler: Sampler) -> bool:
         if self.device.type != "cuda" or not draws_anywhere(sampler):
             return False
         if self.device in _COPIES.get(graph, {}):
             return True
-        free = self.free_bytes(self.device)
-        fits = graph.num_bytes <= MOST_OF_FREE * free
+        held = sum(copies[self.device].num_bytes for copies in _COPIES.values() if self.device in copies)
+        free = self.free_bytes(self.device) + held
+        others = max(held, self.expected_bytes)
+        fits = graph.num_bytes + others <= MOST_OF_FREE * free
         if not fits:
             log.info(
-                "Batches are sampled in RAM: the graph has %.1f GB, and of the %.1f GB that are free on %s it may take "
-                "%.0f %%.",
+                "Batches are sampled in RAM: the graph has %.1f GB, others have %.1f GB, and of the %.1f GB that are "
+                "free on %s without them they may take %.0f %%.",
                 graph.num_bytes / 1e9,
+                others / 1e9,
                 free / 1e9,
                 self.device,
                 100 * MOST_OF_FREE,
@@ -105,7 +119,19 @@ def release(graph: Graph) -> None:
 
 
 def _moved(graph: Graph, device: torch.device) -> Graph:
-    def moved(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: array.to(device) for name, array in arrays.items()}
+    nodes = {name: _brought(array, device) for name, array in graph.node_arrays.items()}
+    edges = {name: _brought(array, device) for name, array in graph.edge_arrays.items()}
+    return Graph(_brought(graph.indptr, device), _brought(graph.indices, device), nodes, edges)
 
-    return Graph(graph.indptr.to(device), graph.indices.to(device), moved(graph.node_arrays), moved(graph.edge_arrays))
+
+def _brought(array: Tensor, device: torch.device) -> Tensor:
+    """The array there. Of a mapped one no more than a window is in RAM at a time."""
+    source = MappedRows(array)
+    if not source.is_read_from_file:
+        return array.to(device)
+    out = torch.empty_like(array, device=device)
+    rows_at_once = max(1, WINDOW_BYTES // max(1, array[:1].numel() * array.element_size()))
+    for to, piece in zip(out.split(rows_at_once), array.split(rows_at_once), strict=True):
+        to.copy_(piece)
+        source.release()
+    return out

@@ -60,6 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "residency",
         "sampling",
         "loader",
+        "placement",
         "surroundings",
         "links",
         "part_module",

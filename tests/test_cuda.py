@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -111,13 +113,81 @@ def test_other_samplers(device: str, sampler: Any) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sample_on", ["cpu", "device"])
 @pytest.mark.parametrize("strategy", ["local_sgd", "llcg"])
-def test_links(device: str, strategy: str) -> None:
+def test_links(device: str, sample_on: Any, strategy: str) -> None:
     split = split_edges(small_graph(), val=0.1, negatives=5)
-    data = LinkDataModule(split, sampler=NeighborSampler([4, 4]), batch_size=64)
-    module = fit(device, strategy, data, LinkSAGE(12))
-    assert module.asked
-    assert all(torch.isfinite(array).all() for array in state_of(module).values())
+    modules = [
+        fit(
+            where, strategy, LinkDataModule(split, sampler=NeighborSampler([4, 4]), batch_size=64, sample_on=on), module
+        )
+        for where, on, module in (("cpu", "cpu", link_model()), (device, sample_on, link_model()))
+    ]
+    assert modules[0].asked
+    assert (modules[0].asked, modules[0].judged) == (modules[1].asked, modules[1].judged)
+    states = [{name: array.cpu() for name, array in state_of(module).items()} for module in modules]
+    assert differs(*states) <= (0.0 if device == "cpu" else 2e-2)
+
+
+def link_model() -> LinkSAGE:
+    torch.manual_seed(0)
+    return LinkSAGE(12)
+
+
+def trainer_of(device: str) -> pl.Trainer:
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return pl.Trainer(accelerator=device, devices=1, enable_checkpointing=False, **quiet)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sample_on", ["auto", "cpu", "device"])
+def test_evaluation(device: str, sample_on: Any) -> None:
+    found: list[list[tuple[Any, Any]]] = []
+    for where, on in (("cpu", "cpu"), (device, sample_on)):
+        torch.manual_seed(0)
+        module, data = Watched(), PartitionedDataModule(small_graph(), batch_size=70, sample_on=on)
+        trainer = trainer_of(where)
+        trainer.validate(module, data, verbose=False)
+        trainer.test(module, data, verbose=False)
+        found.append([*module.evaluated, *trainer.predict(module, data)])
+        assert module.came_on == {"cuda" if where == "gpu" else "cpu"}
+    for (nodes, rows), (same, others) in zip(*found, strict=True):
+        assert nodes.equal(same.cpu())
+        assert rows.equal(others) if device == "cpu" else torch.allclose(rows, others.cpu(), atol=1e-4)
+
+
+class Asking(Watched):
+    """Takes corrections and anchors when training is over."""
+
+    def on_train_end(self) -> None:
+        data = self.trainer.datamodule
+        taken = [*data.correction_batches(5, stop=3), *data.anchor_batches(5)]
+        self.taken = [(batch.n_id, batch.x, batch.edge_index) for batch in taken]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sample_on", ["auto", "cpu", "device"])
+def test_corrections_and_anchors(device: str, sample_on: Any) -> None:
+    options: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 16}
+    plain, other = (
+        fit(where, "llcg", PartitionedDataModule(small_graph(), sample_on=on, **options), Asking())
+        for where, on in (("cpu", "cpu"), (device, sample_on))
+    )
+    for batch, same in zip(plain.taken, other.taken, strict=True):
+        assert all(mine.equal(theirs.cpu()) for mine, theirs in zip(batch, same, strict=True))
+        assert {array.device.type for array in same} == {"cuda" if device == "gpu" else "cpu"}
+
+
+@pytest.mark.gpu
+def test_the_memory_of_a_copy_comes_back() -> None:
+    graph = communities(20_000, 4, num_features=256, train_share=0.05, seed=3)
+    data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 4]), batch_size=500, sample_on="device")
+    trainer, module = trainer_of("gpu"), SAGE(256, 4)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    trainer.validate(module, data, verbose=False)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() - before < graph.num_bytes / 2
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -157,6 +227,17 @@ def test_parts_that_change() -> None:
     for (state, seeds), (same, seeds_again) in zip(plain, other, strict=True):
         assert seeds == seeds_again
         assert differs(state, same) == 0.0
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs_without_a_gpu() -> None:
+    script = Path(__file__).parents[1] / "benchmarks" / "sampling_cuda.py"
+    small = ["--device", "cpu", "--num-nodes", "2000", "--num-edges", "20000", "--batch-size", "64", "--repeats", "1"]
+    done = subprocess.run([sys.executable, script, *small], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("as in RAM: yes") == 5
+    for part in ("evaluation, ", "corrections, ", "links, "):
+        assert f"\n{part}" in done.stdout
 
 
 def test_what_cannot_be_is_refused() -> None:

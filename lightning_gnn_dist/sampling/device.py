@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
+from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.stack import Edges
 from lightning_gnn_dist.sampling.table_stack import TableStack
@@ -29,8 +30,21 @@ _NORMS: weakref.WeakKeyDictionary[Graph, dict[str | None, Tensor]] = weakref.Wea
 
 
 def draws_anywhere(sampler: Sampler) -> bool:
-    """Whether a :class:`DeviceSampler` draws its batches."""
-    return type(sampler) in KINDS  # a subclass may draw otherwise
+    """Whether a :class:`DeviceSampler` draws its batches, or the neighbourhoods of its edges."""
+    nodes = sampler.sampler if isinstance(sampler, LinkSampler | HeldLinkSampler) else sampler
+    return type(nodes) in KINDS  # a subclass may draw otherwise
+
+
+def drawn_there(sampler: Sampler, home: Graph) -> Sampler:
+    """What draws the same batches from a copy of ``home`` on a device.
+
+    Of links the targets come from RAM, few numbers for each, and their neighbourhoods are drawn on the device.
+    """
+    if isinstance(sampler, LinkSampler):
+        return replace(sampler, sampler=drawn_there(sampler.sampler, home), home=home)
+    if isinstance(sampler, HeldLinkSampler):
+        return replace(sampler, sampler=drawn_there(sampler.sampler, home))
+    return DeviceSampler(sampler)  # type: ignore[arg-type]  # it looks itself
 
 
 @dataclass(frozen=True)
@@ -48,7 +62,7 @@ class DeviceSampler:
     sampler: NeighborSampler | LayerSampler
 
     def __post_init__(self) -> None:
-        if not draws_anywhere(self.sampler):
+        if type(self.sampler) not in KINDS:
             kinds = ", ".join(kind.__name__ for kind in KINDS)
             raise TypeError(f"On a device batches are drawn by one of {kinds}, got {self.sampler!r}.")
 

@@ -63,9 +63,9 @@ class FarNegativesSampler:
         false[is_here] = at
         # An end that lies elsewhere stands for the first edge's sender until the two samples are joined.
         false[~is_here] = edges[0, 0] if ids.numel() else 0
-        near, ends = around(self.part, sampler, targets(edges, false.view_as(far)), place)
+        ((near, ends),) = around(self.part, sampler, [targets(edges, false.view_as(far))], [place])
         near = without_targets(near, ends[:, : ids.numel()])
-        outside, strangers = around(graph, sampler, far.view(-1)[~is_here], place)
+        ((outside, strangers),) = around(graph, sampler, [far.view(-1)[~is_here]], [place])
         outside = _without_edges(outside, n_id[edges], graph.num_nodes)
         joined, place_near, place_outside = _side_by_side(near._replace(nodes=n_id[near.nodes]), outside)
         ends = place_near[ends]

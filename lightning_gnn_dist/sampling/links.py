@@ -34,25 +34,31 @@ class LinkSampler:
         num_negatives: False receivers for each edge, none of which the sender has an edge to.
         num_candidates: They are drawn from so many first nodes of the graph.
         undirected: Draw which direction of an edge is the target.
+        home: Where edges are looked up and negatives drawn, in RAM, if the graph that is sampled is a copy elsewhere.
     """
 
     sampler: Sampler
     num_negatives: int
     num_candidates: int
     undirected: bool
+    home: Graph | None = None
 
     @property
     def num_hops(self) -> int:
         return self.sampler.num_hops
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        return [self._sample(graph, ids, place) for ids, place in zip(seeds, keys, strict=True)]
+        home = graph if self.home is None else self.home
+        pairs = [self._pairs(home, ids, place) for ids, place in zip(seeds, keys, strict=True)]
+        return [
+            labelled(without_targets(sample, ends[:, : ids.numel()]), ends, ids.numel())
+            for ids, (sample, ends) in zip(seeds, around(graph, self.sampler, pairs, keys), strict=True)
+        ]
 
-    def _sample(self, graph: Graph, ids: Tensor, place: BatchKey) -> Sample:
+    def _pairs(self, graph: Graph, ids: Tensor, place: BatchKey) -> Tensor:
         edges = directed(edges_at(graph, ids), ids, place, self.undirected)
         false = draw_receivers(graph, edges[0], ids, self.num_negatives, key(*place, FALSE_ENDS), self.num_candidates)
-        sample, ends = around(graph, self.sampler, targets(edges, false[0]), place)
-        return labelled(without_targets(sample, ends[:, : ids.numel()]), ends, ids.numel())
+        return targets(edges, false[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +80,9 @@ class HeldLinkSampler:
         return self.sampler.num_hops
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        return [self._sample(graph, ids, place) for ids, place in zip(seeds, keys, strict=True)]
-
-    def _sample(self, graph: Graph, ids: Tensor, place: BatchKey) -> Sample:
-        asked = targets(self.edges[:, ids].to(torch.int64), self.negatives[ids].to(torch.int64))
-        return labelled(*around(graph, self.sampler, asked, place), ids.numel())
+        pairs = [targets(self.edges[:, ids].to(torch.int64), self.negatives[ids].to(torch.int64)) for ids in seeds]
+        samples = around(graph, self.sampler, pairs, keys)
+        return [labelled(*found, ids.numel()) for ids, found in zip(seeds, samples, strict=True)]
 
 
 def positions_of_links(graph: Graph, owner: Tensor, undirected: bool) -> Tensor:
@@ -118,20 +122,23 @@ def targets(edges: Tensor, negatives: Tensor) -> Tensor:
     return torch.cat([edges, torch.stack([senders, negatives.reshape(-1)])], dim=1)
 
 
-def around(graph: Graph, sampler: Sampler, pairs: Tensor, place: BatchKey) -> tuple[Sample, Tensor]:
-    """The neighbourhoods of all ends, and where in the sample the ends of each pair stand."""
-    seeds, ends = pairs.unique(return_inverse=True)  # sorted, an order that no sampler changes
-    (sample,) = sampler.sample_bulk(graph, [seeds], [place])
-    return sample, ends
+def around(
+    graph: Graph, sampler: Sampler, pairs: Sequence[Tensor], keys: Sequence[BatchKey]
+) -> list[tuple[Sample, Tensor]]:
+    """For each batch the neighbourhoods of all ends, and where in the sample the ends of each pair stand."""
+    found = [ends.unique(return_inverse=True) for ends in pairs]  # sorted, an order that no sampler changes
+    samples = sampler.sample_bulk(graph, [seeds for seeds, _ in found], keys)
+    return [(sample, ends.to(sample.nodes.device)) for sample, (_, ends) in zip(samples, found, strict=True)]
 
 
 def without_targets(sample: Sample, ends: Tensor) -> Sample:
     """The sample without the edges between these pairs of seeds, whichever their direction."""
     num_seeds, num_edges = sample.num_sampled_nodes[0], sample.num_sampled_edges[0]
-    rows = torch.arange(num_seeds).repeat_interleave(sample.indptr[: num_seeds + 1].diff())
+    rows = torch.arange(num_seeds, device=ends.device)
+    rows = rows.repeat_interleave(sample.indptr[: num_seeds + 1].diff(), output_size=num_edges)
     columns = sample.indices[:num_edges].to(torch.int64)
     number = torch.cat([ends[0] * num_seeds + ends[1], ends[1] * num_seeds + ends[0]])
-    dropped = torch.zeros(sample.indices.numel(), dtype=torch.bool)
+    dropped = torch.zeros_like(sample.indices, dtype=torch.bool)
     dropped[:num_edges] = (columns < num_seeds) & torch.isin(rows * num_seeds + columns, number)
     return without(sample, dropped)
 
@@ -139,20 +146,21 @@ def without_targets(sample: Sample, ends: Tensor) -> Sample:
 def without(sample: Sample, dropped: Tensor) -> Sample:
     """The sample without some of its edges; all nodes stay."""
     kept = ~dropped
-    upto = torch.cat([torch.zeros(1, dtype=torch.int64), kept.cumsum(0)])  # edges kept before each
-    hops = upto[[0, *accumulate(sample.num_sampled_edges)]].diff()
+    upto = torch.nn.functional.pad(kept.cumsum(0), (1, 0))  # edges kept before each
+    hops = upto[torch.tensor([0, *accumulate(sample.num_sampled_edges)], device=upto.device)].diff()
+    left = kept.nonzero().view(-1)
     return sample._replace(
         indptr=upto[sample.indptr.to(torch.int64)].to(sample.indptr.dtype),
-        indices=sample.indices[kept],
+        indices=sample.indices[left],
         num_sampled_edges=hops.tolist(),
-        edge_ids=None if sample.edge_ids is None else sample.edge_ids[kept],
-        edge_weight=None if sample.edge_weight is None else sample.edge_weight[kept],
+        edge_ids=None if sample.edge_ids is None else sample.edge_ids[left],
+        edge_weight=None if sample.edge_weight is None else sample.edge_weight[left],
         is_constant=False,
     )
 
 
 def labelled(sample: Sample, ends: Tensor, num_edges: int) -> Sample:
     """The sample with the places of its targets and what they are: the first ``num_edges`` are edges."""
-    label = torch.zeros(ends.shape[1])
+    label = torch.zeros(ends.shape[1], device=ends.device)
     label[:num_edges] = 1.0
     return sample._replace(beside={"edge_label_index": ends, "edge_label": label}, is_constant=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from lightning_gnn_dist.sampling.kernels import LEAST_WEIGHT
 from lightning_gnn_dist.sampling.torch_rng import below, draw, unit
 
-ENTRIES_AT_ONCE = 1 << 24  # of the matrices that weighted rows are laid out in
+ENTRIES_AT_ONCE = 1 << 21  # of the matrices that weighted rows are laid out in: several fit a GPU's cache
+LONGEST_ROW = 1 << 40
 
 
 class Rows(NamedTuple):
@@ -98,34 +100,55 @@ def _by_weight(
     rows: Rows, is_drawn: Tensor, size: int, replace: bool, weights: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Some rows at a time, of nearly equal length, and what they draw."""
-    longest = int(rows.degree.max()) if rows.degree.numel() else 0
-    width, least = 1, 0
-    while least < longest:
-        fits = (is_drawn & (rows.degree > least) & (rows.degree <= width)).nonzero().view(-1)
-        for some in fits.split(max(1, ENTRIES_AT_ONCE // width)) if fits.numel() else ():
+    drawn = is_drawn.nonzero().view(-1)
+    degree, order = rows.degree[drawn].sort()
+    widths = [1 << i for i in range(LONGEST_ROW.bit_length())]
+    upto = torch.searchsorted(degree, torch.tensor(widths, device=degree.device), right=True).tolist()
+    for width, (start, end) in zip(widths, pairwise([0, *upto]), strict=True):
+        fits = drawn[order[start:end]]
+        for some in fits.split(max(1, ENTRIES_AT_ONCE // width)) if end > start else ():
             few = rows.at(some)
             yield some, _high(few, width, size, weights) if replace else _earliest(few, width, size, weights)
-        width, least = 2 * width, width
 
 
 def _laid_out(rows: Rows, width: int, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights of the rows in a matrix, and which of its entries belong to one."""
+    """The weights of the rows in a matrix, and which of its entries belong to none."""
     place = torch.arange(width, device=rows.node.device)
-    inside = place < rows.degree[:, None]
-    position = torch.where(inside, rows.first[:, None] + place, 0)
-    return weights[position].to(torch.float64).clamp(min=LEAST_WEIGHT), inside
+    last = rows.first + rows.degree - 1
+    position = (rows.first[:, None] + place).minimum(last[:, None])
+    return weights[position].to(torch.float64).clamp_(min=LEAST_WEIGHT), place >= rows.degree[:, None]
 
 
 def _earliest(rows: Rows, width: int, size: int, weights: Tensor) -> Tensor:
     """The first to arrive at the rates of their weights, the earliest first."""
-    rate, inside = _laid_out(rows, width, weights)
-    arrival = -torch.log1p(-unit(_words(rows, width))) / rate
-    return arrival.masked_fill(~inside, torch.inf).sort(dim=1, stable=True).indices[:, :size]
+    rate, outside = _laid_out(rows, width, weights)
+    arrival = unit(_words(rows, width)).neg_().log1p_().neg_().div_(rate)
+    return least(arrival.masked_fill_(outside, torch.inf), size)
+
+
+def least(matrix: Tensor, size: int) -> Tensor:
+    """Where the ``size`` least entries of each row stand, the least first.
+
+    The entries are dealt to groups. None of the least is in a group whose own least comes after ``size`` others: so two
+    short sorts take the place of a long one.
+    """
+    num_rows, width = matrix.shape
+    depth = 1  # of a group
+    while (2 * depth) ** 2 * size <= width and width % (2 * depth) == 0:
+        depth *= 2
+    if depth == 1:
+        return matrix.sort(dim=1, stable=True).indices[:, :size]
+    num_groups = width // depth
+    groups = matrix.view(num_rows, depth, num_groups).amin(1).sort(dim=1, stable=True).indices[:, :size]
+    layer = num_groups * torch.arange(depth, device=matrix.device)
+    groups = groups.sort(dim=1).values  # in order: ties stay as they are
+    places = (groups[:, None] + layer[:, None]).view(num_rows, depth * size)
+    return places.gather(1, matrix.gather(1, places).sort(dim=1, stable=True).indices[:, :size])
 
 
 def _high(rows: Rows, width: int, size: int, weights: Tensor) -> Tensor:
     """Where random heights fall among the sums of the weights."""
-    weight, inside = _laid_out(rows, width, weights)
-    heights = weight.masked_fill(~inside, 0.0).cumsum(1)
+    weight, outside = _laid_out(rows, width, weights)
+    heights = weight.masked_fill_(outside, 0.0).cumsum(1)
     height = unit(_words(rows, size)) * heights[:, -1:]
     return torch.searchsorted(heights, height, right=True).minimum(rows.degree[:, None] - 1)

@@ -29,12 +29,12 @@ def keys_of(places: Sequence[BatchKey], hop: int, device: torch.device) -> Tenso
 
 def draw(keys: Tensor, nodes: Tensor, i: Tensor | int) -> Tensor:
     """The ``i``-th random word of each node under its key; the arguments broadcast."""
-    return _mix(_mix(keys + _NODE * nodes) + _STEP * torch.as_tensor(i, device=keys.device))
+    return _mix_(_mix_(keys + _NODE * nodes) + _STEP * torch.as_tensor(i, device=keys.device))
 
 
 def unit(words: Tensor) -> Tensor:
     """Numbers in ``[0, 1)``."""
-    return _shift(words, 11).to(torch.float64) * 2.0**-53
+    return _shift(words, 11).to(torch.float64).mul_(2.0**-53)
 
 
 def below(words: Tensor, bound: Tensor) -> Tensor:
@@ -42,11 +42,11 @@ def below(words: Tensor, bound: Tensor) -> Tensor:
     return (_shift(words, 32) * bound) >> 32
 
 
-def _mix(words: Tensor) -> Tensor:
-    words = (words ^ _shift(words, 30)) * _MIX_1
-    words = (words ^ _shift(words, 27)) * _MIX_2
-    return words ^ _shift(words, 31)
+def _mix_(words: Tensor) -> Tensor:
+    words.bitwise_xor_(_shift(words, 30)).mul_(_MIX_1)
+    words.bitwise_xor_(_shift(words, 27)).mul_(_MIX_2)
+    return words.bitwise_xor_(_shift(words, 31))
 
 
 def _shift(words: Tensor, bits: int) -> Tensor:
-    return (words >> bits) & ((1 << (64 - bits)) - 1)
+    return (words >> bits).bitwise_and_((1 << (64 - bits)) - 1)

@@ -16,8 +16,8 @@ from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.part_loader import PartLoader
-from lightning_gnn_dist.part_module import ANCHOR, batches_of_ranks, device_of
-from lightning_gnn_dist.placement import lane_to
+from lightning_gnn_dist.part_module import ANCHOR, batches_of_ranks
+from lightning_gnn_dist.placement import device_of, lane_to
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.scattered.graph import ScatteredGraph

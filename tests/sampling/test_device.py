@@ -15,9 +15,10 @@ from lightning_gnn_dist.sampling import device as module
 from lightning_gnn_dist.sampling import tensor_rows
 from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
 from lightning_gnn_dist.sampling.batch import assemble
-from lightning_gnn_dist.sampling.device import DeviceSampler, draws_anywhere
+from lightning_gnn_dist.sampling.device import DeviceSampler, drawn_there, draws_anywhere
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from tests.sampling.reference import random_graph
@@ -118,6 +119,52 @@ def test_every_tensor_is_made_where_the_graph_is(sampler):
     assert all(batch.x.equal(graph.node_arrays["x"][batch.n_id]) for batch in batches)
 
 
+def links(graph: Graph, sampler: NeighborSampler) -> list[LinkSampler | HeldLinkSampler]:
+    """Both kinds of targets: edges of the graph, and others with false ends of their own."""
+    generator = torch.Generator().manual_seed(0)
+    held = torch.randint(graph.num_nodes, (2, graph.num_edges), generator=generator)
+    false = torch.randint(graph.num_nodes, (graph.num_edges, 3), generator=generator)
+    return [LinkSampler(sampler, 2, graph.num_nodes, False), HeldLinkSampler(sampler, held, false)]
+
+
+def assert_same_links(sampler: LinkSampler | HeldLinkSampler, home: Graph, graph: Graph) -> None:
+    seeds, keys = bulk(home, 5)  # positions of edges, or columns
+    expected, found = sampler.sample_bulk(home, seeds, keys), drawn_there(sampler, home).sample_bulk(graph, seeds, keys)
+    assert_same(expected, found)
+    for one, other in zip(expected, found, strict=True):
+        assert one.beside.keys() == other.beside.keys() == {"edge_label_index", "edge_label"}
+        assert all(array.equal(other.beside[name].cpu()) for name, array in one.beside.items())
+        assert {array.device.type for array in other.beside.values()} == {graph.indices.device.type}
+
+
+LINKED = [NeighborSampler([4, 3]), NeighborSampler([-1, 2]), NeighborSampler([3, 2], weight="edge_weight")]
+
+
+@pytest.mark.parametrize("nodes", LINKED, ids=repr)
+def test_links_are_those_of_the_compiled_sampler(nodes):
+    for graph in GRAPHS:
+        for sampler in links(graph, nodes):
+            assert draws_anywhere(sampler)
+            assert_same_links(sampler, graph, on("cpu", graph))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_every_tensor_of_links_is_made_where_the_graph_is(place):
+    graph, (seeds, keys) = on("cpu", GRAPHS[0]), bulk(GRAPHS[0], 3)
+    sampler = links(GRAPHS[0], NeighborSampler([4, 3]))[place]
+    expected = sampler.sample_bulk(GRAPHS[0], seeds, keys)
+    with torch.device("meta"):
+        assert_same(expected, drawn_there(sampler, GRAPHS[0]).sample_bulk(graph, seeds, keys))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("nodes", LINKED, ids=repr)
+def test_links_on_a_gpu_too(nodes):
+    for graph in GRAPHS:
+        for sampler in links(graph, nodes):
+            assert_same_links(sampler, graph, on("cuda", graph))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_on_a_gpu_too(sampler):
@@ -145,6 +192,17 @@ def test_weighted_rows_are_laid_out_in_pieces(replace, monkeypatch):
     expected = DeviceSampler(sampler).sample_bulk(GRAPHS[0], *bulk(GRAPHS[0], 4))
     monkeypatch.setattr(tensor_rows, "ENTRIES_AT_ONCE", 32)
     assert_same(expected, DeviceSampler(sampler).sample_bulk(GRAPHS[0], *bulk(GRAPHS[0], 4)))
+
+
+@pytest.mark.parametrize("shape", [(40, 256), (3, 1 << 12), (7, 96), (5, 12), (0, 64)])
+@pytest.mark.parametrize("size", [1, 3, 10])
+def test_the_least_of_each_row_are_those_that_a_sort_puts_first(shape, size):
+    generator = torch.Generator().manual_seed(size)
+    for matrix in (torch.rand(shape, generator=generator), torch.randint(9, shape, generator=generator)):
+        expected = matrix.sort(dim=1, stable=True).values[:, :size]
+        places = tensor_rows.least(matrix.clone(), size)
+        assert matrix.gather(1, places).equal(expected)
+        assert all(len(set(row)) == size for row in places.tolist())
 
 
 @pytest.mark.parametrize("sampler", [NeighborSampler([4, 2]), LadiesSampler([9, 9]), FastGCNSampler([9, 9])], ids=repr)
@@ -187,6 +245,7 @@ def test_other_samplers_are_refused():
     class Own(NeighborSampler):
         pass
 
+    assert not draws_anywhere(links(GRAPHS[0], Own([2]))[0])
     for sampler in (ShadowSampler([2], num_hops=1), Own([2])):
         assert not draws_anywhere(sampler)
         with pytest.raises(TypeError, match="one of NeighborSampler, LadiesSampler, FastGCNSampler, got"):

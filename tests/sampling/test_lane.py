@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.global_batches import GlobalBatches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.sampling import lane as module
@@ -140,6 +142,19 @@ def test_a_loader_hands_out_the_same_batches(device, num_threads, sampler, monke
         assert one.edge_index.equal(other.edge_index)
     assert device.num_events == 16
     assert {other.x.data_ptr() for _, other in pairs} <= device.kept
+
+
+@pytest.mark.parametrize("bulk_size", [1, 3])
+def test_corrections_come_by_the_same_way(device, bulk_size, monkeypatch):
+    monkeypatch.setattr(pool, "SMALL_BYTES", 1)
+    monkeypatch.setattr(pool, "POOLED_BYTES", 1)
+    plain = GlobalBatches(GRAPH, NeighborSampler([3, 2]), torch.arange(60), 8, seed=0, bulk_size=bulk_size)
+    sent = replace(plain, lane=Lane(ELSEWHERE))
+    for one, other in zip(plain.of_round(2, stop=7), sent.of_round(2, stop=7), strict=True):
+        assert all(mine.equal(theirs) for mine, theirs in zip(tensors(one), tensors(other), strict=True))
+    assert device.num_events == 7
+    assert set(device.moved) == {(True, True)}
+    assert [line for line in device.log if "waits" in line] == [f"waits for {i} on training" for i in range(1, 8)]
 
 
 @pytest.mark.gpu
