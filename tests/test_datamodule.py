@@ -73,18 +73,22 @@ def test_a_saved_graph_trains_alike(tmp_path: Path) -> None:
     assert list((tmp_path / "graph" / "partitions").iterdir())
 
 
-def state_after(rank: int, world_size: int, options: dict[str, Any]) -> State:
-    data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]), batch_size=9, **options)
-    module = model(dropout=0.3)
-    trainer(world_size, LocalSGDStrategy(EverySteps(3), **PATIENCE)).fit(module, data)
-    return state_of(module)
+def states_after(rank: int, world_size: int, settings: list[dict[str, Any]]) -> list[State]:
+    states = []
+    for options in settings:
+        data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]), batch_size=9, **options)
+        module = model(dropout=0.3)
+        trainer(world_size, LocalSGDStrategy(EverySteps(3), **PATIENCE)).fit(module, data)
+        states.append(state_of(module))
+    return states
 
 
 def test_threads_and_bulks_change_nothing() -> None:
-    plain = run_ranks(state_after, 2, {"num_threads": 0, "bulk_size": 1})
-    for options in ({"num_threads": 1, "bulk_size": 4}, {"num_threads": 2, "bulk_size": 3}):
-        assert differs(plain[0], run_ranks(state_after, 2, options)[0]) == 0.0
-    assert differs(plain[0], run_ranks(state_after, 2, {"seed": 1})[0]) > 0
+    settings = [{"num_threads": 0, "bulk_size": 1}, {"num_threads": 1, "bulk_size": 4}]
+    settings += [{"num_threads": 2, "bulk_size": 3}, {"seed": 1}]
+    for plain, threaded, more_threads, other_seed in run_ranks(states_after, 2, settings):
+        assert differs(plain, threaded) == differs(plain, more_threads) == 0.0
+        assert differs(plain, other_seed) > 0
 
 
 def compare_modules(rank: int, world_size: int) -> float:
