@@ -118,10 +118,8 @@ def in_rounds(rank: int, world_size: int) -> list[list[int]]:
     """The seeds of each pass, where every pass has parts of its own and a round ends in the middle of one."""
     module = model()
     data = PartitionedDataModule(small_graph(), batch_size=10, residency=Redeal(24), repartition_every=1)
-    steps = data._cut.most_seeds(world_size)
-    rounds = trainer(world_size, LocalSGDStrategy(EverySteps(3), **PATIENCE), max_epochs=steps)
-    rounds.fit(module, data)
-    length = -(-steps // 10)
+    length = -(-data._cut.most_seeds(world_size) // 10)
+    trainer(world_size, LocalSGDStrategy(EverySteps(3), **PATIENCE), max_epochs=length).fit(module, data)
     passes = [torch.cat(module.trained[at : at + length]).tolist() for at in range(0, 3 * length, length)]
     return passes
 
