@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
+from memory import Peak
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
@@ -100,26 +100,13 @@ def measure(predict: Any, path: Path) -> None:
         small = communities(2000, 4, num_features=NUM_FEATURES)
         small.save(Path(folder, "small"))
         predict(Graph.open(Path(folder, "small")), Path(folder, "small.npy"))
-        before, most, done = resident(), [0], threading.Event()
-
-        def watch() -> None:
-            while not done.wait(0.01):
-                most[0] = max(most[0], resident() - before)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
+        peak = Peak("VmRSS")
         start, cpu = time.perf_counter(), time.process_time()
         graph = Graph.open(path)
         predict(graph, Path(folder, "rows.npy"))
         wall, cpu = time.perf_counter() - start, time.process_time() - cpu
-        done.set()
-        watcher.join()
-    print(f"{graph.num_bytes / 1e9:.1f} GB, {wall:.0f} s, {cpu:.0f} s of CPU, {most[0] / 1e6:.0f} MB beyond the start")
-
-
-def resident() -> int:
-    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return int(status["VmRSS"].split()[0]) * 1024
+        most = peak.stop()
+    print(f"{graph.num_bytes / 1e9:.1f} GB, {wall:.0f} s, {cpu:.0f} s of CPU, {most / 1e6:.0f} MB beyond the start")
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import resource
-import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -25,6 +24,7 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from accuracy import SAGE
+from memory import Peak, held
 from numpy.typing import NDArray
 
 from lightning_gnn_dist import (
@@ -84,12 +84,6 @@ def generate(options: argparse.Namespace) -> None:
     print(f"{options.folder}: {num_nodes:,} nodes, {options.num_edges:,} edges")
 
 
-def memory(name: str) -> float:
-    """GB of this process as the kernel counts them: VmRSS, VmHWM, VmData, VmSize."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) * 1024 / 1e9
-
-
 def limited(kind: str, limit: int) -> None:
     """Hold this process to so many bytes, and try whether that is enforced."""
     resource.setrlimit(LIMITS[kind], (limit, limit))
@@ -103,7 +97,7 @@ def limited(kind: str, limit: int) -> None:
 def prepare_limited(options: argparse.Namespace) -> None:
     """Prepare under the limit, and print a row: seconds and CPU nanoseconds per edge of each stage, peak memory."""
     limited(options.kind, round(options.limit * 1e9))
-    before = {name: memory(name) for name in ("VmRSS", "VmData", "VmSize")}
+    before = {name: held(name) / 1e9 for name in ("VmRSS", "VmData", "VmSize")}
     wall: dict[str, float] = defaultdict(float)
     cpu: dict[str, float] = defaultdict(float)
     last = [time.perf_counter(), time.process_time()]
@@ -122,8 +116,8 @@ def prepare_limited(options: argparse.Namespace) -> None:
     stages = ", ".join(f"{stage} {1e9 * cpu[stage] / options.edges:.0f}" for stage in cpu)
     print(
         f"| {options.edges:,} | {made.num_nodes:,} | {made.num_edges:,} | {seconds:.0f} | "
-        f"{1e9 * seconds / options.edges:.0f} | {1e9 * busy / options.edges:.0f} | {memory('VmHWM'):.2f} | "
-        f"{memory('VmHWM') - before['VmRSS']:.2f} |"
+        f"{1e9 * seconds / options.edges:.0f} | {1e9 * busy / options.edges:.0f} | {held('VmHWM') / 1e9:.2f} | "
+        f"{held('VmHWM') / 1e9 - before['VmRSS']:.2f} |"
     )
     print(f"CPU ns per edge: {stages}")
     print("before: " + ", ".join(f"{name} {value:.2f} GB" for name, value in before.items()))
@@ -158,7 +152,7 @@ def in_memory(options: argparse.Namespace) -> None:
     seconds, busy = time.perf_counter() - start[0], time.process_time() - start[1]
     print(
         f"{edges.shape[1]:,} edges in memory: {seconds:.0f} s, {1e9 * seconds / edges.shape[1]:.0f} ns per edge, CPU "
-        f"{1e9 * busy / edges.shape[1]:.0f} ns, peak {memory('VmHWM'):.2f} GB; fingerprint {graph.fingerprint}"
+        f"{1e9 * busy / edges.shape[1]:.0f} ns, peak {held('VmHWM') / 1e9:.2f} GB; fingerprint {graph.fingerprint}"
     )
 
 
@@ -171,10 +165,9 @@ PARTITIONERS: dict[str, Partitioner] = {
 
 def partition(options: argparse.Namespace) -> None:
     """Cut the saved graph, keep the partition beside it, and print a row."""
-    graph, start, before = Graph.open(options.graph), time.perf_counter(), memory("RssAnon")
-    peak = Peak()
+    graph, start, peak = Graph.open(options.graph), time.perf_counter(), Peak("RssAnon")
     made = cached_partition(graph, PARTITIONERS[options.partitioner], options.parts, 0)
-    seconds, anonymous = time.perf_counter() - start, peak.stop() - before
+    seconds, anonymous = time.perf_counter() - start, peak.stop() / 1e9
     ends = graph.indices[: 1 << 24].long()
     receivers = torch.searchsorted(graph.indptr, torch.arange(len(ends)), right=True) - 1
     cut = float((made.assignment[ends] != made.assignment[receivers]).float().mean())
@@ -184,40 +177,22 @@ def partition(options: argparse.Namespace) -> None:
     )
 
 
-class Peak:
-    """The most memory that this process held, apart from files, since it began to look."""
-
-    def __init__(self) -> None:
-        self.most, self._stopped = 0.0, threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-
-    def _look(self) -> None:
-        while not self._stopped.wait(0.02):
-            self.most = max(self.most, memory("RssAnon"))
-
-    def stop(self) -> float:
-        self._stopped.set()
-        self._thread.join()
-        return self.most
-
-
 class Watch(pl.Callback):
     """On every rank: its share, what it held at most beside what it had at the start, and how long the pass took."""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self.before, self.peak = memory("RssAnon"), Peak()
+        self.peak = Peak("RssAnon")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.start = time.perf_counter()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        seconds, held = time.perf_counter() - self.start, self.peak.stop() - self.before
+        seconds, taken = time.perf_counter() - self.start, self.peak.stop() / 1e9
         data = trainer.datamodule  # type: ignore[attr-defined]
         share = data._own_parts().current().num_bytes / 1e9
         print(
             f"| {trainer.global_rank} of {trainer.world_size} | {data.graph.num_bytes / 1e9:.2f} | {share:.2f} | "
-            f"{held:.2f} | {held / share:.2f} | {trainer.fit_loop.total_batch_idx + 1} | {seconds:.0f} |",
+            f"{taken:.2f} | {taken / share:.2f} | {trainer.fit_loop.total_batch_idx + 1} | {seconds:.0f} |",
             flush=True,
         )
 

@@ -1,9 +1,10 @@
 """Run one function as the ranks of a distributed job, each in a process of its own.
 
-The processes are forked from a server that has imported torch, Lightning and this package once, so a rank
-costs a fraction of a second and no test shares state with another. A rank finds the environment that a
-launcher would give it (`LOCAL_RANK`, `MASTER_ADDR`, ...), so a `Trainer(accelerator="cpu",
-devices=world_size, strategy=...)` inside it takes part as that rank and starts no process of its own.
+The processes are forked from a server that has imported torch, Lightning and this package once, and loaded
+what `tests.warm` loads, so a rank costs a fraction of a second and no test shares state with another. A rank
+finds the environment that a launcher would give it (`LOCAL_RANK`, `MASTER_ADDR`, ...), so a
+`Trainer(accelerator="cpu", devices=world_size, strategy=...)` inside it takes part as that rank and starts
+no process of its own.
 
     def train(rank: int, world_size: int, steps: int) -> float: ...  # module level: imported by name
 
@@ -45,6 +46,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 GRACE_SECONDS = 5.0  # for the others to notice that a rank failed; for a rank to leave when all have returned
 MARGIN_SECONDS = 2.0  # a stuck rank writes its stacks and leaves by itself; this much later it is killed
 PRELOAD = ["lightning.pytorch", "torch_geometric.nn", "torchmetrics", "numba", "pytest", "lightning_gnn_dist"]
+PRELOAD += ["jsonargparse"]  # a warning filter names one of its classes
+PRELOAD += ["tests.ranks", "tests.warm"]
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(PRELOAD)
 

@@ -239,6 +239,12 @@ def test_the_package_keeps_the_rule(rule: Rule) -> None:
     assert list(rule(PACKAGE)) == []
 
 
+@pytest.mark.parametrize("folder", ["tests", "benchmarks", "examples"])
+def test_files_and_functions_outside_the_package_stay_small_too(folder: str) -> None:
+    assert list(modules(PACKAGE.parent / folder))
+    assert list(files_and_functions_stay_small(PACKAGE.parent / folder)) == []
+
+
 BAD_TREES: list[tuple[Rule, str, dict[str, str]]] = [
     (
         imports_follow_the_map,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -23,7 +22,7 @@ from lightning_gnn_dist.inference import predict_by_layer
 from lightning_gnn_dist.layers import has_layers
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from tests.graph.test_mapped import resident_bytes
+from tests.memory import Peak, reads_memory
 from tests.ranks import RankError, run_ranks
 
 NUM_NODES, NUM_FEATURES = 1_501, 12
@@ -196,22 +195,13 @@ def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> 
     model = Bipartite(SAGEConv)
     graph().save(folder / "small")
     predict_by_layer(quiet(), model, Graph.open(folder / "small"), folder / "small.npy")
-    before, seen, done = resident_bytes(), [0], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.005):
-            seen.append(resident_bytes())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    predict_by_layer(quiet(), model, Graph.open(folder / "graph"), folder / "rows.npy", budget_bytes=budget_bytes)
-    done.set()
-    watcher.join()
-    return max(seen) - before
+    with Peak("VmRSS") as peak:
+        predict_by_layer(quiet(), model, Graph.open(folder / "graph"), folder / "rows.npy", budget_bytes=budget_bytes)
+    return peak.added_bytes
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+@reads_memory
 def test_a_prediction_stays_within_its_budget(tmp_path: Path) -> None:
     nodes = 2_000_000
     edge_index = torch.randint(nodes, (2, 5 * nodes))

@@ -1,70 +1,23 @@
-"""Laws of the loader: what comes, in which order, and what is left running."""
+"""Laws of the loader: what comes, and in which order."""
 
 from __future__ import annotations
 
 import copy
-import gc
 import itertools
 import multiprocessing
 import statistics
-import threading
-import time
-import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import psutil
 import pytest
 import torch
 from lightning.fabric.utilities.data import _set_sampler_epoch
-from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.loader import THREAD_NAME, BatchLoader
 from lightning_gnn_dist.sampling import pool
-from lightning_gnn_dist.sampling.base import BatchKey, Sample
-from lightning_gnn_dist.sampling.batch import SampledData
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
+from tests.loaders import GRAPH, SEEDS, loader, same, seeds_of, threads
 from tests.ranks import run_ranks
-from tests.sampling.reference import random_graph
-
-GRAPH = random_graph(300, 3000, seed=1)
-SEEDS = torch.arange(10, 67)
-
-
-def loader(num_batches: int = 5, *, seeds: Tensor = SEEDS, sampler: object = None, **options: object) -> BatchLoader:
-    sampler = NeighborSampler([3, 2]) if sampler is None else sampler
-    return BatchLoader(options.pop("graph", GRAPH), sampler, seeds, num_batches, **{"seed": 0} | options)
-
-
-def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)]
-
-
-def same(left: SampledData, right: SampledData) -> bool:
-    return all(torch.equal(left[name], right[name]) for name in ("n_id", "x", "y", "edge_index", "edge_attr"))
-
-
-def seeds_of(batches: Sequence[SampledData]) -> list[list[int]]:
-    return [batch.n_id[: batch.batch_size].tolist() for batch in batches]
-
-
-@dataclass(frozen=True)
-class Recorder:
-    """A sampler that remembers which batches it was asked for, and fails at one of them."""
-
-    fails_at: int = -1
-    seconds: float = 0.0
-    asked: list[int] = field(default_factory=list)
-    num_hops: int = 1
-
-    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        time.sleep(self.seconds)
-        self.asked.extend(key.epoch * 5 + key.batch for key in keys)
-        if any(key.batch == self.fails_at for key in keys):
-            raise KeyError("no such neighbourhood")
-        return NeighborSampler([2]).sample_bulk(graph, seeds, keys)
 
 
 def test_a_pass_uses_every_seed_once_in_batches_of_nearly_equal_size():
@@ -137,156 +90,6 @@ def test_lightning_numbers_the_passes_after_it_has_made_the_iterator():
     assert seeds_of(list(iterator)) == seeds_of(list(expected))
 
 
-def test_an_iterator_starts_nothing_before_its_first_batch():
-    sampler = Recorder()
-    one = loader(sampler=sampler)
-    iterator, stream = iter(one), one.stream(2)
-    time.sleep(0.05)
-    assert not sampler.asked
-    assert not threads()
-    del iterator, stream
-
-
-def test_no_more_is_made_than_the_look_ahead_allows():
-    sampler = Recorder()
-    stream = loader(sampler=sampler, bulk_size=2, prefetch=2).stream(0)
-    next(stream)
-    time.sleep(0.2)
-    assert sorted(sampler.asked) == [0, 1, 2, 3, 4, 5]
-    next(stream)
-    time.sleep(0.05)
-    assert len(sampler.asked) == 6
-    next(stream)
-    time.sleep(0.2)
-    assert sorted(sampler.asked) == [0, 1, 2, 3, 4, 5, 6, 7]
-    stream.close()
-
-
-def test_without_threads_a_bulk_is_made_when_it_is_due():
-    sampler = Recorder()
-    stream = loader(sampler=sampler, bulk_size=2, num_threads=0).stream(0)
-    next(stream)
-    assert sampler.asked == [0, 1]
-    assert not threads()
-
-
-@pytest.mark.parametrize("num_threads", [0, 2])
-def test_an_exception_reaches_the_consumer_with_its_traceback(num_threads):
-    with pytest.raises(KeyError, match="no such neighbourhood") as caught:
-        list(loader(sampler=Recorder(fails_at=3), num_threads=num_threads, bulk_size=1))
-    assert "sample_bulk" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert not threads()
-
-
-def test_batches_before_the_one_that_fails_still_come():
-    iterator = iter(loader(sampler=Recorder(fails_at=3), bulk_size=1))
-    assert len([next(iterator) for _ in range(3)]) == 3
-    with pytest.raises(KeyError):
-        next(iterator)
-
-
-def exhaust(one):
-    list(one)
-
-
-def stop(one):
-    for _ in one:
-        break
-
-
-def drop(one):
-    iterator = iter(one)
-    next(iterator)
-    del iterator
-    gc.collect()
-
-
-def drop_a_cycle(one):
-    cycle = [iter(one)]
-    cycle.append(cycle)
-    next(cycle[0])
-    del cycle
-    gc.collect()
-
-
-def raise_inside(one, error):
-    for _ in one:
-        raise error
-
-
-def fail(one):
-    with pytest.raises(ZeroDivisionError):
-        raise_inside(one, ZeroDivisionError)
-
-
-def interrupt(one):
-    with pytest.raises(KeyboardInterrupt):
-        raise_inside(one, KeyboardInterrupt)
-
-
-def close_iterator(one):
-    stream = one.stream(0)
-    next(stream)
-    stream.close()
-
-
-def close_loader(one):
-    stream, iterator = one.stream(0), iter(one)
-    next(stream)
-    next(iterator)
-    one.close()
-    one.close()
-    with pytest.raises(RuntimeError, match="closed while it was iterated over"):
-        list(iterator)
-    with pytest.raises(RuntimeError, match="closed while it was iterated over"):
-        list(stream)
-
-
-def close_from_another_thread(one):
-    slow = loader(sampler=Recorder(seconds=0.2), bulk_size=1)
-    closer = threading.Timer(0.3, slow.close)
-    closer.start()
-    with pytest.raises(RuntimeError, match="closed while it was iterated over"):
-        list(slow)
-    closer.join()
-
-
-@pytest.mark.parametrize(
-    "leave",
-    [exhaust, stop, drop, drop_a_cycle, fail, interrupt, close_iterator, close_loader, close_from_another_thread],
-    ids=lambda f: f.__name__,
-)
-def test_no_thread_outlives_its_iterator(leave):
-    before = threading.active_count()
-    one = loader(sampler=Recorder(seconds=0.01), num_threads=2)
-    leave(one)
-    assert not threads()
-    assert threading.active_count() == before
-    assert len(list(one)) == 5  # and the loader can be used again
-
-
-def test_an_iterator_may_be_collected_by_a_worker():
-    one = loader(num_threads=1)
-
-    @dataclass(frozen=True)
-    class Collector:
-        num_hops: int = 1
-
-        def sample_bulk(self, graph, seeds, keys):
-            if keys[0].batch >= 2:
-                held.clear()
-                gc.collect()
-            return NeighborSampler([2]).sample_bulk(graph, seeds, keys)
-
-    one = loader(sampler=Collector(), bulk_size=1, prefetch=3)
-    held = [one.stream(0)]
-    next(held[0])
-    deadline = time.monotonic() + 5
-    while threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not threads()
-
-
 def test_two_iterators_do_not_disturb_each_other():
     one = loader()
     _ = list(one)
@@ -294,16 +97,6 @@ def test_two_iterators_do_not_disturb_each_other():
     pairs = list(zip(one, one.stream(0), strict=False))
     assert len(pairs) == 5
     assert all(itertools.starmap(same, pairs))
-
-
-def test_the_time_that_the_consumer_waits_is_counted():
-    slow = loader(sampler=Recorder(seconds=0.05), bulk_size=1, num_threads=1, prefetch=1)
-    list(slow)
-    assert 0.2 < slow.waited_seconds < 2.0
-    patient = loader(sampler=Recorder(seconds=0.02), bulk_size=1, num_threads=1, prefetch=1)
-    for _ in patient:
-        time.sleep(0.06)
-    assert patient.waited_seconds < 0.08
 
 
 def batches_of_rank(rank: int, world_size: int) -> tuple[list[list[int]], int]:

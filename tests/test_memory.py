@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.memory import Peak, reads_memory, resident_bytes
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 
@@ -42,50 +42,25 @@ def middle_graph(path: Path) -> None:
     Graph.from_edge_index(edge_index, 1_000_000, arrays).save(path)
 
 
-def resident_bytes() -> tuple[int, int]:
-    """Memory of this process alone, and pages of files that it has mapped."""
-    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return tuple(int(status[key].split()[0]) * 1024 for key in ("RssAnon", "RssFile"))  # type: ignore[return-value]
-
-
-class Peak(pl.Callback):
-    """The most memory from before anything is read until training ends."""
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self.before, self.most, self._ended = resident_bytes()[0], 0, threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-
-    def _look(self) -> None:
-        while not self._ended.wait(0.005):
-            self.most = max(self.most, resident_bytes()[0])
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._ended.set()
-        self._thread.join()
-
-
 class Watch(pl.Callback):
     """Memory before anything is read, and while the part is there."""
 
     before = after = (0, 0)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self.before = resident_bytes()
+        self.before = resident_bytes("RssAnon"), resident_bytes("RssFile")
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.after = resident_bytes()
+        self.after = resident_bytes("RssAnon"), resident_bytes("RssFile")
 
 
 def measure_peak(rank: int, world_size: int, path: str) -> int:
-    peak = Peak()
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=world_size,
         strategy=LocalSGDStrategy(EverySteps(3), timeout=timedelta(seconds=120)),
         max_epochs=2,
         limit_val_batches=0,
-        callbacks=[peak],
         enable_checkpointing=False,
         logger=False,
         enable_progress_bar=False,
@@ -93,8 +68,9 @@ def measure_peak(rank: int, world_size: int, path: str) -> int:
     )
     sampler = NeighborSampler([10, 5])
     data = PartitionedDataModule(path, partitioner=RandomPartitioner(), sampler=sampler, batch_size=512)
-    trainer.fit(SAGE(64, 4), data)
-    return peak.most - peak.before
+    with Peak("RssAnon") as peak:
+        trainer.fit(SAGE(64, 4), data)
+    return peak.added_bytes
 
 
 def train(rank: int, world_size: int, path: str) -> tuple[int, int]:
@@ -118,7 +94,7 @@ def train(rank: int, world_size: int, path: str) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+@reads_memory
 def test_a_rank_of_eight_holds_an_eighth_of_the_features(tmp_path: Path) -> None:
     big_graph(tmp_path / "graph")
     features = NUM_NODES * NUM_FEATURES * 4
@@ -131,7 +107,7 @@ def test_a_rank_of_eight_holds_an_eighth_of_the_features(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+@reads_memory
 def test_a_rank_takes_no_more_than_is_predicted(tmp_path: Path) -> None:
     middle_graph(tmp_path / "graph")
     graph = Graph.open(tmp_path / "graph")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph import mapped, maps, store
 from lightning_gnn_dist.graph.mapped import MappedRows
+from tests.memory import resident_bytes
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.skipif(not maps.MAPS.exists(), reason="reads Linux's /proc")
@@ -81,23 +82,18 @@ def test_a_file_that_became_shorter_is_noticed(tmp_path: Path) -> None:
         rows.take(torch.tensor([3, 4000]))
 
 
-def resident_bytes() -> int:
-    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return int(status["VmRSS"].split()[0]) * 1024
-
-
 def growth(rank: int, world_size: int, path: Path, every: int) -> tuple[int, int, int]:
     """Bytes that taking rows, looking at rows, and letting go of them adds."""
     array = torch.from_numpy(np.load(path, mmap_mode="c"))
     nodes, rows = torch.arange(0, len(array), every), MappedRows(array)
     rows.take(nodes[:10])
-    before = resident_bytes()
+    before = resident_bytes("VmRSS")
     rows.take(nodes)
-    taken = resident_bytes()
+    taken = resident_bytes("VmRSS")
     array[nodes].sum()
-    looked = resident_bytes()
+    looked = resident_bytes("VmRSS")
     rows.release()
-    return taken - before, looked - taken, resident_bytes() - taken
+    return taken - before, looked - taken, resident_bytes("VmRSS") - taken
 
 
 @pytest.mark.parametrize("every", [50, 450])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, combinations
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -12,33 +12,11 @@ from torch_geometric.utils import k_hop_subgraph
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling import scratch
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
+from lightning_gnn_dist.sampling.base import BatchKey, Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from tests.sampling import reference
+from tests.sampling.neighborhoods import PLACE, edge_index_of, edges_of, one
 from tests.sampling.reference import random_graph
-
-PLACE = BatchKey(seed=0, epoch=1, batch=2)
-
-
-def one(graph: Graph, seeds: list[int], *num_neighbors: int, place: BatchKey = PLACE) -> Sample:
-    return NeighborSampler(num_neighbors).sample_bulk(graph, [torch.tensor(seeds, dtype=torch.int64)], [place])[0]
-
-
-def edges_of(sample: Sample) -> torch.Tensor:
-    """The sampled edges as ids of the graph, senders first, sorted."""
-    rows = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff())
-    edge_index = torch.stack([sample.nodes[sample.indices.long()], sample.nodes[rows]])
-    return edge_index[:, (edge_index[0] * 10**6 + edge_index[1]).argsort()]
-
-
-def edge_index_of(graph: Graph) -> torch.Tensor:
-    rows = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
-    return torch.stack([graph.indices.long(), rows])
-
-
-def star(degree: int) -> Graph:
-    """Node 0 receives from nodes 1 to `degree`."""
-    return Graph.from_edge_index(torch.stack([torch.arange(1, degree + 1), torch.zeros(degree).long()]), degree + 1)
 
 
 def weighted(graph: Graph) -> Graph:
@@ -48,16 +26,6 @@ def weighted(graph: Graph) -> Graph:
     weight[(edge_index_of(graph)[1] % 10) == 0] = 0
     arrays = {"edge_weight": weight, "edge_double": weight.double().view(-1, 1)}
     return Graph(graph.indptr, graph.indices, graph.node_arrays, graph.edge_arrays | arrays)
-
-
-def drawn_from_star(weights: list[float], fanout: int, trials: int, *, replace: bool) -> list[list[int]]:
-    """What the centre of a star draws from edges with these weights, in many batches."""
-    graph = star(len(weights))
-    graph = Graph(graph.indptr, graph.indices, {}, {"edge_weight": torch.tensor(weights)})
-    sampler = NeighborSampler([fanout], replace=replace, weight="edge_weight")
-    places = [BatchKey(3, 0, batch) for batch in range(trials)]
-    samples = sampler.sample_bulk(graph, [torch.tensor([0])] * trials, places)
-    return [sample.edge_ids.tolist() for sample in samples if sample.edge_ids is not None]
 
 
 @pytest.fixture(params=["direct", "hashed"])
@@ -147,75 +115,6 @@ def test_short_rows_are_taken_whole():
     assert edges_of(one(graph, [1, 2, 3], 1000, 1000)).equal(edges_of(one(graph, [1, 2, 3], -1, -1)))
 
 
-@pytest.mark.parametrize(("degree", "fanout"), [(20, 5), (6, 5), (12, 1), (40, 35)])
-def test_every_neighbour_is_as_likely_as_any_other(degree, fanout):
-    graph, trials = star(degree), 4000
-    places = [BatchKey(7, 0, batch) for batch in range(trials)]
-    samples = NeighborSampler([fanout]).sample_bulk(graph, [torch.tensor([0])] * trials, places)
-    counts = torch.bincount(torch.cat([sample.nodes[1:] for sample in samples]), minlength=degree + 1)[1:]
-    expected = trials * fanout / degree
-    statistic = ((counts - expected) ** 2).sum() / (expected * (1 - fanout / degree)) * (degree - 1) / degree
-    # About chi-square with degree - 1 degrees of freedom, whose 0.9999 quantile this bounds from above.
-    assert statistic < degree - 1 + 4 * (2 * (degree - 1)) ** 0.5 + 10
-
-
-def test_pairs_of_neighbours_are_equally_likely():
-    graph, trials = star(5), 6000
-    places = [BatchKey(1, epoch, 0) for epoch in range(trials)]
-    samples = NeighborSampler([2]).sample_bulk(graph, [torch.tensor([0])] * trials, places)
-    pairs = [tuple(sorted(sample.nodes[1:].tolist())) for sample in samples]
-    counts = np.array([pairs.count((a, b)) for a in range(1, 6) for b in range(a + 1, 6)])
-    assert ((counts - trials / 10) ** 2 / (trials / 10)).sum() < 27.9  # 0.999 quantile, 9 degrees of freedom
-
-
-WEIGHTS = [1.0, 2.0, 4.0, 0.5, 8.0, 0.0]
-
-
-def test_with_replacement_edges_come_in_proportion_to_their_weights():
-    drawn = drawn_from_star(WEIGHTS, 7, 4000, replace=True)
-    counts = np.bincount(list(chain(*drawn)), minlength=6)
-    expected = 7 * 4000 * np.array(WEIGHTS) / sum(WEIGHTS)
-    assert counts[5] == 0
-    assert ((counts - expected)[:5] ** 2 / expected[:5]).sum() < 18.5  # 0.999 quantile, 4 degrees of freedom
-    pairs = np.bincount([5 * a + b for a, b, *_ in drawn], minlength=25)[:25]  # the draws are independent
-    expected = 4000 * np.outer(WEIGHTS[:5], WEIGHTS[:5]).ravel() / sum(WEIGHTS) ** 2
-    assert ((pairs - expected) ** 2 / expected).sum() < 51.2  # 0.999 quantile, 24 degrees of freedom
-
-
-def test_without_replacement_each_is_drawn_by_weight_among_those_left():
-    drawn = drawn_from_star(WEIGHTS, 2, 8000, replace=False)
-    total, counts, expected = sum(WEIGHTS), [], []
-    for a, b in combinations(range(5), 2):
-        counts.append(sum(sorted(pair) == [a, b] for pair in drawn))
-        p, q = WEIGHTS[a] / total, WEIGHTS[b] / total
-        expected.append(8000 * (p * q / (1 - p) + q * p / (1 - q)))
-    assert sum(counts) == 8000
-    statistic = ((np.array(counts) - expected) ** 2 / expected).sum()
-    assert statistic < 27.9  # 0.999 quantile, 9 degrees of freedom
-
-
-@pytest.mark.parametrize("replace", [False, True])
-def test_equal_weights_are_no_weights(replace):
-    drawn = drawn_from_star([3.0] * 12, 4, 6000, replace=replace)
-    counts = np.bincount(list(chain(*drawn)), minlength=12)
-    variance = 2000 * (11 / 12 if replace else 2 / 3)
-    assert ((counts - 2000) ** 2).sum() / variance * 11 / 12 < 31.3  # 0.999 quantile, 11 degrees of freedom
-
-
-def test_edges_of_weight_0_come_when_no_others_are_left():
-    for drawn in drawn_from_star([0.0, 1.0, 0.0, 2.0, 0.0], 3, 200, replace=False):
-        assert {1, 3} < set(drawn) and len(set(drawn)) == 3
-    counts = np.bincount(list(chain(*drawn_from_star([0.0] * 5, 2, 3000, replace=True))), minlength=5)
-    assert ((counts - 1200) ** 2 / 1200).sum() < 18.5
-
-
-def test_with_replacement_a_short_row_gives_as_many_edges_and_an_empty_one_none():
-    sample = NeighborSampler([9], replace=True).sample_bulk(star(2), [torch.tensor([0, 1])], [PLACE])[0]
-    assert sample.num_sampled_edges == [9]
-    assert sample.indptr.tolist() == [0, 9, 9]
-    assert sample.num_sampled_nodes[1] <= 1  # of nodes 1 and 2 the first is a seed
-
-
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
@@ -243,12 +142,6 @@ def test_a_node_draws_the_same_neighbours_in_whatever_company():
     alone = edges_of(one(graph, [17], 5))
     crowd = edges_of(one(graph, [200, 3, 17, *range(40, 140)], 5))
     assert crowd[:, crowd[1] == 17].equal(alone)
-
-
-def test_draws_differ_between_seeds_epochs_and_batches():
-    graph = star(1000)
-    drawn = {tuple(one(graph, [0], 10, place=BatchKey(*place)).nodes.tolist()) for place in np.ndindex(3, 3, 3)}
-    assert len(drawn) == 27
 
 
 @pytest.mark.parametrize("replace", [False, True])

@@ -11,8 +11,8 @@ import torch
 from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
 from lightning_gnn_dist.sampling.batch import assemble
 from lightning_gnn_dist.sampling.whole import WholePartSampler
+from tests.sampling.neighborhoods import edge_index_of, edges_of
 from tests.sampling.reference import random_graph
-from tests.sampling.test_neighbor import edge_index_of, edges_of
 
 SEEDS = torch.tensor([44, 3, 58, 17])
 

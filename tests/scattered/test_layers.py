@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -29,9 +28,9 @@ from lightning_gnn_dist.scattered import halo
 from lightning_gnn_dist.scattered.datamodule import ScatteredDataModule
 from lightning_gnn_dist.scattered.halo import Division, Halo
 from lightning_gnn_dist.scattered.share import Bounds, Share, save_shares
+from tests.memory import Peak, reads_memory
 from tests.ranks import RankError, run_ranks
 from tests.scattered.graphs import in_order_of_parts, small_graph, some_partition
-from tests.test_memory import resident_bytes
 
 CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     "sage": SAGEConv,
@@ -210,25 +209,17 @@ def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> 
     """Bytes of this process alone, beyond what it has after a first and small prediction; and nodes of its halo."""
     model, trainer = Bipartite("sage"), quiet(world_size)
     predict_by_layer(trainer, model, ScatteredDataModule(folder / "small"), folder / "small.npy")
-    before, seen, done, halos = resident_bytes()[0], [0], threading.Event(), []
-    graph = Halo.graph
+    halos, graph = [], Halo.graph
     Halo.graph = lambda self: halos.append(self.ids.numel()) or graph(self)  # type: ignore[func-returns-value]
 
-    def watch() -> None:
-        while not done.wait(0.005):
-            seen.append(resident_bytes()[0])
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    shares = ScatteredDataModule(folder / "shares")
-    predict_by_layer(trainer, model, shares, folder / "rows.npy", budget_bytes=budget_bytes)
-    done.set()
-    watcher.join()
-    return max(seen) - before, halos[0]
+    with Peak("RssAnon") as peak:
+        shares = ScatteredDataModule(folder / "shares")
+        predict_by_layer(trainer, model, shares, folder / "rows.npy", budget_bytes=budget_bytes)
+    return peak.added_bytes, halos[0]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+@reads_memory
 def test_neither_a_share_nor_its_halo_is_held(tmp_path: Path) -> None:
     nodes, budget = 4_000_000, 128 << 20
     graph = Graph.from_edge_index(torch.randint(nodes, (2, 2 * nodes)), nodes, {"x": torch.rand(nodes, 5)})

@@ -1,39 +1,26 @@
-"""Laws of local SGD and of rounds, on several gloo ranks."""
+"""Laws of local SGD, on several gloo ranks: what a meeting computes, what it sends, and what is refused."""
 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import Counter
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 
 from lightning_gnn_dist import collectives
-from lightning_gnn_dist.rounds import EveryPass, EverySteps
+from lightning_gnn_dist.rounds import EverySteps
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
-
-PATIENCE = {"timeout": timedelta(seconds=30)}
-
-
-def local_sgd(clock: Any = None, **options: Any) -> LocalSGDStrategy:
-    return LocalSGDStrategy(clock, **PATIENCE, **options)
-
-
-def same_start(**options: Any) -> Net:
-    torch.manual_seed(0)
-    return Net(**options)
-
+from tests.strategies.round_fitting import PATIENCE, local_sgd, same_start
 
 # Law 1: one rank and no meeting is plain Lightning.
 
@@ -272,225 +259,6 @@ def test_nothing_is_sent_between_meetings() -> None:
         # One model at the start (half of it from each rank's view of a broadcast), then one average a round.
         # Beside it a few numbers: votes, sizes, checksums.
         assert num_bytes * (0.5 + 3) < sent < num_bytes * (0.5 + 3) + 3 * 70
-
-
-# Law 7: a run that was stopped at a meeting and resumed ends where the other ends.
-
-
-def stopped_and_resumed(rank: int, world_size: int, folder: str) -> tuple[State, State, int]:
-    def run(epochs: int, folder: str, ckpt_path: str | None = None) -> tuple[Net, pl.Trainer]:
-        module = same_start(dropout=0.5, batch_norm=True, optimizer="Adam")
-        torch.manual_seed(10 + rank)
-        saver = ModelCheckpoint(folder, filename="{epoch}", every_n_epochs=2, save_top_k=-1)
-        # Four batches a round out of six: rounds end in the middle of passes.
-        strategy = local_sgd(EverySteps(4, growth=1.3, limit=9), buffers="local")
-        trainer = fit(
-            rank,
-            strategy,
-            module,
-            devices=world_size,
-            max_epochs=epochs,
-            validate=True,
-            callbacks=[saver],
-            enable_checkpointing=True,
-            ckpt_path=ckpt_path,
-        )
-        return module, trainer
-
-    whole, trainer = run(5, f"{folder}/whole")
-    run(2, f"{folder}/half")
-    resumed, again = run(5, f"{folder}/half", ckpt_path=f"{folder}/half/epoch=1.ckpt")
-    assert again.global_step == trainer.global_step
-    return state_of(whole), state_of(resumed), trainer.global_step
-
-
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
-    for whole, resumed, steps in run_ranks(stopped_and_resumed, 2, str(tmp_path)):
-        assert steps == 4 + 6 + 7 + 9 + 9
-        assert differs(whole, resumed) == 0.0
-    saved = torch.load(tmp_path / "half" / "epoch=1.ckpt", weights_only=True)
-    assert saved["lightning_gnn_dist"]["round_idx"] == 2
-
-
-def save_then(rank: int, world_size: int, path: str) -> None:
-    trainer = fit(rank, local_sgd(EverySteps(2)), same_start(), devices=world_size, max_epochs=1)
-    trainer.save_checkpoint(path)
-
-
-def resume(rank: int, world_size: int, path: str) -> None:
-    fit(rank, local_sgd(EverySteps(2)), same_start(), devices=world_size, ckpt_path=path)
-
-
-def test_another_number_of_ranks_or_another_kind_of_checkpoint_is_refused(tmp_path: Path) -> None:
-    path = str(tmp_path / "one.ckpt")
-    run_ranks(save_then, 2, path)
-    with pytest.raises(RankError, match="written by 2 ranks, and this fit has 1"):
-        run_ranks(resume, 1, path)
-    content = torch.load(path, weights_only=True)
-    torch.save({key: value for key, value in content.items() if key != "lightning_gnn_dist"}, path)
-    with pytest.raises(RankError, match="not written by a strategy of rounds"):
-        run_ranks(resume, 2, path)
-
-
-def fail_in_round(rank: int, world_size: int, path: str) -> None:
-    class Broken(Net):
-        def training_step(self, batch: list[Tensor]) -> Tensor:
-            if self.global_step == 3:
-                raise RuntimeError("out of luck")
-            return super().training_step(batch)
-
-    warnings.filterwarnings("ignore", "This checkpoint is written inside a round")
-    saver = ModelCheckpoint(path, save_on_exception=True)
-    with pytest.raises(RuntimeError, match="out of luck"):
-        fit(
-            rank,
-            local_sgd(EverySteps(2)),
-            Broken(),
-            devices=world_size,
-            callbacks=[saver],
-            enable_checkpointing=True,
-        )
-
-
-def test_a_checkpoint_written_inside_a_round_is_not_resumed(tmp_path: Path) -> None:
-    run_ranks(fail_in_round, 2, str(tmp_path))
-    (path,) = tmp_path.glob("*step=3.ckpt")
-    with pytest.raises(RankError, match="written inside a round"):
-        run_ranks(resume, 2, str(path))
-
-
-# Leaving together.
-
-
-def stop_alone(rank: int, world_size: int, where: str) -> tuple[int, int]:
-    class StopHere(Net):
-        def training_step(self, batch: list[Tensor]) -> Tensor:
-            if where == "step" and rank == 1 and self.global_step == 5:
-                self.trainer.should_stop = True
-            return super().training_step(batch)
-
-        def on_train_batch_end(self, *args: Any) -> None:
-            if where == "hook" and rank == 1 and self.global_step == 5:
-                self.trainer.should_stop = True
-
-    trainer = fit(rank, local_sgd(EverySteps(4)), StopHere(), devices=world_size, max_epochs=9, validate=True)
-    return trainer.current_epoch, trainer.global_step
-
-
-@pytest.mark.parametrize("where", ["step", "hook"])
-def test_one_rank_that_stops_in_mid_round_stops_all_at_its_end(where: str) -> None:
-    assert run_ranks(stop_alone, 2, where) == [(2, 8), (2, 8)]
-
-
-def stop_early(rank: int, world_size: int) -> int:
-    stopper = EarlyStopping("val_loss", patience=1, min_delta=1e9)
-    return fit(
-        rank,
-        local_sgd(EverySteps(2)),
-        Net(),
-        devices=world_size,
-        max_epochs=9,
-        validate=True,
-        callbacks=[stopper],
-    ).current_epoch
-
-
-def test_early_stopping_stops_all_ranks_after_the_same_round() -> None:
-    assert run_ranks(stop_early, 2) == [2, 2]
-
-
-def preempted(rank: int, world_size: int, folder: str) -> tuple[int, bool]:
-    import os
-    import signal
-
-    class Preempt(Net):
-        def training_step(self, batch: list[Tensor]) -> Tensor:
-            if rank == 1 and self.global_step == 5:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().training_step(batch)
-
-    module = Preempt()
-    saver = ModelCheckpoint(folder, filename="{epoch}", save_on_exception=True)
-    strategy = local_sgd(EverySteps(4))
-    try:
-        fit(
-            rank,
-            strategy,
-            module,
-            devices=world_size,
-            max_epochs=9,
-            callbacks=[saver],
-            enable_checkpointing=True,
-        )
-    except SystemExit:
-        return module.trainer.global_step, True
-    return module.trainer.global_step, False
-
-
-def test_sigterm_on_one_rank_ends_all_at_the_meeting(tmp_path: Path) -> None:
-    results = run_ranks(preempted, 2, str(tmp_path))
-    assert [steps for steps, _ in results] == [8, 8]
-    assert list(tmp_path.glob("*.ckpt"))
-
-
-def fit_twice_then_test(rank: int, world_size: int) -> tuple[int, list[float]]:
-    class Tested(Net):
-        def test_step(self, batch: list[Tensor]) -> None:
-            self.log("test_loss", self.training_step(batch), sync_dist=True, batch_size=5)
-
-    module, strategy = Tested(), local_sgd(EverySteps(3))
-    trainer = fit(rank, strategy, module, devices=world_size)
-    trainer.fit_loop.max_epochs = 5
-    trainer.fit(module, batches(rank))
-    companions = [callback for callback in trainer.callbacks if type(callback).__name__ == "Companion"]
-    assert len(companions) == 1
-    loss = trainer.test(module, batches(rank), verbose=False)[0]["test_loss"]
-    return trainer.global_step, [loss]
-
-
-def test_one_trainer_fits_twice_and_tests() -> None:
-    first, second = run_ranks(fit_twice_then_test, 2)
-    assert first == second and first[0] == 15
-
-
-def skipped_epoch(rank: int, world_size: int) -> None:
-    class Skip(Net):
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
-            return -1 if rank == 1 and batch_idx == 2 else None
-
-    fit(rank, local_sgd(EverySteps(4)), Skip(), devices=world_size)
-
-
-def test_an_epoch_that_is_left_without_a_meeting_is_an_error() -> None:
-    with pytest.raises(RankError, match="ended without a meeting"):
-        run_ranks(skipped_epoch, 2)
-
-
-def handlers(rank: int, world_size: int) -> bool:
-    trainer = fit(rank, local_sgd(), Net(), devices=world_size)
-    loop = trainer.fit_loop.epoch_loop
-    return "_sigterm_notifier_fn" in vars(trainer._signal_connector) or "_broadcast_sigterm_tensor" in vars(loop)
-
-
-def test_after_a_fit_sigterm_is_lightnings_again() -> None:
-    assert run_ranks(handlers, 2) == [False, False]
-
-
-def dry_run(rank: int, world_size: int) -> int:
-    return fit(rank, local_sgd(EverySteps(8)), Net(), devices=world_size, validate=True, fast_dev_run=2).global_step
-
-
-def test_fast_dev_run_runs() -> None:
-    assert run_ranks(dry_run, 2) == [2, 2]
-
-
-def passes(rank: int, world_size: int, clock: Any, accumulate: int) -> int:
-    return fit(rank, local_sgd(clock), Net(), devices=world_size, accumulate_grad_batches=accumulate).global_step
-
-
-def test_a_pass_is_one_walk_over_the_loader() -> None:
-    assert run_ranks(passes, 2, None, 1) == [18, 18]
-    assert run_ranks(passes, 2, EveryPass(2), 4) == [3 * 2 * 2] * 2
 
 
 # Refusals.

@@ -1,0 +1,57 @@
+"""A loader over a small graph, and what to ask of its batches."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.loader import THREAD_NAME, BatchLoader
+from lightning_gnn_dist.sampling.base import BatchKey, Sample
+from lightning_gnn_dist.sampling.batch import SampledData
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from tests.sampling.reference import random_graph
+
+GRAPH = random_graph(300, 3000, seed=1)
+
+
+SEEDS = torch.arange(10, 67)
+
+
+def loader(num_batches: int = 5, *, seeds: Tensor = SEEDS, sampler: object = None, **options: object) -> BatchLoader:
+    sampler = NeighborSampler([3, 2]) if sampler is None else sampler
+    return BatchLoader(options.pop("graph", GRAPH), sampler, seeds, num_batches, **{"seed": 0} | options)
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)]
+
+
+def same(left: SampledData, right: SampledData) -> bool:
+    return all(torch.equal(left[name], right[name]) for name in ("n_id", "x", "y", "edge_index", "edge_attr"))
+
+
+def seeds_of(batches: Sequence[SampledData]) -> list[list[int]]:
+    return [batch.n_id[: batch.batch_size].tolist() for batch in batches]
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """A sampler that remembers which batches it was asked for, and fails at one of them."""
+
+    fails_at: int = -1
+    seconds: float = 0.0
+    asked: list[int] = field(default_factory=list)
+    num_hops: int = 1
+
+    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        time.sleep(self.seconds)
+        self.asked.extend(key.epoch * 5 + key.batch for key in keys)
+        if any(key.batch == self.fails_at for key in keys):
+            raise KeyError("no such neighbourhood")
+        return NeighborSampler([2]).sample_bulk(graph, seeds, keys)

@@ -1,0 +1,44 @@
+"""What this process holds in memory, as Linux counts it, and the most that it held while something ran."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import pytest
+
+STATUS = Path("/proc/self/status")
+Kind = Literal["RssAnon", "RssFile", "VmRSS"]  # of this process alone; pages of mapped files; both
+
+reads_memory = pytest.mark.skipif(not STATUS.exists(), reason="reads Linux's /proc")
+
+
+def resident_bytes(kind: Kind) -> int:
+    status = dict(line.split(":") for line in STATUS.read_text().splitlines())
+    return int(status[kind].split()[0]) * 1024
+
+
+class Peak:
+    """Looks every few milliseconds while its block runs: `added_bytes` is the most, beyond what there was before."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind, self._ended = kind, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self.added_bytes = 0
+
+    def __enter__(self) -> Peak:
+        self._before = resident_bytes(self._kind)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.005):
+            self.added_bytes = max(self.added_bytes, resident_bytes(self._kind) - self._before)

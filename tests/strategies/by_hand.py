@@ -1,0 +1,58 @@
+"""Steps of optimizers on a few weights, by a CorrectionOptimizer and by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
+
+Make = Callable[[Any], Optimizer]
+
+
+ADAM: Make = lambda parameters: torch.optim.Adam(parameters, lr=0.01)  # noqa: E731
+
+
+KINDS: dict[str, Make] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, weight_decay=0.1),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, betas=(0.8, 0.9)),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.5),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+}
+
+
+def weights(seed: int = 0, count: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(2, width + 1, generator=generator)) for width in range(count)]
+
+
+def gradient(step: int, like: list[Tensor]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1000 + step)
+    return [torch.randn(parameter.shape, generator=generator) for parameter in like]
+
+
+def step_by_hand(optimizer: Optimizer, parameters: list[Tensor], step: int) -> None:
+    for parameter, direction in zip(parameters, gradient(step, parameters), strict=True):
+        parameter.grad = direction
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def correct(
+    own: CorrectionOptimizer, local: list[Optimizer], parameters: list[Tensor], rounds: range, steps: int = 2
+) -> None:
+    for round_idx in rounds:
+        own.prepare(local, parameters, round_idx)
+        for step in range(steps):
+            own.step(local, parameters, gradient(steps * round_idx + step, parameters), round_idx)
+
+
+def equal(left: list[Tensor], right: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))

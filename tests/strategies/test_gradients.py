@@ -1,0 +1,189 @@
+"""A correction's loss is that of the user's own step: which steps give one, and what is said of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist import collectives
+from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.strategies.gradients import mean_gradient, step_of
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from tests.ranks import RankError, run_ranks
+from tests.sage import SAGE
+from tests.strategies.fitting import State, differs, state_of
+from tests.strategies.graph_fitting import PATIENCE, data_module, fit, model
+
+
+def sliced_gradient(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
+    found: list[list[Tensor]] = []
+
+    class Watch(LLCGStrategy):
+        def end_round(self) -> None:
+            super().end_round()  # from here on all ranks stand at the same weights
+            sampled = self._module().trainer.datamodule  # type: ignore[attr-defined]
+            for sliced in (True, False):
+                gradient, seeds = mean_gradient(self, [next(sampled.correction_batches(0, sliced=sliced))])
+                if sliced:
+                    collectives.average_(gradient, seeds)
+                found.append(gradient)
+
+    data = data_module(correction_batch_size=31, correction_sampler=NeighborSampler([-1, -1]))
+    fit(Watch(EverySteps(1), correction_steps=0, drift=None, **PATIENCE), model(), data, world_size, max_epochs=1)
+    return found[0], found[1]
+
+
+def test_the_sliced_gradient_is_the_whole_batchs_to_1e_6() -> None:
+    for sliced, whole in run_ranks(sliced_gradient, 3):
+        for left, right in zip(sliced, whole, strict=True):
+            assert (left - right).abs().max() < 1e-6
+
+
+class Own(SAGE):
+    """Manual optimisation, and its own idea of a correction."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.automatic_optimization = False
+        self.corrections = 0
+
+    def training_step(self, batch: Any) -> None:  # type: ignore[override]
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch))
+        optimizer.step()
+
+
+class Corrected(Own):
+    def correction_step(self, batch: Any) -> Tensor:
+        self.corrections += 1
+        return SAGE.training_step(self, batch)
+
+
+def manual(rank: int, world_size: int, kind: type[Own]) -> tuple[int, State]:
+    module = model(kind)
+    fit(LLCGStrategy(EverySteps(2), correction_steps=2, drift=None, **PATIENCE), module, data_module(), world_size)
+    return module.corrections, state_of(module)
+
+
+def test_a_module_may_define_its_correction_step() -> None:
+    (count, first), (_, second) = run_ranks(manual, 2, Corrected)
+    assert count == 3 * 2 and differs(first, second) == 0.0
+
+
+def test_manual_optimisation_without_one_is_refused() -> None:
+    with pytest.raises(RankError, match=r"define correction_step\(batch\)"):
+        run_ranks(manual, 2, Own)
+
+
+class WithOptions(SAGE):
+    def training_step(self, batch: Any, **options: Any) -> Tensor:
+        return super().training_step(batch)
+
+
+class WithDefaults(SAGE):
+    def training_step(self, batch: Any, batch_idx: int = -1, *, scale: float = 1.0) -> Tensor:
+        assert batch_idx >= 0
+        return scale * super().training_step(batch)
+
+
+class WithAny(SAGE):
+    def training_step(self, *args: Any) -> Tensor:
+        batch, _ = args
+        return super().training_step(batch)
+
+
+@pytest.mark.parametrize("kind", [SAGE, WithOptions, WithDefaults, WithAny])
+def test_a_step_is_called_as_lightning_calls_it(kind: type[SAGE]) -> None:
+    data, module = data_module(), model(kind)
+    batch = next(data.correction_batches(0))
+    loss = step_of(module)(batch)
+    assert loss is not None and loss.requires_grad
+    fit("auto", module, data, 1, fast_dev_run=1)
+
+
+class Gathers(SAGE):
+    def training_step(self, batch: Any) -> Tensor:
+        loss = super().training_step(batch)
+        assert self.all_gather(loss.detach()).shape == (2,)
+        return loss
+
+
+def gathering(rank: int, world_size: int, correction: str) -> None:
+    strategy = LLCGStrategy(EverySteps(2), correction=correction, **PATIENCE)  # type: ignore[arg-type]
+    fit(strategy, model(Gathers), data_module(), world_size)
+
+
+@pytest.mark.filterwarnings("ignore:.*functional.all_gather is deprecated")
+def test_an_exchange_is_fine_where_all_correct_and_refused_where_one_does() -> None:
+    run_ranks(gathering, 2, "sliced")
+    with pytest.raises(RankError, match=r'all_gather\(\) exchanges inside a correction: with correction="rank0"'):
+        run_ranks(gathering, 2, "rank0")
+
+
+class Vector(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(self(batch), batch.y[: batch.batch_size], reduction="none")
+
+
+class Detached(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        return self.training_step(batch).detach()
+
+
+class Number(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        return 1.0
+
+
+class NoLoss(SAGE):
+    def training_step(self, batch: Any) -> Any:
+        return {"logits": self(batch)}
+
+
+class Backward(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        loss = self.training_step(batch)
+        loss.backward()
+        return loss
+
+
+class Skips(SAGE):
+    def correction_step(self, batch: Any) -> None:
+        return None
+
+
+class TwoArguments(SAGE):
+    def correction_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.training_step(batch)
+
+
+def correct_by(rank: int, world_size: int, kind: type[SAGE], options: dict[str, Any]) -> None:
+    fit(LLCGStrategy(EverySteps(1), **options, **PATIENCE), model(kind), data_module(batch_size=6), world_size)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Vector, r"correction_step\(\) returned a tensor of shape \(\d,\), but a correction needs the mean loss"),
+        (Detached, r"correction_step\(\) returned a loss without a gradient, detached"),
+        (Number, r"correction_step\(\) returned a float, .* with its gradient: return that\."),
+        (NoLoss, r"training_step\(\) returned a dict, .* or define correction_step\(batch\)"),
+        (Backward, r"correction_step\(\) must return the loss and leave backward\(\) to the strategy"),
+        (Skips, r"correction_step\(\) returned None for every batch"),
+        (TwoArguments, r"correction_step\(batch\) is called with the batch alone: missing .*'batch_idx'"),
+    ],
+)
+def test_a_step_without_a_loss_is_named(kind: type[SAGE], message: str) -> None:
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
+        correct_by(0, 1, kind, {})
+
+
+@pytest.mark.parametrize("options", [{}, {"drift": None}, {"drift": None, "correction": "rank0"}])
+def test_ranks_that_skip_every_batch_say_so(options: dict[str, Any]) -> None:
+    with pytest.raises(RankError, match=r"correction_step\(\) returned None for every batch"):
+        run_ranks(correct_by, 2, Skips, options)
