@@ -4,14 +4,17 @@
     python benchmarks/sampling_peers.py                             # 1M nodes, 20M edges: 6 GB of memory, some minutes
     THP_MEM_ALLOC_ENABLE=1 python benchmarks/sampling_peers.py      # torch allocates in pages of 2 MB
 
-Batches of three hops around the same seeds, drawn without replacement, every node once, from one graph and one array of
-features. One thread; CPU times, the best of several passes, in which all take turns. Peers that cannot be imported are
-left out. Neither has wheels for every torch, so they are built from source with a C++ compiler, in an environment that
-has torch already, each in a clone of the commit that `sampling_peers.md` names:
+Batches of three hops around the same seeds, drawn without replacement, from one graph and one array of features. One
+thread; CPU times, the best of several passes, in which all take turns. Peers that cannot be imported are left out.
+
+None has wheels for every torch, so they are built from source with a C++ compiler, each in a clone of the commit that
+`sampling_peers.md` names, in an environment that has torch and setuptools, and for DGL what it requires and `cython<3`:
 
     git submodule update --init --recursive
-    FORCE_CUDA=0 pip install --no-build-isolation .                 # pyg-lib, pytorch_scatter, pytorch_sparse
-    bash script/build_dgl.sh -c -t release && pip install ./python  # dgl, which brings GraphBolt
+    FORCE_CUDA=0 pip install --no-build-isolation --no-deps .               # pyg-lib
+    FORCE_ONLY_CPU=1 pip install --no-build-isolation --no-deps .           # torch-scatter, torch-sparse
+    DGL_HOME=$PWD bash script/build_dgl.sh -c -t release -e "-DUSE_LIBXSMM=OFF -DBUILD_SPARSE=OFF"    # DGL, GraphBolt
+    cd python && python setup.py build_ext --inplace                        # and this folder on PYTHONPATH
 """
 
 from __future__ import annotations
@@ -56,15 +59,21 @@ class Way:
     size: Callable[[Any], Size]  # of one of ``samples``
 
 
-def ours(graph: Graph, seeds: Tensor) -> Way:
+def our_ways(graph: Graph, seeds: Tensor) -> list[Way]:
+    """As a step on blocks takes it, and with the ``edge_index`` that is made when somebody asks for it."""
     sampler, chunks = NeighborSampler(NUM_NEIGHBORS), seeds.chunk(NUM_BATCHES)
     loader = BatchLoader(graph, sampler, seeds, NUM_BATCHES, seed=0, shuffle=False, bulk_size=1, num_threads=0)
-    return Way(
-        "ours",
-        lambda: (sampler.sample_bulk(graph, [chunk], [BatchKey(0, 0, i)])[0] for i, chunk in enumerate(chunks)),
-        lambda: loader,
-        lambda sample: (sample.nodes.numel(), sample.indices.numel()),
-    )
+
+    def samples() -> Iterator[Any]:
+        return (sampler.sample_bulk(graph, [chunk], [BatchKey(0, 0, i)])[0] for i, chunk in enumerate(chunks))
+
+    def size(sample: Any) -> Size:
+        return sample.nodes.numel(), sample.indices.numel()
+
+    return [
+        Way("ours", samples, lambda: ([block.adj for block in batch.blocks] for batch in loader), size),
+        Way("ours, with edge_index", samples, lambda: (batch.edge_index for batch in loader), size),
+    ]
 
 
 def pyg_ways(graph: Graph, seeds: Tensor) -> list[Way]:
@@ -94,16 +103,17 @@ def pyg_ways(graph: Graph, seeds: Tensor) -> list[Way]:
     ]
 
 
-def dgl_way(dgl: Any, graph: Graph, seeds: Tensor) -> Way:
+def dgl_way(dgl: Any, graph: Graph, seeds: Tensor, bits: int) -> Way:
     """DGL's own loader, which fetches what its sampler is told to."""
     theirs = dgl.graph(("csc", (graph.indptr, graph.indices.long(), [])), num_nodes=graph.num_nodes)
+    theirs, seeds = (theirs.int(), seeds.int()) if bits == 32 else (theirs, seeds)
     theirs.ndata.update(graph.node_arrays)
     size, fanouts = seeds.numel() // NUM_BATCHES, NUM_NEIGHBORS[::-1]
     alone = dgl.dataloading.NeighborSampler(fanouts)
     whole = dgl.dataloading.NeighborSampler(fanouts, prefetch_node_feats=["x"], prefetch_labels=["y"])
     loader = dgl.dataloading.DataLoader(theirs, seeds, whole, batch_size=size, num_workers=0)
     return Way(
-        f"DGL {dgl.__version__}",
+        f"DGL {dgl.__version__}, ids of {bits} bits",
         lambda: (alone.sample(theirs, chunk) for chunk in seeds.chunk(NUM_BATCHES)),
         lambda: ((blocks, blocks[0].srcdata["x"]) for _, _, blocks in loader),
         lambda sample: (sample[0].numel(), sum(block.num_edges() for block in sample[2])),
@@ -124,7 +134,7 @@ def graphbolt_way(graphbolt: Any, graph: Graph, seeds: Tensor) -> Way:
 
     alone, whole = pipeline(False), pipeline(True)
     return Way(
-        "GraphBolt, its ids 32 bits",
+        "GraphBolt, ids of 32 bits",
         lambda: alone,
         lambda: ((batch, batch.node_features["x"]) for batch in whole),
         lambda batch: (
@@ -138,15 +148,17 @@ def find(name: str) -> ModuleType | None:
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:
-        print(f"  {name} is left out: {error}".splitlines()[0])
+        print(f"{name} is left out: {error}".splitlines()[0].split(". ")[0])
         return None
 
 
 def all_ways(graph: Graph, seeds: Tensor) -> list[Way]:
-    ways = [ours(graph, seeds), *pyg_ways(graph, seeds)]
-    dgl, graphbolt = find("dgl"), find("dgl.graphbolt")
-    ways += [dgl_way(dgl, graph, seeds)] if dgl else []
-    return ways + ([graphbolt_way(graphbolt, graph, seeds)] if graphbolt else [])
+    ways = [*our_ways(graph, seeds), *pyg_ways(graph, seeds)]
+    if dgl := find("dgl"):
+        ways += [dgl_way(dgl, graph, seeds, bits) for bits in (64, 32)]
+    if dgl and (graphbolt := find("dgl.graphbolt")):
+        ways.append(graphbolt_way(graphbolt, graph, seeds))
+    return ways
 
 
 def bench_peers(graph: Graph, batch_size: int, repeats: int) -> Iterator[str]:
