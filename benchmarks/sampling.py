@@ -5,8 +5,8 @@
     THP_MEM_ALLOC_ENABLE=1 python benchmarks/sampling.py    # torch allocates in pages of 2 MB: all of it is faster
 
 One thread, unless a line says two. All times are CPU time, unless a line says wall, the best of several repetitions,
-so that other work on the machine disturbs them little; memory bandwidth is still shared. PyG is measured beside where
-pyg-lib or torch-sparse is installed.
+so that other work on the machine disturbs them little; memory bandwidth is still shared. `sampling_peers.py` compares
+with PyG and DGL.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
-from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn import SAGEConv
-from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 from torch_geometric.utils import trim_to_layer
 
 from lightning_gnn_dist.graph.graph import Graph
@@ -146,23 +143,16 @@ def bench_threads(
         yield row(f"wall, {num_threads} threads, bulks of 8", ms, f"{edges / ms / 1e3:.1f} M edges per second")
 
 
-def bench_peers(graph: Graph, batch_size: int, repeats: int) -> Iterator[str]:
-    """The same neighbours drawn by scipy, and by PyG where it can."""
-    yield f"peers: [15, 10, 5], {batch_size} seeds, sampling alone"
-    seeds = batches_of_seeds(graph, batch_size, 4)
+def bench_products(graph: Graph, batch_size: int) -> Iterator[str]:
+    """The same neighbours drawn by scipy."""
+    yield f"sparse products: [15, 10, 5], {batch_size} seeds, sampling alone"
+    seeds = batches_of_seeds(graph, batch_size, 2)
     csr = graph.indices.numpy(), graph.indptr.numpy()
     matrix = scipy.sparse.csr_matrix((np.ones(graph.num_edges, np.float32), *csr), (graph.num_nodes, graph.num_nodes))
     generator = np.random.default_rng(0)
     edges = by_products(matrix, seeds[0].numpy(), [15, 10, 5], generator)
     ms = cpu_ms(lambda: by_products(matrix, seeds[1].numpy(), [15, 10, 5], generator), 1)
     yield row("scipy, P = Q A", ms, f"{edges / ms / 1e3:.1f} M edges per CPU-second")
-    if not WITH_PYG_LIB and not WITH_TORCH_SPARSE:
-        yield "  PyG: neither pyg-lib nor torch-sparse is installed"
-        return
-    data = Data(num_nodes=graph.num_nodes, edge_index=torch.stack([graph.indices.long(), receivers_of(graph)]))
-    nodes = torch.cat(seeds)
-    loader = NeighborLoader(data, [15, 10, 5], input_nodes=nodes, batch_size=batch_size, num_workers=0)
-    yield row("PyG NeighborLoader", cpu_ms(lambda: consume(loader), repeats) / len(seeds))
 
 
 def receivers_of(graph: Graph) -> Tensor:
@@ -358,7 +348,7 @@ def main() -> None:
     size, repeats = options.batch_size, options.repeats
     for lines in (
         bench_sampling(graph, size, repeats),
-        bench_peers(graph, size, repeats),
+        bench_products(graph, size),
         bench_gather(graph, [15, 10, 5], size, repeats),
         bench_union(graph, [15, 10, 5], size, min(repeats, 3)),
         bench_loader(graph, [15, 10, 5], size, repeats),
