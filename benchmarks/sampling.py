@@ -25,6 +25,7 @@ from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.large_pages import enlarge_pages
 from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.sampling.base import BatchKey, Sampler
@@ -110,7 +111,7 @@ def with_extras(graph: Graph) -> Graph:
     """The graph with weights, and with chunks of about 1,000 nodes."""
     chunk = permutation(graph.num_nodes, 2, 0) % max(1, graph.num_nodes // 1000)
     weight = torch.rand(graph.num_edges, generator=torch.Generator().manual_seed(0))
-    return Graph(graph.indptr, graph.indices, {"chunk": chunk}, {"edge_weight": weight})
+    return in_large_pages(Graph(graph.indptr, graph.indices, {"chunk": chunk}, {"edge_weight": weight}))
 
 
 def bench_sampler(graph: Graph, sampler: Sampler, bulks: Iterable[int], batch_size: int, repeats: int) -> Iterator[str]:
@@ -180,32 +181,35 @@ def by_products(
 
 
 def bench_gather(graph: Graph, num_neighbors: list[int], batch_size: int, repeats: int) -> Iterator[str]:
+    """A batch's features by torch and by our kernel, and what a plain copy of as many bytes takes."""
     seeds = batches_of_seeds(graph, batch_size, 1)
     rows = NeighborSampler(num_neighbors).sample_bulk(graph, seeds, [BatchKey(0, 0, 0)])[0].nodes
-    for dtype in (torch.float32, torch.float16):
-        x, pool = torch.randn(graph.num_nodes, 128).to(dtype), BufferPool(max_free=2)
-        yield f"gathering {rows.numel():,} rows of 128 numbers, {dtype}"
-        yield row("x[rows]", cpu_ms(lambda x=x: x[rows], repeats))
-        yield row("index_select, fresh", cpu_ms(lambda x=x: x.index_select(0, rows), repeats))
-        yield row("our kernel, fresh", cpu_ms(lambda x=x: gather_rows(x, rows), repeats))
-        buffer = gather_rows(x, rows)
-        yield row(
-            "index_select, same buffer",
-            cpu_ms(lambda x=x, out=buffer: torch.index_select(x, 0, rows, out=out), repeats),
-        )
-        yield row("our kernel, pooled", cpu_ms(lambda x=x, pool=pool: gather_rows(x, rows, pool), repeats))
-        if dtype == torch.float16:
-            wide = BufferPool(max_free=2)
-            ms = cpu_ms(lambda x=x, pool=wide: gather_rows(x, rows, pool, widen=True), repeats)
-            yield row("pooled, widened to float32", ms)
-            small, scale = quantize_rows(x)
-            ms = cpu_ms(lambda x=small, by=scale, pool=wide: gather_rows(x, rows, pool, scale=by), repeats)
-            yield row("pooled, int8 to float32", ms)
+    x, pool = torch.randn(graph.num_nodes, 128), BufferPool(max_free=2)
+    buffer = gather_rows(x, rows)
+    yield f"gathering {rows.numel():,} rows of 128 numbers, float32"
+    yield row("x[rows]", cpu_ms(lambda: x[rows], repeats))
+    yield row("index_select", cpu_ms(lambda: x.index_select(0, rows), repeats))
+    yield row("index_select, same buffer", cpu_ms(lambda: torch.index_select(x, 0, rows, out=buffer), repeats))
+    yield row("our kernel, pooled", cpu_ms(lambda: gather_rows(x, rows, pool), repeats))
+    in_large_pages(Graph(graph.indptr, graph.indices, {"x": x}))
+    yield row("our kernel, in large pages", cpu_ms(lambda: gather_rows(x, rows, pool), repeats))
+    yield row("the first so many rows, copied", cpu_ms(lambda: buffer.copy_(x[: rows.numel()]), repeats))
+    half, bfloat, (small, scale) = x.half(), x.bfloat16(), quantize_rows(x)
+    in_large_pages(Graph(graph.indptr, graph.indices, {"half": half, "bfloat": bfloat, "small": small}))
+    for name, array, by in (("float16", half, None), ("bfloat16", bfloat, None), ("int8", small, scale)):
+
+        def widened(array: Tensor = array, by: Tensor | None = by) -> Tensor:
+            return gather_rows(array, rows, pool, scale=by, widen=True)
+
+        if by is None:
+            yield row(f"{name}, as it is", cpu_ms(lambda array=array: gather_rows(array, rows, pool), repeats))
+        yield row(f"{name}, widened to float32", cpu_ms(widened, repeats))
 
 
 def bench_union(graph: Graph, num_neighbors: list[int], batch_size: int, repeats: int) -> Iterator[str]:
     """Features of a bulk: batch by batch, or first those of all its nodes once, and then each batch's from these."""
     x = torch.randn(graph.num_nodes, 128)
+    in_large_pages(Graph(graph.indptr, graph.indices, {"x": x}))
     for k in (8, 64):
         keys = [BatchKey(0, 0, i) for i in range(k)]
         seeds = batches_of_seeds(graph, batch_size, k)
@@ -253,8 +257,17 @@ def bench_loader(graph: Graph, num_neighbors: list[int], batch_size: int, repeat
         loader.close()
 
 
-def loader_of(graph: Graph, sampler: Sampler, seeds: Tensor, bulk_size: int, num_threads: int) -> BatchLoader:
-    return BatchLoader(graph, sampler, seeds, 10, seed=0, bulk_size=bulk_size, num_threads=num_threads)
+def loader_of(
+    graph: Graph, sampler: Sampler, seeds: Tensor, bulk_size: int, num_threads: int, num_batches: int = 10
+) -> BatchLoader:
+    return BatchLoader(graph, sampler, seeds, num_batches, seed=0, bulk_size=bulk_size, num_threads=num_threads)
+
+
+def in_large_pages(graph: Graph) -> Graph:
+    """The graph as it is once a loader has made a few bulks."""
+    while enlarge_pages(graph):
+        pass
+    return graph
 
 
 def consume(batches: Iterable[object]) -> None:
@@ -317,9 +330,10 @@ def bench_waiting(graph: Graph, batch_size: int) -> Iterator[str]:
     arrays = {"x": torch.randn(graph.num_nodes, 128)}
     graph = Graph(graph.indptr, graph.indices, arrays)
     seeds = permutation(graph.num_nodes, 1, 0)[: 50 * batch_size]
-    loader, net = loader_of(graph, NeighborSampler([15, 10]), seeds, 4, 1), Net()
-    for batch in loader:  # buffers grow at first
-        net.step(net.by_adj, batch)
+    loader, net = loader_of(graph, NeighborSampler([15, 10]), seeds, 4, 1, num_batches=50), Net()
+    for _ in range(2):  # buffers grow at first, and pages
+        for batch in loader:
+            net.step(net.by_adj, batch)
     waited, started = loader.waited_seconds, time.perf_counter()
     for batch in loader:
         net.step(net.by_adj, batch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_gnn_dist.sampling.intrinsics import copy_bytes, prefetch
+from lightning_gnn_dist.sampling.intrinsics import WIDENS_HALVES, copy_bytes, prefetch, widened_half
 from lightning_gnn_dist.sampling.kernels import LINE, Array, compiled, part
 from lightning_gnn_dist.sampling.rng import inlined
 
@@ -52,24 +52,31 @@ def gather_bfloat16(source: Array, rows: Array, out: Array, width: int) -> None:
             out[_U(to + j)] = _W(source[_U(start + j)]) << _W(16)
 
 
-@compiled
-def gather_float16(source: Array, rows: Array, out: Array, floats: Array, width: int) -> None:
-    """``rows`` of ``source``, bits of float16, to ``out``, bits of float32; ``floats`` is the same memory.
+@inlined
+def widened_by_integers(bits: np.uint16) -> np.float32:
+    """The number that ``bits`` are as a float16, on any processor.
 
     A float16 has 5 bits of exponent and 10 of fraction. Moved to their places in a float32 they are too small by
     the difference of the two exponents' zeros, 2**112, also where float16 is subnormal.
     """
+    moved = _W((_W(bits) & _W(0x7FFF)) << _W(13)).view(np.float32)
+    is_special = _W((_W(bits) & _W(0x7C00)) == _W(0x7C00))  # infinite, or not a number
+    sign = (_W(bits) & _W(0x8000)) << _W(16)
+    number = np.float32(moved * np.float32(2.0**112)).view(np.uint32)
+    return _W(number | sign | (is_special * _W(0x7F800000))).view(np.float32)
+
+
+_widened = widened_half if WIDENS_HALVES else widened_by_integers
+
+
+@compiled
+def gather_float16(source: Array, rows: Array, out: Array, width: int) -> None:
+    """``rows`` of ``source``, bits of float16, to ``out``, float32."""
     for i in range(len(rows)):
         _prefetch_row(source, rows, i, width, 2)
         start, to = rows[_U(i)] * width, i * width
         for j in range(width):
-            out[_U(to + j)] = (_W(source[_U(start + j)]) & _W(0x7FFF)) << _W(13)
-        for j in range(width):
-            floats[_U(to + j)] *= np.float32(2.0**112)
-        for j in range(width):
-            bits = _W(source[_U(start + j)])
-            is_special = _W((bits & _W(0x7C00)) == _W(0x7C00))  # infinite, or not a number
-            out[_U(to + j)] |= ((bits & _W(0x8000)) << _W(16)) | (is_special * _W(0x7F800000))
+            out[_U(to + j)] = _widened(source[_U(start + j)])
 
 
 @compiled

@@ -122,8 +122,7 @@ def _widen(array: Tensor, rows: Tensor, scale: Tensor | None, out: Bytes) -> Non
     elif array.dtype == torch.bfloat16:
         gather_bfloat16(_bits(array, torch.uint16), rows.numpy(), out.view(np.uint32), width)
     else:
-        bits = _bits(array, torch.uint16)
-        gather_float16(bits, rows.numpy(), out.view(np.uint32), out.view(np.float32), width)
+        gather_float16(_bits(array, torch.uint16), rows.numpy(), out.view(np.float32), width)
 
 
 def _bits(array: Tensor, dtype: torch.dtype) -> npt.NDArray[Any]:

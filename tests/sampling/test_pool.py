@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import threading
 
+import numba
 import numpy as np
 import psutil
 import pytest
 import torch
 
 from lightning_gnn_dist.sampling import pool as pools
+from lightning_gnn_dist.sampling.gather_kernels import widened_by_integers
 from lightning_gnn_dist.sampling.pool import BufferPool, gather_rows
 
 ROWS = torch.tensor([3, 0, 3, 9, 5])
@@ -62,6 +64,21 @@ def test_every_half_is_widened_as_torch_does_it(pool, dtype, width):
     assert gather_rows(array, rows[:2], widen=True).nan_to_num(0.5).equal(expected[:2].nan_to_num(0.5))
     del out
     assert pool.num_free == 1
+
+
+def test_every_half_is_widened_without_the_processors_help():
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+
+    @numba.njit
+    def widen(bits, out):
+        for i in range(len(bits)):
+            out[i] = widened_by_integers(bits[i])
+
+    out = torch.empty(len(every))
+    widen(every.view(torch.uint16).numpy(), out.numpy())
+    is_nan = every.isnan()
+    assert out.isnan().equal(is_nan)
+    assert out[~is_nan].view(torch.int32).equal(every.float()[~is_nan].view(torch.int32))
 
 
 @pytest.mark.parametrize("shape", [(10, 7), (10, 3, 5), (10, 1433)])
