@@ -15,7 +15,7 @@ from collections import deque
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.maps import Map, libc, map_of
+from lightning_gnn_dist.graph.maps import Map, libc, maps_under
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def enlarge_pages(graph: Graph) -> int:
 def _pieces(graph: Graph) -> list[range]:
     """Addresses of whole large pages, of the edges first."""
     tensors = [graph.indptr, graph.indices, *graph.node_arrays.values(), *graph.edge_arrays.values()]
-    large = [tensor for tensor in tensors if _whole_pages(tensor) and _is_own(map_of(tensor))]
+    large = [tensor for tensor in tensors if _whole_pages(tensor) and _is_own(maps_under(tensor))]
     return [pages[i : i + PIECE_BYTES] for pages in map(_whole_pages, large) for i in range(0, len(pages), PIECE_BYTES)]
 
 
@@ -60,7 +60,6 @@ def _whole_pages(array: Tensor) -> range:
     return range(-(-start // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES)
 
 
-def _is_own(place: Map | None) -> bool:
-    if place is None or place.name not in ("", "[heap]"):
-        return False
-    return place.sizes["Shared_Clean"] + place.sizes["Shared_Dirty"] == 0
+def _is_own(places: list[Map]) -> bool:
+    shared = sum(place.sizes["Shared_Clean"] + place.sizes["Shared_Dirty"] for place in places)
+    return bool(places) and shared == 0 and all(place.name in ("", "[heap]") for place in places)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.graph.maps import Map, libc, map_of
+from lightning_gnn_dist.graph.maps import Map, libc, maps_under
 
 MOST_BYTES_AT_ONCE = 1 << 24
 WINDOW_BYTES = 1 << 23
@@ -91,10 +91,10 @@ def _let_go(start: int, end: int) -> None:
 
 def _file_of(array: Tensor) -> Map | None:
     """The map of a file that the array lies in, unless some of it was changed since, which only memory knows."""
-    place = map_of(array)
-    if place is None or place.sizes["Anonymous"] > 0:
+    places = maps_under(array)
+    if len(places) != 1 or places[0].sizes["Anonymous"] > 0:
         return None
-    file = Path(place.name)
+    place, file = places[0], Path(places[0].name)
     return place if file.is_file() and file.stat().st_ino == place.inode else None
 
 

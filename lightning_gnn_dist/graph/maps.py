@@ -37,21 +37,21 @@ class Map:
     sizes: dict[str, int]
 
 
-def map_of(array: Tensor) -> Map | None:
-    """The map that the array lies in. None: it is not in RAM in one piece, or the system does not tell."""
+def maps_under(array: Tensor) -> list[Map]:
+    """The maps that the array lies in, usually one. Without any, it is not in RAM in one piece, or the system does not tell."""
     if not MAPS.exists() or not array.is_contiguous() or array.device.type != "cpu" or array.numel() == 0:
-        return None
+        return []
     first, last = array.data_ptr(), array.data_ptr() + array.numel() * array.element_size()
-    found = None
+    found: list[Map] = []
+    is_under = False
     for line in MAPS.read_text().splitlines():
         if head := _RANGE.fullmatch(line):
-            if found is not None:
-                break
             start, end, offset = (int(number, 16) for number in head.group(1, 2, 3))
-            if start <= first < last <= end:
-                found = Map(start, end, offset, int(head.group(4)), head.group(5), {})
-        elif found is not None and (size := _BYTES.fullmatch(line)):
-            found.sizes[size.group(1)] = 1024 * int(size.group(2))
+            is_under = start < last and first < end
+            if is_under:
+                found.append(Map(start, end, offset, int(head.group(4)), head.group(5), {}))
+        elif is_under and (size := _BYTES.fullmatch(line)):
+            found[-1].sizes[size.group(1)] = 1024 * int(size.group(2))
     return found
 
 
