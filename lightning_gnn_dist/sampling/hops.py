@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_seeds, refuse_repeated
-from lightning_gnn_dist.sampling.kernels import REPEATED_SEED, Array
-from lightning_gnn_dist.sampling.pool import copy_of
+from lightning_gnn_dist.sampling.kernels import REPEATED_SEED, Array, Work
 from lightning_gnn_dist.sampling.rng import key
 from lightning_gnn_dist.sampling.scratch import Scratch, scratch_of_thread
 
@@ -62,21 +61,20 @@ def sample_hops(
     if needed == REPEATED_SEED:
         refuse_repeated(seeds)
     with_ids = bool(graph.edge_arrays) if with_ids is None else with_ids
-    return _copied(scratch, num_nodes.tolist(), num_edges[:-1].tolist(), with_ids=with_ids, weighs=weighs)
+    return _copied(scratch.work, num_nodes.tolist(), num_edges[:-1].tolist(), with_ids=with_ids, weighs=weighs)
 
 
-def _copied(scratch: Scratch, num_nodes: list[int], num_edges: list[int], *, with_ids: bool, weighs: bool) -> Sample:
+def _copied(work: Work, num_nodes: list[int], num_edges: list[int], *, with_ids: bool, weighs: bool) -> Sample:
     """The batch in arrays of its own: the scratch belongs to the next one."""
     rows, edges = sum(num_nodes[:-1]), sum(num_edges)
-    work, pool = scratch.work, scratch.pool
     return Sample(
-        nodes=copy_of(work.nodes[: sum(num_nodes)], torch.int64, pool),
-        indptr=copy_of(work.starts[: rows + 1], torch.int32, pool),
-        indices=copy_of(work.columns[:edges], torch.int32, pool),
+        nodes=torch.from_numpy(work.nodes[: sum(num_nodes)].astype(np.int64)),
+        indptr=torch.from_numpy(work.starts[: rows + 1].astype(np.int32)),
+        indices=torch.from_numpy(work.columns[:edges].astype(np.int32)),
         num_sampled_nodes=num_nodes,
         num_sampled_edges=num_edges,
-        edge_ids=copy_of(work.positions[:edges], torch.int64, pool) if with_ids else None,
-        edge_weight=copy_of(work.weights[:edges], torch.float32, pool) if weighs else None,
+        edge_ids=torch.from_numpy(work.positions[:edges].copy()) if with_ids else None,
+        edge_weight=torch.from_numpy(work.weights[:edges].copy()) if weighs else None,
     )
 
 

@@ -107,15 +107,6 @@ def gather_rows(
     return out.view(dtype).view(shape)
 
 
-def copy_of(array: npt.NDArray[Any], dtype: torch.dtype, pool: Pool) -> Tensor:
-    """The numbers of an array as another type; large copies from the pool."""
-    num_bytes = array.size * dtype.itemsize
-    memory = pool.take(num_bytes) if num_bytes >= POOLED_BYTES else torch.empty(num_bytes, dtype=torch.uint8)
-    copy = memory.view(dtype)
-    copy.numpy()[:] = array
-    return copy
-
-
 def _by_torch(array: Tensor, rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     taken = array.index_select(0, rows).to(dtype)
     if scale is None:

@@ -9,10 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_gnn_dist.sampling.kernels import Array, Table, Work
-from lightning_gnn_dist.sampling.pool import BufferPool
 
 DIRECT_NODES = 1 << 21  # up to here the table has a slot for every node
-MOST_FREE = 64  # buffers that batches came in and will again
 ENTRY_LIMIT = 1 << 32  # what an entry of the table can hold
 
 _THREAD = threading.local()
@@ -26,13 +24,11 @@ class Scratch:
     graph, perhaps one of 10**9 nodes behind a memory map, gets a hash table: 6 to 15 bytes for every edge of
     a batch, whatever the size of the graph. Measured, direct against hashed, ns an edge: 14 and 19 with 1M
     nodes, 29 and 26 with 4M, 40 and 25 with 16M, where the direct table has left the caches. The other
-    arrays take about 50 bytes for every edge of the largest batch seen. ``pool`` lends the memory that large batches
-    leave in.
+    arrays take about 50 bytes for every edge of the largest batch seen.
     """
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
         self.dtype = np.dtype(dtype)
-        self.pool = BufferPool(MOST_FREE)
         self.reserve(1 << 14)
         self._entries: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
         self._epoch = 1

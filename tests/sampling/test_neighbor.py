@@ -11,7 +11,7 @@ import torch
 from torch_geometric.utils import k_hop_subgraph
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling import pool, scratch
+from lightning_gnn_dist.sampling import scratch
 from lightning_gnn_dist.sampling.base import BatchKey, Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from tests.sampling import reference
@@ -299,24 +299,3 @@ def test_useless_seeds_are_refused(seeds, message):
 def test_every_batch_needs_a_key():
     with pytest.raises(ValueError, match="shorter"):
         NeighborSampler([2]).sample_bulk(random_graph(), [torch.tensor([1])], [])
-
-
-def test_a_sample_that_is_kept_never_changes_and_memory_comes_back(monkeypatch):
-    monkeypatch.setattr(pool, "POOLED_BYTES", 1)
-    scratch._THREAD.__dict__.clear()
-    graph, sampler = weighted(random_graph(300, 4000, seed=3)), NeighborSampler([5, 5])
-
-    def draw(batch: int) -> dict[str, torch.Tensor]:
-        (sample,) = sampler.sample_bulk(graph, [torch.arange(40)], [BatchKey(0, 0, batch)])
-        assert sample.edge_ids is not None
-        return {"nodes": sample.nodes[2:], "indices": sample.indices, "indptr": sample.indptr, "ids": sample.edge_ids}
-
-    kept = draw(0)
-    before = {name: array.clone() for name, array in kept.items()}
-    for batch in range(1, 20):
-        draw(batch)
-    assert all(kept[name].equal(array) for name, array in before.items())
-    lent = {kept[name].untyped_storage().data_ptr() for name in kept}
-    waiting = scratch.scratch_of_thread(np.int32).pool.num_free
-    del kept
-    assert scratch.scratch_of_thread(np.int32).pool.num_free == waiting + len(lent)
