@@ -84,10 +84,10 @@ class BatchLoader:
         place: Place | None = None,
     ) -> None:
         check_at_least(1, num_batches=num_batches, bulk_size=bulk_size)
-        check_at_least(0, num_threads=num_threads)
+        check_at_least(0, num_threads=num_threads, seed=seed)
         prefetch = num_threads + 1 if prefetch is None else prefetch
         check_at_least(max(1, num_threads), prefetch=prefetch)
-        if not isinstance(sampler, Sampler):
+        if not isinstance(sampler, Sampler) or isinstance(sampler, type):
             raise TypeError(f"sampler must be one like NeighborSampler([15, 10]), got {sampler!r}.")
         seeds = check_seeds(seeds, graph.num_nodes if num_ids is None else num_ids)
         refuse_repeated(seeds)
@@ -135,12 +135,11 @@ class BatchLoader:
 
     def stream(self, start: int) -> Batches:
         """Batches without end, from number ``start``; passes are numbered by this alone."""
-        if start < 0:
-            raise ValueError(f"A stream starts at batch 0 or later, got {start}.")
         return self.between(start, None)
 
     def between(self, start: int, stop: int | None) -> Batches:
         """The stream's batches ``start`` to ``stop``, or without end."""
+        check_at_least(0, start=start)
         return self._batches(count(start) if stop is None else range(start, stop))
 
     def close(self) -> None:

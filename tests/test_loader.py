@@ -193,6 +193,7 @@ def test_memory_stays_flat_over_many_batches():
         ({"num_batches": 0}, r"num_batches must be an integer of at least 1, got 0"),
         ({"num_batches": 2.5}, r"got 2\.5"),
         ({"bulk_size": 0}, "bulk_size"),
+        ({"seed": 1.5}, r"seed must be an integer of at least 0, got 1\.5"),
         ({"num_threads": -1}, "num_threads"),
         ({"prefetch": 0}, "prefetch"),
         ({"num_threads": 3, "prefetch": 2}, "prefetch must be an integer of at least 3, got 2"),
@@ -207,11 +208,20 @@ def test_useless_arguments_are_refused(options, message):
         loader(**options)
 
 
-def test_a_sampler_is_needed():
-    with pytest.raises(TypeError, match=r"like NeighborSampler\(\[15, 10\]\), got \[3, 2\]"):
-        loader(sampler=[3, 2])
+@pytest.mark.parametrize("sampler", [[3, 2], NeighborSampler])
+def test_a_sampler_is_needed(sampler):
+    with pytest.raises(TypeError, match=r"like NeighborSampler\(\[15, 10\]\), got"):
+        loader(sampler=sampler)
+
+
+@pytest.mark.parametrize("seeds", [[0, 1], SEEDS.numpy(), None])
+def test_seeds_are_a_tensor(seeds):
+    with pytest.raises(TypeError, match=f"must be a tensor of node ids, got {type(seeds).__name__}"):
+        loader(seeds=seeds)
 
 
 def test_a_stream_begins_at_a_batch():
-    with pytest.raises(ValueError, match="batch 0 or later, got -1"):
+    with pytest.raises(ValueError, match="start must be an integer of at least 0, got -1"):
         loader().stream(-1)
+    with pytest.raises(ValueError, match="start must be an integer of at least 0, got -5"):
+        loader().between(-5, 2)

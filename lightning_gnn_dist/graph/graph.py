@@ -197,6 +197,12 @@ class Graph:
     def _check_lengths(self) -> None:
         if self.indptr.dim() != 1 or self.indptr.numel() == 0 or self.indices.dim() != 1:
             raise ValueError("indptr and indices must be vectors, and indptr must hold one entry more than nodes.")
+        if self.indptr.is_floating_point() or self.indices.is_floating_point():
+            raise ValueError(
+                f"indptr and indices must hold integers, got {self.indptr.dtype} and {self.indices.dtype}."
+            )
+        if int(self.indptr[0]) != 0:
+            raise ValueError(f"indptr must start at 0, got {int(self.indptr[0])}.")
         if int(self.indptr[-1]) != self.num_edges:
             raise ValueError(f"indptr ends at {int(self.indptr[-1])}, but indices holds {self.num_edges} edges.")
         for kind, arrays, length in (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import logging
+import os
 import weakref
 from collections import deque
 
@@ -44,6 +45,15 @@ def enlarge_pages(graph: Graph) -> int:
         log.debug("The system gives no more large pages: %s.", errno.errorcode.get(ctypes.get_errno()))
         pieces.clear()
     return len(pieces)
+
+
+def _forget() -> None:
+    for pieces in list(_PLANS.values()):
+        pieces.clear()
+
+
+if hasattr(os, "register_at_fork"):  # from then on processes share what is left
+    os.register_at_fork(before=_forget)
 
 
 def _pieces(graph: Graph) -> list[range]:

@@ -38,7 +38,7 @@ class Map:
 
 
 def maps_under(array: Tensor) -> list[Map]:
-    """The maps that the array lies in, usually one. Without any, it is not in RAM in one piece, or the system does not tell."""
+    """The maps that the array lies in, usually one. None: it is not in RAM, has gaps, or the system does not tell."""
     if not MAPS.exists() or not array.is_contiguous() or array.device.type != "cpu" or array.numel() == 0:
         return []
     first, last = array.data_ptr(), array.data_ptr() + array.numel() * array.element_size()

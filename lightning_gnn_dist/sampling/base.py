@@ -12,6 +12,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
 
+MOST_DRAWN = 2**31 - 1  # neighbours of a node, nodes of a layer: a batch has no more edges
+
 
 class BatchKey(NamedTuple):
     """Which batch it is. All that a sampler may draw at random depends on these three numbers."""
@@ -81,7 +83,11 @@ class OrdersSeeds(Protocol):
 
 def check_seeds(seeds: Tensor, num_nodes: int) -> Tensor:
     """Refuse seeds that are no vector of ids of the graph; return them as contiguous int64."""
-    if seeds.dim() != 1 or seeds.is_floating_point() or seeds.dtype == torch.bool:
+    if not isinstance(seeds, Tensor):
+        raise TypeError(
+            f"The seeds of a batch must be a tensor of node ids, got {type(seeds).__name__}: {seeds!r:.60}."
+        )
+    if seeds.dim() != 1 or seeds.is_floating_point() or seeds.is_complex() or seeds.dtype == torch.bool:
         raise ValueError(
             f"The seeds of a batch must be a vector of node ids, got shape {tuple(seeds.shape)} "
             f"of {seeds.dtype}. Turn a mask into ids with mask.nonzero().view(-1)."
@@ -117,4 +123,6 @@ def check_numbers(name: str, numbers: Sequence[int], example: str, *, or_all: bo
         if not is_integer or not (number > 0 or (or_all and number == -1)):
             otherwise = ", or -1 for all neighbours" if or_all else ""
             raise ValueError(f"{name} must hold positive integers{otherwise}, got {number!r} in {list(numbers)}.")
+        if number > MOST_DRAWN:
+            raise ValueError(f"{name} may hold numbers up to {MOST_DRAWN}, got {number!r} in {list(numbers)}.")
     return tuple(operator.index(number) for number in numbers)

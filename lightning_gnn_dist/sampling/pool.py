@@ -65,7 +65,7 @@ class BufferPool:
         view = buffer[start : start + num_bytes]
         # Each loan has a view object of its own. torch.from_numpy() keeps it alive for as long as any
         # tensor shares the memory, so the end of the view is the end of the loan.
-        weakref.finalize(view, self._free.append, buffer).atexit = False
+        weakref.finalize(view, _give_back, weakref.ref(self._free), buffer).atexit = False
         return torch.from_numpy(view)
 
     def _pop(self, num_bytes: int) -> Bytes | None:
@@ -78,6 +78,13 @@ class BufferPool:
             if buffer.size >= num_bytes + ALIGNMENT:
                 return buffer
         return None
+
+
+def _give_back(free: weakref.ref[deque[Bytes]], buffer: Bytes) -> None:
+    """A pool that is gone takes nothing back, and what somebody keeps of a loan does not hold the pool."""
+    waiting = free()
+    if waiting is not None:
+        waiting.append(buffer)
 
 
 def gather_rows(

@@ -108,3 +108,16 @@ def test_the_fingerprint_tells_structures_and_training_nodes_apart() -> None:
 def test_a_graph_in_memory_can_be_pickled(graph: Graph) -> None:
     copy = pickle.loads(pickle.dumps(graph))
     assert edge_pairs(copy) == edge_pairs(graph) and torch.equal(copy.node_arrays["x"], graph.node_arrays["x"])
+
+
+@pytest.mark.parametrize(
+    ("indptr", "indices", "message"),
+    [
+        (torch.tensor([0.0, 1.0]), torch.tensor([0]), "must hold integers, got torch.float32 and torch.int64"),
+        (torch.tensor([0, 1]), torch.tensor([0.0]), "must hold integers, got torch.int64 and torch.float32"),
+        (torch.tensor([1, 2]), torch.tensor([0, 0]), "indptr must start at 0, got 1"),
+    ],
+)
+def test_what_is_no_list_of_rows_is_refused(indptr, indices, message):
+    with pytest.raises(ValueError, match=message):
+        Graph(indptr, indices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 
 import numba
 import numpy as np
@@ -229,3 +230,15 @@ def test_memory_stays_flat():
     some_batches()
     first = some_batches()
     assert some_batches() - first < 10e6
+
+
+def test_what_is_kept_does_not_hold_what_waits():
+    pool = BufferPool(max_free=4)
+    buffers = [pool.take(1000) for _ in range(4)]
+    kept = buffers[0][:1]
+    del buffers
+    waiting = weakref.ref(pool._free)
+    del pool
+    assert waiting() is None
+    kept.fill_(1)
+    del kept  # and nobody takes it back

@@ -227,5 +227,5 @@ def test_neither_a_share_nor_its_halo_is_held(tmp_path: Path) -> None:
     for name, whole in (("shares", graph), ("small", small_graph())):
         save_shares(whole, some_partition(whole, 2), tmp_path / name)
     for most, halo_nodes in run_ranks(most_memory, 2, tmp_path, budget, timeout=400):
-        assert (nodes // 2 + halo_nodes) * 4 * 20 > 1.5 * budget
-        assert budget / 8 < most < budget + 40 * halo_nodes
+        held, planned = (nodes // 2 + halo_nodes) * 4 * 20, budget + 40 * halo_nodes
+        assert budget / 8 < most < 1.15 * planned < held
