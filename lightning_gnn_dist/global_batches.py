@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
-from typing import cast
 
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import BatchKey, Sampler
 from lightning_gnn_dist.sampling.batch import SampledData, assemble
-from lightning_gnn_dist.sampling.lane import Bulk, Lane
+from lightning_gnn_dist.sampling.lane import Lane, bulk_of, next_of
 from lightning_gnn_dist.sampling.pool import Pool
 from lightning_gnn_dist.sampling.rng import permutation
 
@@ -62,15 +61,10 @@ class GlobalBatches:
         numbers = islice(count(), start, stop)
         while bulk := list(islice(numbers, self.bulk_size)):
             seeds = [self._seeds(round_idx, index).tensor_split(num_slices)[rank] for index in bulk]
-            made = self._bulk(seeds, [BatchKey(self.seed + _PURPOSE, round_idx, index) for index in bulk])
-            while made:  # nothing here holds on to a batch that was handed out
-                yield cast(SampledData, made.popleft()) if self.lane is None else self.lane.receive(made)
-
-    def _bulk(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Bulk:
-        if self.lane is None:
-            return deque(self.make(seeds, keys))
-        with self.lane.open():
-            return self.lane.load(self.make(seeds, keys))
+            keys = [BatchKey(self.seed + _PURPOSE, round_idx, index) for index in bulk]
+            made = bulk_of(partial(self.make, seeds, keys), self.lane)
+            while made:
+                yield next_of(made, self.lane)
 
     def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[SampledData]:
         """The batches around these seeds."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from itertools import count, islice
-from typing import Generic, TypeAlias, TypeVar, cast
+from typing import Generic, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from lightning_gnn_dist.graph.large_pages import enlarge_pages
 from lightning_gnn_dist.sampling.base import BatchKey, OrdersSeeds, Sample, Sampler, check_seeds, refuse_repeated
 from lightning_gnn_dist.sampling.batch import SampledData, assemble
 from lightning_gnn_dist.sampling.file_rows import FileRows
-from lightning_gnn_dist.sampling.lane import Bulk, Lane
+from lightning_gnn_dist.sampling.lane import Bulk, Lane, bulk_of, next_of
 from lightning_gnn_dist.sampling.pool import BufferPool, Pool
 from lightning_gnn_dist.sampling.rng import permutation
 
@@ -158,7 +158,7 @@ class BatchLoader:
         try:
             while bulk := self._wait_for(ahead):
                 while bulk:
-                    yield self._next_of(bulk)  # nothing here holds on to a batch that was handed out
+                    yield next_of(bulk, self._lane)
         finally:
             ahead.close()
             self._running.discard(ahead)
@@ -170,18 +170,12 @@ class BatchLoader:
         finally:
             self.waited_seconds += time.perf_counter() - start
 
-    def _next_of(self, bulk: Bulk) -> SampledData:
-        return cast(SampledData, bulk.popleft()) if self._lane is None else self._lane.receive(bulk)
-
     def _make(self, numbers: list[int]) -> Bulk:
         """One bulk, a pure function of the numbers of its batches. Runs in several threads at once."""
         enlarge_pages(self._graph)
         places = [BatchKey(self._seed, *divmod(number, len(self))) for number in numbers]
         seeds = [self._seeds_of(place) for place in places]
-        if self._lane is None:
-            return deque(self._batches_around(seeds, places))
-        with self._lane.open():
-            return self._lane.load(self._batches_around(seeds, places))
+        return bulk_of(lambda: self._batches_around(seeds, places), self._lane)
 
     def _batches_around(self, seeds: list[Tensor], places: list[BatchKey]) -> Iterable[SampledData]:
         """A batch for every entry of ``seeds``, made here and now."""

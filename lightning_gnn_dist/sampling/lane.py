@@ -8,10 +8,10 @@ A plain ``batch.to("cuda")`` makes the host wait until the device has done all t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -102,3 +102,16 @@ class Lane:
         current.wait_event(sent.event)
         sent.batch.record_stream(current)  # or its memory would be used again while this stream reads it
         return sent.batch
+
+
+def bulk_of(make: Callable[[], Iterable[SampledData]], lane: Lane | None) -> Bulk:
+    """The batches that ``make`` makes, on the lane if there is one."""
+    if lane is None:
+        return deque(make())
+    with lane.open():
+        return lane.load(make())
+
+
+def next_of(bulk: Bulk, lane: Lane | None) -> SampledData:
+    """Take the first batch. Nothing holds on to it but who gets it."""
+    return cast(SampledData, bulk.popleft()) if lane is None else lane.receive(bulk)
