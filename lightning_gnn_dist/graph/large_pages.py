@@ -16,7 +16,7 @@ from collections import deque
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.maps import Map, libc, maps_under
+from lightning_gnn_dist.graph.maps import Map, all_maps, libc, maps_under
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +59,10 @@ if hasattr(os, "register_at_fork"):  # from then on processes share what is left
 def _pieces(graph: Graph) -> list[range]:
     """Addresses of whole large pages, of the edges first."""
     tensors = [graph.indptr, graph.indices, *graph.node_arrays.values(), *graph.edge_arrays.values()]
-    large = [tensor for tensor in tensors if _whole_pages(tensor) and _is_own(maps_under(tensor))]
-    return [pages[i : i + PIECE_BYTES] for pages in map(_whole_pages, large) for i in range(0, len(pages), PIECE_BYTES)]
+    large = [(tensor, pages) for tensor in tensors if (pages := _whole_pages(tensor))]
+    maps = all_maps() if large else []
+    own = [pages for tensor, pages in large if _is_own(maps_under(tensor, maps))]
+    return [pages[i : i + PIECE_BYTES] for pages in own for i in range(0, len(pages), PIECE_BYTES)]
 
 
 def _whole_pages(array: Tensor) -> range:

@@ -37,22 +37,24 @@ class Map:
     sizes: dict[str, int]
 
 
-def maps_under(array: Tensor) -> list[Map]:
-    """The maps that the array lies in, usually one. None: it is not in RAM, has gaps, or the system does not tell."""
-    if not MAPS.exists() or not array.is_contiguous() or array.device.type != "cpu" or array.numel() == 0:
-        return []
-    first, last = array.data_ptr(), array.data_ptr() + array.numel() * array.element_size()
+def all_maps() -> list[Map]:
+    """The maps of this process. None: the system does not tell."""
     found: list[Map] = []
-    is_under = False
-    for line in MAPS.read_text().splitlines():
+    for line in MAPS.read_text().splitlines() if MAPS.exists() else ():
         if head := _RANGE.fullmatch(line):
             start, end, offset = (int(number, 16) for number in head.group(1, 2, 3))
-            is_under = start < last and first < end
-            if is_under:
-                found.append(Map(start, end, offset, int(head.group(4)), head.group(5), {}))
-        elif is_under and (size := _BYTES.fullmatch(line)):
+            found.append(Map(start, end, offset, int(head.group(4)), head.group(5), {}))
+        elif size := _BYTES.fullmatch(line):
             found[-1].sizes[size.group(1)] = 1024 * int(size.group(2))
     return found
+
+
+def maps_under(array: Tensor, maps: list[Map] | None = None) -> list[Map]:
+    """Those of ``maps``, or of all, that the array lies in, usually one. None: it is not in RAM, or has gaps."""
+    if not array.is_contiguous() or array.device.type != "cpu" or array.numel() == 0:
+        return []
+    first, last = array.data_ptr(), array.data_ptr() + array.numel() * array.element_size()
+    return [one for one in (all_maps() if maps is None else maps) if one.start < last and first < one.end]
 
 
 @cache
