@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
 
-MOST_DRAWN = 2**31 - 1  # neighbours of a node, nodes of a layer: a batch has no more edges
+MAX_ENTRIES = 2**31 - 1  # of a batch
 
 
 class BatchKey(NamedTuple):
@@ -123,6 +123,6 @@ def check_numbers(name: str, numbers: Sequence[int], example: str, *, or_all: bo
         if not is_integer or not (number > 0 or (or_all and number == -1)):
             otherwise = ", or -1 for all neighbours" if or_all else ""
             raise ValueError(f"{name} must hold positive integers{otherwise}, got {number!r} in {list(numbers)}.")
-        if number > MOST_DRAWN:
-            raise ValueError(f"{name} may hold numbers up to {MOST_DRAWN}, got {number!r} in {list(numbers)}.")
+        if number > MAX_ENTRIES:
+            raise ValueError(f"{name} may hold numbers up to {MAX_ENTRIES}, got {number!r} in {list(numbers)}.")
     return tuple(operator.index(number) for number in numbers)

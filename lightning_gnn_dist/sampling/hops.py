@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_seeds, refuse_repeated
+from lightning_gnn_dist.sampling.base import MAX_ENTRIES, BatchKey, Sample, check_seeds, refuse_repeated
 from lightning_gnn_dist.sampling.kernels import REPEATED_SEED, Array, Work
 from lightning_gnn_dist.sampling.rng import key
 from lightning_gnn_dist.sampling.scratch import Scratch, scratch_of_thread
-
-MAX_ENTRIES = 2**31 - 1
 
 # (indptr, indices, seeds, keys, work, table, num_nodes, num_edges) -> entries of the work that it needs
 Kernel = Callable[..., Any]
