@@ -14,7 +14,6 @@ whatever is in the buffer. Batches and steps are measured in turns, the least CP
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sampling import Net, batches_of_seeds, power_law_communities
+from sampling import Net, batches_of_seeds, parser_of, power_law_communities
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import spmm
@@ -260,12 +259,7 @@ def least_of(seconds: dict[str, list[float]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num-nodes", type=int, default=1_000_000)
-    parser.add_argument("--num-edges", type=int, default=20_000_000)
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--repeats", type=int, default=15)
-    options = parser.parse_args()
+    options = parser_of(__doc__, repeats=15).parse_args()
     torch.set_num_threads(1)
 
     plain = power_law_communities(options.num_nodes, options.num_edges)

@@ -347,13 +347,18 @@ def row(name: str, ms: float, note: str = "") -> str:
     return f"  {name:<30} {ms:>9.2f} ms   {note}".rstrip()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(description: str | None, repeats: int) -> argparse.ArgumentParser:
+    """What all benchmarks of sampling are asked with."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-nodes", type=int, default=1_000_000)
     parser.add_argument("--num-edges", type=int, default=20_000_000)
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--repeats", type=int, default=7)
-    options = parser.parse_args()
+    parser.add_argument("--repeats", type=int, default=repeats)
+    return parser
+
+
+def main() -> None:
+    options = parser_of(__doc__, repeats=7).parse_args()
     torch.set_num_threads(1)
 
     graph = power_law_communities(options.num_nodes, options.num_edges)

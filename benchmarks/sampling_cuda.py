@@ -9,13 +9,12 @@ measured bandwidth of the device's memory over 95 bytes an edge: what drawing, r
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import torch
-from sampling import Net, batches_of_seeds, consume, power_law_communities, receivers_of, with_extras
+from sampling import Net, batches_of_seeds, consume, parser_of, power_law_communities, receivers_of, with_extras
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
@@ -217,12 +216,8 @@ def lines(graph: Graph, device: torch.device, size: int, repeats: int) -> Iterat
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, repeats=5)
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--num-nodes", type=int, default=1_000_000)
-    parser.add_argument("--num-edges", type=int, default=20_000_000)
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     graph = power_law_communities(options.num_nodes, options.num_edges)
     print("# Sampling on a device\n\n`python benchmarks/sampling_cuda.py`\n\n```text")

@@ -19,7 +19,6 @@ None has wheels for every torch, so they are built from source with a C++ compil
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import time
@@ -31,7 +30,7 @@ from typing import Any
 
 import torch
 import torch_geometric
-from sampling import consume, power_law_communities, receivers_of
+from sampling import consume, parser_of, power_law_communities, receivers_of
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
@@ -196,11 +195,7 @@ def best_of(ways: list[Way], repeats: int) -> tuple[list[float], list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num-nodes", type=int, default=1_000_000)
-    parser.add_argument("--num-edges", type=int, default=20_000_000)
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser = parser_of(__doc__, repeats=7)
     options = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":
         parser.error("everyone shall run in one thread: set OMP_NUM_THREADS=1 before the start")
