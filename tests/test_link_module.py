@@ -8,7 +8,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
@@ -32,6 +31,7 @@ from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
+from tests.data_fitting import trainer
 from tests.link_model import LinkSAGE, Targets, held
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of
@@ -52,12 +52,6 @@ def module_of(split: LinkSplit | str, **options: Any) -> LinkDataModule:
         "partitioner": RandomPartitioner(),
     }
     return LinkDataModule(split, **(defaults | options))
-
-
-def trainer(devices: int, strategy: Any = "auto", **options: Any) -> pl.Trainer:
-    defaults: dict[str, Any] = {"max_epochs": 2, "num_sanity_val_steps": 0, "enable_checkpointing": False}
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return pl.Trainer(accelerator="cpu", devices=devices, strategy=strategy, **quiet, **(defaults | options))
 
 
 def model(**options: Any) -> LinkSAGE:

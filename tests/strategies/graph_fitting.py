@@ -14,6 +14,7 @@ from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from tests.data_fitting import trainer
 from tests.sage import SAGE
 
 PATIENCE = {"timeout": timedelta(seconds=30)}
@@ -71,15 +72,6 @@ def model(kind: type[SAGE] = SAGE, **options: Any) -> Any:
 def fit(
     strategy: Any, module: Any, data: Any, world_size: int, ckpt_path: str | None = None, **options: Any
 ) -> pl.Trainer:
-    defaults: dict[str, Any] = {"max_epochs": 3, "enable_checkpointing": False, "num_sanity_val_steps": 0}
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=world_size,
-        strategy=strategy,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **(defaults | options),
-    )
-    trainer.fit(module, data, ckpt_path=ckpt_path)
-    return trainer
+    fitted = trainer(world_size, strategy, **({"max_epochs": 3} | options))
+    fitted.fit(module, data, ckpt_path=ckpt_path)
+    return fitted
