@@ -6,6 +6,7 @@ shapes. With one process they all return at once and send nothing.
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import os
@@ -51,6 +52,21 @@ def world_size() -> int:
 def rank() -> int:
     """This process's place among the ranks, 0 without a process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def leave_at_exit() -> None:
+    """End the process group before the interpreter ends, however this process comes to its end. Not collective.
+
+    A thread of gloo holds the tensors of a collective for a moment longer than those who waited for it. If the
+    interpreter, to which they belong, is gone by then, the process aborts after all its work.
+    """
+    atexit.unregister(_leave)
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def has_backend(name: str) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +70,26 @@ def test_the_roll_is_called_anew_each_time() -> None:
 
 def test_one_rank_waits_for_nobody() -> None:
     assert collectives.roll_call("nowhere", 1, 0, 1, timedelta(seconds=1)) is None
+
+
+def threads_of_gloo() -> list[str]:
+    names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    return [name for name in names if "gloo" in name]
+
+
+def leave(rank: int, world_size: int, strategy: Any) -> tuple[bool, list[str]]:
+    trainer = fit(rank, strategy(), Net(), devices=world_size)
+    had_threads = bool(threads_of_gloo())
+    atexit._run_exitfuncs()
+    assert trainer.state.finished  # and is still held, as at the end of a script
+    return had_threads, threads_of_gloo()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads the names of threads from /proc")
+@pytest.mark.parametrize("strategy", [LocalSGDStrategy, GrappaStrategy])
+def test_no_thread_of_gloo_outlives_the_interpreter(strategy: Any) -> None:
+    """One that does may abort the process after its work: it holds tensors that belong to the interpreter."""
+    assert run_ranks(leave, 2, strategy) == [(True, [])] * 2
 
 
 def test_a_start_takes_some_time() -> None:
