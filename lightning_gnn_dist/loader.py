@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
 import time
 from collections import deque
@@ -29,6 +30,7 @@ Place: TypeAlias = Callable[[Graph, Sampler], tuple[Graph, Sampler]]
 
 THREAD_NAME = "lightning_gnn_dist.loader"
 CLOSED = "The loader was closed while it was iterated over. Iterate over it anew."
+FORKED = "This iterator belongs to the process that this one was forked from. Iterate over the loader anew."
 
 Batches = Generator[SampledData, None, None]
 
@@ -159,6 +161,7 @@ class BatchLoader:
             while bulk := self._wait_for(ahead):
                 while bulk:
                     yield next_of(bulk, self._lane)
+                    ahead.check()
         finally:
             ahead.close()
             self._running.discard(ahead)
@@ -228,12 +231,18 @@ class _Ahead(Generic[Item, Result]):
         self._work, self._items, self._depth = work, items, depth
         self._threads = ThreadPoolExecutor(num_threads, THREAD_NAME) if num_threads else None
         self._pending: deque[Future[Result]] = deque()
-        self._closed = False
+        self._closed, self._process = False, os.getpid()
+
+    def check(self) -> None:
+        """Raise if there is nothing to come."""
+        if self._closed:
+            raise RuntimeError(CLOSED)
+        if self._threads is not None and self._process != os.getpid():  # they stayed there
+            raise RuntimeError(FORKED)
 
     def next(self) -> Result | None:
         """The next result, or None after the last."""
-        if self._closed:
-            raise RuntimeError(CLOSED)
+        self.check()
         if self._threads is None:
             return next(map(self._work, self._items), None)
         # The one that is consumed, and `depth` ahead of it.

@@ -6,6 +6,7 @@ import copy
 import itertools
 import multiprocessing
 import statistics
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ import torch
 from lightning.fabric.utilities.data import _set_sampler_epoch
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.loader import FORKED
 from lightning_gnn_dist.sampling import pool
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -107,18 +109,39 @@ def test_every_process_gets_the_same_batches():
     assert run_ranks(batches_of_rank, 2) == [(seeds_of(list(loader())), 0)] * 2
 
 
+def in_a_fork(function: Callable[[], object]) -> object:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=lambda: there.send(function()))
+    process.start()
+    try:
+        assert here.poll(30)
+        return here.recv()
+    finally:
+        process.kill()
+        process.join()
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_it_works_in_a_forked_process():
     one = loader()
     expected = seeds_of(list(one))
     one.set_epoch(0)
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe()
-    process = context.Process(target=lambda: there.send((seeds_of(list(one)), len(threads()))))
-    process.start()
-    assert here.poll(30)
-    assert here.recv() == (expected, 0)
-    process.join()
+    assert in_a_fork(lambda: (seeds_of(list(one)), len(threads()))) == (expected, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_an_open_iterator_does_not_go_on_in_a_forked_process():
+    iterator = iter(loader(bulk_size=1))
+    next(iterator)
+
+    def go_on() -> str:
+        with pytest.raises(RuntimeError) as caught:
+            next(iterator)
+        return str(caught.value)
+
+    assert in_a_fork(go_on) == FORKED
+    assert len(list(iterator)) == 4
 
 
 def test_a_memory_mapped_graph_gives_the_same_batches(tmp_path):

@@ -128,9 +128,29 @@ def close_from_another_thread(one):
     closer.join()
 
 
+def close_within_a_bulk(one):
+    stream = loader(num_threads=0, bulk_size=3)
+    batches = iter(stream)
+    next(batches)
+    stream.close()
+    with pytest.raises(RuntimeError, match="closed while it was iterated over"):
+        next(batches)
+
+
 @pytest.mark.parametrize(
     "leave",
-    [exhaust, stop, drop, drop_a_cycle, fail, interrupt, close_iterator, close_loader, close_from_another_thread],
+    [
+        exhaust,
+        stop,
+        drop,
+        drop_a_cycle,
+        fail,
+        interrupt,
+        close_iterator,
+        close_loader,
+        close_from_another_thread,
+        close_within_a_bulk,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_no_thread_outlives_its_iterator(leave):

@@ -31,7 +31,8 @@ class Graph:
         node_arrays: Arrays with one row per node: ``x``, ``y``, ``train_mask``, ...
         edge_arrays: Arrays with one row per edge, in the order of ``indices``: ``edge_weight``, ...
         path: Where the graph is saved, if it was opened from disk.
-        fingerprint: Identifies edges and masks. Computed when left out.
+        fingerprint: Identifies edges and masks, of edges that were checked before. Computed when left out.
+        num_senders: How many nodes there are that may send. Default: those that have rows.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Graph:
         *,
         path: Path | None = None,
         fingerprint: str | None = None,
+        num_senders: int | None = None,
     ) -> None:
         self.indptr = indptr
         self.indices = indices
@@ -51,6 +53,8 @@ class Graph:
         self.path = path
         self._fingerprint = fingerprint
         self._check_lengths()
+        if fingerprint is None:  # a pass over all edges, also over those of a file
+            _check_edges(indptr, indices, self.num_nodes if num_senders is None else num_senders)
 
     @classmethod
     def from_pyg(cls, data: Data, *, check_features: bool = True, float_labels: bool = False) -> Graph:
@@ -226,6 +230,18 @@ class Graph:
         if self.path is not None:
             return Graph.open, (self.path,)
         return Graph, (self.indptr, self.indices, self.node_arrays, self.edge_arrays)
+
+
+def _check_edges(indptr: Tensor, indices: Tensor, num_senders: int) -> None:
+    """Compiled kernels read whatever place an edge names."""
+    falls = (indptr[1:] < indptr[:-1]).nonzero()
+    if falls.numel():
+        row = int(falls[0])
+        raise ValueError(f"indptr must not fall, but row {row} goes from {int(indptr[row])} to {int(indptr[row + 1])}.")
+    if indices.numel():
+        low, high = (int(end) for end in indices.aminmax())
+        if low < 0 or high >= num_senders:
+            raise ValueError(f"indices must lie in [0, {num_senders}), got {low} to {high}.")
 
 
 def fingerprint_of(arrays: Iterable[tuple[str, torch.dtype, Sequence[int], Iterable[Tensor]]]) -> str:

@@ -185,7 +185,7 @@ def _rows_of(graph: Graph, nodes: Tensor, number: Tensor) -> Graph:
     arrays = {name: take_rows(array, nodes) for name, array in graph.node_arrays.items()}
     arrays.setdefault("n_id", nodes)
     edges = {name: take_rows(array, positions) for name, array in graph.edge_arrays.items()}
-    return Graph(indptr, torch.cat([number[:0], *pieces]), arrays, edges)
+    return Graph(indptr, torch.cat([number[:0], *pieces]), arrays, edges, num_senders=graph.num_nodes)
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

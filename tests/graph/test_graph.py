@@ -116,6 +116,9 @@ def test_a_graph_in_memory_can_be_pickled(graph: Graph) -> None:
         (torch.tensor([0.0, 1.0]), torch.tensor([0]), "must hold integers, got torch.float32 and torch.int64"),
         (torch.tensor([0, 1]), torch.tensor([0.0]), "must hold integers, got torch.int64 and torch.float32"),
         (torch.tensor([1, 2]), torch.tensor([0, 0]), "indptr must start at 0, got 1"),
+        (torch.tensor([0, 2, 1, 3]), torch.tensor([0, 0, 0]), "must not fall, but row 1 goes from 2 to 1"),
+        (torch.tensor([0, 1, 2]), torch.tensor([0, 2]), r"indices must lie in \[0, 2\), got 0 to 2"),
+        (torch.tensor([0, 1, 2]), torch.tensor([-1, 1]), r"indices must lie in \[0, 2\), got -1 to 1"),
     ],
 )
 def test_what_is_no_list_of_rows_is_refused(indptr, indices, message):
