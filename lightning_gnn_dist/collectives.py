@@ -39,7 +39,7 @@ class Traffic:
 
 traffic = Traffic()
 _calls = count()  # of the roll: all ranks call it equally often
-_SECONDS_BETWEEN_LOOKS = 0.1
+_SECONDS_BETWEEN_LOOKS = 0.004, 0.1  # at first and at most
 _SECONDS_TO_LEAVE = 5.0  # for all to hear who is missing, before rank 0 takes the store away
 _ELEMENTS_AT_ONCE = 1 << 22  # bounds what a checksum holds beside the tensors
 
@@ -289,8 +289,10 @@ def _hear_roll(store: Any, num_ranks: int, deadline: timedelta) -> list[int]:
 def _look_for(store: Any, keys: Iterable[str], seconds: float) -> set[str]:
     """Wait for keys to be set; return those that are not when the time is over."""
     absent, end = set(keys), time.monotonic() + seconds
+    pause, longest = _SECONDS_BETWEEN_LOOKS
     while (absent := {key for key in absent if not store.check([key])}) and time.monotonic() < end:
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
     return absent
 
 
