@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.mapped import WINDOW_BYTES, MappedRows
+from lightning_gnn_dist.graph.maps import Map, all_maps
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import KINDS, drawn_there, draws_anywhere
 from lightning_gnn_dist.sampling.lane import Lane
@@ -119,14 +120,16 @@ def release(graph: Graph) -> None:
 
 
 def _moved(graph: Graph, device: torch.device) -> Graph:
-    nodes = {name: _brought(array, device) for name, array in graph.node_arrays.items()}
-    edges = {name: _brought(array, device) for name, array in graph.edge_arrays.items()}
-    return Graph(_brought(graph.indptr, device), _brought(graph.indices, device), nodes, edges)
+    maps = all_maps()
+    indptr, indices = (_brought(array, device, maps) for array in (graph.indptr, graph.indices))
+    nodes = {name: _brought(array, device, maps) for name, array in graph.node_arrays.items()}
+    edges = {name: _brought(array, device, maps) for name, array in graph.edge_arrays.items()}
+    return Graph(indptr, indices, nodes, edges, fingerprint="")  # nobody asks a copy for it
 
 
-def _brought(array: Tensor, device: torch.device) -> Tensor:
+def _brought(array: Tensor, device: torch.device, maps: list[Map]) -> Tensor:
     """The array there. Of a mapped one no more than a window is in RAM at a time."""
-    source = MappedRows(array)
+    source = MappedRows(array, maps)
     if not source.is_read_from_file:
         return array.to(device)
     out = torch.empty_like(array, device=device)

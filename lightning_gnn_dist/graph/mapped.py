@@ -36,11 +36,12 @@ class MappedRows:
 
     Args:
         array: With a row per node or edge.
+        maps: Those of this process, for whoever asks for several arrays. Default: asked for here.
     """
 
-    def __init__(self, array: Tensor) -> None:
+    def __init__(self, array: Tensor, maps: list[Map] | None = None) -> None:
         self._array = array
-        self._place = _file_of(array)
+        self._place = _file_of(array, maps)
         self._file: int | None = None
         if self._place is not None:
             self._file = os.open(self._place.name, os.O_RDONLY)
@@ -89,9 +90,9 @@ def _let_go(start: int, end: int) -> None:
     libc().madvise(start, end - start, DO_NOT_NEED)
 
 
-def _file_of(array: Tensor) -> Map | None:
+def _file_of(array: Tensor, maps: list[Map] | None) -> Map | None:
     """The map of a file that the array lies in, unless some of it was changed since, which only memory knows."""
-    places = maps_under(array)
+    places = maps_under(array, maps)
     if len(places) != 1 or places[0].sizes["Anonymous"] > 0:
         return None
     place, file = places[0], Path(places[0].name)

@@ -6,6 +6,7 @@ import torch
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.mapped import MappedRows
+from lightning_gnn_dist.graph.maps import all_maps
 from lightning_gnn_dist.sampling.base import Sample
 from lightning_gnn_dist.sampling.batch import Arrays, SampledData, assemble
 
@@ -18,9 +19,10 @@ class FileRows:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._structure = [MappedRows(graph.indptr), MappedRows(graph.indices)]
-        self._nodes = {name: MappedRows(array) for name, array in graph.node_arrays.items()}
-        self._edges = {name: MappedRows(array) for name, array in graph.edge_arrays.items()}
+        maps = all_maps()
+        self._structure = [MappedRows(graph.indptr, maps), MappedRows(graph.indices, maps)]
+        self._nodes = {name: MappedRows(array, maps) for name, array in graph.node_arrays.items()}
+        self._edges = {name: MappedRows(array, maps) for name, array in graph.edge_arrays.items()}
 
     def assemble(self, sample: Sample, *, widen: bool = True) -> SampledData:
         """As :func:`~lightning_gnn_dist.sampling.batch.assemble` does."""
