@@ -45,7 +45,8 @@ class RandomWalkSampler:
     ``(losses * batch.node_norm)[batch.train_mask].sum()``.
 
     Before the first batch of a size, batches are drawn to count how often nodes and edges are in them. That takes as
-    long as ``visits`` passes over the graph or more, and 4 bytes an edge.
+    long as ``visits`` passes over the graph or more, and 4 bytes an edge; Ctrl-C takes effect when it is done. Batches of
+    a pass may be of two sizes, which differ by one.
 
     Args:
         num_hops: Layers of the model.
@@ -98,12 +99,16 @@ class RandomWalkSampler:
         if self.weight is not None:
             edge_weights(graph, self.weight)  # they may be refused, which is not to wait for the count
         roots = self._roots(graph)
+        in_pass = max(1, roots.numel() // num_seeds)  # an order for each batch would take longer than the walks
         nodes = torch.zeros(graph.num_nodes, dtype=torch.int32)
         edges = torch.zeros(graph.num_edges, dtype=torch.int32)
         batches = visited = 0
         whole = RandomWalkSampler(max(2, self.num_hops), self.walk_length)  # the rows of all nodes
         while visited < self.visits * graph.num_nodes:
-            ids = roots[permutation(roots.numel(), seed, _BEFORE - batches)[:num_seeds]]
+            number, place = divmod(batches, in_pass)
+            if place == 0:
+                order = roots[permutation(roots.numel(), seed, _BEFORE - number)]
+            ids = order[place * num_seeds : (place + 1) * num_seeds]
             sample = whole._walk(graph, ids, BatchKey(seed, _BEFORE, batches), with_ids=True)
             nodes[sample.nodes] += 1
             edges[sample.edge_ids] += 1
