@@ -45,8 +45,8 @@ class RandomWalkSampler:
     ``(losses * batch.node_norm)[batch.train_mask].sum()``.
 
     Before the first batch of a size, batches are drawn to count how often nodes and edges are in them. That takes as
-    long as ``visits`` passes over the graph or more, and 4 bytes an edge; Ctrl-C takes effect when it is done. Batches of
-    a pass may be of two sizes, which differ by one.
+    long as ``visits`` passes over the graph or more, and 4 bytes an edge; Ctrl-C takes effect when it is done. A
+    pass may have batches of two sizes, which differ by one.
 
     Args:
         num_hops: Layers of the model.
