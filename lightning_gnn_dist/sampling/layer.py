@@ -39,6 +39,10 @@ class LayerSampler(ABC):
     layer that adds up: ``GCNConv(normalize=False)``, ``GraphConv`` or ``SAGEConv(aggr="sum")``. A layer that takes
     a mean would divide twice.
 
+    The sums of one layer are right on average, over all draws. Those of several layers are where no path takes an edge
+    twice, for all layers share one draw of it. So leave loops out, also those of ``GCNNorm``, and let the layer add the
+    node itself, as ``GraphConv`` and ``SAGEConv`` do.
+
     Args:
         num_nodes: Nodes to draw per hop, on average.
         weight: Name of the graph's edge array that holds A, all at least 0, for instance that of PyG's ``GCNNorm``.
