@@ -19,6 +19,13 @@ def check_at_least_if_given(least: int, **numbers: int | None) -> None:
     check_at_least(least, **{name: value for name, value in numbers.items() if value is not None})
 
 
+def check_true_or_false(**flags: bool) -> None:
+    """Refuse what is neither True nor False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False, got {value!r}.")
+
+
 def is_number(value: Any) -> bool:
     """Whether it is a real number; True and False are none."""
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -18,7 +18,7 @@ from lightning_gnn_dist.arguments import check_at_least
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.large_pages import enlarge_pages
 from lightning_gnn_dist.sampling.base import BatchKey, OrdersSeeds, Sample, Sampler, check_seeds, refuse_repeated
-from lightning_gnn_dist.sampling.batch import SampledData, assemble
+from lightning_gnn_dist.sampling.batch import SampledData, assemble, writes_of
 from lightning_gnn_dist.sampling.file_rows import FileRows
 from lightning_gnn_dist.sampling.lane import Bulk, Lane, bulk_of, next_of
 from lightning_gnn_dist.sampling.pool import BufferPool, Pool
@@ -30,6 +30,10 @@ Place: TypeAlias = Callable[[Graph, Sampler], tuple[Graph, Sampler]]
 
 THREAD_NAME = "lightning_gnn_dist.loader"
 CLOSED = "The loader was closed while it was iterated over. Iterate over it anew."
+WRITTEN = (
+    "Something was written into a batch of the whole part, whose tensors all its batches share: write into a copy, "
+    "batch.clone()."
+)
 FORKED = "This iterator belongs to the process that this one was forked from. Iterate over the loader anew."
 
 Batches = Generator[SampledData, None, None]
@@ -104,7 +108,7 @@ class BatchLoader:
         self._files: FileRows | None = None
         self._orders: dict[int, Tensor] = {}
         self._pools: dict[str, BufferPool] = {}
-        self._constant: tuple[Sample, SampledData] | None = None
+        self._constant: tuple[Sample, SampledData, list[int]] | None = None
         self._running: set[_Ahead[list[int], Bulk]] = set()
         self.waited_seconds = 0.0  # time that the consumer stood still, since the loader was made
 
@@ -212,7 +216,10 @@ class BatchLoader:
         kept = self._constant
         if kept is None or kept[0] is not sample:
             whole = assemble(self._graph, sample, widen=self._widen)
-            self._constant = kept = sample, whole if self._lane is None else whole.to(self._lane.device)
+            whole = whole if self._lane is None else whole.to(self._lane.device)
+            self._constant = kept = sample, whole, writes_of(whole)
+        elif kept[2] != writes_of(kept[1]):
+            raise RuntimeError(WRITTEN)
         return copy.copy(kept[1])  # the user may set attributes of a batch, or drop them
 
     def _pool_of(self, name: str) -> Pool:

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.arguments import check_at_least, check_at_least_if_given
+from lightning_gnn_dist.arguments import check_at_least, check_at_least_if_given, check_true_or_false
 from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.cut import Cut
 from lightning_gnn_dist.global_batches import GlobalBatches
@@ -66,6 +66,7 @@ class PartModule(LightningDataModule):
         eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         check_at_least(0, seed=seed, num_threads=num_threads)
         check_at_least(1, batch_size=batch_size, eval_batch_size=eval_batch_size, bulk_size=bulk_size)
+        check_true_or_false(widen_features=widen_features)
         check_at_least_if_given(1, repartition_every=repartition_every, correction_batch_size=correction_batch_size)
         _check_types(partitioner, residency, coverage, sampler, correction_sampler)
         halo.check_fits(graph)

@@ -310,6 +310,11 @@ def test_wrong_kinds_are_refused(options: dict[str, Any], message: str) -> None:
         PartitionedDataModule(small_graph(), **options)
 
 
+def test_widening_is_yes_or_no() -> None:
+    with pytest.raises(ValueError, match="widen_features must be True or False, got None"):
+        PartitionedDataModule(small_graph(), widen_features=None)  # type: ignore[arg-type]
+
+
 def test_it_can_be_printed_while_loaders_are_open() -> None:
     data = PartitionedDataModule(small_graph())
     data.train_dataloader()

@@ -170,6 +170,15 @@ def test_whole_parts_share_what_they_can_and_nothing_else():
     assert sorted(second.n_id[: second.batch_size].tolist()) == SEEDS.tolist()
 
 
+def test_what_whole_parts_share_is_not_written_into():
+    one = loader(1, sampler=WholePartSampler(2), num_threads=0)
+    next(iter(one)).clone().x.mul_(2)
+    batch = next(iter(one))
+    batch.x.mul_(2)
+    with pytest.raises(RuntimeError, match=r"written into a batch of the whole part, .* batch.clone\(\)"):
+        next(iter(one))
+
+
 def test_kept_batches_never_change(monkeypatch):
     monkeypatch.setattr(pool, "SMALL_BYTES", 1)
     monkeypatch.setattr(pool, "POOLED_BYTES", 1)

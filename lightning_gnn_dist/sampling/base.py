@@ -81,6 +81,15 @@ class OrdersSeeds(Protocol):
         ...
 
 
+def check_bulk(graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[tuple[Tensor, BatchKey]]:
+    """Refuse what is no bulk of a graph; return the seeds and the key of each batch."""
+    if not isinstance(graph, Graph):
+        raise TypeError(f"Batches are sampled from a Graph, got {type(graph).__name__}: use Graph.from_pyg(data).")
+    if len(seeds) != len(keys):
+        raise ValueError(f"Each batch needs a key, got {len(seeds)} lists of seeds and {len(keys)} keys.")
+    return [(check_seeds(ids, graph.num_nodes), BatchKey(*key)) for ids, key in zip(seeds, keys, strict=True)]
+
+
 def check_seeds(seeds: Tensor, num_nodes: int) -> Tensor:
     """Refuse seeds that are no vector of ids of the graph; return them as contiguous int64."""
     if not isinstance(seeds, Tensor):

@@ -192,6 +192,12 @@ def assemble(
     return data
 
 
+def writes_of(batch: SampledData) -> list[int]:
+    """How often something was written into each of the batch's tensors. Does not build what is promised."""
+    tensors = [value for value in batch._store._mapping.values() if isinstance(value, Tensor)]
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]
+
+
 def _gather(data: SampledData, arrays: dict[str, Tensor], rows: Tensor, pool_of: PoolOf, *, widen: bool) -> None:
     scales = {name: scale_of(name, arrays) if widen else None for name in arrays}
     used = {name + SUFFIX for name, scale in scales.items() if scale is not None}

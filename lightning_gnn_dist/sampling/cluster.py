@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph, edge_positions
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_seeds
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk
 from lightning_gnn_dist.sampling.rng import permutation
 from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
 
@@ -47,10 +47,10 @@ class ClusterSampler:
         return rank[chunks].argsort(stable=True)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        bulk, samples = check_bulk(graph, seeds, keys), []
         starts, members = self._members(graph)
-        samples = []
-        for ids, place in zip(seeds, keys, strict=True):
-            chunks = self._chunks(graph)[check_seeds(ids, graph.num_nodes)].unique()
+        for ids, place in bulk:
+            chunks = self._chunks(graph)[ids].unique()
             others = members[edge_positions(starts, chunks)]
             samples.append(induced(graph, ids, others, place, self.num_hops))
         return samples

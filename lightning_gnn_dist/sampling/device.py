@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler, check_bulk
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
@@ -71,8 +71,7 @@ class DeviceSampler:
         return self.sampler.num_hops
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        if len(seeds) != len(keys):
-            raise ValueError(f"Each batch needs a key, got {len(seeds)} lists of seeds and {len(keys)} keys.")
+        check_bulk(graph, seeds, keys)
         size, samples = max(1, NODES_AT_ONCE // max(1, graph.num_nodes)), []
         for start in range(0, len(seeds), size):
             samples += self._sample(graph, seeds[start : start + size], keys[start : start + size])

@@ -192,8 +192,8 @@ def expand(
 
 @part
 def _longest(fanout: int, rows: int, work: Work) -> Any:
-    """The length of the frontier's longest row, or ``fanout`` if that is more."""
-    longest = fanout
+    """The length of the frontier's longest row, or ``fanout`` if that is more; a frontier may have no row."""
+    longest = max(ZERO, fanout)
     for i in range(rows):
         longest = max(longest, work.degree[_U(i)])
     return longest

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from lightning_gnn_dist.arguments import check_true_or_false
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_numbers
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk, check_numbers
 from lightning_gnn_dist.sampling.hops import hop_keys, sample_hops
 from lightning_gnn_dist.sampling.kernels import Array, Rule
 from lightning_gnn_dist.sampling.layer_kernels import Layers, sample_layers
-from lightning_gnn_dist.sampling.weights import NONE, edge_weights
+from lightning_gnn_dist.sampling.weights import NONE, check_weight, edge_weights
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class LayerSampler(ABC):
     ``batch.edge_weight``, also the values of ``block.adj``, replaces the graph's. It holds the factors of A, so use a
     layer that adds up: ``GCNConv(normalize=False)``, ``GraphConv`` or ``SAGEConv(aggr="sum")``. A layer that takes
     a mean would divide twice.
+
+    The sums of one layer are right on average, over all draws. Those of several layers are where no path takes an edge
+    twice, for all layers share one draw of it. So leave loops out, also those of ``GCNNorm``, and let the layer add the
+    node itself, as ``GraphConv`` and ``SAGEConv`` do.
 
     Args:
         num_nodes: Nodes to draw per hop, on average.
@@ -53,6 +58,8 @@ class LayerSampler(ABC):
     def __post_init__(self) -> None:
         example = f"{type(self).__name__}([512, 512])"
         object.__setattr__(self, "num_nodes", check_numbers("num_nodes", self.num_nodes, example))
+        check_weight(self.weight)
+        check_true_or_false(normalize=self.normalize)
 
     @property
     def num_hops(self) -> int:
@@ -63,9 +70,10 @@ class LayerSampler(ABC):
         """The importance of each node and the factor c of each hop; empty: column norms of the frontier's rows."""
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        bulk = check_bulk(graph, seeds, keys)
         values = NONE if self.weight is None else edge_weights(graph, self.weight)
         layers = Layers(np.array(self.num_nodes, np.int64), values, *self.importance(graph), self.normalize)
-        return [self._sample(graph, ids, place, layers) for ids, place in zip(seeds, keys, strict=True)]
+        return [self._sample(graph, ids, place, layers) for ids, place in bulk]
 
     def _sample(self, graph: Graph, seeds: Tensor, place: BatchKey, layers: Layers) -> Sample:
         every = Rule(NONE, False)

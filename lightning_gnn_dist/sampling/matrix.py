@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_seeds
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk, refuse_repeated
 from lightning_gnn_dist.sampling.block import spend_warning
+from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.kernels import LEAST_WEIGHT
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
@@ -40,13 +41,25 @@ class MatrixSampler:
 
     sampler: NeighborSampler | LayerSampler
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.sampler, NeighborSampler | LadiesSampler | FastGCNSampler):
+            raise TypeError(
+                "Products of matrices draw the batches of NeighborSampler, LadiesSampler or FastGCNSampler, got "
+                f"{self.sampler!r}."
+            )
+
     @property
     def num_hops(self) -> int:
         return self.sampler.num_hops
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        bulk = check_bulk(graph, seeds, keys)
+        if not bulk:
+            return []
+        for ids, _ in bulk:
+            refuse_repeated(ids)
         matrix = adjacency(graph)
-        stack = Stack([check_seeds(ids, graph.num_nodes) for ids in seeds], graph.num_nodes)
+        stack = Stack([ids for ids, _ in bulk], graph.num_nodes)
         for hop in range(self.num_hops):
             words = keys_of(keys, hop, matrix.device)
             if isinstance(self.sampler, NeighborSampler):

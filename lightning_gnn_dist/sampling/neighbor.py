@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from lightning_gnn_dist.arguments import check_true_or_false
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_numbers
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk, check_numbers
 from lightning_gnn_dist.sampling.hops import hop_keys, sample_hops
 from lightning_gnn_dist.sampling.kernels import Rule, sample
-from lightning_gnn_dist.sampling.weights import NONE, edge_weights
+from lightning_gnn_dist.sampling.weights import NONE, check_weight, edge_weights
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class NeighborSampler:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_neighbors", self._checked())
-        if not isinstance(self.replace, bool):
-            raise ValueError(f"replace must be True or False, got {self.replace!r}.")
+        check_true_or_false(replace=self.replace)
+        check_weight(self.weight)
 
     def _checked(self) -> tuple[int, ...]:
         return check_numbers("num_neighbors", self.num_neighbors, "NeighborSampler([15, 10])", or_all=True)
@@ -55,7 +56,7 @@ class NeighborSampler:
         return len(self.num_neighbors)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        return [self._sample(graph, ids, place) for ids, place in zip(seeds, keys, strict=True)]
+        return [self._sample(graph, ids, place) for ids, place in check_bulk(graph, seeds, keys)]
 
     def _sample(self, graph: Graph, seeds: Tensor, place: BatchKey) -> Sample:
         fanouts = np.array(self.num_neighbors, np.int64)

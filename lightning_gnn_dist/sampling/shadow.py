@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_numbers
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk, check_numbers
 from lightning_gnn_dist.sampling.hops import hop_keys, sample_hops
 from lightning_gnn_dist.sampling.kernels import Array, Rule, Table, Work
 from lightning_gnn_dist.sampling.subgraph import check_num_hops, seeds_first
@@ -42,7 +42,7 @@ class ShadowSampler:
         check_num_hops(self.num_hops)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        return [self._sample(graph, ids, place) for ids, place in zip(seeds, keys, strict=True)]
+        return [self._sample(graph, ids, place) for ids, place in check_bulk(graph, seeds, keys)]
 
     def _sample(self, graph: Graph, seeds: Tensor, place: BatchKey) -> Sample:
         fanouts, roots = np.array(self.num_neighbors, np.int64), np.zeros(seeds.numel() + 1, np.int64)

@@ -20,16 +20,17 @@ from torch import Tensor
 
 from lightning_gnn_dist.arguments import check_at_least
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_seeds
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk
 from lightning_gnn_dist.sampling.rng import key, permutation
 from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
 from lightning_gnn_dist.sampling.subgraph_kernels import walk
-from lightning_gnn_dist.sampling.weights import edge_weights
+from lightning_gnn_dist.sampling.weights import check_weight, edge_weights
 
 log = logging.getLogger(__name__)
 
 _BEFORE = -2  # stands where the draws of a batch have their epoch: those that are counted are none of them
 _NORMS: weakref.WeakKeyDictionary[Graph, dict[object, tuple[Tensor, Tensor]]] = weakref.WeakKeyDictionary()
+_NO_NORMS = torch.zeros(0), torch.zeros(0)
 _LOCK = threading.Lock()
 
 
@@ -44,7 +45,8 @@ class RandomWalkSampler:
     ``(losses * batch.node_norm)[batch.train_mask].sum()``.
 
     Before the first batch of a size, batches are drawn to count how often nodes and edges are in them. That takes as
-    long as ``visits`` passes over the graph or more, and 4 bytes an edge.
+    long as ``visits`` passes over the graph or more, and 4 bytes an edge; Ctrl-C takes effect when it is done. A
+    pass may have batches of two sizes, which differ by one.
 
     Args:
         num_hops: Layers of the model.
@@ -63,15 +65,16 @@ class RandomWalkSampler:
         check_num_hops(self.num_hops)
         check_at_least(1, walk_length=self.walk_length)
         check_at_least(0, visits=self.visits)
+        check_weight(self.weight)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        return [self._sample(graph, ids, place) for ids, place in zip(seeds, keys, strict=True)]
+        return [self._sample(graph, ids, place) for ids, place in check_bulk(graph, seeds, keys)]
 
     def _sample(self, graph: Graph, seeds: Tensor, place: BatchKey) -> Sample:
         sample = self._walk(graph, seeds, place, with_ids=True if self.visits else None)
         if not self.visits:
             return sample
-        of_edges, of_nodes = self._norms(graph, seeds.numel(), place.seed)
+        of_edges, of_nodes = self._norms(graph, seeds.numel(), place.seed) if seeds.numel() else _NO_NORMS
         assert sample.edge_ids is not None
         return sample._replace(
             edge_weight=of_edges[sample.edge_ids],
@@ -80,7 +83,6 @@ class RandomWalkSampler:
         )
 
     def _walk(self, graph: Graph, seeds: Tensor, place: BatchKey, *, with_ids: bool | None) -> Sample:
-        seeds = check_seeds(seeds, graph.num_nodes)
         visited = np.empty(seeds.numel() * self.walk_length, np.int64)
         walk(graph.indptr.numpy(), graph.indices.numpy(), seeds.numpy(), key(*place, 0), self.walk_length, visited)
         return induced(graph, seeds, torch.from_numpy(visited), place, self.num_hops, with_ids=with_ids)
@@ -94,19 +96,37 @@ class RandomWalkSampler:
             return known[self, num_seeds, seed]
 
     def _count(self, graph: Graph, num_seeds: int, seed: int) -> tuple[Tensor, Tensor]:
-        roots = graph.split("train") if "train_mask" in graph.node_arrays else torch.arange(graph.num_nodes)
+        if self.weight is not None:
+            edge_weights(graph, self.weight)  # they may be refused, which is not to wait for the count
+        roots = self._roots(graph)
+        in_pass = max(1, roots.numel() // num_seeds)  # an order for each batch would take longer than the walks
         nodes = torch.zeros(graph.num_nodes, dtype=torch.int32)
         edges = torch.zeros(graph.num_edges, dtype=torch.int32)
         batches = visited = 0
         whole = RandomWalkSampler(max(2, self.num_hops), self.walk_length)  # the rows of all nodes
         while visited < self.visits * graph.num_nodes:
-            ids = roots[permutation(roots.numel(), seed, _BEFORE - batches)[:num_seeds]]
+            number, place = divmod(batches, in_pass)
+            if place == 0:
+                order = roots[permutation(roots.numel(), seed, _BEFORE - number)]
+            ids = order[place * num_seeds : (place + 1) * num_seeds]
             sample = whole._walk(graph, ids, BatchKey(seed, _BEFORE, batches), with_ids=True)
             nodes[sample.nodes] += 1
             edges[sample.edge_ids] += 1
             visited, batches = visited + sample.nodes.numel(), batches + 1
         log.info("Counted nodes and edges in %d batches of %d random walks", batches, num_seeds)
         return self._weights(graph, nodes, edges), batches / (graph.num_nodes * nodes.clamp(min=1)).float()
+
+    def _roots(self, graph: Graph) -> Tensor:
+        """The nodes that are seeds in training."""
+        if "train_mask" not in graph.node_arrays:
+            return torch.arange(graph.num_nodes)
+        roots = graph.split("train")
+        if not roots.numel():
+            raise ValueError(
+                "Walks are counted from the training nodes, but train_mask marks none: mark some, leave the mask out "
+                "to walk from all nodes, or set visits=0 to go without node_norm."
+            )
+        return roots
 
     def _weights(self, graph: Graph, nodes: Tensor, edges: Tensor) -> Tensor:
         """A over the conditional frequency k / n. The mean of (n + 1) / (k + 1) is 1 / p; that of n / k is more."""

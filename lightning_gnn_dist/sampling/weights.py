@@ -17,6 +17,12 @@ NONE: Array = np.empty(0, np.float32)
 _CHECKED: weakref.WeakKeyDictionary[Graph, dict[str, Tensor]] = weakref.WeakKeyDictionary()
 
 
+def check_weight(name: str | None) -> None:
+    """Refuse what names no array."""
+    if name is not None and not isinstance(name, str):
+        raise ValueError(f'weight is the name of an edge array, such as "edge_weight", or None, got {name!r:.60}.')
+
+
 def edge_weights(graph: Graph, name: str) -> Array:
     """The edge array ``name`` as float32, one finite number of at least 0 for each edge.
 

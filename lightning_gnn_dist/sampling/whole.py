@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_seeds, refuse_repeated
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk, refuse_repeated
 from lightning_gnn_dist.sampling.subgraph import check_num_hops, seeds_first
 
 # Per graph the seeds and the sample of its last batch: the next one is nearly always the same.
@@ -24,7 +24,8 @@ class WholePartSampler:
     """Every node and every edge of the graph it is given, the seeds first.
 
     Made for one batch a pass. The permuted graph is built once for a set of seeds and used again; it costs
-    as much memory as the graph itself. The order of the seeds does not matter: they come sorted.
+    as much memory as the graph itself. The order of the seeds does not matter: they come sorted. Batches with the same
+    seeds share their tensors: what would write into one, writes into a copy, ``batch.clone()``.
 
     Args:
         num_hops: Layers of the model. Its last layer is computed for the seeds alone.
@@ -36,9 +37,7 @@ class WholePartSampler:
         check_num_hops(self.num_hops)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        if len(seeds) != len(keys):
-            raise ValueError(f"Each batch needs a key, got {len(seeds)} lists of seeds and {len(keys)} keys.")
-        return [self._sample(graph, check_seeds(ids, graph.num_nodes).sort().values) for ids in seeds]
+        return [self._sample(graph, ids.sort().values) for ids, _ in check_bulk(graph, seeds, keys)]
 
     def _sample(self, graph: Graph, seeds: Tensor) -> Sample:
         with _LOCK:

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.arguments import check_at_least, check_at_least_if_given
+from lightning_gnn_dist.arguments import check_at_least, check_at_least_if_given, check_true_or_false
 from lightning_gnn_dist.collectives import gather_rows, open_channel
 from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.graph.graph import Graph
@@ -79,6 +79,7 @@ class ScatteredDataModule(LightningDataModule):
         eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         check_at_least(0, seed=seed, num_threads=num_threads, cache_bytes=cache_bytes)
         check_at_least(1, batch_size=batch_size, eval_batch_size=eval_batch_size, bulk_size=bulk_size)
+        check_true_or_false(widen_features=widen_features)
         check_at_least_if_given(1, correction_batch_size=correction_batch_size)
         check_scope("train_on", train_on)
         self.path = Path(path)

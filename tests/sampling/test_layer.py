@@ -292,3 +292,5 @@ def test_useless_numbers_are_refused(kind):
             kind(numbers)
     with pytest.raises(ValueError, match="has no edge array 'w'"):
         one(kind([5], weight="w"))
+    with pytest.raises(ValueError, match="normalize must be True or False, got 'yes'"):
+        kind([5], normalize="yes")

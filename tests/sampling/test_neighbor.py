@@ -8,6 +8,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Data
 from torch_geometric.utils import k_hop_subgraph
 
 from lightning_gnn_dist.graph.graph import Graph
@@ -130,6 +131,11 @@ def test_useless_weights_are_refused(weights, message):
     graph = Graph(graph.indptr, graph.indices, {}, graph.edge_arrays | arrays)
     with pytest.raises(ValueError, match=message):
         NeighborSampler([2], weight="edge_weight").sample_bulk(graph, [torch.tensor([1])], [PLACE])
+
+
+def test_weight_is_a_name():
+    with pytest.raises(ValueError, match=r'weight is the name of an edge array, such as "edge_weight", or None, got 3'):
+        NeighborSampler([2], weight=3)
 
 
 def test_replace_is_yes_or_no():
@@ -297,5 +303,16 @@ def test_useless_seeds_are_refused(seeds, message):
 
 
 def test_every_batch_needs_a_key():
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="Each batch needs a key, got 1 lists of seeds and 0 keys"):
         NeighborSampler([2]).sample_bulk(random_graph(), [torch.tensor([1])], [])
+
+
+def test_a_key_is_three_numbers():
+    graph, seeds = random_graph(), torch.tensor([1, 2])
+    sample = NeighborSampler([2]).sample_bulk(graph, [seeds], [(0, 1, 2)])[0]
+    assert sample.nodes.equal(one(graph, [1, 2], 2).nodes)
+
+
+def test_a_pyg_graph_is_refused():
+    with pytest.raises(TypeError, match=r"sampled from a Graph, got Data: use Graph.from_pyg"):
+        NeighborSampler([2]).sample_bulk(Data(num_nodes=3), [torch.tensor([1])], [PLACE])

@@ -86,6 +86,16 @@ def test_edges_of_weight_0_come_when_no_others_are_left():
     assert ((counts - 1200) ** 2 / 1200).sum() < 18.5
 
 
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("seeds", [[], [0], [0, 1]])
+def test_all_neighbours_of_no_nodes_are_none_also_by_weight(seeds, replace):
+    graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2, {}, {"edge_weight": torch.ones(2)})
+    sampler = NeighborSampler([-1, -1, -1], replace=replace, weight="edge_weight")
+    sample = sampler.sample_bulk(graph, [torch.tensor(seeds, dtype=torch.int64)], [PLACE])[0]
+    assert sorted(sample.nodes.tolist()) == ([0, 1] if seeds else [])
+    assert sample.indices.numel() == sample.nodes.numel()
+
+
 def test_with_replacement_a_short_row_gives_as_many_edges_and_an_empty_one_none():
     sample = NeighborSampler([9], replace=True).sample_bulk(star(2), [torch.tensor([0, 1])], [PLACE])[0]
     assert sample.num_sampled_edges == [9]

@@ -156,6 +156,25 @@ def test_walks_are_counted_from_the_training_nodes():
     assert torch.allclose(norm[:10] * 80, torch.tensor(2.0), atol=0.5)  # a half of the 20 begin a batch
 
 
+def test_walks_are_counted_in_passes_over_the_training_nodes():
+    graph = Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.int64), 80)
+    norm = one(RandomWalkSampler(2, visits=3), graph, torch.arange(40)).node_norm
+    assert torch.allclose(norm * 80, torch.tensor(2.0))  # every node is in one of two batches
+
+
+def test_a_batch_without_seeds_is_empty():
+    sample = one(RandomWalkSampler(2, visits=2), seeds=torch.empty(0, dtype=torch.int64))
+    assert sample.nodes.numel() == 0
+    assert sample.edge_weight.numel() == sample.node_norm.numel() == 0
+
+
+def test_walks_are_not_counted_from_nowhere():
+    graph = Graph(GRAPH.indptr, GRAPH.indices, {"train_mask": torch.zeros(GRAPH.num_nodes, dtype=torch.bool)})
+    with pytest.raises(ValueError, match=r"train_mask marks none: .* visits=0"):
+        one(RandomWalkSampler(2), graph)
+    assert one(RandomWalkSampler(2, visits=0), graph).num_sampled_nodes[0] == SEEDS.numel()
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_shadow_is_the_graph_around_each_seed(depth):
     sample = one(ShadowSampler([-1] * depth, num_hops=2))
