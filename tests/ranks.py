@@ -43,8 +43,9 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-GRACE_SECONDS = 5.0  # for the others to notice that a rank failed; for a rank to leave when all have returned
-MARGIN_SECONDS = 2.0  # a stuck rank writes its stacks and leaves by itself; this much later it is killed
+GRACE_SECONDS = 5.0  # for the others to notice that a rank failed
+LEAVE_SECONDS = 30.0  # for a rank to leave when all have returned: on a busy machine, seconds
+MARGIN_SECONDS = 15.0  # a stuck rank writes its stacks and leaves by itself; this much later it is killed
 PRELOAD = ["lightning.pytorch", "torch_geometric.nn", "torchmetrics", "numba", "pytest", "lightning_gnn_dist"]
 PRELOAD += ["jsonargparse"]  # a warning filter names one of its classes
 PRELOAD += ["tests.ranks", "tests.warm"]
@@ -172,7 +173,7 @@ class Ranks:
             with suppress(BrokenPipeError):  # it died since; its exit code tells
                 self._pipes[rank].send_bytes(b"leave")
         for rank in self._values:
-            self._processes[rank].join(GRACE_SECONDS)
+            self._processes[rank].join(LEAVE_SECONDS)
             if exitcode := self._processes[rank].exitcode:
                 self._fail(rank, f"returned, but left with exit code {exitcode}", 0.0)
             elif exitcode is None:

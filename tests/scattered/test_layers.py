@@ -28,7 +28,7 @@ from lightning_gnn_dist.scattered import halo
 from lightning_gnn_dist.scattered.datamodule import ScatteredDataModule
 from lightning_gnn_dist.scattered.halo import Division, Halo
 from lightning_gnn_dist.scattered.share import Bounds, Share, save_shares
-from tests.memory import Peak, reads_memory
+from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
 from tests.scattered.graphs import in_order_of_parts, small_graph, some_partition
 
@@ -207,6 +207,7 @@ class Bipartite(Deep):
 
 def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> tuple[int, int]:
     """Bytes of this process alone, beyond what it has after a first and small prediction; and nodes of its halo."""
+    give_back_at_once()
     model, trainer = Bipartite("sage"), quiet(world_size)
     predict_by_layer(trainer, model, ScatteredDataModule(folder / "small"), folder / "small.npy")
     halos, graph = [], Halo.graph
@@ -227,5 +228,5 @@ def test_neither_a_share_nor_its_halo_is_held(tmp_path: Path) -> None:
     for name, whole in (("shares", graph), ("small", small_graph())):
         save_shares(whole, some_partition(whole, 2), tmp_path / name)
     for most, halo_nodes in run_ranks(most_memory, 2, tmp_path, budget, timeout=400):
-        held, planned = (nodes // 2 + halo_nodes) * 4 * 20, budget + 40 * halo_nodes
-        assert budget / 8 < most < 1.15 * planned < held
+        assert budget / 8 < most < 0.8 * budget
+        assert min(nodes // 2, halo_nodes) * 4 * 20 > 0.7 * budget  # beside either, no batch would have fitted
