@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
@@ -114,7 +115,7 @@ def leave(rank: int, world_size: int, strategy: Any) -> tuple[bool, list[str]]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads the names of threads from /proc")
-@pytest.mark.parametrize("strategy", [LocalSGDStrategy, GrappaStrategy])
+@pytest.mark.parametrize("strategy", [LocalSGDStrategy, GrappaStrategy, DDPStrategy])
 def test_no_thread_of_gloo_outlives_the_interpreter(strategy: Any) -> None:
     """One that does may abort the process after its work: it holds tensors that belong to the interpreter."""
     assert run_ranks(leave, 2, strategy) == [(True, [])] * 2
