@@ -61,7 +61,7 @@ class RankError(RuntimeError):
         super().__init__("\n".join(f"rank {rank} of {world_size} {text}" for rank, text in failures.items()))
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 90) -> list[Any]:
+def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 180) -> list[Any]:
     """Call `function(rank, world_size, *args)` in `world_size` processes; return the results by rank.
 
     Arguments and results are pickled. The caller's warning filters, environment and working directory hold in
@@ -75,7 +75,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
 
 
 @contextmanager
-def start_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 90) -> Iterator[Ranks]:
+def start_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 180) -> Iterator[Ranks]:
     """Start what `run_ranks` runs and hand it out. No process is left behind, however the block ends."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         ranks = Ranks(world_size, timeout, Path(folder))
@@ -214,7 +214,7 @@ class _Place:
     def of_caller(cls, world_size: int, timeout: float, folder: Path) -> _Place:
         start_method = multiprocessing.get_start_method(allow_none=True)
         filters = list(warnings.filters)
-        return cls(world_size, timeout, folder, _free_port(), dict(os.environ), filters, start_method)
+        return cls(world_size, timeout, folder, free_port(), dict(os.environ), filters, start_method)
 
     def enter(self, rank: int) -> None:
         os.environ.clear()  # the server's, as old as the first test that used it
@@ -272,7 +272,7 @@ def _pattern(part: Any) -> str:
     return getattr(part, "pattern", part) or ""
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A free port below the range from which systems take ports for outgoing connections."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)

@@ -115,7 +115,7 @@ def in_a_fork(function: Callable[[], object]) -> object:
     process = context.Process(target=lambda: there.send(function()))
     process.start()
     try:
-        assert here.poll(30)
+        assert here.poll(240)
         return here.recv()
     finally:
         process.kill()

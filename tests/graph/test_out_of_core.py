@@ -148,7 +148,7 @@ def prepare_and_die(rank: int, world_size: int, source: Path, out: Path, stage: 
 )
 def test_after_a_kill_it_goes_on_where_it_was(source: Path, tmp_path: Path, stage: str, calls: int) -> None:
     out, folder = tmp_path / "graph", tmp_path / ".graph.preparing"
-    with start_ranks(prepare_and_die, 1, source, out, stage, calls, timeout=60) as ranks:
+    with start_ranks(prepare_and_die, 1, source, out, stage, calls) as ranks:
         assert ranks.results(may_die={0}) == [None]
     assert not out.exists()
     for half in (folder, folder / "graph"):
@@ -176,7 +176,7 @@ def prepare_on_a_small_disk(rank: int, world_size: int, source: Path, out: Path,
 @pytest.mark.parametrize("limit", [100, 2000, 4000, 20_000, 30_000])
 def test_a_full_disk_leaves_no_graph_and_loses_nothing(source: Path, tmp_path: Path, limit: int) -> None:
     out = tmp_path / "graph"
-    with start_ranks(prepare_on_a_small_disk, 1, source, out, limit, timeout=60) as ranks:
+    with start_ranks(prepare_on_a_small_disk, 1, source, out, limit) as ranks:
         (said,) = ranks.results()
     assert "is full, or a file may not grow" in said and "repeat the command to go on" in said
     assert not out.exists()
