@@ -54,19 +54,17 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def leave_at_exit() -> None:
-    """End the process group before the interpreter ends, however this process comes to its end. Not collective.
+def _leave() -> None:
+    """End the process group before the interpreter ends, whoever made it. Not collective.
 
     A thread of gloo holds the tensors of a collective for a moment longer than those who waited for it. If the
     interpreter, to which they belong, is gone by then, the process aborts after all its work.
     """
-    atexit.unregister(_leave)
-    atexit.register(_leave)
-
-
-def _leave() -> None:
-    if dist.is_initialized():
+    if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+
+
+atexit.register(_leave)  # Lightning does so for nccl only
 
 
 def has_backend(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing import Literal
 import pytest
 
 STATUS = Path("/proc/self/status")
+M_MMAP_THRESHOLD = -3  # of malloc.h: pieces that large are maps of their own
 Kind = Literal["RssAnon", "RssFile", "VmRSS"]  # of this process alone; pages of mapped files; both
 
 reads_memory = pytest.mark.skipif(not STATUS.exists(), reason="reads Linux's /proc")
@@ -18,6 +20,15 @@ reads_memory = pytest.mark.skipif(not STATUS.exists(), reason="reads Linux's /pr
 def resident_bytes(kind: Kind) -> int:
     status = dict(line.split(":") for line in STATUS.read_text().splitlines())
     return int(status[kind].split()[0]) * 1024
+
+
+def give_back_at_once() -> None:
+    """From here on, what this process frees goes back to the system.
+
+    By itself an allocator keeps it for what comes: which of it depends on how pieces happen to lie, and is up to as
+    much again as the process needs, another number in every run.
+    """
+    assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16) == 1
 
 
 class Peak:

@@ -43,8 +43,9 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-GRACE_SECONDS = 5.0  # for the others to notice that a rank failed; for a rank to leave when all have returned
-MARGIN_SECONDS = 2.0  # a stuck rank writes its stacks and leaves by itself; this much later it is killed
+GRACE_SECONDS = 5.0  # for the others to notice that a rank failed
+LEAVE_SECONDS = 30.0  # for a rank to leave when all have returned: on a busy machine, seconds
+MARGIN_SECONDS = 15.0  # a stuck rank writes its stacks and leaves by itself; this much later it is killed
 PRELOAD = ["lightning.pytorch", "torch_geometric.nn", "torchmetrics", "numba", "pytest", "lightning_gnn_dist"]
 PRELOAD += ["jsonargparse"]  # a warning filter names one of its classes
 PRELOAD += ["tests.ranks", "tests.warm"]
@@ -60,7 +61,7 @@ class RankError(RuntimeError):
         super().__init__("\n".join(f"rank {rank} of {world_size} {text}" for rank, text in failures.items()))
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 90) -> list[Any]:
+def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 180) -> list[Any]:
     """Call `function(rank, world_size, *args)` in `world_size` processes; return the results by rank.
 
     Arguments and results are pickled. The caller's warning filters, environment and working directory hold in
@@ -74,7 +75,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout
 
 
 @contextmanager
-def start_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 90) -> Iterator[Ranks]:
+def start_ranks(function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 180) -> Iterator[Ranks]:
     """Start what `run_ranks` runs and hand it out. No process is left behind, however the block ends."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         ranks = Ranks(world_size, timeout, Path(folder))
@@ -172,7 +173,7 @@ class Ranks:
             with suppress(BrokenPipeError):  # it died since; its exit code tells
                 self._pipes[rank].send_bytes(b"leave")
         for rank in self._values:
-            self._processes[rank].join(GRACE_SECONDS)
+            self._processes[rank].join(LEAVE_SECONDS)
             if exitcode := self._processes[rank].exitcode:
                 self._fail(rank, f"returned, but left with exit code {exitcode}", 0.0)
             elif exitcode is None:
@@ -213,7 +214,7 @@ class _Place:
     def of_caller(cls, world_size: int, timeout: float, folder: Path) -> _Place:
         start_method = multiprocessing.get_start_method(allow_none=True)
         filters = list(warnings.filters)
-        return cls(world_size, timeout, folder, _free_port(), dict(os.environ), filters, start_method)
+        return cls(world_size, timeout, folder, free_port(), dict(os.environ), filters, start_method)
 
     def enter(self, rank: int) -> None:
         os.environ.clear()  # the server's, as old as the first test that used it
@@ -271,7 +272,7 @@ def _pattern(part: Any) -> str:
     return getattr(part, "pattern", part) or ""
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A free port below the range from which systems take ports for outgoing connections."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)

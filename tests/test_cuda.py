@@ -38,7 +38,7 @@ from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 
 DEVICES = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
-PATIENCE = {"timeout": timedelta(seconds=30)}
+PATIENCE = {"timeout": timedelta(seconds=120)}
 pytestmark = pytest.mark.filterwarnings("ignore:You have overridden `on_before_batch_transfer`:UserWarning")
 STRATEGIES = {
     "single": lambda: "auto",
@@ -233,7 +233,7 @@ def test_parts_that_change() -> None:
 def test_the_benchmark_runs_without_a_gpu() -> None:
     script = Path(__file__).parents[1] / "benchmarks" / "sampling_cuda.py"
     small = ["--device", "cpu", "--num-nodes", "2000", "--num-edges", "20000", "--batch-size", "64", "--repeats", "1"]
-    done = subprocess.run([sys.executable, script, *small], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, script, *small], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("as in RAM: yes") == 5
     for part in ("evaluation, ", "corrections, ", "links, "):

@@ -36,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
-        [*command, "--site-dir", str(folder)], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+        [*command, "--site-dir", str(folder)], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
     return folder

@@ -22,7 +22,7 @@ from lightning_gnn_dist.inference import predict_by_layer
 from lightning_gnn_dist.layers import has_layers
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from tests.memory import Peak, reads_memory
+from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
 
 NUM_NODES, NUM_FEATURES = 1_501, 12
@@ -192,6 +192,7 @@ class Bipartite(Deep):
 
 def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> int:
     """Bytes of this process, mapped pages among them, beyond what it has after a first and small prediction."""
+    give_back_at_once()
     model = Bipartite(SAGEConv)
     graph().save(folder / "small")
     predict_by_layer(quiet(), model, Graph.open(folder / "small"), folder / "small.npy")

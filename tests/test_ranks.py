@@ -36,7 +36,7 @@ def surroundings(rank: int, world_size: int) -> tuple[str, str, str]:
 
 
 def add_ranks(rank: int, world_size: int) -> float:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     total = torch.tensor(float(rank + 1))
     dist.all_reduce(total)
     return total.item()
@@ -46,7 +46,7 @@ def fit(rank: int, world_size: int, root: Path) -> tuple[int, int, int, Tensor]:
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=world_size,
-        strategy=DDPStrategy(timeout=timedelta(seconds=20)),
+        strategy=DDPStrategy(timeout=timedelta(seconds=120)),
         max_epochs=1,
         limit_train_batches=2,
         limit_val_batches=1,
@@ -66,7 +66,7 @@ def fail_on_one(rank: int, world_size: int) -> None:
 
 
 def fail_in_a_round(rank: int, world_size: int) -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     fail_on_one(rank, world_size)
     dist.barrier()
 
@@ -81,9 +81,10 @@ def fail_in_a_thread(rank: int, world_size: int) -> None:
     thread.join()
 
 
-def hang_on_one(rank: int, world_size: int) -> None:
+def hang_on_one(rank: int, world_size: int) -> int:
     if rank == 1:
-        time.sleep(60)
+        time.sleep(600)
+    return rank
 
 
 def leave_a_thread(rank: int, world_size: int) -> None:
@@ -149,18 +150,18 @@ def test_an_exception_in_a_thread_is_a_failure() -> None:
 
 
 def test_a_hanging_rank_is_named_with_its_stack_and_killed() -> None:
-    started = time.monotonic()
-    with start_ranks(hang_on_one, 2, timeout=1) as running:
-        pids = running.pids
-        with pytest.raises(RankError, match=r"^rank 1 of 2 did not finish in time \(1 s\)") as caught:
+    with start_ranks(hang_on_one, 2, timeout=4) as running:  # in which rank 0 returns, even on a busy machine
+        pids, started = running.pids, time.monotonic()
+        with pytest.raises(RankError, match=r"^rank 1 of 2 did not finish in time \(4 s\)") as caught:
             running.results()
     assert list(caught.value.failures) == [1]
     assert "in hang_on_one" in str(caught.value)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 120
     assert not any(map(is_alive, pids))
 
 
-def test_a_stopped_rank_is_killed_too() -> None:
+def test_a_stopped_rank_is_killed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "MARGIN_SECONDS", 0.5)
     with start_ranks(sleep, 1, 60.0, timeout=1) as running:
         pids = running.pids
         os.kill(pids[0], signal.SIGSTOP)
@@ -170,20 +171,20 @@ def test_a_stopped_rank_is_killed_too() -> None:
 
 
 def test_a_rank_that_returns_but_does_not_leave_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(ranks, "LEAVE_SECONDS", 0.5)
     with pytest.raises(RankError, match="rank 0 of 1 returned, but did not leave"):
         run_ranks(leave_a_thread, 1)
 
 
 def test_a_killed_rank_is_named() -> None:
-    with start_ranks(sleep, 2, 1.0) as running:
+    with start_ranks(hang_on_one, 2) as running:
         os.kill(running.pids[1], signal.SIGKILL)
         with pytest.raises(RankError, match="rank 1 of 2 died with exit code -9 before it returned"):
             running.results()
 
 
 def test_a_rank_that_may_die_gives_no_result() -> None:
-    with start_ranks(sleep, 3, 1.0) as running:
+    with start_ranks(hang_on_one, 3) as running:
         os.kill(running.pids[1], signal.SIGKILL)
         assert running.results(may_die={1}) == [0, None, 2]
 
@@ -223,11 +224,11 @@ def test_nothing_is_left_when_the_caller_is_killed(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[1],
         env=os.environ | {"PYTHONPATH": "."},
         stdout=subprocess.PIPE,
-        timeout=90,
+        timeout=240,
         check=False,
     )
     pid = int(caller.stdout)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not is_alive(pid)

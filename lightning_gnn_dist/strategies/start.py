@@ -33,5 +33,4 @@ class StartsTogether(DDPStrategy):
             place.main_address, place.main_port, self.global_rank, self.world_size, self.start_timeout
         )
         super().setup_distributed()
-        collectives.leave_at_exit()  # Lightning does so for nccl only
         del held

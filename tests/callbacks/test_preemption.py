@@ -100,7 +100,7 @@ def test_a_run_that_was_preempted_ends_as_if_it_had_not_been(name: str, tmp_path
 
 
 def stop_by_time(rank: int, world_size: int, name: str, folder: Path) -> tuple[int, int, int, State]:
-    callbacks: list[Callback] = [PreemptionCheckpoint(folder), Preempt(1, 7)]
+    callbacks: list[Callback] = [PreemptionCheckpoint(folder), Preempt(1, 3)]  # of four or more
     with pytest.raises(SystemExit):
         fit(name, world_size, callbacks)
     stopped = torch.load(folder / FILE_NAME, weights_only=False)
@@ -158,13 +158,13 @@ def preempt_one_rank(command: list[str], folder: Path) -> int:
         process = subprocess.Popen(command, cwd=EXAMPLES, env=environment, stdout=said, stderr=said)
     ranks: list[int] = []
     try:
-        end = time.monotonic() + 240
+        end = time.monotonic() + 300
         while not list(folder.rglob("epoch=*.ckpt")):
             assert process.poll() is None and time.monotonic() < end, (folder / "said").read_text()
             time.sleep(0.2)
         ranks = children(process.pid)
         os.kill(ranks[-1], signal.SIGTERM)
-        return process.wait(timeout=120)
+        return process.wait(timeout=240)
     finally:
         for pid in [*ranks, process.pid]:
             with suppress(ProcessLookupError):
@@ -186,4 +186,4 @@ def test_the_command_stops_with_a_checkpoint_and_goes_on(launcher: str, name: st
     assert code in {"lightning": (143, -signal.SIGKILL), "torchrun": (1,)}[launcher]
     rest = [f"--ckpt_path={checkpoint}", f"--trainer.max_epochs={stopped['epoch'] + 2}"]
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
-    subprocess.run([*LAUNCHERS[launcher], *fit_it, *rest], cwd=EXAMPLES, env=environment, check=True, timeout=300)
+    subprocess.run([*LAUNCHERS[launcher], *fit_it, *rest], cwd=EXAMPLES, env=environment, check=True, timeout=600)

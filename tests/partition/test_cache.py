@@ -164,7 +164,7 @@ def test_a_partitioner_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def ask(barrier: Barrier, counting: Counting, directory: Path, answers: Path) -> None:
-    barrier.wait(timeout=60)
+    barrier.wait(timeout=240)
     partition = cached_partition(path_graph(200_000), counting, 4, 0, directory)
     np.save(answers / f"{os.getpid()}.npy", partition.assignment.numpy())
 
@@ -179,7 +179,7 @@ def test_processes_that_ask_at_once_get_the_same_parts(counting: Counting, tmp_p
     for process in processes:
         process.start()
     for process in processes:
-        process.join(timeout=60)
+        process.join(timeout=240)
         assert process.exitcode == 0
     first, second = (np.load(file) for file in entries(tmp_path / "answers"))
     assert np.array_equal(first, second)

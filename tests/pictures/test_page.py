@@ -42,5 +42,5 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     options = ["--headless", f"--screenshot={picture}", "--window-size=1500,2500"]
     sandbox = [] if "firefox" in browser else ["--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
     command = [browser, *options, *sandbox, f"file://{tmp_path}/page.html"]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    subprocess.run(command, check=True, timeout=600, capture_output=True)
     assert picture.stat().st_size > 20_000  # an empty page is far smaller

@@ -8,13 +8,14 @@ import weakref
 
 import numba
 import numpy as np
-import psutil
 import pytest
 import torch
 
 from lightning_gnn_dist.sampling import pool as pools
 from lightning_gnn_dist.sampling.gather_kernels import widened_by_integers
 from lightning_gnn_dist.sampling.pool import BufferPool, gather_rows
+from tests.memory import give_back_at_once, reads_memory, resident_bytes
+from tests.ranks import run_ranks
 
 ROWS = torch.tensor([3, 0, 3, 9, 5])
 
@@ -216,8 +217,10 @@ def test_threads_share_a_pool(pool):
     assert pool.num_free == 2
 
 
-def test_memory_stays_flat():
-    array, pool, process = torch.randn(20_000, 64), BufferPool(max_free=3), psutil.Process()
+def growth(rank: int, world_size: int) -> int:
+    """Bytes that sixty more batches add."""
+    give_back_at_once()
+    array, pool = torch.randn(20_000, 64), BufferPool(max_free=3)
     generator = np.random.default_rng(0)
 
     def some_batches() -> int:
@@ -225,11 +228,16 @@ def test_memory_stays_flat():
             rows = torch.from_numpy(generator.integers(20_000, size=generator.integers(70_000, 80_000)))
             x = gather_rows(array, rows, pool)  # 20 MB
             del x
-        return process.memory_info().rss
+        return resident_bytes("RssAnon")
 
     some_batches()
     first = some_batches()
-    assert some_batches() - first < 10e6
+    return some_batches() - first
+
+
+@reads_memory
+def test_memory_stays_flat():
+    assert run_ranks(growth, 1)[0] < 10e6  # half a batch
 
 
 def test_what_is_kept_does_not_hold_what_waits():

@@ -28,7 +28,7 @@ from lightning_gnn_dist.scattered import halo
 from lightning_gnn_dist.scattered.datamodule import ScatteredDataModule
 from lightning_gnn_dist.scattered.halo import Division, Halo
 from lightning_gnn_dist.scattered.share import Bounds, Share, save_shares
-from tests.memory import Peak, reads_memory
+from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
 from tests.scattered.graphs import in_order_of_parts, small_graph, some_partition
 
@@ -80,7 +80,7 @@ def uneven(num_parts: int) -> Partition:
 
 def quiet(world_size: int) -> pl.Trainer:
     off = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
-    strategy: Any = DDPStrategy(timeout=timedelta(seconds=30)) if world_size > 1 else "auto"
+    strategy: Any = DDPStrategy(timeout=timedelta(seconds=120)) if world_size > 1 else "auto"
     return pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, **off)
 
 
@@ -123,7 +123,7 @@ def test_layers_of_shares_are_those_of_the_whole(tmp_path: Path, world_size: int
 
 def count(rank: int, world_size: int, folder: Path, shares: int) -> tuple[float, float, int]:
     """Bytes sent for a layer, what the formula says, and rounds."""
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
     channel, bounds = open_channel(world_size), Bounds.read(folder / "shares")
     share, division = Share.open(folder / "shares", rank % shares), Division(bounds, world_size)
     own = Halo(share, division, channel, _made(folder / f"{rank}"), 1 << 14)
@@ -207,6 +207,7 @@ class Bipartite(Deep):
 
 def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> tuple[int, int]:
     """Bytes of this process alone, beyond what it has after a first and small prediction; and nodes of its halo."""
+    give_back_at_once()
     model, trainer = Bipartite("sage"), quiet(world_size)
     predict_by_layer(trainer, model, ScatteredDataModule(folder / "small"), folder / "small.npy")
     halos, graph = [], Halo.graph
@@ -226,6 +227,6 @@ def test_neither_a_share_nor_its_halo_is_held(tmp_path: Path) -> None:
     graph.node_arrays["z"] = torch.rand(nodes, 15)
     for name, whole in (("shares", graph), ("small", small_graph())):
         save_shares(whole, some_partition(whole, 2), tmp_path / name)
-    for most, halo_nodes in run_ranks(most_memory, 2, tmp_path, budget, timeout=400):
-        held, planned = (nodes // 2 + halo_nodes) * 4 * 20, budget + 40 * halo_nodes
-        assert budget / 8 < most < 1.15 * planned < held
+    for most, halo_nodes in run_ranks(most_memory, 2, tmp_path, budget, timeout=600):
+        assert budget / 8 < most < 0.8 * budget
+        assert min(nodes // 2, halo_nodes) * 4 * 20 > 0.7 * budget  # beside either, no batch would have fitted

@@ -147,7 +147,7 @@ def test_shares_of_other_files_do_not_join(source: Path, tmp_path: Path) -> None
 
 
 def connect(rank: int, world_size: int, folder: str) -> None:
-    strategy = DDPStrategy(timeout=timedelta(seconds=30))
+    strategy = DDPStrategy(timeout=timedelta(seconds=120))
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(
         accelerator="cpu", devices=world_size, strategy=strategy, max_epochs=1, enable_checkpointing=False, **quiet
@@ -160,7 +160,7 @@ def test_ranks_are_told_whose_share_is_of_another_graph(source: Path, tmp_path: 
     np.save(source / "train_idx.npy", np.arange(7))
     prepare_share(source, tmp_path / "host1", 1, 2)
     with pytest.raises(RankError, match=r"The shares of ranks \[1\] are not of the graph of rank 0"):
-        run_ranks(connect, 2, str(tmp_path), timeout=60)
+        run_ranks(connect, 2, str(tmp_path))
 
 
 def test_a_truncated_file_of_edges_is_refused(source: Path, tmp_path: Path) -> None:
