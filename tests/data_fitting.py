@@ -17,7 +17,7 @@ from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.sage import SAGE
 
-PATIENCE = {"timeout": timedelta(seconds=120)}
+PATIENCE = {"timeout": timedelta(seconds=30)}
 
 
 def small_graph() -> Graph:

@@ -16,7 +16,7 @@ from tests.ranks import RankError, run_ranks
 
 
 def grouped(rank: int, world_size: int, function: Callable[[int], Any]) -> Any:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     return function(rank)
 
 

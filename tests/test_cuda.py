@@ -38,7 +38,7 @@ from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 
 DEVICES = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
-PATIENCE = {"timeout": timedelta(seconds=120)}
+PATIENCE = {"timeout": timedelta(seconds=30)}
 pytestmark = pytest.mark.filterwarnings("ignore:You have overridden `on_before_batch_transfer`:UserWarning")
 STRATEGIES = {
     "single": lambda: "auto",

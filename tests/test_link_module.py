@@ -36,7 +36,7 @@ from tests.link_model import LinkSAGE, Targets, held
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of
 
-PATIENCE = {"timeout": timedelta(seconds=120)}
+PATIENCE = {"timeout": timedelta(seconds=30)}
 NODES, FEATURES = 240, 8
 
 

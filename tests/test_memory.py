@@ -58,7 +58,7 @@ def measure_peak(rank: int, world_size: int, path: str) -> int:
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=world_size,
-        strategy=LocalSGDStrategy(EverySteps(3), timeout=timedelta(seconds=120)),
+        strategy=LocalSGDStrategy(EverySteps(3), timeout=timedelta(seconds=30)),
         max_epochs=2,
         limit_val_batches=0,
         enable_checkpointing=False,
@@ -74,7 +74,7 @@ def measure_peak(rank: int, world_size: int, path: str) -> int:
 
 
 def train(rank: int, world_size: int, path: str) -> tuple[int, int]:
-    strategy = LocalSGDStrategy(EverySteps(3), timeout=timedelta(seconds=120))
+    strategy = LocalSGDStrategy(EverySteps(3), timeout=timedelta(seconds=30))
     options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     watch = Watch()
     trainer = pl.Trainer(

@@ -36,7 +36,7 @@ def surroundings(rank: int, world_size: int) -> tuple[str, str, str]:
 
 
 def add_ranks(rank: int, world_size: int) -> float:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     total = torch.tensor(float(rank + 1))
     dist.all_reduce(total)
     return total.item()
@@ -46,7 +46,7 @@ def fit(rank: int, world_size: int, root: Path) -> tuple[int, int, int, Tensor]:
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=world_size,
-        strategy=DDPStrategy(timeout=timedelta(seconds=120)),
+        strategy=DDPStrategy(timeout=timedelta(seconds=30)),
         max_epochs=1,
         limit_train_batches=2,
         limit_val_batches=1,
@@ -66,7 +66,7 @@ def fail_on_one(rank: int, world_size: int) -> None:
 
 
 def fail_in_a_round(rank: int, world_size: int) -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     fail_on_one(rank, world_size)
     dist.barrier()
 

@@ -165,7 +165,7 @@ def test_the_elastic_block_runs_as_its_page_says(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     command = [sys.executable, "-m", "lightning_gnn_dist", "elastic", "--ranks", "2", "--", sys.executable, "train.py"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=2400)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "[elastic]" not in done.stdout, done.stderr
     assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
 
@@ -256,7 +256,7 @@ def test_the_quick_start_leads_to_predictions(tmp_path: Path) -> None:
     lines = "".join(block.code for block in blocks("console", "quick-start")).splitlines()
     script = "\n".join(["set -e", *(line.removeprefix("$ ") for line in lines if line.startswith("$ "))])
     done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=2400
+        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert numpy.load(tmp_path / "logits.npy").shape == (2000, 8)

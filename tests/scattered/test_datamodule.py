@@ -30,7 +30,7 @@ from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.scattered.graphs import in_order_of_parts
 
-PATIENCE: dict[str, Any] = {"timeout": timedelta(seconds=120)}
+PATIENCE: dict[str, Any] = {"timeout": timedelta(seconds=30)}
 OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 8, "eval_batch_size": 70}
 
 MORE: dict[str, dict[str, Any]] = {

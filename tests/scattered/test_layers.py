@@ -80,7 +80,7 @@ def uneven(num_parts: int) -> Partition:
 
 def quiet(world_size: int) -> pl.Trainer:
     off = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
-    strategy: Any = DDPStrategy(timeout=timedelta(seconds=120)) if world_size > 1 else "auto"
+    strategy: Any = DDPStrategy(timeout=timedelta(seconds=30)) if world_size > 1 else "auto"
     return pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, **off)
 
 
@@ -123,7 +123,7 @@ def test_layers_of_shares_are_those_of_the_whole(tmp_path: Path, world_size: int
 
 def count(rank: int, world_size: int, folder: Path, shares: int) -> tuple[float, float, int]:
     """Bytes sent for a layer, what the formula says, and rounds."""
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     channel, bounds = open_channel(world_size), Bounds.read(folder / "shares")
     share, division = Share.open(folder / "shares", rank % shares), Division(bounds, world_size)
     own = Halo(share, division, channel, _made(folder / f"{rank}"), 1 << 14)

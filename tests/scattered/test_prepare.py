@@ -147,7 +147,7 @@ def test_shares_of_other_files_do_not_join(source: Path, tmp_path: Path) -> None
 
 
 def connect(rank: int, world_size: int, folder: str) -> None:
-    strategy = DDPStrategy(timeout=timedelta(seconds=120))
+    strategy = DDPStrategy(timeout=timedelta(seconds=30))
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(
         accelerator="cpu", devices=world_size, strategy=strategy, max_epochs=1, enable_checkpointing=False, **quiet

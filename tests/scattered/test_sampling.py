@@ -37,7 +37,7 @@ def seeds_of(rank: int, size: int) -> list[Tensor]:
 
 def sent(rank: int, world_size: int, folder: str, shares: int, sampler: ScatteredSampler) -> tuple[float, float]:
     """Bytes that a rank sent for its batches, and what the formula says."""
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     channel = open_channel(shares)
     graph = ScatteredGraph(Share.open(folder, channel.rank), channel)
     seeds, keys = [torch.arange(100 * rank, 100 * rank + 100) * 4], [BatchKey(rank, 0, 0)]
@@ -72,7 +72,7 @@ def as_dict(data: Any) -> dict[str, Any]:
 
 
 def drawn(rank: int, world_size: int, folder: str, shares: int, sampler: ScatteredSampler, cache: int) -> list[Any]:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     channel = open_channel(shares)
     graph = ScatteredGraph(Share.open(folder, channel.rank), channel, cache_bytes=cache)
     found = []
@@ -140,7 +140,7 @@ class CountingChannel(Channel):
 
 def corrected(rank: int, world_size: int, folder: str, sampler: ScatteredSampler) -> list[Any]:
     """For bulks of one and of four: batches of a round, exchanges, and bytes sent."""
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     found: list[Any] = []
     for bulk_size in (1, 4):
         channel = CountingChannel(dist.group.WORLD, world_size, rank)

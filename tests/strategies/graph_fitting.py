@@ -17,7 +17,7 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from tests.data_fitting import trainer
 from tests.sage import SAGE
 
-PATIENCE = {"timeout": timedelta(seconds=120)}
+PATIENCE = {"timeout": timedelta(seconds=30)}
 
 
 def small_graph() -> Graph:

@@ -10,7 +10,7 @@ import torch
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.strategies.fitting import Net
 
-PATIENCE = {"timeout": timedelta(seconds=120)}
+PATIENCE = {"timeout": timedelta(seconds=30)}
 
 
 def local_sgd(clock: Any = None, **options: Any) -> LocalSGDStrategy:

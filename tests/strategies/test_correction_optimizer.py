@@ -79,7 +79,7 @@ def test_a_function_makes_an_optimizer_that_persists() -> None:
 
 
 def averaged(rank: int, world_size: int) -> tuple[list[Tensor], Any, Any]:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     ours = weights()
     local = torch.optim.Adam(ours, lr=0.01)
     for step in range(rank + 1):
@@ -128,7 +128,7 @@ def test_states_that_are_averaged_already_are_not_sent_again(monkeypatch: pytest
 
 
 def averaged_without_a_state(rank: int, world_size: int) -> None:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     ours = weights()
     local = torch.optim.Adam(ours)
     if rank:
@@ -142,7 +142,7 @@ def test_states_of_other_sizes_are_refused() -> None:
 
 
 def only_rank_0_steps(rank: int, world_size: int, mode: Any) -> bool:
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     ours = weights()
     local: list[Optimizer] = [torch.optim.Adam(ours)]
     correct(CorrectionOptimizer(mode, None), local, ours, range(3), steps=2 if rank == 0 else 0)

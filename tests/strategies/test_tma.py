@@ -30,7 +30,7 @@ from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import Net, State, differs, fit, state_of
 
-PATIENCE = timedelta(seconds=120)
+PATIENCE = timedelta(seconds=30)
 
 
 class StepsOfRank(NamedTuple):

@@ -20,7 +20,7 @@ from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from tests.strategies.fitting import State, state_of
 
-PATIENCE = {"timeout": timedelta(seconds=120)}
+PATIENCE = {"timeout": timedelta(seconds=30)}
 
 
 def grappa(**options: Any) -> GrappaStrategy:
