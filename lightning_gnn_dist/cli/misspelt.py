@@ -18,6 +18,7 @@ OF_PARSER = re.compile(
     r"^(?:Group '([^']+)' does not accept option|Subcommand '\S+' does not accept option|Option) '([^']+)'"
 )
 OF_MODULE = re.compile(r"module '([^']+)' has no attribute '([^']+)'")
+NO_PATH = re.compile(r"Expected a dot import path string: (\w+)$", re.MULTILINE)
 NO_MODULE = re.compile(r"No module named '([^']+)'")
 FLAG = re.compile(r"unrecognized arguments: --([\w.]+)")
 KEY = re.compile(r"'(\w+)': ")
@@ -46,6 +47,8 @@ def hint(message: str, names: Collection[str]) -> str | None:
         return _of_parser(".".join(part for part in found.groups() if part), names)
     if found := FLAG.search(message):
         return _of_parser(found[1], names)
+    if (found := NO_PATH.search(message)) and (advice := _without_module(found[1])):
+        return advice
     return next(_misspelt_structure(message), None)
 
 
@@ -75,6 +78,14 @@ def _parameters(function: object) -> list[str]:
         if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
             break
     return list(found)
+
+
+def _without_module(name: str) -> str | None:
+    """Of one of this package's classes, whose name alone is not enough."""
+    package = __name__.partition(".")[0]
+    public = [other for other in vars(import_module(package)) if other[0].isupper()]
+    near = get_close_matches(name, public, n=1, cutoff=0.8)
+    return f"A class is named with its module. Did you mean '{package}.{near[0]}'?" if near else None
 
 
 def _misspelt_structure(message: str) -> Iterator[str]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from jsonargparse.typing import PositiveInt
@@ -98,6 +100,27 @@ class TrainCLI(LightningCLI):
         commands["predict"].add("return_predictions")  # to whom? They need not fit into RAM
         return commands
 
+    def instantiate_classes(self) -> None:
+        """Make the objects that the configuration names."""
+        self.parser.add_instantiator(self._make, object)
+        with self._refusals_in_one_line():
+            super().instantiate_classes()
+
+    def _make(self, kind: type, *args: Any, **kwargs: Any) -> object:
+        """Called for all but model and data, where jsonargparse would go on to look for another type that fits."""
+        with self._refusals_in_one_line():
+            return kind(*args, **kwargs)
+
+    @contextmanager
+    def _refusals_in_one_line(self) -> Iterator[None]:
+        """What this package refuses is told as what the parser refuses is."""
+        try:
+            yield
+        except (ValueError, FileNotFoundError) as error:
+            if (reason := _own_refusal(error)) is None:
+                raise
+            self.parser.error(reason)
+
     def before_fit(self) -> None:
         """Called when the trainer is there: watch what the fit costs, and let a preempted one go on."""
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
@@ -139,6 +162,15 @@ class TrainCLI(LightningCLI):
             parser.add_argument("--budget_megabytes", type=PositiveInt, default=BUDGET_BYTES >> 20, help=about)
         self.parser.names |= set(parser.get_defaults().keys())
         return parser
+
+
+def _own_refusal(error: BaseException) -> str | None:
+    """The first reason of an error, if it was this package that gave it."""
+    while cause := error.__cause__ or error.__context__:
+        error = cause
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    is_own = frame.f_globals["__name__"].partition(".")[0] == __name__.partition(".")[0]
+    return str(error) if is_own and isinstance(error, ValueError | FileNotFoundError) else None
 
 
 def _graph_of(datamodule: LightningDataModule) -> Graph | ScatteredDataModule | None:

@@ -206,6 +206,8 @@ def test_callbacks_can_be_written() -> None:
         (["--model.num_clases=2"], "Did you mean 'num_classes'?"),
         (["--data.partitioner=lightning_gnn_dist.MetisPartioner"], "Did you mean 'MetisPartitioner'?"),
         (["--data.graph.init_args.num_node=2"], "Did you mean 'num_nodes'?"),
+        (["--data.sampler=LadiesSampler"], "Did you mean 'lightning_gnn_dist.LadiesSampler'?"),
+        (["--data.partitioner=MetisPartioner"], "Did you mean 'lightning_gnn_dist.MetisPartitioner'?"),
         (["--model=nowhere.SAGE"], "There is no module 'nowhere'"),
         (["--data.zzz=1"], "There is no 'zzz': PartitionedDataModule takes batch_size, "),
     ],
@@ -234,6 +236,41 @@ def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
         with pytest.raises(SystemExit):
             main()
         assert f"Did you mean {right!r}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--data.graph=nowhere", "error: nowhere is not a saved graph: it has no meta.json."),
+        ("--data.batch_size=0", "error: batch_size must be an integer of at least 1, got 0."),
+        ("--trainer.strategy.correction_steps=-1", "error: correction_steps must be "),
+    ],
+)
+def test_what_the_package_refuses_is_said_in_one_line(
+    option: str, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "fit", "--config=configs/llcg.yaml", option])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.splitlines()[-1].startswith(reason)
+
+
+def test_what_others_refuse_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = [
+        "from node_classification import SAGE",
+        "class Broken(SAGE):",
+        "    def __init__(self): raise ValueError('mine')",
+    ]
+    (tmp_path / "broken_model.py").write_text("\n".join(model))
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "model.yaml").write_text("class_path: broken_model.Broken\n")
+    config = ["--config=configs/llcg.yaml", f"--model={tmp_path}/model.yaml"]
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "fit", *config])
+    with pytest.raises(ValueError, match="mine"):
+        main()
 
 
 def test_predict_writes_a_row_for_every_node(tmp_path: Path) -> None:
