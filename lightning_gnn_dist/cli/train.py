@@ -32,6 +32,8 @@ from lightning_gnn_dist.layers import has_layers
 from lightning_gnn_dist.scattered.datamodule import ScatteredDataModule
 
 PROGRAM = "lightning-gnn-dist"
+PACKAGE = __name__.partition(".")[0]
+REFUSALS = (ValueError, FileNotFoundError)
 COMMANDS = {
     "fit": "train as a configuration says",
     "validate": "evaluate on the validation nodes",
@@ -116,10 +118,10 @@ class TrainCLI(LightningCLI):
         """What this package refuses is told as what the parser refuses is."""
         try:
             yield
-        except (ValueError, FileNotFoundError) as error:
+        except REFUSALS as error:
             if (reason := _own_refusal(error)) is None:
                 raise
-            self.parser.error(reason)
+            self.parser.error(reason, error)
 
     def before_fit(self) -> None:
         """Called when the trainer is there: watch what the fit costs, and let a preempted one go on."""
@@ -164,13 +166,14 @@ class TrainCLI(LightningCLI):
         return parser
 
 
-def _own_refusal(error: BaseException) -> str | None:
-    """The first reason of an error, if it was this package that gave it."""
-    while cause := error.__cause__ or error.__context__:
-        error = cause
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    is_own = frame.f_globals["__name__"].partition(".")[0] == __name__.partition(".")[0]
-    return str(error) if is_own and isinstance(error, ValueError | FileNotFoundError) else None
+def _own_refusal(error: BaseException | None) -> str | None:
+    """What this package said, if it raised the error or what led to it."""
+    while error is not None:
+        modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if isinstance(error, REFUSALS) and modules and modules[-1].startswith(f"{PACKAGE}."):
+            return str(error)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _graph_of(datamodule: LightningDataModule) -> Graph | ScatteredDataModule | None:
