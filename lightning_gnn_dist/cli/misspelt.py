@@ -13,6 +13,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 
+PACKAGE = __name__.partition(".")[0]
 OF_CLASS = re.compile(r"given class_path '([^']+)':\s+Option '([^']+)' is not accepted")
 OF_PARSER = re.compile(
     r"^(?:Group '([^']+)' does not accept option|Subcommand '\S+' does not accept option|Option) '([^']+)'"
@@ -82,10 +83,9 @@ def _parameters(function: object) -> list[str]:
 
 def _without_module(name: str) -> str | None:
     """Of one of this package's classes, whose name alone is not enough."""
-    package = __name__.partition(".")[0]
-    public = [other for other in vars(import_module(package)) if other[0].isupper()]
+    public = [other for other in vars(import_module(PACKAGE)) if other[0].isupper()]
     near = get_close_matches(name, public, n=1, cutoff=0.8)
-    return f"A class is named with its module. Did you mean '{package}.{near[0]}'?" if near else None
+    return f"A class is named with its module. Did you mean '{PACKAGE}.{near[0]}'?" if near else None
 
 
 def _misspelt_structure(message: str) -> Iterator[str]:

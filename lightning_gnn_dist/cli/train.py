@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.report import RunReport
-from lightning_gnn_dist.cli.misspelt import hint
+from lightning_gnn_dist.cli.misspelt import PACKAGE, hint
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.inference import BUDGET_BYTES, predict_by_layer
@@ -32,7 +32,6 @@ from lightning_gnn_dist.layers import has_layers
 from lightning_gnn_dist.scattered.datamodule import ScatteredDataModule
 
 PROGRAM = "lightning-gnn-dist"
-PACKAGE = __name__.partition(".")[0]
 REFUSALS = (ValueError, FileNotFoundError)
 COMMANDS = {
     "fit": "train as a configuration says",

@@ -71,13 +71,14 @@ class DeviceSampler:
         return self.sampler.num_hops
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        check_bulk(graph, seeds, keys)
-        size, samples = max(1, NODES_AT_ONCE // max(1, graph.num_nodes)), []
-        for start in range(0, len(seeds), size):
-            samples += self._sample(graph, seeds[start : start + size], keys[start : start + size])
+        bulk, samples = check_bulk(graph, seeds, keys), []
+        size = max(1, NODES_AT_ONCE // max(1, graph.num_nodes))
+        for start in range(0, len(bulk), size):
+            samples += self._sample(graph, bulk[start : start + size])
         return samples
 
-    def _sample(self, graph: Graph, seeds: Sequence[Tensor], places: Sequence[BatchKey]) -> list[Sample]:
+    def _sample(self, graph: Graph, bulk: list[tuple[Tensor, BatchKey]]) -> list[Sample]:
+        seeds, places = zip(*bulk, strict=True)
         device, name = graph.indices.device, self.sampler.weight
         weights = None if name is None else checked_weights(graph, name)
         stack = TableStack(seeds, graph.num_nodes, device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import MAX_ENTRIES, BatchKey, Sample, check_seeds, refuse_repeated
+from lightning_gnn_dist.sampling.base import MAX_ENTRIES, BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.sampling.kernels import REPEATED_SEED, Array, Work
 from lightning_gnn_dist.sampling.rng import key
 from lightning_gnn_dist.sampling.scratch import Scratch, scratch_of_thread
@@ -38,14 +38,13 @@ def sample_hops(
 
     Args:
         graph: The graph to sample.
-        seeds: The batch's first nodes.
+        seeds: The batch's first nodes, as ``check_bulk`` returns them.
         keys: The key of each hop.
         kernel: Samples one batch into the work it is given.
         tables: How many tables it opens.
         weighs: Whether it gives edges a weight.
         with_ids: Whether the batch says which edges it has. Default: if the graph has arrays of edges.
     """
-    seeds = check_seeds(seeds, graph.num_nodes)
     scratch = scratch_of_thread(graph.indices.numpy().dtype)
     reserve(scratch, seeds.numel())
     num_nodes, num_edges = np.zeros((2, len(keys) + 1), np.int64)

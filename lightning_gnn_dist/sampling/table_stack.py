@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.sampling.base import Sample, check_seeds, refuse_repeated
+from lightning_gnn_dist.sampling.base import Sample, refuse_repeated
 from lightning_gnn_dist.sampling.stack import Edges
 
 MAX_EDGES = 2**31 - 1  # of a hop of a bulk
@@ -20,7 +20,7 @@ class TableStack:
     Node ``v`` of batch ``i`` has the id ``i * n + v``. There is an int32 for each of these ids.
 
     Args:
-        seeds: The first nodes of each batch.
+        seeds: The first nodes of each batch, as ``check_bulk`` returns them.
         num_nodes: Nodes of the graph.
         device: Where the graph is.
 
@@ -30,7 +30,7 @@ class TableStack:
     """
 
     def __init__(self, seeds: Sequence[Tensor], num_nodes: int, device: torch.device) -> None:
-        self._seeds = [check_seeds(ids, num_nodes) for ids in seeds]
+        self._seeds = seeds
         self.num_batches, self.num_nodes = len(seeds), num_nodes
         self._table = torch.full((len(seeds) * num_nodes,), UNSEEN, dtype=torch.int32, device=device)
         self._starts = torch.arange(len(seeds) + 1, device=device) * num_nodes
@@ -41,7 +41,7 @@ class TableStack:
         self._positions: list[Tensor] = []
         self._weights: list[Tensor] = []
         self._counts: list[Tensor] = []  # of nodes and edges in turn, one number for each batch
-        self._enter(torch.cat([ids + i * num_nodes for i, ids in enumerate(self._seeds)]).to(device))
+        self._enter(torch.cat([ids + i * num_nodes for i, ids in enumerate(seeds)]).to(device))
 
     def grow(self, edges: Edges) -> None:
         """Add a hop: the edges of the frontier, and the nodes that they lead to for the first time."""
