@@ -33,11 +33,12 @@ from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.sampling.base import BatchKey, Sample
 from lightning_gnn_dist.sampling.batch import Arrays, SampledData, assemble
 from lightning_gnn_dist.sampling.block import Block
+from lightning_gnn_dist.sampling.compiling import inlined, part
 from lightning_gnn_dist.sampling.intrinsics import prefetch
-from lightning_gnn_dist.sampling.kernels import LINE, Array, part
+from lightning_gnn_dist.sampling.kernels import LINE, Array
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.pool import BufferPool, Pool, gather_rows
-from lightning_gnn_dist.sampling.rng import inlined, permutation
+from lightning_gnn_dist.sampling.rng import permutation
 
 WIDTH = 128
 ROWS_AHEAD = 8  # measured flat between 4 and 24

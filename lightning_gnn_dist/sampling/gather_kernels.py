@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from lightning_gnn_dist.sampling.compiling import compiled, inlined, part
 from lightning_gnn_dist.sampling.intrinsics import WIDENS_HALVES, copy_bytes, prefetch, widened_half
-from lightning_gnn_dist.sampling.kernels import LINE, Array, compiled, part
-from lightning_gnn_dist.sampling.rng import inlined
+from lightning_gnn_dist.sampling.kernels import LINE, Array
 
 ROWS_AHEAD = 8  # rows of features in flight
 

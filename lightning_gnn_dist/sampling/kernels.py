@@ -9,18 +9,16 @@ Kernels check nothing: their Python callers do. They hold no lock, and threads s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from lightning_gnn_dist.sampling.compiling import compiled, inlined, part
 from lightning_gnn_dist.sampling.intrinsics import prefetch
-from lightning_gnn_dist.sampling.rng import below, draw, inlined, unit
+from lightning_gnn_dist.sampling.rng import below, draw, unit
 
 Array = npt.NDArray[Any]
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 BLOCK = 64  # frontier rows a stage: measured flat between 32 and 128
 ROWS_AHEAD = 48  # reads of indptr in flight
@@ -81,16 +79,6 @@ class Rule(NamedTuple):
 
     weights: Array
     replace: bool
-
-
-def compiled(function: Kernel) -> Kernel:
-    """Compile with numba: kept on disk, and without the interpreter's lock."""
-    return cast(Kernel, njit(cache=True, nogil=True)(function))
-
-
-def part(function: Kernel) -> Kernel:
-    """Compile as a part of a kernel, which Python never calls itself."""
-    return cast(Kernel, njit(nogil=True)(function))
 
 
 @compiled

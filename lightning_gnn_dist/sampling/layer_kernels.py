@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lightning_gnn_dist.sampling.compiling import compiled, part
 from lightning_gnn_dist.sampling.kernels import (
     ALL,
     REPEATED_SEED,
@@ -17,10 +18,8 @@ from lightning_gnn_dist.sampling.kernels import (
     Rule,
     Table,
     Work,
-    compiled,
     expand,
     open_rows,
-    part,
     place,
     place_seeds,
 )

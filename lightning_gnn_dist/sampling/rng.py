@@ -12,15 +12,13 @@ so the same words come out of numba, numpy and torch, on any device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+from lightning_gnn_dist.sampling.compiling import inlined
 
 _U = np.uint64
 _NODE = _U(0xD1342543DE82EF95)
@@ -64,14 +62,6 @@ def _mix(word: int) -> int:
     word = ((word ^ (word >> 30)) * int(_MIX_1)) & _MASK
     word = ((word ^ (word >> 27)) * int(_MIX_2)) & _MASK
     return word ^ (word >> 31)
-
-
-def inlined(function: Function) -> Function:
-    """For small functions inside a kernel: compiled into their caller, never on their own.
-
-    numba keeps compiled kernels until the file of the kernel changes. After a change here, touch that file.
-    """
-    return cast(Function, njit(inline="always")(function))
 
 
 @inlined

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_gnn_dist.sampling.kernels import Array, Rule, compiled, draw_row, is_whole
+from lightning_gnn_dist.sampling.compiling import compiled
+from lightning_gnn_dist.sampling.kernels import Array, Rule, draw_row, is_whole
 
 _U = np.uint64
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_gnn_dist.sampling.compiling import compiled, part
 from lightning_gnn_dist.sampling.kernels import (
     REPEATED_SEED,
     ZERO,
@@ -16,10 +17,8 @@ from lightning_gnn_dist.sampling.kernels import (
     Rule,
     Table,
     Work,
-    compiled,
     expand,
     open_rows,
-    part,
     place,
     place_seeds,
     slot_of,
