@@ -5,7 +5,7 @@ graph -> partition -> residency -> sample -> batch -> local step -> meeting -> e
 graph/              the whole graph: in-neighbour CSR and per-node arrays, in RAM or memory-mapped
 partition/          every node in exactly one part
 residency.py        which chunks a rank holds, and when that changes
-arguments.py        which numbers a user may give
+checks.py           what a user may give, and one wording of refusals
 coverage.py         how much of each neighbourhood a rank sees, and the weights that follow
 surroundings.py     nodes from elsewhere that come along
 parts.py            what a rank holds, copied into RAM

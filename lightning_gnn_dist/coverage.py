@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.arguments import check_at_least, check_between
+from lightning_gnn_dist.checks import check_at_least, check_between
 from lightning_gnn_dist.graph.graph import Graph, row_slices
 
 Level = Literal["node", "batch"]

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import collectives
-from lightning_gnn_dist.arguments import is_number
+from lightning_gnn_dist.checks import is_number
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"  # the variable of the environment that holds its address
 RANK = "LIGHTNING_GNN_DIST_RANK"  # and the one that holds this rank's number, for its name

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.arguments import check_at_least
+from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.links import LinkSplit
 from lightning_gnn_dist.loader import BatchLoader

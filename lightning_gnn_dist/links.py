@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.arguments import check_at_least, is_number
+from lightning_gnn_dist.checks import check_at_least, is_number
 from lightning_gnn_dist.graph import store
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.links import edges_at

@@ -14,7 +14,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from lightning_gnn_dist.arguments import check_at_least
+from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.large_pages import enlarge_pages
 from lightning_gnn_dist.sampling.base import BatchKey, OrdersSeeds, Sample, Sampler, check_seeds, refuse_repeated

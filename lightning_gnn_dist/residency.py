@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from lightning_gnn_dist.arguments import check_at_least
+from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.partition.random import deal
 
 _PURPOSE = 1 << 43  # added to the seed, so that dealing chunks has nothing to do with making them

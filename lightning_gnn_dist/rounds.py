@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from lightning_gnn_dist.arguments import check_at_least, check_at_least_if_given, is_number
+from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given, is_number
 
 
 class RoundProgress(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.arguments import check_at_least_if_given, check_between
+from lightning_gnn_dist.checks import check_at_least_if_given, check_between
 from lightning_gnn_dist.graph.graph import Graph, Lookup
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.rng import permutation

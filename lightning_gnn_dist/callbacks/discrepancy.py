@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lightning_gnn_dist import collectives
-from lightning_gnn_dist.arguments import check_at_least, check_at_least_if_given
+from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given
 from lightning_gnn_dist.strategies.base import RoundStrategy
 from lightning_gnn_dist.strategies.gradients import average_gradient_, evaluating, mean_gradient, unrecorded
 from lightning_gnn_dist.strategies.refusals import require_batches, require_step

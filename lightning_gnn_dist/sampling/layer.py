@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from lightning_gnn_dist.arguments import check_true_or_false
+from lightning_gnn_dist.checks import check_true_or_false
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk, check_numbers
 from lightning_gnn_dist.sampling.hops import hop_keys, sample_hops

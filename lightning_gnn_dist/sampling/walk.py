@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.arguments import check_at_least
+from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk
 from lightning_gnn_dist.sampling.rng import key, permutation

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.arguments import check_at_least, check_at_least_if_given, check_true_or_false
+from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given, check_true_or_false
 from lightning_gnn_dist.collectives import gather_rows, open_channel
 from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.graph.graph import Graph

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.arguments import check_at_least
+from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.edge_files import EdgeFiles, Piece
 from lightning_gnn_dist.graph.external_sort import ExternalSort

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist import collectives
-from lightning_gnn_dist.arguments import check_at_least, is_number
+from lightning_gnn_dist.checks import check_at_least, check_choice, check_true_or_false, is_number
 from lightning_gnn_dist.rounds import EveryPass, RoundClock, RoundProgress, RoundTimer, schedule, takes_equal_steps
 from lightning_gnn_dist.strategies import refusals, replica_state
 from lightning_gnn_dist.strategies.companion import Companion, Votes
@@ -89,14 +89,14 @@ class RoundStrategy(StartsTogether):
         process_group_backend: str | None = None,
         start_method: StartMethod = "popen",
     ) -> None:
-        refusals.check_choice("weights", weights, self.weight_modes)
-        refusals.check_choice("buffers", buffers, self.buffer_modes)
-        refusals.check_choice("start_method", start_method, StartMethod)
+        check_choice("weights", weights, self.weight_modes)
+        check_choice("buffers", buffers, self.buffer_modes)
+        check_choice("start_method", start_method, StartMethod)
         refusals.check_launch(process_group_backend, timeout=timeout, start_timeout=start_timeout)
         refusals.check_clock(clock)
-        refusals.check_choice("drift", drift, self.drifts)
+        check_choice("drift", drift, self.drifts)
         check_at_least(1, anchor_steps=anchor_steps)
-        refusals.check_flag("average_optimizer", average_optimizer)
+        check_true_or_false(average_optimizer=average_optimizer)
         if not is_number(drift_decay) or not 0.0 <= drift_decay <= 1.0:
             raise ValueError(f"drift_decay must lie in [0, 1] (1: the shift does not fade), got {drift_decay!r}.")
         super().__init__(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist import collectives
-from lightning_gnn_dist.arguments import is_number
+from lightning_gnn_dist.checks import is_number
 from lightning_gnn_dist.strategies import refusals, replica_state
 
 Mode = Literal["persistent", "reset", "averaged", "sgd"]

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.checks import check_choice
 from lightning_gnn_dist.strategies import refusals, replica_state
 from lightning_gnn_dist.strategies.base import Buffers, StartMethod
 from lightning_gnn_dist.strategies.companion import log_figures
@@ -84,9 +85,9 @@ class GrappaStrategy(StartsTogether):
         process_group_backend: str | None = None,
         start_method: StartMethod = "popen",
     ) -> None:
-        refusals.check_choice("weights", weights, Weights)
-        refusals.check_choice("buffers", buffers, Buffers)
-        refusals.check_choice("start_method", start_method, StartMethod)
+        check_choice("weights", weights, Weights)
+        check_choice("buffers", buffers, Buffers)
+        check_choice("start_method", start_method, StartMethod)
         refusals.check_launch(process_group_backend, timeout=timeout, start_timeout=start_timeout)
         super().__init__(
             timeout=timeout,

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist import collectives
-from lightning_gnn_dist.arguments import is_number
+from lightning_gnn_dist.checks import check_choice, is_number
 from lightning_gnn_dist.rounds import RoundClock
 from lightning_gnn_dist.strategies import refusals
 from lightning_gnn_dist.strategies.base import RoundStrategy, StartMethod, Weights
@@ -125,7 +125,7 @@ class LLCGStrategy(RoundStrategy):
             start_method=start_method,
         )
         _check_steps(correction_steps)
-        refusals.check_choice("correction", correction, Correction)
+        check_choice("correction", correction, Correction)
         self.correction_steps = correction_steps
         self.correction = correction
         if correction_optimizer is None:

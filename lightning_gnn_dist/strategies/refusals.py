@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -13,14 +13,6 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Tim
 
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.strategies.gradients import has_own_step
-
-
-def check_choice(name: str, value: Any, choices: Any) -> None:
-    """``choices`` is a ``Literal``, or one with ``None``."""
-    allowed = [choice for option in get_args(choices) for choice in get_args(option) or [option]]
-    allowed = [None if choice is type(None) else choice for choice in allowed]
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {allowed}, got {value!r}.")
 
 
 def check_launch(process_group_backend: Any, **durations: Any) -> None:
@@ -33,11 +25,6 @@ def check_launch(process_group_backend: Any, **durations: Any) -> None:
             'process_group_backend must be "gloo", "nccl" or another that this torch was built with, or None for what '
             f"fits the device, got {process_group_backend!r}."
         )
-
-
-def check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}.")
 
 
 def check_clock(clock: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Trainer
 
-from lightning_gnn_dist.arguments import check_at_least
+from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.elastic import Elastic
 from lightning_gnn_dist.rounds import EverySeconds, RoundClock
 from lightning_gnn_dist.strategies.base import Buffers, Drift, StartMethod

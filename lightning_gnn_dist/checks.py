@@ -1,10 +1,10 @@
-"""Which numbers a user may give. A refusal names the value, and comes before anything is done with it."""
+"""What a user may give. A refusal names the argument, the value and the way out, and comes before anything is done."""
 
 from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, get_args
 
 
 def check_at_least(least: int, **numbers: int) -> None:
@@ -37,3 +37,11 @@ def check_between(least: float, most: float, **numbers: float) -> None:
         if not (is_number(value) and math.isfinite(value) and least <= value <= most):
             limits = f"of at least {least}" if math.isinf(most) else f"between {least} and {most}"
             raise ValueError(f"{name} must be a finite number {limits}, got {value!r}.")
+
+
+def check_choice(name: str, value: Any, choices: Any) -> None:
+    """``choices`` is a ``Literal``, or one with ``None``."""
+    allowed = [choice for option in get_args(choices) for choice in get_args(option) or [option]]
+    allowed = [None if choice is type(None) else choice for choice in allowed]
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {allowed}, got {value!r}.")
