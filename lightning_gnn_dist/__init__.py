@@ -15,6 +15,7 @@ loader.py           the next batches are sampled and gathered while this one tra
 part_loader.py      the next part is read while this one trains
 placement.py        where they are sampled: in RAM, or on the device that trains
 global_batches.py   batches of the whole graph, for corrections
+data_checks.py      what data modules may be given
 part_module.py      what a rank reads, batches out
 datamodule.py       PartitionedDataModule: nodes to classify
 links.py            edges held back, and the false ones they compete with

@@ -13,14 +13,24 @@ does not do better than the first, and worse with a halo.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least, check_between
+from lightning_gnn_dist.checks import (
+    MAX_HOPS,
+    MAX_NUMBER,
+    check_at_least,
+    check_between,
+    check_choice,
+    check_ids,
+    check_instance,
+    check_tensor,
+    is_integer,
+    shown,
+)
 from lightning_gnn_dist.graph.graph import Graph, row_slices
 
 Level = Literal["node", "batch"]
@@ -44,10 +54,9 @@ class Coverage:
     prior: float | None = None
 
     def __post_init__(self) -> None:
-        if self.level not in get_args(Level):
-            raise ValueError(f"level must be one of {list(get_args(Level))}, got {self.level!r}.")
-        check_at_least(1, hops=self.hops)
-        check_between(0, math.inf, shrinkage=self.shrinkage)
+        check_choice("level", self.level, Level)
+        check_at_least(1, most=MAX_HOPS, hops=self.hops)
+        check_between(0, MAX_NUMBER, shrinkage=self.shrinkage)
         if self.prior is not None:
             check_between(0, 1, prior=self.prior)
 
@@ -59,6 +68,11 @@ class Coverage:
             degrees: The nodes' in-degrees in the whole graph.
             num_own: Over how many nodes the default prior is the mean.
         """
+        check_instance("part", part, Graph, "a Graph")
+        check_ids("degrees", degrees, "in-degrees")
+        check_at_least(0, most=part.num_nodes, num_own=num_own)
+        if degrees.numel() != part.num_nodes:
+            raise ValueError(f"degrees must hold a number for each of {part.num_nodes} nodes, got {shown(degrees)}.")
         prior = self.prior
         if prior is None:
             prior = float(_next(part, torch.ones(part.num_nodes), degrees, 0.0, 0.0)[:num_own].mean())
@@ -76,9 +90,12 @@ def coverage_mean(losses: Tensor, batch: Any) -> Tensor:
         losses = F.cross_entropy(out[:batch.batch_size], batch.y[:batch.batch_size], reduction="none")
         return coverage_mean(losses, batch)
     """
+    check_tensor("losses", losses, "one loss per seed")
+    if not is_integer(getattr(batch, "batch_size", None)):
+        raise TypeError(f"batch must be a batch of a data module, with its batch_size, got {shown(batch)}.")
     if losses.dim() != 1 or losses.numel() != batch.batch_size:
         raise ValueError(
-            f"coverage_mean needs one loss per seed, {batch.batch_size} in this batch, got shape "
+            f"losses must be one loss per seed, {batch.batch_size} in this batch, got shape "
             f'{tuple(losses.shape)}: compute them with reduction="none" on the first batch.batch_size nodes.'
         )
     weights = getattr(batch, "coverage", None)

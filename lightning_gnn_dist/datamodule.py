@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
+from lightning_gnn_dist.checks import check_instance, check_path, check_seed
 from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.loader import BatchLoader
@@ -95,7 +96,9 @@ class PartitionedDataModule(PartModule):
         correction_sampler: Sampler | None = None,
         cache_dir: str | Path | None = None,
     ) -> None:
-        _check_train_on(train_on, has_part=bool(extra_nodes or halo) or residency != Fixed())
+        check_seed(seed)
+        extra, around = ExtraNodes(extra_nodes, extra_of, seed), Halo(halo, halo_bytes, halo_neighbors)
+        _check_train_on(train_on, has_part=bool(extra.share or around.hops) or not isinstance(residency, Fixed))
         super().__init__(
             _as_graph(graph),
             partitioner=partitioner,
@@ -109,8 +112,8 @@ class PartitionedDataModule(PartModule):
             sample_on=sample_on,
             residency=residency,
             repartition_every=repartition_every,
-            extra=ExtraNodes(extra_nodes, extra_of, seed),
-            halo=Halo(halo, halo_bytes, halo_neighbors),
+            extra=extra,
+            halo=around,
             coverage=coverage,
             correction_batch_size=correction_batch_size,
             correction_sampler=correction_sampler,
@@ -165,5 +168,6 @@ def _as_graph(graph: Graph | Data | str | Path) -> Graph:
     if isinstance(graph, Graph):
         return graph
     if isinstance(graph, str | Path):
-        return Graph.open(graph)
+        return Graph.open(check_path("graph", graph))
+    check_instance("graph", graph, Data | HeteroData, "a Graph, a PyG Data, or the path of a saved graph")
     return Graph.from_pyg(graph)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import collectives
-from lightning_gnn_dist.checks import is_number
+from lightning_gnn_dist.checks import check_at_least, check_positive
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"  # the variable of the environment that holds its address
 RANK = "LIGHTNING_GNN_DIST_RANK"  # and the one that holds this rank's number, for its name
@@ -63,10 +63,8 @@ class Elastic:
     start: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("patience", "timeout", "attempts", "ranks", "start"):
-            value = getattr(self, name)
-            if not is_number(value) or not value > 0:
-                raise ValueError(f"{name} must be a positive number, got {value!r}.")
+        check_positive(patience=self.patience, timeout=self.timeout, start=self.start)
+        check_at_least(1, attempts=self.attempts, ranks=self.ranks)
 
 
 class Seat(NamedTuple):

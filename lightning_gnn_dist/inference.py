@@ -8,6 +8,7 @@ every batch that it is reached from, and hold all that is reached by as many hop
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,15 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.checks import (
+    MAX_INTEGER,
+    check_callable,
+    check_instance,
+    check_npy,
+    check_true_or_false,
+    is_integer,
+    shown,
+)
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layers import Layer, LayerWork, OnRows, has_layers, with_x
 from lightning_gnn_dist.scattered.datamodule import ScatteredDataModule
@@ -68,7 +78,12 @@ def predict_by_layer(
         overwrite: Replace a file that is there.
         options: Those of ``trainer.predict``: ``ckpt_path``, ``weights_only``.
     """
-    path = None if path is None else Path(path)
+    path = None if path is None else check_npy("path", path)
+    check_instance("graph", graph, Graph | ScatteredDataModule, "a Graph or a ScatteredDataModule")
+    check_true_or_false(overwrite=overwrite)
+    _check_options(options)
+    if on_rows is not None:
+        check_callable("on_rows", on_rows, "a function of a batch and its rows, such as lambda batch, rows: ...", 0, 0)
     _check(trainer, model, budget_bytes)
     _check_path(path, on_rows, is_scattered=isinstance(graph, ScatteredDataModule), overwrite=overwrite)
     work: _Work | ScatteredWork
@@ -138,14 +153,27 @@ class _Work(LayerWork):
 
 
 def _check(trainer: Trainer, model: LightningModule, budget_bytes: int) -> None:
+    check_instance("trainer", trainer, Trainer, "a lightning.pytorch.Trainer")
+    check_instance("model", model, LightningModule, "a LightningModule with a method layers()")
     if not has_layers(model):
-        raise TypeError(f"{type(model).__name__} has no method layers() that returns one function for each layer.")
-    if budget_bytes < LEAST_BYTES:
-        raise ValueError(f"budget_bytes must be at least 16 megabytes, 16 << 20, got {budget_bytes!r}.")
+        raise TypeError(
+            f"model: {type(model).__name__} has no method layers() that returns one function for each layer."
+        )
+    if not is_integer(budget_bytes) or not LEAST_BYTES <= budget_bytes <= MAX_INTEGER:
+        raise ValueError(f"budget_bytes must be at least 16 megabytes, 16 << 20, got {shown(budget_bytes)}.")
     if isinstance(trainer.limit_predict_batches, int) or trainer.limit_predict_batches != 1.0:
         raise ValueError(
             f"limit_predict_batches={trainer.limit_predict_batches!r} would leave rows without a prediction: all nodes "
             "are written. Leave the limit out."
+        )
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Those that ``trainer.predict`` knows, and that are not decided here."""
+    known = inspect.signature(Trainer.predict).parameters.keys() & {"ckpt_path", "weights_only"}
+    if unknown := sorted(options.keys() - known):
+        raise TypeError(
+            f"predict_by_layer() knows no argument {unknown[0]!r}: beside its own it passes on {sorted(known)}."
         )
 
 
@@ -155,7 +183,5 @@ def _check_path(path: Path | None, on_rows: OnRows | None, *, is_scattered: bool
             "path=None keeps nothing: name a file. Only with on_rows, and of a scattered graph, can it be left out: "
             "otherwise ranks share the rows of inner layers beside the file."
         )
-    if path is not None and path.suffix != ".npy":
-        raise ValueError(f"Predictions are written as .npy, and {str(path)!r} ends otherwise.")
     if path is not None and path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists already. Choose another path, or overwrite=True.")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least
+from lightning_gnn_dist.checks import check_at_least, check_choice, check_instance, check_path, check_seed
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.links import LinkSplit
 from lightning_gnn_dist.loader import BatchLoader
@@ -92,8 +92,8 @@ class LinkDataModule(PartModule):
         cache_dir: str | Path | None = None,
     ) -> None:
         check_at_least(1, num_negatives=num_negatives)
-        if negatives_from not in get_args(NegativesFrom):
-            raise ValueError(f"negatives_from must be one of {list(get_args(NegativesFrom))}, got {negatives_from!r}.")
+        check_choice("negatives_from", negatives_from, NegativesFrom)
+        check_seed(seed)
         for chosen in (sampler, correction_sampler):
             _check_sampler(chosen)
         self.split = _as_split(split)
@@ -208,7 +208,6 @@ def _check_sampler(sampler: Sampler | None) -> None:
 
 def _as_split(split: LinkSplit | str | Path) -> LinkSplit:
     if isinstance(split, str | Path):
-        return LinkSplit.open(split)
-    if not isinstance(split, LinkSplit):
-        raise TypeError(f"LinkDataModule takes split_edges(graph), or the path of a saved split, got {split!r}.")
+        return LinkSplit.open(check_path("split", split))
+    check_instance("split", split, LinkSplit, "split_edges(graph), or the path of a saved split")
     return split

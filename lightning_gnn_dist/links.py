@@ -10,7 +10,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least, is_number
+from lightning_gnn_dist.checks import (
+    check_arrays,
+    check_at_least,
+    check_instance,
+    check_path,
+    check_seed,
+    check_true_or_false,
+    holds_integers,
+    is_number,
+    shown,
+)
 from lightning_gnn_dist.graph import store
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.links import edges_at
@@ -41,6 +51,9 @@ class LinkSplit:
     undirected: bool = True
 
     def __post_init__(self) -> None:
+        check_instance("graph", self.graph, Graph, "a Graph of the training edges")
+        check_arrays(edges=self.edges, negatives=self.negatives)
+        check_true_or_false(undirected=self.undirected)
         masks = [name for name in self.graph.node_arrays if name.endswith("_mask")]
         if masks:
             raise ValueError(
@@ -59,7 +72,8 @@ class LinkSplit:
     @classmethod
     def open(cls, path: str | Path) -> LinkSplit:
         """Open a saved split: all of it is memory-mapped."""
-        arrays, _ = store.read(Path(path))
+        path = check_path("path", path)
+        arrays, _ = store.read(path)
         links = {name.removeprefix("links/"): array for name, array in arrays.items() if name.startswith("links/")}
         if "undirected" not in links:
             raise ValueError(f"{path} is a graph whose edges are not split: save split_edges(Graph.open(path)) first.")
@@ -107,7 +121,7 @@ class LinkSplit:
             )
         for ids in (edges, negatives):
             low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
-            if ids.is_floating_point() or not 0 <= low <= high < self.graph.num_nodes:
+            if not holds_integers(ids) or not 0 <= low <= high < self.graph.num_nodes:
                 raise ValueError(f"{name}: edges and negatives hold node ids, integers in [0, {self.graph.num_nodes}).")
         if not negatives.shape[1]:
             raise ValueError(f"{name}: negatives of shape {tuple(negatives.shape)} leave each edge without a rival.")
@@ -152,10 +166,14 @@ def split_edges(
         negatives: False edges for each true one.
         undirected: Whether the graph holds both directions of every edge. Default: look.
     """
-    if not (is_number(val) and is_number(test) and val >= 0 and test >= 0 and val + test < 1):
-        raise ValueError(f"val and test are shares that leave edges to train on, got {val!r} and {test!r}.")
-    check_at_least(0, seed=seed)
+    check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
+    if not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
+        raise ValueError(f"val and test are shares that leave edges to train on, got {shown(val)} and {shown(test)}.")
+    check_seed(seed)
     check_at_least(1, **{"negatives, for each held edge,": negatives})
+    if undirected is not None:
+        check_true_or_false(undirected=undirected)
+    seed, negatives = int(seed), int(negatives)
     sender, receiver = edges_of(graph)
     is_undirected = _is_symmetric(sender, receiver, graph.num_nodes)
     if undirected and not is_undirected:

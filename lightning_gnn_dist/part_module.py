@@ -14,9 +14,16 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given, check_true_or_false
+from lightning_gnn_dist.checks import (
+    check_at_least,
+    check_at_least_if_given,
+    check_below,
+    check_folder,
+    check_true_or_false,
+)
 from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.cut import Cut
+from lightning_gnn_dist.data_checks import check_cut, check_objects, check_settings
 from lightning_gnn_dist.global_batches import GlobalBatches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.loader import BatchLoader
@@ -24,12 +31,12 @@ from lightning_gnn_dist.part_loader import PartLoader, Parts
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.placement import Placement, SampleOn, check_sample_on, device_of, lane_to, release
-from lightning_gnn_dist.residency import Fixed, Residency, default_period
+from lightning_gnn_dist.residency import Residency, default_period
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import draws_anywhere
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.surroundings import ExtraNodes, Halo, Scope
+from lightning_gnn_dist.surroundings import ExtraNodes, Halo, Scope, check_scope
 
 ANCHOR = 1 << 41  # added to the seed, so that anchors and local steps draw independently
 
@@ -64,26 +71,31 @@ class PartModule(LightningDataModule):
     ) -> None:
         super().__init__()
         eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
-        check_at_least(0, seed=seed, num_threads=num_threads)
-        check_at_least(1, batch_size=batch_size, eval_batch_size=eval_batch_size, bulk_size=bulk_size)
-        check_true_or_false(widen_features=widen_features)
-        check_at_least_if_given(1, repartition_every=repartition_every, correction_batch_size=correction_batch_size)
-        _check_types(partitioner, residency, coverage, sampler, correction_sampler)
+        check_settings(
+            seed=seed,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            bulk_size=bulk_size,
+            num_threads=num_threads,
+            widen_features=widen_features,
+            correction_batch_size=correction_batch_size,
+        )
+        check_objects(coverage, sampler=sampler, correction_sampler=correction_sampler)
+        check_cut(partitioner, residency, repartition_every)
         halo.check_fits(graph)
-        _check_that_parts_change(residency, repartition_every)
         self.graph = graph
         self.partitioner: Partitioner | Partition = MetisPartitioner() if partitioner is None else partitioner
         self.sampler: Sampler = NeighborSampler([15, 10]) if sampler is None else sampler
         check_sample_on(sample_on, self.sampler, correction_sampler)
         self.sample_on: SampleOn = sample_on
-        directory = None if cache_dir is None else Path(cache_dir)
-        self._cut = Cut(graph, self.partitioner, residency, extra, halo, coverage, seed, directory)
+        directory = None if cache_dir is None else check_folder("cache_dir", cache_dir)
+        self._cut = Cut(graph, self.partitioner, residency, extra, halo, coverage, int(seed), directory)
         self.repartition_every = repartition_every
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.correction_batch_size = correction_batch_size
         self.correction_sampler = correction_sampler
-        self.seed = seed
+        self.seed = int(seed)
         self.bulk_size = bulk_size
         self.num_threads = num_threads
         self.widen_features = widen_features
@@ -170,6 +182,9 @@ class PartModule(LightningDataModule):
 
         A function of the seed, the round and the rank, so that a resumed run sees the same ones.
         """
+        check_at_least(0, round_idx=round_idx, start=start)
+        check_at_least_if_given(0, stop=stop)
+        check_true_or_false(sliced=sliced)
         rank, num_slices = (self._rank(), self._world_size()) if sliced else (0, 1)
         return self._global_batches().of_round(round_idx, rank, num_slices, start, stop)
 
@@ -178,6 +193,8 @@ class PartModule(LightningDataModule):
 
         Those of the graph are also the round's first correction batches.
         """
+        check_at_least(0, round_idx=round_idx)
+        check_scope("of", of)
         if of == "graph":
             return self.correction_batches(round_idx, stop=self._global_batches().num_batches)
         part = self._own_parts().current() if self._is_cut() else self.graph
@@ -215,14 +232,19 @@ class PartModule(LightningDataModule):
 
     def partition(self, num_parts: int) -> Partition:
         """The chunks for so many ranks: from the cache, or computed and put there."""
+        check_at_least(1, num_parts=num_parts)
         return self._cut.partition(num_parts)
 
     def parts_of_ranks(self, num_ranks: int) -> Partition:
         """Which rank learns from each node, in the first super-epoch."""
+        check_at_least(1, num_ranks=num_ranks)
         return self._cut.by_rank(num_ranks)
 
     def part(self, rank: int, num_parts: int, super_epoch: int = 0) -> Graph:
         """What rank ``rank`` trains on: the nodes of its part and the edges among them, in RAM."""
+        check_at_least(1, num_parts=num_parts)
+        check_below(num_parts, "parts", rank=rank)
+        check_at_least(0, super_epoch=super_epoch)
         if num_parts == 1:
             return self.graph
         return self._cut.reader(rank, num_parts).read(super_epoch).graph
@@ -374,24 +396,3 @@ def batches_of_ranks(count: int, num_ranks: int, batch_size: int) -> int:
     """As many batches on all ranks, for modules that exchange in validation_step; none of them empty."""
     most, least = -(-count // num_ranks), count // num_ranks
     return min(-(-most // batch_size), least)
-
-
-def _check_that_parts_change(residency: Residency, repartition_every: int | None) -> None:
-    if repartition_every is not None and isinstance(residency, Fixed):
-        raise ValueError(
-            f"repartition_every={repartition_every} says how often parts change, and with Fixed() they never do: use "
-            "Rotate() or Redeal(1000), or leave it out."
-        )
-
-
-def _check_types(partitioner: object, residency: object, coverage: object, *samplers: object) -> None:
-    if isinstance(residency, type) or not isinstance(residency, Residency):
-        raise TypeError(f"A residency is an object such as Fixed(), Rotate() or Redeal(1000), got {residency!r}.")
-    if coverage is not None and not isinstance(coverage, Coverage):
-        raise TypeError(f'coverage is an object such as Coverage() or Coverage("batch"), or None, got {coverage!r}.')
-    for sampler in samplers:
-        if sampler is not None and (isinstance(sampler, type) or not isinstance(sampler, Sampler)):
-            raise TypeError(f"A sampler is an object such as NeighborSampler([15, 10]), got {sampler!r}.")
-    known = partitioner is None or isinstance(partitioner, Partition)
-    if not known and (isinstance(partitioner, type) or not callable(partitioner)):
-        raise TypeError(f"A partitioner is an object such as MetisPartitioner(), or a Partition, got {partitioner!r}.")

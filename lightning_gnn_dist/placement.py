@@ -7,12 +7,13 @@ import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
+from lightning_gnn_dist.checks import check_choice
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.mapped import WINDOW_BYTES, MappedRows
 from lightning_gnn_dist.graph.maps import Map, all_maps
@@ -31,8 +32,7 @@ _COPIES: weakref.WeakKeyDictionary[Graph, dict[torch.device, Graph]] = weakref.W
 
 def check_sample_on(sample_on: SampleOn, *samplers: Sampler | None) -> None:
     """Refuse what is not known, and samplers that do not draw where they have to. None: those that are there do."""
-    if sample_on not in get_args(SampleOn):
-        raise ValueError(f"sample_on must be one of {list(get_args(SampleOn))}, got {sample_on!r}.")
+    check_choice("sample_on", sample_on, SampleOn)
     for sampler in samplers:
         if sample_on == "device" and sampler is not None and not draws_anywhere(sampler):
             kinds = ", ".join(kind.__name__ for kind in KINDS)

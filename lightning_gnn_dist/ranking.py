@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
+from lightning_gnn_dist.checks import check_at_least, check_each, check_list, shown
+
 
 class LinkRanking(MetricCollection):
     """``mrr`` and ``hits@1``, ``hits@10``, ``hits@50`` of a model that scores the targets of :class:`LinkDataModule`.
@@ -33,6 +35,10 @@ class LinkRanking(MetricCollection):
     """
 
     def __init__(self, hits: Sequence[int] = (1, 10, 50), *, prefix: str | None = None) -> None:
+        check_list("hits", hits, "[1, 10, 50]")
+        check_each(1, "hits", hits)
+        if prefix is not None and not isinstance(prefix, str):
+            raise TypeError(f'prefix must be a text such as "val/", or None, got {shown(prefix)}.')
         metrics: dict[str, Metric | MetricCollection] = {"mrr": ReciprocalRank()}
         super().__init__(metrics | {f"hits@{k}": HitsAt(k) for k in hits}, prefix=prefix, compute_groups=False)
 
@@ -84,8 +90,7 @@ class HitsAt(RankMean):
 
     def __init__(self, k: int) -> None:
         super().__init__()
-        if k < 1:
-            raise ValueError(f"Hits@k needs a k of at least 1, got {k}.")
+        check_at_least(1, k=k)
         self.k = k
 
     def of_ranks(self, ranks: Tensor, num_negatives: int) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from lightning_gnn_dist.checks import check_at_least
+from lightning_gnn_dist.checks import check_at_least, check_below, check_seed
 from lightning_gnn_dist.partition.random import deal
 
 _PURPOSE = 1 << 43  # added to the seed, so that dealing chunks has nothing to do with making them
@@ -44,17 +44,27 @@ class Residency(Protocol):
         ...
 
 
+def _check_place(super_epoch: int, rank: int, world_size: int, seed: int) -> None:
+    check_at_least(1, world_size=world_size)
+    check_at_least(0, super_epoch=super_epoch)
+    check_below(world_size, "ranks", rank=rank)
+    check_seed(seed)
+
+
 @dataclass(frozen=True)
 class Fixed:
     """One chunk for each rank, for good."""
 
     def num_chunks(self, world_size: int) -> int:
+        check_at_least(1, world_size=world_size)
         return world_size
 
     def sweep(self, world_size: int) -> int:
+        check_at_least(1, world_size=world_size)
         return 1
 
     def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
+        _check_place(super_epoch, rank, world_size, seed)
         return Held((rank,))
 
 
@@ -69,12 +79,15 @@ class Rotate:
     """
 
     def num_chunks(self, world_size: int) -> int:
+        check_at_least(1, world_size=world_size)
         return world_size
 
     def sweep(self, world_size: int) -> int:
+        check_at_least(1, world_size=world_size)
         return max(1, world_size - 1)
 
     def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
+        _check_place(super_epoch, rank, world_size, seed)
         if world_size == 1:
             return Held((rank,))
         return Held((rank,), ((rank + 1 + super_epoch % (world_size - 1)) % world_size,))
@@ -94,6 +107,7 @@ class Redeal:
         check_at_least(1, num_supernodes=self.num_supernodes)
 
     def num_chunks(self, world_size: int) -> int:
+        check_at_least(1, world_size=world_size)
         if self.num_supernodes < world_size:
             raise ValueError(
                 f"num_supernodes ({self.num_supernodes}) must be at least the number of ranks ({world_size}): every "
@@ -102,11 +116,13 @@ class Redeal:
         return self.num_supernodes
 
     def sweep(self, world_size: int) -> int:
+        check_at_least(1, world_size=world_size)
         # Two super-nodes meet on a rank with probability 1 / P, so after P deals most of them have.
         return world_size
 
     def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
-        dealt = deal(self.num_supernodes, world_size, (seed + _PURPOSE) * 2**20 + super_epoch)
+        _check_place(super_epoch, rank, world_size, seed)
+        dealt = deal(self.num_supernodes, world_size, (int(seed) + _PURPOSE) * 2**20 + int(super_epoch))
         return Held(tuple((dealt == rank).nonzero().view(-1).tolist()))
 
 

@@ -7,7 +7,15 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given, is_number
+from lightning_gnn_dist.checks import (
+    MAX_NUMBER,
+    check_at_least,
+    check_at_least_if_given,
+    check_instance,
+    check_positive,
+    is_number,
+    shown,
+)
 
 
 class RoundProgress(NamedTuple):
@@ -61,6 +69,10 @@ def takes_equal_steps(clock: RoundClock) -> bool:
     return isinstance(clock, EverySteps | EveryPass)
 
 
+def _check_progress(progress: RoundProgress) -> None:
+    check_instance("progress", progress, RoundProgress, "a RoundProgress")
+
+
 @dataclass(frozen=True)
 class EverySteps:
     r"""A round of :math:`K_r = \min(K_\mathrm{max}, \lceil K \rho^r \rceil)` local steps.
@@ -78,8 +90,8 @@ class EverySteps:
     def __post_init__(self) -> None:
         check_at_least(1, steps=self.steps)
         check_at_least_if_given(1, limit=self.limit)
-        if not is_number(self.growth) or not 1.0 <= self.growth < math.inf:
-            raise ValueError(f"growth must be at least 1 (1 keeps rounds equal), got {self.growth!r}.")
+        if not is_number(self.growth) or not 1.0 <= self.growth <= MAX_NUMBER:
+            raise ValueError(f"growth must be at least 1 (1 keeps rounds equal), and finite, got {shown(self.growth)}.")
         if self.growth > 1.0 and self.limit is None:
             raise ValueError(
                 f"Rounds that grow by {self.growth} need a limit, or the last ones never end: "
@@ -90,6 +102,7 @@ class EverySteps:
 
     def local_steps(self, round_idx: int) -> int:
         """:math:`K_r`."""
+        check_at_least(0, round_idx=round_idx)
         if self.limit is None:
             return self.steps
         grown = math.log(self.steps) + round_idx * math.log(self.growth)
@@ -99,6 +112,7 @@ class EverySteps:
         return min(self.limit, math.ceil(round(self.steps * self.growth**round_idx, 9)))
 
     def is_over(self, progress: RoundProgress) -> bool:
+        _check_progress(progress)
         return progress.local_steps >= self.local_steps(progress.round_idx)
 
 
@@ -116,6 +130,7 @@ class EveryPass:
         check_at_least(1, passes=self.passes)
 
     def is_over(self, progress: RoundProgress) -> bool:
+        _check_progress(progress)
         return progress.local_steps >= self.passes * progress.steps_per_pass
 
 
@@ -133,10 +148,10 @@ class EverySeconds:
     seconds: float
 
     def __post_init__(self) -> None:
-        if not is_number(self.seconds) or not 0 < self.seconds < math.inf:
-            raise ValueError(f"seconds must be a positive number, got {self.seconds!r}.")
+        check_positive(seconds=self.seconds)
 
     def is_over(self, progress: RoundProgress) -> bool:
+        _check_progress(progress)
         return progress.seconds >= self.seconds
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least_if_given, check_between
+from lightning_gnn_dist.checks import check_at_least_if_given, check_between, check_choice, is_integer, shown
 from lightning_gnn_dist.graph.graph import Graph, Lookup
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.rng import permutation
@@ -63,8 +63,10 @@ class Halo:
     max_neighbors: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.hops, bool) or not isinstance(self.hops, int) or self.hops not in (0, 1):
-            raise ValueError(f"halo must be 0 or 1 hop, got {self.hops!r}: farther nodes are another rank's business.")
+        if not is_integer(self.hops) or self.hops not in (0, 1):
+            raise ValueError(
+                f"halo must be 0 or 1 hop, got {shown(self.hops)}: farther nodes are another rank's business."
+            )
         check_at_least_if_given(1, halo_bytes=self.max_bytes, halo_neighbors=self.max_neighbors)
         for name, limit in (("halo_bytes", self.max_bytes), ("halo_neighbors", self.max_neighbors)):
             if limit is not None and not self.hops:
@@ -100,8 +102,7 @@ def _bytes_of_node(graph: Graph) -> int:
 
 
 def check_scope(name: str, scope: str) -> None:
-    if scope not in get_args(Scope):
-        raise ValueError(f"{name} must be one of {list(get_args(Scope))}, got {scope!r}.")
+    check_choice(name, scope, Scope)
 
 
 def _some_of_each_row(row: Tensor, senders: Tensor, limit: int, seed: int) -> Tensor:

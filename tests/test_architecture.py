@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parts": {"graph", "partition", "residency", "coverage", "surroundings"},
     "cut": {"graph", "partition", "residency", "coverage", "surroundings", "parts"},
     "part_loader": {"graph", "sampling", "loader", "parts"},
+    "data_checks": {"partition", "residency", "coverage", "sampling"},
     "part_module": {
         "graph",
         "partition",
@@ -39,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "surroundings",
         "cut",
         "part_loader",
+        "data_checks",
     },
     "datamodule": {
         "graph",
@@ -82,6 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "global_batches",
         "surroundings",
         "part_loader",
+        "data_checks",
         "part_module",
         "collectives",
         "row_file",

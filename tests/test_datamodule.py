@@ -296,11 +296,11 @@ def test_a_partitioner_that_cannot_work_fails_on_all_ranks() -> None:
     ("options", "message"),
     [
         ({"sampler": [5, 5]}, r"such as NeighborSampler\(\[15, 10\]\), got \[5, 5\]"),
-        ({"sampler": NeighborSampler}, "A sampler is an object"),
+        ({"sampler": NeighborSampler}, "sampler must be an object"),
         ({"partitioner": "metis"}, r"such as MetisPartitioner\(\), or a Partition, got 'metis'"),
-        ({"partitioner": MetisPartitioner}, "A partitioner is an object"),
+        ({"partitioner": MetisPartitioner}, "partitioner must be an object"),
         *(
-            ({"coverage": wrong}, r"coverage is an object such as Coverage\(\)")
+            ({"coverage": wrong}, r"coverage must be an object such as Coverage\(\)")
             for wrong in ("batch", True, 0.5, Coverage)
         ),
     ],

@@ -75,7 +75,7 @@ def test_the_launcher_says_how_many_ranks_to_wait_for(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("option", ["patience", "timeout", "attempts", "ranks", "start"])
 def test_options_that_could_not_work_are_refused(option: str) -> None:
     options: dict[str, Any] = {option: 0}
-    with pytest.raises(ValueError, match=f"{option} must be a positive number, got 0"):
+    with pytest.raises(ValueError, match=f"{option} must be .*, got 0"):
         Elastic(**options)
 
 

@@ -279,7 +279,7 @@ def test_what_cannot_work_is_refused() -> None:
         module_of(split, sampler=MatrixSampler(LadiesSampler([5, 5])))
     with pytest.raises(ValueError, match=r"one of \['part', 'graph'\], got 'local'"):
         module_of(split, negatives_from="local")
-    with pytest.raises(TypeError, match=r"takes split_edges\(graph\)"):
+    with pytest.raises(TypeError, match=r"split must be split_edges\(graph\)"):
         module_of(split.graph)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"no test edges back .*split_edges\(graph, test=0.1\)"):
         module_of(small_split_without_test()).test_dataloader()

@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.checks import check_npy, check_true_or_false
 from lightning_gnn_dist.row_file import RowFile, make, rows_of
 
 
@@ -32,11 +33,10 @@ class PredictionWriter(Callback):
     """
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
-        self.path = Path(path)
+        self.path = check_npy("path", path)
+        check_true_or_false(overwrite=overwrite)
         self.overwrite = overwrite
         self._rows: RowFile | None = None
-        if self.path.suffix != ".npy":
-            raise ValueError(f"Predictions are written as .npy, and {str(path)!r} ends otherwise.")
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not hasattr(_datamodule(trainer), "num_nodes"):

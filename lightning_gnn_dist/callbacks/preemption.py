@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lightning_gnn_dist.checks import check_folder
 from lightning_gnn_dist.strategies.base import RoundStrategy
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 
@@ -30,7 +31,7 @@ class PreemptionCheckpoint(Callback):
     """
 
     def __init__(self, dirpath: str | Path | None = None) -> None:
-        self.dirpath = None if dirpath is None else Path(dirpath)
+        self.dirpath = None if dirpath is None else check_folder("dirpath", dirpath)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if not isinstance(exception, SIGTERMException) or not _stops_together(trainer):

@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.checks import check_folder, check_word, check_words, shown
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.report import edges_between, labels_of_parts
 from lightning_gnn_dist.record import Measured, PartsRecord, RankRound, RunRecord
@@ -50,9 +51,12 @@ class RunReport(Callback):
         progress_bar: Sequence[str] = ("round", "MB_sent", "meetings_s", "data_s"),
         monitor: str | None = None,
     ) -> None:
+        check_words("progress_bar", progress_bar, '("round", "cut")')
+        if monitor is not None:
+            check_word("monitor", monitor, "val_acc")
         if unknown := [name for name in progress_bar if name not in FIGURES]:
-            raise ValueError(f"progress_bar may name {list(FIGURES)}, got {unknown}.")
-        self.path = None if path is None else Path(path)
+            raise ValueError(f"progress_bar may name {list(FIGURES)}, got {shown(unknown)}.")
+        self.path = None if path is None else check_folder("path", path)
         self.progress_bar = tuple(progress_bar)
         self.monitor = monitor
         self.record: RunRecord | None = None  # of the last fit, on rank 0

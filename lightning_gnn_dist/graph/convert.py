@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from lightning_gnn_dist.checks import check_at_least, check_tensor, holds_integers, shown
+
+MASKS = ("train_mask", "val_mask", "test_mask")
 ROWS_AT_ONCE = 1 << 16
 RESERVED = {
     "n_id",
@@ -24,6 +27,7 @@ RESERVED = {
 
 def compress(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     """The in-neighbour CSR, rows sorted by sender: ``indptr``, ``indices`` and the order of the edges."""
+    check_at_least(1, num_nodes=num_nodes)
     check_edge_index(edge_index, num_nodes)
     sender, receiver = edge_index.to(torch.int64)
     order = torch.argsort(receiver * num_nodes + sender, stable=True)
@@ -39,7 +43,8 @@ def index_dtype(num_nodes: int) -> torch.dtype:
 
 def check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
     """Refuse what is no list of edges among so many nodes."""
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.is_floating_point():
+    check_tensor("edge_index", edge_index, "shape (2, E)")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or not holds_integers(edge_index):
         raise ValueError(
             f"edge_index must be integers of shape (2, E), got {edge_index.dtype} {tuple(edge_index.shape)}."
         )
@@ -90,7 +95,7 @@ def _check_data(data: Data) -> None:
             "travel with the graph."
         )
     if not isinstance(data, Data):
-        raise TypeError(f"Graph.from_pyg() takes a torch_geometric.data.Data, got {type(data).__name__}.")
+        raise TypeError(f"data must be a torch_geometric.data.Data, for Graph.from_pyg(data), got {shown(data)}.")
     if data.edge_index is None:
         raise ValueError("The data has no edge_index. (adj_t is not read: keep edge_index beside it.)")
     if not data.num_nodes:
@@ -101,14 +106,15 @@ def check_arrays(arrays: dict[str, Tensor], *, check_features: bool, float_label
     """Refuse masks, labels and features that would fail or mislead in training."""
     for name, array in arrays.items():
         if name.endswith("_mask"):
-            _check_mask(name, array)
+            check_mask(name, array)
     if (y := arrays.get("y")) is not None:
         _check_labels(y, arrays.get("train_mask"), float_labels)
     if check_features and (x := arrays.get("x")) is not None:
         check_finite(x)
 
 
-def _check_mask(name: str, mask: Tensor) -> None:
+def check_mask(name: str, mask: Tensor) -> None:
+    """Refuse what does not say of each node whether it is meant."""
     if mask.dtype != torch.bool:
         raise ValueError(f"{name} must be boolean, got {mask.dtype}: data.{name} = data.{name}.bool().")
     if mask.dim() != 1:

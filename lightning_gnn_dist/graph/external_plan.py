@@ -35,7 +35,7 @@ def cut_nodes(degrees: Column, memory_bytes: int, carried_bytes: int, most_nodes
     if (largest := int(degrees.max(initial=0))) > most:
         raise ValueError(
             f"Node {int(degrees.argmax())} has {largest:,} edges, which take {largest * per_key:,} bytes to sort: "
-            f"{memory_bytes:,} bytes of memory are too few."
+            f"memory_bytes={memory_bytes:,} are too few."
         )
     ends = degrees.cumsum()
     total = int(ends[-1]) if ends.size else 0
@@ -46,5 +46,5 @@ def cut_nodes(degrees: Column, memory_bytes: int, carried_bytes: int, most_nodes
         bounds.append(min(max(reached, bounds[-1] + 1), bounds[-1] + most_nodes))
         before = int(ends[bounds[-1] - 1])
     if len(bounds) > np.iinfo(np.uint16).max:
-        raise ValueError(f"{memory_bytes:,} bytes of memory are too few for {total:,} edges: give more.")
+        raise ValueError(f"memory_bytes={memory_bytes:,} are too few for {total:,} edges: give more.")
     return bounds

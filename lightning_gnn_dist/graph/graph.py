@@ -12,6 +12,18 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnn_dist.checks import (
+    check_arrays,
+    check_arrays_if_given,
+    check_at_least_if_given,
+    check_ids,
+    check_path,
+    check_tensor,
+    check_true_or_false,
+    check_word,
+    holds_integers,
+    shown,
+)
 from lightning_gnn_dist.graph import convert, store
 
 EDGES_AT_ONCE = 1 << 22  # bounds what a pass over a memory-mapped graph holds in RAM
@@ -46,11 +58,17 @@ class Graph:
         fingerprint: str | None = None,
         num_senders: int | None = None,
     ) -> None:
+        check_tensor("indptr", indptr, "where each row starts")
+        check_tensor("indices", indices, "in-neighbours")
+        check_arrays_if_given(node_arrays=node_arrays, edge_arrays=edge_arrays)
+        check_at_least_if_given(0, num_senders=num_senders)
+        if fingerprint is not None and not isinstance(fingerprint, str):
+            raise TypeError(f"fingerprint must be a text such as Graph.fingerprint gives, got {shown(fingerprint)}.")
         self.indptr = indptr
         self.indices = indices
         self.node_arrays = dict(node_arrays or {})
         self.edge_arrays = dict(edge_arrays or {})
-        self.path = path
+        self.path = None if path is None else check_path("path", path)
         self._fingerprint = fingerprint
         self._check_lengths()
         if fingerprint is None:  # a pass over all edges, also over those of a file
@@ -65,6 +83,7 @@ class Graph:
             check_features: Look for NaN and infinite features (one pass over ``x``).
             float_labels: Accept a floating point ``y`` with one value per node, for regression.
         """
+        check_true_or_false(check_features=check_features, float_labels=float_labels)
         nodes, edges = convert.arrays_of(data)
         convert.check_arrays(nodes, check_features=check_features, float_labels=float_labels)
         return cls.from_edge_index(data.edge_index, data.num_nodes, nodes, edges)
@@ -78,14 +97,16 @@ class Graph:
         edge_arrays: Mapping[str, Tensor] | None = None,
     ) -> Graph:
         """Build the CSR of a list of edges: ``edge_index[0]`` sends to ``edge_index[1]``."""
+        check_arrays_if_given(node_arrays=node_arrays, edge_arrays=edge_arrays)
         indptr, indices, order = convert.compress(edge_index, num_nodes)
+        check_rows("edge", edge_arrays or {}, order.numel())
         edges = {name: array[order] for name, array in (edge_arrays or {}).items()}
         return cls(indptr, indices, node_arrays, edges)
 
     @classmethod
     def open(cls, path: str | Path) -> Graph:
         """Open a saved graph. Its arrays are memory-mapped: this costs milliseconds and no RAM."""
-        path = Path(path)
+        path = check_path("path", path)
         arrays, fingerprint = store.read(path)
         nodes = {name.removeprefix("nodes/"): t for name, t in arrays.items() if name.startswith("nodes/")}
         edges = {name.removeprefix("edges/"): t for name, t in arrays.items() if name.startswith("edges/")}
@@ -98,12 +119,15 @@ class Graph:
 
         ``beside`` is written to the same directory, for those who know of it.
         """
+        path = check_path("path", path)
+        check_true_or_false(overwrite=overwrite)
+        check_arrays(beside=beside)
         arrays = {"indptr": self.indptr, "indices": self.indices}
         arrays |= {f"nodes/{name}": array for name, array in self.node_arrays.items()}
         arrays |= {f"edges/{name}": array for name, array in self.edge_arrays.items()}
-        if self.path is not None and Path(path).resolve() == self.path:
+        if self.path is not None and path.resolve() == self.path:
             raise ValueError(f"The graph is read from {path} itself: save it to another path.")
-        store.write(Path(path), arrays | dict(beside), self.fingerprint, overwrite=overwrite)
+        store.write(path, arrays | dict(beside), self.fingerprint, overwrite=overwrite)
 
     @property
     def num_nodes(self) -> int:
@@ -136,11 +160,12 @@ class Graph:
 
     def split(self, name: str) -> Tensor:
         """The ids of the nodes that ``<name>_mask`` marks, in increasing order."""
+        check_word("name", name, "train")
         mask = self.node_arrays.get(f"{name}_mask")
         if mask is None:
             masks = sorted(key for key in self.node_arrays if key.endswith("_mask"))
             raise ValueError(
-                f"The graph has no {name}_mask (it has: {masks}). Set data.{name}_mask, a boolean per node, "
+                f"The graph has no {name:.60}_mask (it has: {masks}). Set data.{name:.60}_mask, a boolean per node, "
                 "before Graph.from_pyg(data)."
             )
         return mask.nonzero().view(-1)
@@ -151,8 +176,7 @@ class Graph:
         Node ``i`` of the result is ``nodes[i]``; its id in this graph is kept in ``node_arrays["n_id"]``.
         Costs memory in proportion to the result, also when this graph is a memory map.
         """
-        nodes = nodes.to(torch.int64)
-        self._check_nodes(nodes)
+        nodes = self._checked(nodes)
         lookup, done, filled = Lookup(nodes), 0, 0
         indptr = nodes.new_zeros(nodes.numel() + 1)
         # As long as all rows: of memory that is never written to, the system holds no page.
@@ -174,8 +198,7 @@ class Graph:
 
     def halo(self, nodes: Tensor) -> Tensor:
         """The nodes outside ``nodes`` that send messages into it, in increasing order."""
-        nodes = nodes.to(torch.int64)
-        self._check_nodes(nodes)
+        nodes = self._checked(nodes)
         lookup = Lookup(nodes)
         outside = [nodes[:0]]
         for _, at in self._row_pieces(nodes):
@@ -192,16 +215,20 @@ class Graph:
             for rows in some.split(piece.unique_consecutive(return_counts=True)[1].tolist()):
                 yield rows, edge_positions(self.indptr, rows)
 
-    def _check_nodes(self, nodes: Tensor) -> None:
+    def _checked(self, nodes: Tensor) -> Tensor:
+        """The ids as int64, if they are nodes of this graph."""
+        check_ids("nodes", nodes)
+        nodes = nodes.to(torch.int64)
         if nodes.numel() and not (int(nodes.min()) >= 0 and int(nodes.max()) < self.num_nodes):
             raise ValueError(
                 f"Node ids must lie in [0, {self.num_nodes}), got {int(nodes.min())} to {int(nodes.max())}."
             )
+        return nodes
 
     def _check_lengths(self) -> None:
         if self.indptr.dim() != 1 or self.indptr.numel() == 0 or self.indices.dim() != 1:
             raise ValueError("indptr and indices must be vectors, and indptr must hold one entry more than nodes.")
-        if self.indptr.is_floating_point() or self.indices.is_floating_point():
+        if not (holds_integers(self.indptr) and holds_integers(self.indices)):
             raise ValueError(
                 f"indptr and indices must hold integers, got {self.indptr.dtype} and {self.indices.dtype}."
             )
@@ -209,16 +236,11 @@ class Graph:
             raise ValueError(f"indptr must start at 0, got {int(self.indptr[0])}.")
         if int(self.indptr[-1]) != self.num_edges:
             raise ValueError(f"indptr ends at {int(self.indptr[-1])}, but indices holds {self.num_edges} edges.")
-        for kind, arrays, length in (
-            ("node", self.node_arrays, self.num_nodes),
-            ("edge", self.edge_arrays, self.num_edges),
-        ):
-            for name, array in arrays.items():
-                if array.dim() == 0 or len(array) != length:
-                    raise ValueError(
-                        f"{name} has shape {tuple(array.shape)}, but the graph has {length} {kind}s: "
-                        f"a {kind} array needs one row per {kind}."
-                    )
+        check_rows("node", self.node_arrays, self.num_nodes)
+        check_rows("edge", self.edge_arrays, self.num_edges)
+        for name, array in self.node_arrays.items():
+            if name in convert.MASKS:
+                convert.check_mask(name, array)
 
     def __repr__(self) -> str:
         arrays = [*self.node_arrays, *self.edge_arrays]
@@ -230,6 +252,16 @@ class Graph:
         if self.path is not None:
             return Graph.open, (self.path,)
         return Graph, (self.indptr, self.indices, self.node_arrays, self.edge_arrays)
+
+
+def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
+    """Every array has a row for each node, or each edge."""
+    for name, array in arrays.items():
+        if array.dim() == 0 or len(array) != length:
+            raise ValueError(
+                f"{name} has shape {tuple(array.shape)}, but the graph has {length} {kind}s: "
+                f"a {kind} array needs one row per {kind}."
+            )
 
 
 def _check_edges(indptr: Tensor, indices: Tensor, num_senders: int) -> None:

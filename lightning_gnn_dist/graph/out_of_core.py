@@ -14,6 +14,17 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnn_dist.checks import (
+    check_at_least,
+    check_between,
+    check_callable,
+    check_folder,
+    check_path,
+    check_seed,
+    check_true_or_false,
+    check_words,
+    shown,
+)
 from lightning_gnn_dist.graph import convert, store
 from lightning_gnn_dist.graph.external_sort import ExternalSort
 from lightning_gnn_dist.graph.from_arrays import INDEX_LISTS, node_tensors
@@ -22,7 +33,7 @@ from lightning_gnn_dist.graph.graph_files import GraphFiles
 from lightning_gnn_dist.graph.journal import Journal, flush, journal_of
 from lightning_gnn_dist.graph.npy import NpyFile, append, cut_back, save, write_header
 from lightning_gnn_dist.graph.parquet import columns_of, count_columns, count_rows, is_parquet
-from lightning_gnn_dist.graph.raw import RawGraph
+from lightning_gnn_dist.graph.raw import SPLITS, RawGraph
 from lightning_gnn_dist.graph.row_files import RowFiles
 from lightning_gnn_dist.graph.tables import Progress
 from lightning_gnn_dist.graph.unpack import check_nodes, unpack_edges, unpack_nodes
@@ -71,9 +82,11 @@ def prepare_graph(
         overwrite: Replace a saved graph.
         on_progress: Called with the name of the stage and how much of it is done.
     """
+    check_words("drop", drop, '["x", "y"]')
+    check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
     preparation = Preparation(
-        Path(source),
-        Path(out),
+        check_path("source", source),
+        check_folder("out", out),
         undirected,
         split,
         seed,
@@ -81,7 +94,7 @@ def prepare_graph(
         float_labels,
         memory_bytes,
         overwrite,
-        Path(nodes) if nodes else None,
+        None if nodes is None else check_path("nodes", nodes),
     )
     preparation.run(on_progress)
 
@@ -138,8 +151,10 @@ class Preparation:
     nodes: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.memory_bytes < 1:
-            raise ValueError(f"memory_bytes must be at least 1, got {self.memory_bytes}.")
+        check_at_least(1, memory_bytes=self.memory_bytes)
+        check_true_or_false(undirected=self.undirected, float_labels=self.float_labels, overwrite=self.overwrite)
+        check_seed(self.seed)
+        check_split(self.split)
         for file in (self.source, *([self.nodes] if self.nodes else [])):
             if not file.exists():
                 raise FileNotFoundError(f"{file} does not exist.")
@@ -317,7 +332,7 @@ class Preparation:
             "files": files,
             "undirected": self.undirected,
             "split": self.split,
-            "seed": self.seed,
+            "seed": int(self.seed),
             "drop": sorted(self.drop),
             "float_labels": self.float_labels,
         }
@@ -325,6 +340,16 @@ class Preparation:
     @property
     def _draft(self) -> Path:
         return self.folder / "graph"
+
+
+def check_split(split: Sequence[float] | None) -> None:
+    """Three shares, or none."""
+    if split is None:
+        return
+    if isinstance(split, str | bytes) or not isinstance(split, Sequence) or len(split) != len(SPLITS):
+        raise ValueError(f"split must be three shares, such as (0.6, 0.2, 0.2), got {shown(split)}.")
+    for share in split:
+        check_between(0, 1, **{"split: a share": share})
 
 
 def _is_small(name: str, rows: RowFiles) -> bool:

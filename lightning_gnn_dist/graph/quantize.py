@@ -7,6 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import check_tensor, shown
+from lightning_gnn_dist.graph.convert import check_finite
+
 LARGEST = 127  # of int8, so that both signs have the same range
 ROWS_AT_ONCE = 1 << 16
 SUFFIX = "_scale"
@@ -17,8 +20,10 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
     Batches have ``x`` as float32 again. An entry is off by at most 1/254 of the largest in its row.
     """
+    check_tensor("x", x, "features, one row for each node")
     if x.dim() < 2 or not x.is_floating_point():
-        raise ValueError(f"Rows of features are quantised, got shape {tuple(x.shape)} of {x.dtype}.")
+        raise ValueError(f"x must be rows of floating point numbers, got {shown(x)}: others have nothing to quantise.")
+    check_finite(x)
     small, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(len(x))
     for start in range(0, len(x), ROWS_AT_ONCE):
         rows = x[start : start + ROWS_AT_ONCE].detach().float()

@@ -11,7 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lightning_gnn_dist.checks import MAX_NUMBER, check_at_least, check_between, check_seed, is_number, shown
 from lightning_gnn_dist.graph.graph import Graph
+
+MAX_NODES = 2**31 - 1  # a graph is made in RAM
 
 
 def communities(
@@ -37,10 +40,18 @@ def communities(
         train_share: Share of nodes to train on. Half of the others validate, half test.
         seed: Everything is drawn from it.
     """
+    check_seed(seed)
+    check_at_least(1, most=MAX_NODES, num_nodes=num_nodes)
+    check_at_least(1, most=MAX_NODES, num_classes=num_classes, num_features=num_features)
+    check_between(0, 1, homophily=homophily)
+    check_between(0, max(num_nodes, 100), mean_degree=mean_degree)
+    check_between(0, MAX_NUMBER, noise=noise)
     if num_nodes < 2 * num_classes:
         raise ValueError(f"num_nodes ({num_nodes}) must be at least twice num_classes ({num_classes}).")
-    if not 0.0 <= homophily <= 1.0 or not 0.0 < train_share < 1.0:
-        raise ValueError(f"homophily must lie in [0, 1] and train_share in (0, 1), got {homophily} and {train_share}.")
+    if not is_number(train_share) or not 0.0 < train_share < 1.0:
+        raise ValueError(
+            f"train_share must lie between 0 and 1, which leaves nodes to judge by, got {shown(train_share)}."
+        )
     generator = np.random.default_rng(seed)
     label = generator.integers(num_classes, size=num_nodes)
     edge_index = _edges(label, round(num_nodes * mean_degree / 2), homophily, generator)

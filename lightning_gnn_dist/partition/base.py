@@ -9,8 +9,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import check_at_least, check_below, check_instance, check_seed, check_tensor
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.report import PartitionReport
+
+MAX_SHARE = 1_000_000  # of an average part, by which another may be larger: METIS counts thousandths in 32 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +29,8 @@ class Partition:
     num_parts: int
 
     def __post_init__(self) -> None:
-        if self.num_parts < 1:
-            raise ValueError(f"num_parts must be at least 1, got {self.num_parts}.")
+        check_at_least(1, num_parts=self.num_parts)
+        check_tensor("assignment", self.assignment, "torch.int32, the part of each node")
         if self.assignment.dtype != torch.int32 or self.assignment.dim() != 1:
             raise ValueError(
                 "assignment must be a vector of torch.int32, one entry per node, got "
@@ -48,8 +51,7 @@ class Partition:
 
     def nodes(self, part: int) -> Tensor:
         """The nodes of ``part``, in increasing order."""
-        if not 0 <= part < self.num_parts:
-            raise ValueError(f"part must lie in [0, {self.num_parts}), got {part}.")
+        check_below(self.num_parts, "parts", part=part)
         return (self.assignment == part).nonzero().view(-1)
 
     def counts(self) -> Tensor:
@@ -58,6 +60,7 @@ class Partition:
 
     def report(self, graph: Graph) -> PartitionReport:
         """What this partition does to ``graph``: cut edges, halo, label skew. One pass over the edges."""
+        check_instance("graph", graph, Graph, "a Graph")
         if graph.num_nodes != self.assignment.numel():
             raise ValueError(
                 f"The partition assigns {self.assignment.numel()} nodes, but the graph has "
@@ -79,15 +82,14 @@ class Partitioner(Protocol):
 
 def check_request(graph: Graph, num_parts: int, seed: int) -> None:
     """Refuse what no partitioner can do."""
-    if num_parts < 1:
-        raise ValueError(f"num_parts must be at least 1, got {num_parts}.")
+    check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
+    check_at_least(1, num_parts=num_parts)
+    check_seed(seed)
     if num_parts > graph.num_nodes:
         raise ValueError(
             f"num_parts ({num_parts}) must not exceed the graph's nodes ({graph.num_nodes}): "
             "every part needs a node. Ask for fewer parts."
         )
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}.")
 
 
 def part_capacity(count: int, num_parts: int, slack: float) -> int:

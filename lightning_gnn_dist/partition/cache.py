@@ -64,6 +64,8 @@ def cached_partition(
 
 def identity(value: object) -> str:
     """What identifies a partitioner, in every process and at any time: its class and all of its fields."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, tuple):

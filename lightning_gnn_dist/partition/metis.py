@@ -9,17 +9,19 @@ r"""METIS: a fast and high quality multilevel scheme (Karypis & Kumar, SIAM J. S
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import Literal
 
 import numpy as np
 import pymetis
 import torch
 
+from lightning_gnn_dist.checks import check_choice, is_number, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition import kernels
-from lightning_gnn_dist.partition.base import Partition, check_request, part_capacity
+from lightning_gnn_dist.partition.base import MAX_SHARE, Partition, check_request, part_capacity
 from lightning_gnn_dist.partition.kernels import Array
+
+Balance = Literal["nodes", "train"]
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,15 @@ class MetisPartitioner:
             nodes (but never below what makes all nodes fit).
     """
 
-    balance: Literal["nodes", "train"] = "nodes"
+    balance: Balance = "nodes"
     imbalance: float = 0.03
 
     def __post_init__(self) -> None:
-        if self.balance not in ("nodes", "train"):
-            raise ValueError(f'balance must be "nodes" or "train", got {self.balance!r}.')
-        if not (isfinite(self.imbalance) and self.imbalance >= 0):
+        check_choice("balance", self.balance, Balance)
+        if not is_number(self.imbalance) or not 0 <= self.imbalance <= MAX_SHARE:
             raise ValueError(
-                f"imbalance must be a share of the average part, 0 or more, got {self.imbalance}: "
-                "0.03 lets a part hold 3% more than the average."
+                f"imbalance must be a share of the average part, 0 or more, got {shown(self.imbalance)}, and at most "
+                f"{MAX_SHARE}: 0.03 lets a part hold 3% more than the average."
             )
 
     def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
@@ -125,7 +126,7 @@ def refuse_beyond(limit: int, count: int, what: str) -> None:
 
 def _call_metis(start: Array, neighbors: Array, num_parts: int, imbalance: float, seed: int) -> Array:
     options = pymetis.Options(
-        seed=1 + seed % (2**31 - 1),  # METIS calls srand(), to which 0 is the same as 1
+        seed=1 + int(seed) % (2**31 - 1),  # METIS calls srand(), to which 0 is the same as 1
         ufactor=max(1, round(1000 * imbalance)),  # in thousandths, at least one
     )
     result = pymetis.part_graph(

@@ -21,17 +21,22 @@ neighbour that has not come yet counts where the pass before put it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import sqrt
 from typing import Literal
 
 import numpy as np
 import torch
 
+from lightning_gnn_dist.checks import check_at_least, check_choice, is_number, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition import kernels
-from lightning_gnn_dist.partition.base import Partition, check_request, part_capacity
+from lightning_gnn_dist.partition.base import MAX_SHARE, Partition, check_request, part_capacity
 from lightning_gnn_dist.partition.kernels import Array
 from lightning_gnn_dist.partition.random import generator
+
+Method = Literal["ldg", "fennel"]
+Order = Literal["natural", "random"]
+MAX_PASSES = 10_000  # each reads all edges
 
 
 @dataclass(frozen=True)
@@ -56,22 +61,19 @@ class StreamingPartitioner:
             on the disk.
     """
 
-    method: Literal["ldg", "fennel"] = "ldg"
+    method: Method = "ldg"
     slack: float = 0.05
     passes: int = 5
-    order: Literal["natural", "random"] = "natural"
+    order: Order = "natural"
 
     def __post_init__(self) -> None:
-        if self.method not in ("ldg", "fennel"):
-            raise ValueError(f'method must be "ldg" or "fennel", got {self.method!r}.')
-        if self.order not in ("natural", "random"):
-            raise ValueError(f'order must be "natural" or "random", got {self.order!r}.')
-        if self.passes < 1:
-            raise ValueError(f"passes must be at least 1, got {self.passes}.")
-        if not (isfinite(self.slack) and self.slack >= 0):
+        check_choice("method", self.method, Method)
+        check_choice("order", self.order, Order)
+        check_at_least(1, most=MAX_PASSES, passes=self.passes)
+        if not is_number(self.slack) or not 0 <= self.slack <= MAX_SHARE:
             raise ValueError(
-                f"slack must be a share of the average part, 0 or more, got {self.slack}: "
-                "0.05 lets a part hold 5% more or less than the average."
+                f"slack must be a share of the average part, 0 or more, got {shown(self.slack)}, and at most "
+                f"{MAX_SHARE}: 0.05 lets a part hold 5% more or less than the average."
             )
 
     def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:

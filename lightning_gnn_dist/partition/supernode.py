@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, check_request
 from lightning_gnn_dist.partition.metis import MetisPartitioner
@@ -26,8 +27,7 @@ class SuperNodePartitioner:
     num_supernodes: int
 
     def __post_init__(self) -> None:
-        if self.num_supernodes < 1:
-            raise ValueError(f"num_supernodes must be at least 1, got {self.num_supernodes}.")
+        check_at_least(1, num_supernodes=self.num_supernodes)
 
     def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
         check_request(graph, num_parts, seed)

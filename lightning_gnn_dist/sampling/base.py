@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import MAX_HOPS, check_at_least, check_ids, check_instance, check_list, is_integer, shown
 from lightning_gnn_dist.graph.graph import Graph
 
 MAX_ENTRIES = 2**31 - 1  # of a batch
@@ -83,24 +84,27 @@ class OrdersSeeds(Protocol):
 
 def check_bulk(graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[tuple[Tensor, BatchKey]]:
     """Refuse what is no bulk of a graph; return the seeds and the key of each batch."""
-    if not isinstance(graph, Graph):
-        raise TypeError(f"Batches are sampled from a Graph, got {type(graph).__name__}: use Graph.from_pyg(data).")
+    check_instance("graph", graph, Graph, "a Graph, made by Graph.from_pyg(data)")
+    check_list("seeds", seeds, "[torch.arange(8)], a tensor for each batch")
+    check_list("keys", keys, "[BatchKey(seed=0, epoch=0, batch=0)], one for each batch")
     if len(seeds) != len(keys):
-        raise ValueError(f"Each batch needs a key, got {len(seeds)} lists of seeds and {len(keys)} keys.")
-    return [(check_seeds(ids, graph.num_nodes), BatchKey(*key)) for ids, key in zip(seeds, keys, strict=True)]
+        raise ValueError(
+            f"Each batch needs a key, got {len(seeds)} lists of seeds and {len(keys)} keys: seeds and keys must be as "
+            "long as each other."
+        )
+    return [(check_seeds(ids, graph.num_nodes), _checked(key)) for ids, key in zip(seeds, keys, strict=True)]
+
+
+def _checked(key: BatchKey) -> BatchKey:
+    if not isinstance(key, tuple | list) or len(key) != len(BatchKey._fields):
+        raise TypeError(f"keys must hold BatchKey(seed, epoch, batch), got {shown(key)}.")
+    check_at_least(0, **dict(zip(BatchKey._fields, key, strict=True)))
+    return BatchKey(*map(int, key))
 
 
 def check_seeds(seeds: Tensor, num_nodes: int) -> Tensor:
     """Refuse seeds that are no vector of ids of the graph; return them as contiguous int64."""
-    if not isinstance(seeds, Tensor):
-        raise TypeError(
-            f"The seeds of a batch must be a tensor of node ids, got {type(seeds).__name__}: {seeds!r:.60}."
-        )
-    if seeds.dim() != 1 or seeds.is_floating_point() or seeds.is_complex() or seeds.dtype == torch.bool:
-        raise ValueError(
-            f"The seeds of a batch must be a vector of node ids, got shape {tuple(seeds.shape)} "
-            f"of {seeds.dtype}. Turn a mask into ids with mask.nonzero().view(-1)."
-        )
+    check_ids("The seeds of a batch", seeds)
     seeds = seeds.to(torch.int64).contiguous()
     low, high = (int(seeds.min()), int(seeds.max())) if seeds.numel() else (0, -1)
     if low < 0 or high >= num_nodes:
@@ -123,15 +127,20 @@ def refuse_repeated(seeds: Tensor) -> None:
 
 def check_numbers(name: str, numbers: Sequence[int], example: str, *, or_all: bool = False) -> tuple[int, ...]:
     """Refuse what is no list of one positive integer per hop; ``or_all`` lets -1 pass."""
-    if isinstance(numbers, str) or not isinstance(numbers, Sequence):
-        raise ValueError(f"{name} must list one number per hop, got {numbers!r}. For two hops write {example}.")
+    if isinstance(numbers, str | bytes | bytearray) or not isinstance(numbers, Sequence):
+        raise ValueError(f"{name} must list one number per hop, got {shown(numbers)}. For two hops write {example}.")
     if not numbers:
         raise ValueError(f"{name} is empty: give one number per layer of the model, as in {example}.")
+    if len(numbers) > MAX_HOPS:
+        raise ValueError(f"{name} may list up to {MAX_HOPS} hops, got {len(numbers)}: give one number per layer.")
     for number in numbers:
-        is_integer = hasattr(number, "__index__") and not isinstance(number, bool)
-        if not is_integer or not (number > 0 or (or_all and number == -1)):
+        if not is_integer(number) or not (number > 0 or (or_all and number == -1)):
             otherwise = ", or -1 for all neighbours" if or_all else ""
-            raise ValueError(f"{name} must hold positive integers{otherwise}, got {number!r} in {list(numbers)}.")
+            raise ValueError(
+                f"{name} must hold positive integers{otherwise}, got {shown(number)} in {shown(list(numbers))}."
+            )
         if number > MAX_ENTRIES:
-            raise ValueError(f"{name} may hold numbers up to {MAX_ENTRIES}, got {number!r} in {list(numbers)}.")
+            raise ValueError(
+                f"{name} may hold numbers up to {MAX_ENTRIES}, got {shown(number)} in {shown(list(numbers))}."
+            )
     return tuple(operator.index(number) for number in numbers)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import check_at_least, check_instance, check_word
 from lightning_gnn_dist.graph.graph import Graph, edge_positions
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk
+from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk, check_seeds
 from lightning_gnn_dist.sampling.rng import permutation
 from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
 
@@ -40,9 +41,12 @@ class ClusterSampler:
 
     def __post_init__(self) -> None:
         check_num_hops(self.num_hops)
+        check_word("chunk", self.chunk, "chunk")
 
     def order(self, graph: Graph, seeds: Tensor, seed: int, epoch: int) -> Tensor:
-        chunks = self._chunks(graph)[seeds]
+        check_instance("graph", graph, Graph, "a Graph")
+        check_at_least(0, seed=seed, epoch=epoch)
+        chunks = self._chunks(graph)[check_seeds(seeds, graph.num_nodes)]
         rank = permutation(int(chunks.max()) + 1, seed, epoch)
         return rank[chunks].argsort(stable=True)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler, check_bulk
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
@@ -64,7 +65,7 @@ class DeviceSampler:
     def __post_init__(self) -> None:
         if type(self.sampler) not in KINDS:
             kinds = ", ".join(kind.__name__ for kind in KINDS)
-            raise TypeError(f"On a device batches are drawn by one of {kinds}, got {self.sampler!r}.")
+            raise TypeError(f"On a device the sampler must be one of {kinds}, got {shown(self.sampler)}.")
 
     @property
     def num_hops(self) -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk, refuse_repeated
 from lightning_gnn_dist.sampling.block import spend_warning
@@ -44,8 +45,8 @@ class MatrixSampler:
     def __post_init__(self) -> None:
         if not isinstance(self.sampler, NeighborSampler | LadiesSampler | FastGCNSampler):
             raise TypeError(
-                "Products of matrices draw the batches of NeighborSampler, LadiesSampler or FastGCNSampler, got "
-                f"{self.sampler!r}."
+                "sampler must be one whose batches products of matrices draw, NeighborSampler, LadiesSampler or "
+                f"FastGCNSampler, got {shown(self.sampler)}."
             )
 
     @property

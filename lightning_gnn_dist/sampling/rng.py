@@ -34,7 +34,7 @@ def key(seed: int, epoch: int, batch: int, hop: int) -> np.uint64:
     """The key of one hop of one batch. Any integers will do, also negative ones."""
     state = 0
     for part in (seed, epoch, batch, hop):
-        state = _mix((state + int(_STEP) + part) & _MASK)
+        state = _mix((state + int(_STEP) + int(part)) & _MASK)
     return _U(state)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import MAX_HOPS, is_integer, shown
 from lightning_gnn_dist.graph.graph import Graph, edge_positions
 from lightning_gnn_dist.sampling.base import BatchKey, Sample
 from lightning_gnn_dist.sampling.hops import hop_keys, sample_hops
@@ -16,8 +17,8 @@ from lightning_gnn_dist.sampling.subgraph_kernels import sample_induced
 
 
 def check_num_hops(num_hops: int) -> None:
-    if isinstance(num_hops, bool) or not isinstance(num_hops, int) or num_hops < 1:
-        raise ValueError(f"num_hops must be the model's number of layers, 1 or more, got {num_hops!r}.")
+    if not is_integer(num_hops) or not 1 <= num_hops <= MAX_HOPS:
+        raise ValueError(f"num_hops must be the model's number of layers, 1 to {MAX_HOPS}, got {shown(num_hops)}.")
 
 
 def induced(

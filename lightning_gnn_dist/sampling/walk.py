@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least
+from lightning_gnn_dist.checks import MAX_HOPS, check_at_least
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk
+from lightning_gnn_dist.sampling.base import MAX_ENTRIES, BatchKey, Sample, check_bulk
 from lightning_gnn_dist.sampling.rng import key, permutation
 from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
 from lightning_gnn_dist.sampling.subgraph_kernels import walk
@@ -63,8 +63,8 @@ class RandomWalkSampler:
 
     def __post_init__(self) -> None:
         check_num_hops(self.num_hops)
-        check_at_least(1, walk_length=self.walk_length)
-        check_at_least(0, visits=self.visits)
+        check_at_least(1, most=MAX_HOPS, walk_length=self.walk_length)
+        check_at_least(0, most=MAX_ENTRIES, visits=self.visits)
         check_weight(self.weight)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.sampling.kernels import Array
 
@@ -19,8 +20,8 @@ _CHECKED: weakref.WeakKeyDictionary[Graph, dict[str, Tensor]] = weakref.WeakKeyD
 
 def check_weight(name: str | None) -> None:
     """Refuse what names no array."""
-    if name is not None and not isinstance(name, str):
-        raise ValueError(f'weight is the name of an edge array, such as "edge_weight", or None, got {name!r:.60}.')
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ValueError(f'weight is the name of an edge array, such as "edge_weight", or None, got {shown(name)}.')
 
 
 def edge_weights(graph: Graph, name: str) -> Array:

@@ -10,9 +10,15 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given, check_true_or_false
+from lightning_gnn_dist.checks import (
+    check_at_least,
+    check_at_least_if_given,
+    check_path,
+    check_true_or_false,
+)
 from lightning_gnn_dist.collectives import gather_rows, open_channel
 from lightning_gnn_dist.coverage import Coverage
+from lightning_gnn_dist.data_checks import check_objects, check_settings
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.part_loader import PartLoader
@@ -77,18 +83,25 @@ class ScatteredDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
-        check_at_least(0, seed=seed, num_threads=num_threads, cache_bytes=cache_bytes)
-        check_at_least(1, batch_size=batch_size, eval_batch_size=eval_batch_size, bulk_size=bulk_size)
-        check_true_or_false(widen_features=widen_features)
-        check_at_least_if_given(1, correction_batch_size=correction_batch_size)
+        check_settings(
+            seed=seed,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            bulk_size=bulk_size,
+            num_threads=num_threads,
+            widen_features=widen_features,
+            correction_batch_size=correction_batch_size,
+        )
+        check_at_least(0, cache_bytes=cache_bytes)
         check_scope("train_on", train_on)
-        self.path = Path(path)
+        check_objects(coverage, sampler=sampler, correction_sampler=correction_sampler)
+        self.path = check_path("path", path)
         self.bounds = Bounds.read(self.path)
         self.sampler: Sampler = NeighborSampler([15, 10]) if sampler is None else sampler
         self.correction_sampler = check_sampler(self.sampler if correction_sampler is None else correction_sampler)
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.correction_batch_size = correction_batch_size
-        self.seed, self.bulk_size, self.num_threads = seed, bulk_size, num_threads
+        self.seed, self.bulk_size, self.num_threads = int(seed), bulk_size, num_threads
         self.widen_features, self.train_on, self.cache_bytes = widen_features, train_on, cache_bytes
         self.coverage = coverage
         self._graph: ScatteredGraph | None = None
@@ -165,6 +178,9 @@ class ScatteredDataModule(LightningDataModule):
         self, round_idx: int, *, sliced: bool = True, start: int = 0, stop: int | None = None
     ) -> Iterator[Data]:
         """Batches ``start`` to ``stop`` of the whole graph in a round: this rank's slices of them."""
+        check_at_least(0, round_idx=round_idx, start=start)
+        check_at_least_if_given(0, stop=stop)
+        check_true_or_false(sliced=sliced)
         if not sliced:
             raise ValueError(
                 'correction="rank0" computes a batch of the whole graph on one rank, and of a scattered graph no rank '
@@ -177,6 +193,8 @@ class ScatteredDataModule(LightningDataModule):
 
         Those of the graph are also the round's first correction batches.
         """
+        check_at_least(0, round_idx=round_idx)
+        check_scope("of", of)
         if of == "graph":
             return self.correction_batches(round_idx, stop=self._global_batches().num_batches)
         if self._anchors is None:

@@ -16,7 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least
+from lightning_gnn_dist.checks import (
+    check_at_least,
+    check_below,
+    check_callable,
+    check_file,
+    check_folder,
+    check_path,
+    check_words,
+)
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.edge_files import EdgeFiles, Piece
 from lightning_gnn_dist.graph.external_sort import ExternalSort
@@ -70,18 +78,22 @@ def prepare_share(
         memory_bytes: What sorting and copying may take, beside labels and masks of all nodes, 8 bytes for each own
             node, and with an assignment 8 to 12 for each of all.
     """
+    check_words("drop", drop, '["x", "y"]')
+    check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
+    check_at_least(1, num_shares=num_shares)
+    check_below(num_shares, "shares", index=index)
     share = SharePreparation(
-        Path(source),
-        Path(folder) / share_name(index),
+        check_path("source", source),
+        check_folder("folder", folder) / share_name(index),
         undirected,
         split,
         seed,
         tuple(drop),
         float_labels,
         memory_bytes,
-        index=index,
-        num_shares=num_shares,
-        assignment=None if assignment is None else Path(assignment),
+        index=int(index),
+        num_shares=int(num_shares),
+        assignment=None if assignment is None else check_file("assignment", assignment),
     )
     share.run(on_progress)
 

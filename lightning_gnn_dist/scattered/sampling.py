@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_seeds
 from lightning_gnn_dist.sampling.batch import Arrays, SampledData, assemble
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
@@ -66,6 +67,7 @@ def check_sampler(sampler: object) -> ScatteredSampler:
     if isinstance(sampler, NeighborSampler | LadiesSampler | FastGCNSampler):
         return sampler
     raise ValueError(
-        f"A scattered graph is sampled by NeighborSampler, LadiesSampler or FastGCNSampler, got {sampler!r}: others "
+        f"A scattered graph is sampled by NeighborSampler, LadiesSampler or FastGCNSampler, got "
+        f"{shown(sampler)}: others "
         "ask for edges among nodes of several hosts. Choose one of these, or give every host the whole graph."
     )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import check_folder, check_instance
 from lightning_gnn_dist.graph import store
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, edge_positions, row_slices, take_rows
@@ -134,7 +135,9 @@ def save_shares(graph: Graph, partition: Partition, folder: str | Path) -> None:
 
     One share is in RAM at a time, and one number for every node. The folder appears when all of it is written.
     """
-    folder = Path(folder)
+    check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
+    check_instance("partition", partition, Partition, "a Partition, as MetisPartitioner()(graph, 4, seed=0) makes it")
+    folder = check_folder("folder", folder)
     if folder.exists():
         raise FileExistsError(f"{folder} exists already. Choose another path, or remove it.")
     if partition.assignment.numel() != graph.num_nodes:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist import collectives
-from lightning_gnn_dist.checks import check_at_least, check_choice, check_true_or_false, is_number
+from lightning_gnn_dist.checks import check_at_least, check_choice, check_true_or_false, is_number, shown
 from lightning_gnn_dist.rounds import EveryPass, RoundClock, RoundProgress, RoundTimer, schedule, takes_equal_steps
 from lightning_gnn_dist.strategies import refusals, replica_state
 from lightning_gnn_dist.strategies.companion import Companion, Votes
@@ -98,7 +98,7 @@ class RoundStrategy(StartsTogether):
         check_at_least(1, anchor_steps=anchor_steps)
         check_true_or_false(average_optimizer=average_optimizer)
         if not is_number(drift_decay) or not 0.0 <= drift_decay <= 1.0:
-            raise ValueError(f"drift_decay must lie in [0, 1] (1: the shift does not fade), got {drift_decay!r}.")
+            raise ValueError(f"drift_decay must lie in [0, 1] (1: the shift does not fade), got {shown(drift_decay)}.")
         super().__init__(
             start_timeout=start_timeout,
             timeout=timeout,

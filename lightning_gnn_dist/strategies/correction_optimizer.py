@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist import collectives
-from lightning_gnn_dist.checks import is_number
+from lightning_gnn_dist.checks import MAX_NUMBER, is_number, shown, takes
 from lightning_gnn_dist.strategies import refusals, replica_state
 
 Mode = Literal["persistent", "reset", "averaged", "sgd"]
@@ -46,13 +45,13 @@ class CorrectionOptimizer:
     """
 
     def __init__(self, mode: Mode | Make, lr: float | Schedule | None) -> None:
-        if not callable(mode) and mode not in get_args(Mode):
+        if not (mode in get_args(Mode) if isinstance(mode, str) else takes(mode, [])):
             raise ValueError(
                 f"correction_optimizer must be one of {list(get_args(Mode))}, or a function from parameters to an "
-                f"optimizer such as `lambda parameters: torch.optim.Adam(parameters, lr=0.001)`, got {mode!r}."
+                f"optimizer such as `lambda parameters: torch.optim.Adam(parameters, lr=0.001)`, got {shown(mode)}."
             )
-        if lr is not None and not callable(lr):
-            _check_lr(lr)
+        if lr is not None and not takes(lr, 0):
+            _check_lr(lr)  # type: ignore[arg-type]  # it says what else it is
         if callable(mode) and lr is not None:
             raise ValueError("correction_lr is ignored by an optimizer of your own: set its lr where you make it.")
         self.mode = mode
@@ -178,10 +177,10 @@ class CorrectionOptimizer:
 
 
 def _check_lr(lr: float) -> float:
-    if not is_number(lr) or not 0 < lr < math.inf:
+    if not is_number(lr) or not 0 < lr <= MAX_NUMBER:
         raise ValueError(
-            f"correction_lr must be a positive number, or a function of the round that gives one, got {lr!r}. For no "
-            "correction use correction_steps=0."
+            f"correction_lr must be a positive number, or a function of the round that gives one, got {shown(lr)}. For "
+            "no correction use correction_steps=0."
         )
     return lr
 

@@ -14,6 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.elastic import LEFT, Elastic, Membership, Seat, check_available
 from lightning_gnn_dist.strategies import refusals
 from lightning_gnn_dist.strategies.base import RoundStrategy
@@ -96,7 +97,7 @@ class ElasticRounds(RoundStrategy):
     def make_elastic(self, elastic: bool | Elastic) -> None:
         """Called by the constructor of a strategy that offers it."""
         if not isinstance(elastic, bool | Elastic):
-            raise TypeError(f"elastic must be True, False or Elastic(...), got {elastic!r}.")
+            raise TypeError(f"elastic must be True, False or Elastic(...), got {shown(elastic)}.")
         if elastic is False:
             return
         check_available()

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gnn_dist import collectives
-from lightning_gnn_dist.checks import check_choice
+from lightning_gnn_dist.checks import check_choice, check_true_or_false
 from lightning_gnn_dist.strategies import refusals, replica_state
 from lightning_gnn_dist.strategies.base import Buffers, StartMethod
 from lightning_gnn_dist.strategies.companion import log_figures
@@ -88,6 +88,11 @@ class GrappaStrategy(StartsTogether):
         check_choice("weights", weights, Weights)
         check_choice("buffers", buffers, Buffers)
         check_choice("start_method", start_method, StartMethod)
+        check_true_or_false(
+            find_unused_parameters=find_unused_parameters,
+            static_graph=static_graph,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+        )
         refusals.check_launch(process_group_backend, timeout=timeout, start_timeout=start_timeout)
         super().__init__(
             timeout=timeout,

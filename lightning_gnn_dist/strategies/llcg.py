@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist import collectives
-from lightning_gnn_dist.checks import check_choice, is_number
+from lightning_gnn_dist.checks import MAX_INTEGER, check_choice, check_true_or_false, is_integer, is_number, shown
 from lightning_gnn_dist.rounds import RoundClock
 from lightning_gnn_dist.strategies import refusals
 from lightning_gnn_dist.strategies.base import RoundStrategy, StartMethod, Weights
@@ -111,6 +111,8 @@ class LLCGStrategy(RoundStrategy):
         process_group_backend: str | None = None,
         start_method: StartMethod = "popen",
     ) -> None:
+        if average_optimizer is not None:
+            check_true_or_false(average_optimizer=average_optimizer)
         super().__init__(
             clock,
             weights=weights,
@@ -126,7 +128,7 @@ class LLCGStrategy(RoundStrategy):
         )
         _check_steps(correction_steps)
         check_choice("correction", correction, Correction)
-        self.correction_steps = correction_steps
+        self.correction_steps = int(correction_steps) if is_integer(correction_steps) else float(correction_steps)
         self.correction = correction
         if correction_optimizer is None:
             correction_optimizer = "averaged" if self.average_optimizer else "persistent"
@@ -242,8 +244,9 @@ class LLCGStrategy(RoundStrategy):
 
 
 def _check_steps(steps: int | float) -> None:
-    if not is_number(steps) or not steps >= 0 or (isinstance(steps, float) and steps > 1):
+    most = MAX_INTEGER if is_integer(steps) else 1
+    if not is_number(steps) or not 0 <= steps <= most:
         raise ValueError(
             f"correction_steps must be a whole number (2: two steps a round) or a share of the local steps between "
-            f"0.0 and 1.0 (0.1: one for every ten), got {steps!r}."
+            f"0.0 and 1.0 (0.1: one for every ten), got {shown(steps)}."
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -12,24 +11,26 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.checks import check_durations, shown
 from lightning_gnn_dist.strategies.gradients import has_own_step
 
 
 def check_launch(process_group_backend: Any, **durations: Any) -> None:
     """How ranks find each other, and for how long they wait."""
-    for name, duration in durations.items():
-        if not isinstance(duration, timedelta):
-            raise TypeError(f"{name} must be a timedelta, such as timedelta(minutes=30), got {duration!r}.")
-    if process_group_backend is not None and not collectives.has_backend(str(process_group_backend)):
+    check_durations(**durations)
+    name = process_group_backend
+    if name is not None and not (isinstance(name, str) and name and collectives.has_backend(name)):
         raise ValueError(
             'process_group_backend must be "gloo", "nccl" or another that this torch was built with, or None for what '
-            f"fits the device, got {process_group_backend!r}."
+            f"fits the device, got {shown(name)}."
         )
 
 
 def check_clock(clock: Any) -> None:
     if clock is not None and (isinstance(clock, type) or not callable(getattr(clock, "is_over", None))):
-        raise TypeError(f"clock must say when a round is over, as EverySteps(16) or EveryPass() do, got {clock!r}.")
+        raise TypeError(
+            f"clock must say when a round is over, as EverySteps(16) or EveryPass() do, got {shown(clock)}."
+        )
 
 
 def check_trainer(strategy: str, trainer: Trainer, *, has_layer_sync: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.checks import check_durations
 
 
 class StartsTogether(DDPStrategy):
@@ -20,8 +21,7 @@ class StartsTogether(DDPStrategy):
 
     def __init__(self, *, start_timeout: timedelta, **options: Any) -> None:
         super().__init__(**options)
-        if not start_timeout > timedelta(0):
-            raise ValueError(f"start_timeout must be longer than nothing, got {start_timeout}.")
+        check_durations(start_timeout=start_timeout)
         self.start_timeout = start_timeout
 
     def setup_distributed(self) -> None:

@@ -9,13 +9,13 @@ Every rank trains on its own part by its own clock, :math:`k_p` steps in round :
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Trainer
 
-from lightning_gnn_dist.checks import check_at_least
+from lightning_gnn_dist.checks import check_at_least, shown
 from lightning_gnn_dist.elastic import Elastic
 from lightning_gnn_dist.rounds import EverySeconds, RoundClock
 from lightning_gnn_dist.strategies.base import Buffers, Drift, StartMethod
@@ -78,14 +78,14 @@ class TMAStrategy(ElasticRounds):
             process_group_backend=process_group_backend,
             start_method=start_method,
         )
-        if not isinstance(failed_ranks, Collection):
-            raise TypeError(f"failed_ranks must be a list of ranks, such as [3], got {failed_ranks!r}.")
+        if isinstance(failed_ranks, str | bytes | Mapping) or not isinstance(failed_ranks, Collection):
+            raise TypeError(f"failed_ranks must be a list of ranks, such as [3], got {shown(failed_ranks)}.")
         for rank in failed_ranks:
             check_at_least(0, **{"failed_ranks: a rank": rank})
-        if elastic and failed_ranks:
-            raise ValueError("failed_ranks simulates what elastic=True lives through: choose one.")
-        self.failed_ranks = frozenset(failed_ranks)
         self.make_elastic(elastic)
+        if self.elastic is not None and failed_ranks:
+            raise ValueError("failed_ranks simulates what elastic=True lives through: choose one.")
+        self.failed_ranks = frozenset(map(int, failed_ranks))
 
     def setup(self, trainer: Trainer) -> None:
         ranks = frozenset(range(self.world_size))

@@ -81,7 +81,7 @@ def test_the_checks_can_be_answered() -> None:
 
 
 def test_other_types_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"takes a torch_geometric\.data\.Data, got dict"):
+    with pytest.raises(TypeError, match=r"data must be a torch_geometric\.data\.Data, for"):
         Graph.from_pyg({"x": 1})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no nodes"):
         Graph.from_pyg(Data(edge_index=torch.zeros(2, 0, dtype=torch.long), num_nodes=0))

@@ -35,5 +35,5 @@ def test_only_int8_has_scales():
 
 @pytest.mark.parametrize("x", [torch.zeros(4), torch.zeros(4, 2, dtype=torch.int64)])
 def test_what_is_no_matrix_of_floats_is_refused(x):
-    with pytest.raises(ValueError, match="Rows of features are quantised"):
+    with pytest.raises(ValueError, match="x must be rows of floating point"):
         quantize_rows(x)

@@ -115,7 +115,7 @@ def test_metis_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"balance": "edges"}, '"nodes" or "train", got \'edges\''),
+        ({"balance": "edges"}, r"\['nodes', 'train'\], got 'edges'"),
         ({"imbalance": -0.03}, "imbalance must be a share of the average part, 0 or more, got -0.03"),
         ({"imbalance": float("inf")}, "got inf"),
     ],

@@ -54,5 +54,5 @@ def test_impossible_numbers_are_refused(num_supernodes: int, message: str) -> No
 
 
 def test_no_supernode_at_all_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="num_supernodes must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="num_supernodes must be an integer of at least 1, got 0"):
         SuperNodePartitioner(0)

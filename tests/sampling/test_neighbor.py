@@ -314,5 +314,5 @@ def test_a_key_is_three_numbers():
 
 
 def test_a_pyg_graph_is_refused():
-    with pytest.raises(TypeError, match=r"sampled from a Graph, got Data: use Graph.from_pyg"):
+    with pytest.raises(TypeError, match=r"graph must be a Graph, made by Graph.from_pyg"):
         NeighborSampler([2]).sample_bulk(Data(num_nodes=3), [torch.tensor([1])], [PLACE])

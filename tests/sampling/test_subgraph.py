@@ -274,7 +274,7 @@ def test_a_graph_without_edges(sampler):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RandomWalkSampler(0), "num_hops must be the model's number of layers, 1 or more, got 0"),
+        (lambda: RandomWalkSampler(0), "num_hops must be the model's number of layers, 1 to 10000, got 0"),
         (lambda: RandomWalkSampler(2, 0), "walk_length must be an integer of at least 1, got 0"),
         (lambda: RandomWalkSampler(2, visits=-1), "visits must be an integer of at least 0, got -1"),
         (lambda: ShadowSampler([], 2), "num_neighbors is empty"),

@@ -1,0 +1,350 @@
+"""What the contract of arguments needs: a valid call of everything public, odd values, and which of them are right."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+import lightning_gnn_dist as package
+from lightning_gnn_dist import (
+    BatchKey,
+    Graph,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    RoundProgress,
+    ScatteredDataModule,
+    communities,
+    save_shares,
+    split_edges,
+)
+
+HUGE = 10**5000  # too long for str() and repr()
+LONG = "y" * 10_000
+ODD: dict[str, Any] = {
+    "None": None,
+    "nan": math.nan,
+    "inf": math.inf,
+    "-inf": -math.inf,
+    "-1": -1,
+    "0": 0,
+    "1.5": 1.5,
+    "2**70": 2**70,
+    "huge": HUGE,
+    "1j": 1j,
+    "x": "x",
+    "empty": "",
+    "long": LONG,
+    "bytes": b"x",
+    "[]": [],
+    "[None]": [None],
+    "[0.5]": [0.5],
+    "[-1]": [-1],
+    "['x']": ["x"],
+    "{}": {},
+    "{1: 2}": {1: 2},
+    "True": True,
+    "object": object(),
+    "a class": None,  # that of the valid value
+    "np.int64": np.int64(3),
+    "np.float64": np.float64(1.5),
+    "array": np.array([0.5, 2.5]),
+    "tensor": torch.tensor([0.5, 2.5]),
+    "lambda": lambda: None,
+}
+
+# Values of these arguments, beside those that follow from their types, mean something.
+RIGHT: dict[str, set[str]] = {
+    "seed": {"0"},
+    "epoch": {"0"},
+    "batch": {"0"},
+    "super_epoch": {"0"},
+    "rank": {"0"},
+    "part": {"0"},
+    "index": {"0"},
+    "start": {"0"},
+    "stop": {"0"},
+    "num_own": {"0"},
+    "round_idx": {"0"},
+    "num_threads": {"0"},
+    "cache_bytes": {"0"},
+    "visits": {"0"},
+    "correction_steps": {"0"},
+    "imbalance": {"0"},
+    "slack": {"0"},
+    "shrinkage": {"0"},
+    "prior": {"0"},
+    "drift_decay": {"0"},
+    "extra_nodes": {"0"},
+    "halo": {"0"},
+    "homophily": {"0"},
+    "noise": {"0"},
+    "mean_degree": {"0"},
+    "val": {"0"},
+    "test": {"0"},
+    "prefix": {"empty"},
+    "drop": {"[]"},
+    "progress_bar": {"[]"},
+    "failed_ranks": {"[]"},
+    "hits": {"[]"},
+    "node_arrays": {"{}"},
+    "edge_arrays": {"{}"},
+    "beside": {"{}"},
+    "num_neighbors": {"[-1]"},  # all
+    "losses": {"tensor"},
+    "fingerprint": {"empty"},  # of a graph that nobody asks for it
+    "num_senders": {"0"},
+    "correction_optimizer": {"a class"},  # called with parameters, later
+    "correction_lr": {"a class"},
+}
+RIGHT_OF: dict[tuple[str, str], set[str]] = {
+    ("LinkSplit", "edges"): set(),
+    ("sample_bulk", "seeds"): set(),
+}
+# Classes that only say what others are like, or hold what the package itself puts there.
+NO_CONSTRUCTORS = {"Held", "Partitioner", "Residency", "RoundClock", "RoundProgress", "Sample", "Sampler", "BatchKey"}
+# Methods that Lightning or the package calls, never a user.
+NOT_FOR_USERS = {
+    *("weigh", "meet", "restore_extra_state", "shared_gradient", "shift_gradients", "make_elastic"),
+    *("importance", "scales"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One public function and what it is called with."""
+
+    name: str
+    function: Callable[..., Any]
+    valid: Callable[[], dict[str, Any]]
+    hints: Mapping[str, Any]
+
+    def arguments(self) -> list[str]:
+        kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        return [name for name, p in inspect.signature(self.function).parameters.items() if p.kind not in kinds]
+
+    def call(self, **odd: Any) -> Any:
+        return self.function(**self.valid() | odd)
+
+    def value(self, argument: str, odd: str) -> Any:
+        """The odd value; in the place of a class that of the valid value."""
+        if odd != "a class":
+            return ODD[odd]
+        usual = self.valid().get(argument, inspect.signature(self.function).parameters[argument].default)
+        return object if usual is None or usual is inspect.Parameter.empty else type(usual)
+
+    def right(self, argument: str) -> set[str]:
+        """The odd values that may pass."""
+        found = right_of_type(self.hints.get(argument, object)) | RIGHT.get(argument, set())
+        return RIGHT_OF.get((self.name, argument), found)
+
+
+def right_of_type(hint: Any) -> set[str]:
+    """What a type alone makes right."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return set().union(*map(right_of_type, get_args(hint)))
+    if get_origin(hint) is Literal:
+        return {"0"} if 0 in get_args(hint) else set()
+    if hint in (None, type(None)):
+        return {"None"}
+    return {bool: {"True"}, int: {"np.int64"}, float: {"1.5", "np.int64", "np.float64"}, str: {"x", "long"}}.get(
+        hint, {"x"} if hint is Path else set()
+    )
+
+
+class Layered(pl.LightningModule):
+    """The smallest module that predict_by_layer takes."""
+
+    def layers(self) -> list[Any]:
+        return [lambda batch: batch.x[: batch.batch_size]]
+
+
+class World:
+    """Values for valid calls, made once; files in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._number = folder, count()
+        self.graph = communities(60, 2, num_features=4)
+        self.data = Data(
+            edge_index=torch.stack([self.graph.indices.long(), self.graph.indices.long()]),
+            num_nodes=60,
+        )
+        self.partition = RandomPartitioner()(self.graph, 2, 0)
+        self.split = split_edges(self.graph, negatives=2)
+        self.module = PartitionedDataModule(self.graph, batch_size=8, partitioner=RandomPartitioner(), num_threads=0)
+        save_shares(self.graph, RandomPartitioner()(self.graph, 1, 0), folder / "shares")
+        self.scattered = ScatteredDataModule(folder / "shares", num_threads=0)
+        self.scattered.setup("fit")
+        self.graph.save(folder / "graph")
+        self.split.save(folder / "split")
+        (folder / "arrays").mkdir()
+        np.save(folder / "arrays" / "edge_index.npy", np.array([[0, 1, 2, 3], [1, 2, 3, 0]]))
+        np.save(folder / "arrays" / "num_nodes.npy", np.array(4))
+        self.trainer = pl.Trainer(
+            accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+        )
+
+    def new(self, suffix: str = "") -> Path:
+        return self.folder / f"new{next(self._number)}{suffix}"
+
+
+def cases(world: World) -> Iterator[Case]:
+    """Everything public: constructors, functions and methods."""
+    valid = valid_calls(world)
+    instances = instances_of(world)
+    for name in package.__all__:
+        thing = getattr(package, name)
+        if not inspect.isclass(thing):
+            yield Case(name, thing, valid[name], get_type_hints(thing))
+            continue
+        if name not in NO_CONSTRUCTORS:
+            hints = get_type_hints(thing if is_dataclass(thing) else thing.__init__)
+            yield Case(name, thing, valid.get(name, dict), hints)
+        for method in methods_of(thing) if name not in NO_CONSTRUCTORS else ():
+            bound = getattr(instances[name](), method)
+            call = valid.get(f"{name}.{method}", valid.get(method))
+            assert call is not None, f"{name}.{method} is public: give it a valid call in valid_calls()."
+            yield Case(f"{name}.{method}", bound, call, get_type_hints(bound))
+    yield Case("BatchKey", _sampled_with(world), lambda: {"seed": 1, "epoch": 1, "batch": 1}, get_type_hints(BatchKey))
+
+
+def _sampled_with(world: World) -> Callable[..., Any]:
+    def sample(seed: int, epoch: int, batch: int) -> Any:
+        return NeighborSampler([2]).sample_bulk(world.graph, [torch.arange(3)], [BatchKey(seed, epoch, batch)])
+
+    return sample
+
+
+def methods_of(thing: type) -> list[str]:
+    """Its public methods with arguments that this package has defined, and nobody else before it."""
+    found = []
+    for name in dir(thing):
+        owners = [level for level in thing.__mro__ if name in vars(level)]
+        ours = [level.__module__.startswith(package.__name__) for level in owners]
+        if (name.startswith("_") and name != "__call__") or name in NOT_FOR_USERS or not owners or not all(ours):
+            continue
+        attribute = inspect.getattr_static(thing, name)
+        if not isinstance(attribute, types.FunctionType | classmethod | staticmethod):
+            continue
+        if set(inspect.signature(getattr(thing, name)).parameters) - {"self"}:
+            found.append(name)
+    return found
+
+
+def instances_of(world: World) -> dict[str, Callable[[], Any]]:
+    """An object of each class that has methods: what its constructor makes of a valid call, unless it is listed."""
+    valid = valid_calls(world)
+    made: dict[str, Callable[[], Any]] = {
+        name: (lambda name=name: getattr(package, name)(**valid.get(name, dict)())) for name in package.__all__
+    }
+    return made | {
+        "Graph": lambda: world.graph,
+        "PartitionedDataModule": lambda: world.module,
+        "Partition": lambda: world.partition,
+        "LinkSplit": lambda: world.split,
+        "ScatteredDataModule": lambda: world.scattered,
+    }
+
+
+Calls = dict[str, Callable[[], dict[str, Any]]]
+
+
+def valid_calls(world: World) -> Calls:
+    """Arguments that are needed, by name of the function, or of the method alone where all of that name are alike."""
+    return _of_samplers() | _of_classes(world) | _of_graphs(world) | _of_functions(world) | _of_methods(world)
+
+
+def _of_samplers() -> Calls:
+    sampler = NeighborSampler([3, 2])
+    return {
+        "ClusterSampler": lambda: {"num_hops": 2},
+        "DeviceSampler": lambda: {"sampler": sampler},
+        "FastGCNSampler": lambda: {"num_nodes": [8]},
+        "LadiesSampler": lambda: {"num_nodes": [8]},
+        "MatrixSampler": lambda: {"sampler": sampler},
+        "NeighborSampler": lambda: {"num_neighbors": [3, 2]},
+        "RandomWalkSampler": lambda: {"num_hops": 2, "visits": 1},
+        "ShadowSampler": lambda: {"num_neighbors": [3], "num_hops": 2},
+        "WholePartSampler": lambda: {"num_hops": 2},
+    }
+
+
+def _of_classes(world: World) -> Calls:
+    split = world.split
+    return {
+        "EverySeconds": lambda: {"seconds": 1.0},
+        "EverySteps": lambda: {"steps": 4},
+        "LinkDataModule": lambda: {"split": split},
+        "LinkSplit": lambda: {"graph": split.graph, "edges": split.edges, "negatives": split.negatives},
+        "Partition": lambda: {"assignment": torch.tensor([0, 1], dtype=torch.int32), "num_parts": 4},
+        "PartitionedDataModule": lambda: {"graph": world.graph},
+        "PredictionWriter": lambda: {"path": "predicted.npy"},
+        "Redeal": lambda: {"num_supernodes": 8},
+        "ScatteredDataModule": lambda: {"path": world.folder / "shares"},
+        "SuperNodePartitioner": lambda: {"num_supernodes": 8},
+    }
+
+
+def _of_graphs(world: World) -> Calls:
+    none, edge_index = torch.empty(0, dtype=torch.int64), torch.tensor([[0, 1], [1, 0]])
+    return {
+        "Graph": lambda: {"indptr": torch.tensor([0, 0]), "indices": none},
+        "Graph.from_edge_index": lambda: {"edge_index": edge_index, "num_nodes": 5},
+        "Graph.from_pyg": lambda: {"data": world.data},
+        "Graph.halo": lambda: {"nodes": torch.arange(4)},
+        "Graph.induced": lambda: {"nodes": torch.arange(4)},
+        "Graph.open": lambda: {"path": world.folder / "graph"},
+        "Graph.save": lambda: {"path": world.new()},
+        "Graph.split": lambda: {"name": "train"},
+        "LinkSplit.open": lambda: {"path": world.folder / "split"},
+        "LinkSplit.save": lambda: {"path": world.new()},
+        "Partition.nodes": lambda: {"part": 0},
+        "Partition.report": lambda: {"graph": world.graph},
+    }
+
+
+def _of_functions(world: World) -> Calls:
+    graph, arrays = world.graph, world.folder / "arrays"
+    model, trainer = Layered(), world.trainer
+    return {
+        "communities": lambda: {"num_nodes": 40, "num_classes": 1, "num_features": 2, "mean_degree": 2.0},
+        "coverage_mean": lambda: {"losses": torch.ones(2), "batch": Data(batch_size=2)},
+        "predict_by_layer": lambda: {"trainer": trainer, "model": model, "graph": graph, "path": world.new(".npy")},
+        "prepare_graph": lambda: {"source": arrays, "out": world.new()},
+        "prepare_share": lambda: {"source": arrays, "folder": world.new(), "index": 0, "num_shares": 2},
+        "quantize_rows": lambda: {"x": torch.ones(3, 2)},
+        "save_shares": lambda: {"graph": graph, "partition": world.partition, "folder": world.new()},
+        "split_edges": lambda: {"graph": graph, "negatives": 2},
+    }
+
+
+def _of_methods(world: World) -> Calls:
+    graph, seeds = world.graph, torch.arange(4)
+    chunked = Graph(graph.indptr, graph.indices, graph.node_arrays | {"chunk": world.partition.assignment})
+    return {
+        "__call__": lambda: {"graph": graph, "num_parts": 2, "seed": 0},
+        "anchor_batches": lambda: {"round_idx": 0},
+        "correction_batches": lambda: {"round_idx": 0},
+        "held": lambda: {"super_epoch": 1, "rank": 1, "world_size": 4, "seed": 1},
+        "is_over": lambda: {"progress": RoundProgress(0, 1, 2)},
+        "local_steps": lambda: {"round_idx": 1},
+        "num_chunks": lambda: {"world_size": 4},
+        "of": lambda: {"part": graph, "degrees": graph.degrees(), "num_own": 10},
+        "order": lambda: {"graph": chunked, "seeds": seeds, "seed": 0, "epoch": 0},
+        "part": lambda: {"rank": 0, "num_parts": 2},
+        "partition": lambda: {"num_parts": 2},
+        "parts_of_ranks": lambda: {"num_ranks": 2},
+        "sample_bulk": lambda: {"graph": chunked, "seeds": [seeds], "keys": [BatchKey(0, 0, 0)]},
+        "sweep": lambda: {"world_size": 4},
+    }
