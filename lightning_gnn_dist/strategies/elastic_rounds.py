@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_gnn_dist.elastic import LEFT, Elastic, Membership, Seat, check_available
+from lightning_gnn_dist.rounds import EveryPass
 from lightning_gnn_dist.strategies import refusals
 from lightning_gnn_dist.strategies.base import RoundStrategy
 from lightning_gnn_dist.strategies.companion import Votes
@@ -111,6 +112,11 @@ class ElasticRounds(RoundStrategy):
         if self.elastic is not None and trainer.state.fn == TrainerFn.FITTING:
             refusals.check_elastic(trainer, self.drift)
         super().setup(trainer)
+
+    def estimated_steps(self) -> float:
+        if self.elastic is not None and isinstance(self.clock, EveryPass):
+            refusals.refuse_estimate(self.clock, "parts, and so passes, change with the ranks that are alive")
+        return super().estimated_steps()
 
     def process_dataloader(self, dataloader: Any) -> Any:
         if self.elastic is None or not self._module().trainer.training:

@@ -51,6 +51,15 @@ def check_schedulers(strategy: str, configs: Iterable[Any]) -> None:
         )
 
 
+def refuse_estimate(clock: Any, why: str) -> None:
+    """A schedule over a number of steps that nobody knows would be a wrong one."""
+    raise ValueError(
+        f"trainer.estimated_stepping_batches cannot be known with {clock}: {why}. Schedule by rounds, whose number is "
+        'known: {"scheduler": ..., "interval": "epoch"} over trainer.max_epochs steps of the scheduler. Or let rounds '
+        "end after as many steps on all ranks, as with EverySteps(16)."
+    )
+
+
 def check_elastic(trainer: Any, drift: str | None) -> None:
     """Ranks that may die are processes of their own, and share files but no exchange besides the meeting."""
     conflicts = [
