@@ -27,7 +27,7 @@ from lightning_gnn_dist.rounds import (
     steps_of_round,
     takes_equal_steps,
 )
-from lightning_gnn_dist.strategies import refusals, replica_state
+from lightning_gnn_dist.strategies import frozen, refusals, replica_state
 from lightning_gnn_dist.strategies.companion import Companion, Votes
 from lightning_gnn_dist.strategies.drift import DriftCorrection
 from lightning_gnn_dist.strategies.gradients import (
@@ -131,6 +131,7 @@ class RoundStrategy(StartsTogether):
         self.batches_done = 0
         self.batches_of_ranks: list[int] = []
         self.in_round = False
+        self._unequal: set[int] = set()  # parameters that differed between ranks when they met, by number
         self.stop_requested = False
         self.sigterm_received = False
         self.seconds_in_round = 0.0
@@ -318,10 +319,22 @@ class RoundStrategy(StartsTogether):
 
     def _share_batches(self, batches: int) -> list[int]:
         """How many batches each rank took in this round, and a check that all are about to exchange the same."""
-        sizes = sum(tensor.numel() for tensor in self._averaged_tensors())
-        rows = self._gather([batches, sizes])
-        refusals.check_sizes([size for _, size in rows])
-        return [count for count, _ in rows]
+        parameters = list(self._module().parameters())
+        sums = frozen.checksums(parameters if self.world_size > 1 else [])
+        sizes = sum(tensor.numel() for tensor in [*self._other_averaged_tensors(), *parameters])
+        if self._shares_gradients:
+            sizes += sum(parameter.numel() for parameter in trained_parameters(self._module()))
+        rows = self._gather([batches, sizes, len(parameters), frozen.summary(sums)])
+        refusals.check_sizes([size for _, size, *_ in rows])
+        refusals.check_sizes([count for *_, count, _ in rows])
+        all_equal = len({row[-1] for row in rows}) == 1
+        self._unequal = set() if all_equal else frozen.unequal(self._gather(sums))
+        return [count for count, *_ in rows]
+
+    @property
+    def _shares_gradients(self) -> bool:
+        """Whether a meeting exchanges gradients, so that the same parameters must be frozen on all ranks."""
+        return self.drift is not None
 
     def shift_gradients(self, optimizer: Optimizer) -> None:
         """Correct the drift of the gradients that ``optimizer`` is about to use."""
@@ -342,10 +355,12 @@ class RoundStrategy(StartsTogether):
         self.drift_correction.anchor(trained_parameters(module), shared, own)
 
     def _averaged_tensors(self) -> list[Tensor]:
-        module = self._module()
-        tensors = [parameter.data for parameter in trained_parameters(module)]
-        if self.buffers != "local":
-            tensors += list(module.buffers())
+        parameters = enumerate(self._module().parameters())
+        tensors = [parameter.data for idx, parameter in parameters if parameter.requires_grad or idx in self._unequal]
+        return tensors + self._other_averaged_tensors()
+
+    def _other_averaged_tensors(self) -> list[Tensor]:
+        tensors = [] if self.buffers == "local" else list(self._module().buffers())
         if self.average_optimizer:
             tensors += replica_state.optimizer_tensors(self.optimizers)
         return tensors

@@ -200,8 +200,8 @@ def check_sizes(sizes: list[int]) -> None:
     """All ranks see the same sizes, so all of them raise or none."""
     if len(set(sizes)) > 1:
         raise RuntimeError(
-            f"The ranks are about to average different numbers of values: {sizes}, in order of rank. A parameter is "
-            "frozen, or an optimizer has no state yet, on some ranks only."
+            f"The ranks are about to average different numbers of values: {sizes}, in order of rank. An optimizer has "
+            "no state yet, or a parameter is frozen where gradients are averaged too, on some ranks only."
         )
 
 
