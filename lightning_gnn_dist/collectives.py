@@ -131,8 +131,8 @@ def checksum(tensors: Iterable[Tensor]) -> int:
         for piece in tensor.detach().resolve_conj().contiguous().view(-1).split(_ELEMENTS_AT_ONCE):
             if not piece.numel():
                 continue
-            octets = piece.view(torch.uint8)
-            words = torch.nn.functional.pad(octets, (0, -len(octets) % 8)).view(torch.int64)
+            content = piece.view(torch.uint8)
+            words = torch.nn.functional.pad(content, (0, -len(content) % 8)).view(torch.int64)
             place = torch.arange(1, 2 * len(words), 2, device=words.device)
             # Folded before it is multiplied, so that no bit, not even the sign of the last number, falls out.
             mixed = (words ^ ((words >> 32) & 0xFFFFFFFF) ^ (words >> 7)) * (place * 0x9E3779B1 + 1 | 1)
@@ -184,7 +184,7 @@ class Channel:
         lengths = self._lengths(pieces) if lengths is None else lengths
         empty = pieces[0][:0]
         width = empty.element_size() * math.prod(empty.shape[1:])
-        sent = torch.cat([_octets(piece) for piece in pieces])
+        sent = torch.cat([octets(piece) for piece in pieces])
         received = sent.new_empty(sum(lengths) * width)
         sizes = [len(piece) * width for piece in pieces]
         with _counted(sum(sizes) - sizes[self.rank]):
@@ -223,7 +223,8 @@ def serve_store() -> Any:
     return dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
-def _octets(tensor: Tensor) -> Tensor:
+def octets(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, one after the other. Not collective."""
     if not tensor.numel():  # numpy's empty arrays have a stride of 0, which no view survives
         return torch.empty(0, dtype=torch.uint8)
     return tensor.contiguous().view(-1).view(torch.uint8)

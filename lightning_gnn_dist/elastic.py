@@ -104,24 +104,32 @@ class Membership:
         self._manager = _manager(elastic, state, self._catch_up, self._store.port)
         self._manager.load_state_dict({"step": step, "batches_committed": 0})
 
-    def meet(self, tensors: Callable[[], list[Tensor]], weight: float, row: list[int]) -> list[list[int]]:
-        """Replace ``tensors()`` by their weighted mean over the members. Returns the rows of all, by place.
+    def meet(
+        self, tensors: Callable[[list[list[int]]], list[Tensor]], weight: float, row: Callable[[], list[int]]
+    ) -> list[list[int]]:
+        """Replace ``tensors(rows)`` by their weighted mean over the members. Returns the rows of all, by place.
 
         A rank that was behind is brought up to date first, and its weight does not count. Integers are averaged and
-        rounded. If the weights add up to nothing, tensors stay as they are.
+        rounded. If the weights add up to nothing, tensors stay as they are. Each row is what ``row()`` gives a member.
         """
         start, self.was_behind = time.perf_counter(), False
         while True:
             self._find_quorum()
-            values = tensors()
+            rows = self._exchange(row())
+            values = tensors(rows)
             flats = _flatten(values, 0.0 if self.was_behind else weight)
-            rows = torch.zeros(self.seat.of, len(row), dtype=torch.float64)
-            rows[self.seat.place] = torch.tensor(row, dtype=torch.float64)
-            self._mean_([*flats.values(), rows])
+            self._mean_(list(flats.values()))
             if self._manager.should_commit():
                 break  # else somebody was lost on the way: once more with those who are left
         _write_back(flats, values)
         collectives.traffic.seconds += time.perf_counter() - start
+        return rows
+
+    def _exchange(self, row: list[int]) -> list[list[int]]:
+        """The rows of all members, by place. If somebody is lost on the way, any numbers: nobody commits to them."""
+        rows = torch.zeros(self.seat.of, len(row), dtype=torch.float64)  # which holds integers of 53 bits
+        rows[self.seat.place] = torch.tensor(row, dtype=torch.float64)
+        self._mean_([rows])
         numbers: list[list[int]] = (rows * self.seat.of).round().to(torch.int64).tolist()
         return numbers
 

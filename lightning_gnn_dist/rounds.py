@@ -31,19 +31,15 @@ class RoundProgress(NamedTuple):
 
 def schedule(clock: RoundClock, num_rounds: int | None, steps_per_pass: int) -> str:
     """How long the rounds of a fit are, in a sentence for the log."""
-    if isinstance(clock, EverySteps):
-        steps = clock.local_steps
-    elif isinstance(clock, EveryPass):
-        steps = lambda round_idx: clock.passes * steps_per_pass  # noqa: E731
-    elif isinstance(clock, EverySeconds):
+    if isinstance(clock, EverySeconds):
         return _schedule_by_time(clock.seconds, num_rounds)
-    else:
+    if not takes_equal_steps(clock):
         return f"Rounds end when {clock} says so."
     if num_rounds is None or num_rounds < 0:
-        return f"Rounds without end, the first of {steps(0)} local steps."
-    total = sum(steps(round_idx) for round_idx in range(num_rounds))
-    lengths = f"{steps(0)}" if steps(0) == steps(num_rounds - 1) else f"{steps(0)} to {steps(num_rounds - 1)}"
-    return f"{num_rounds} rounds of {lengths} local steps, {total} steps in all on each rank."
+        return f"Rounds without end, the first of {steps_of_round(clock, 0, steps_per_pass)} local steps."
+    steps = [steps_of_round(clock, round_idx, steps_per_pass) for round_idx in range(num_rounds)]
+    lengths = " to ".join(dict.fromkeys([f"{steps[0]}", f"{steps[-1]}"])) if steps else "0"
+    return f"{num_rounds} rounds of {lengths} local steps, {sum(steps)} steps in all on each rank."
 
 
 def _schedule_by_time(seconds: float, num_rounds: int | None) -> str:
@@ -71,6 +67,14 @@ def takes_equal_steps(clock: RoundClock) -> bool:
 
 def _check_progress(progress: RoundProgress) -> None:
     check_instance("progress", progress, RoundProgress, "a RoundProgress")
+
+
+def steps_of_round(clock: RoundClock, round_idx: int, steps_per_pass: int) -> int:
+    """The local steps of a round, of a clock that :func:`takes_equal_steps`."""
+    if isinstance(clock, EverySteps):
+        return clock.local_steps(round_idx)
+    assert isinstance(clock, EveryPass)
+    return clock.passes * steps_per_pass
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
@@ -17,8 +18,16 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.checks import check_at_least, check_choice, check_true_or_false, is_number, shown
-from lightning_gnn_dist.rounds import EveryPass, RoundClock, RoundProgress, RoundTimer, schedule, takes_equal_steps
-from lightning_gnn_dist.strategies import refusals, replica_state
+from lightning_gnn_dist.rounds import (
+    EveryPass,
+    RoundClock,
+    RoundProgress,
+    RoundTimer,
+    schedule,
+    steps_of_round,
+    takes_equal_steps,
+)
+from lightning_gnn_dist.strategies import frozen, refusals, replica_state
 from lightning_gnn_dist.strategies.companion import Companion, Votes
 from lightning_gnn_dist.strategies.drift import DriftCorrection
 from lightning_gnn_dist.strategies.gradients import (
@@ -28,7 +37,12 @@ from lightning_gnn_dist.strategies.gradients import (
     trained_parameters,
     unrecorded,
 )
-from lightning_gnn_dist.strategies.lightning_internals import give_back_sigterm, take_over_sigterm
+from lightning_gnn_dist.strategies.lightning_internals import (
+    accumulated_batches,
+    give_back_sigterm,
+    take_over_estimate,
+    take_over_sigterm,
+)
 from lightning_gnn_dist.strategies.round_loader import RoundLoader
 from lightning_gnn_dist.strategies.start import StartsTogether
 
@@ -117,6 +131,7 @@ class RoundStrategy(StartsTogether):
         self.batches_done = 0
         self.batches_of_ranks: list[int] = []
         self.in_round = False
+        self._unequal: set[int] = set()  # parameters that differed between ranks when they met, by number
         self.stop_requested = False
         self.sigterm_received = False
         self.seconds_in_round = 0.0
@@ -148,6 +163,7 @@ class RoundStrategy(StartsTogether):
         callbacks: list[Callback] = model.trainer.callbacks  # type: ignore[attr-defined]
         if self._companion not in callbacks:
             callbacks.insert(0, self._companion)  # the meeting comes before checkpoints, EMA and the like
+        take_over_estimate(model.trainer, self.estimated_steps)
 
     def setup(self, trainer: Trainer) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
@@ -249,10 +265,29 @@ class RoundStrategy(StartsTogether):
         seconds = self._timer.expected(batches)
         return self.clock.is_over(RoundProgress(self.round_idx, batches // per_step, self._steps_per_pass(), seconds))
 
-    def _steps_per_pass(self) -> int:
+    def _steps_per_pass(self, batches_per_step: int | None = None) -> int:
         assert self._round_loader is not None
         num_batches = len(self._round_loader.loader)  # type: ignore[arg-type]
-        return -(-num_batches // self._module().trainer.accumulate_grad_batches)
+        return -(-num_batches // (batches_per_step or self._module().trainer.accumulate_grad_batches))
+
+    def estimated_steps(self) -> float:
+        """``trainer.estimated_stepping_batches``: the local steps of the whole run, of a resumed one too."""
+        trainer = self._module().trainer
+        if trainer.max_epochs == -1:
+            return math.inf
+        if not takes_equal_steps(self.clock):
+            refusals.refuse_estimate(self.clock, "it does not say how many steps a rank takes in a round")
+        if isinstance(self.clock, EveryPass) and self._round_loader is None:
+            trainer.fit_loop.setup_data()  # as Lightning's own property does
+        batches_per_step = [accumulated_batches(trainer, epoch) for epoch in range(max(trainer.max_epochs or 0, 1))]
+        steps = (self._steps_of_round(r, batches) for r, batches in enumerate(batches_per_step))
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return min(next(steps), -(-int(trainer.limit_train_batches) // batches_per_step[0]))
+        return sum(steps)
+
+    def _steps_of_round(self, round_idx: int, batches_per_step: int) -> int:
+        per_pass = self._steps_per_pass(batches_per_step) if isinstance(self.clock, EveryPass) else 0
+        return steps_of_round(self.clock, round_idx, per_pass)
 
     def begin_round(self) -> None:
         """A batch is here, perhaps the first of a round."""
@@ -284,10 +319,22 @@ class RoundStrategy(StartsTogether):
 
     def _share_batches(self, batches: int) -> list[int]:
         """How many batches each rank took in this round, and a check that all are about to exchange the same."""
-        sizes = sum(tensor.numel() for tensor in self._averaged_tensors())
-        rows = self._gather([batches, sizes])
-        refusals.check_sizes([size for _, size in rows])
-        return [count for count, _ in rows]
+        parameters = list(self._module().parameters())
+        sums = frozen.checksums(parameters if self.world_size > 1 else [])
+        sizes = sum(tensor.numel() for tensor in [*self._other_averaged_tensors(), *parameters])
+        if self._shares_gradients:
+            sizes += sum(parameter.numel() for parameter in trained_parameters(self._module()))
+        rows = self._gather([batches, sizes, len(parameters), frozen.summary(sums)])
+        refusals.check_sizes([size for _, size, *_ in rows])
+        refusals.check_sizes([count for *_, count, _ in rows])
+        all_equal = len({row[-1] for row in rows}) == 1
+        self._unequal = set() if all_equal else frozen.unequal(self._gather(sums))
+        return [count for count, *_ in rows]
+
+    @property
+    def _shares_gradients(self) -> bool:
+        """Whether a meeting exchanges gradients, so that the same parameters must be frozen on all ranks."""
+        return self.drift is not None
 
     def shift_gradients(self, optimizer: Optimizer) -> None:
         """Correct the drift of the gradients that ``optimizer`` is about to use."""
@@ -308,10 +355,12 @@ class RoundStrategy(StartsTogether):
         self.drift_correction.anchor(trained_parameters(module), shared, own)
 
     def _averaged_tensors(self) -> list[Tensor]:
-        module = self._module()
-        tensors = [parameter.data for parameter in trained_parameters(module)]
-        if self.buffers != "local":
-            tensors += list(module.buffers())
+        parameters = enumerate(self._module().parameters())
+        tensors = [parameter.data for idx, parameter in parameters if parameter.requires_grad or idx in self._unequal]
+        return tensors + self._other_averaged_tensors()
+
+    def _other_averaged_tensors(self) -> list[Tensor]:
+        tensors = [] if self.buffers == "local" else list(self._module().buffers())
         if self.average_optimizer:
             tensors += replica_state.optimizer_tensors(self.optimizers)
         return tensors

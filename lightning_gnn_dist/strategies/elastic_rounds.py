@@ -13,10 +13,12 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.elastic import LEFT, Elastic, Membership, Seat, check_available
-from lightning_gnn_dist.strategies import refusals
+from lightning_gnn_dist.rounds import EveryPass
+from lightning_gnn_dist.strategies import frozen, refusals
 from lightning_gnn_dist.strategies.base import RoundStrategy
 from lightning_gnn_dist.strategies.companion import Votes
 from lightning_gnn_dist.strategies.lightning_internals import (
@@ -113,6 +115,11 @@ class ElasticRounds(RoundStrategy):
             refusals.check_elastic(trainer, self.drift)
         super().setup(trainer)
 
+    def estimated_steps(self) -> float:
+        if self.elastic is not None and isinstance(self.clock, EveryPass):
+            refusals.refuse_estimate(self.clock, "parts, and so passes, change with the ranks that are alive")
+        return super().estimated_steps()
+
     def process_dataloader(self, dataloader: Any) -> Any:
         if self.elastic is None or not self._module().trainer.training:
             return super().process_dataloader(dataloader)
@@ -169,7 +176,8 @@ class ElasticRounds(RoundStrategy):
         trainer = self._module().trainer
         weight = 0.0 if not batches else float(batches) if self.weights == "steps" else self._weight()
         mine = Row(batches, int(self.stop_requested), trainer.global_step, refusals.fingerprint_of(trainer), int(waits))
-        rows = [Row(*row) for row in self._member.meet(self._averaged_tensors, weight, list(mine))]
+        said = self._member.meet(self._tensors_to_average, weight, lambda: [*mine, *self._frozen_sums()])
+        rows = [Row(*row[: len(mine)]) for row in said]
         refusals.check_same_graph([row.fingerprint for row in rows])
         self.batches_of_ranks = [row.batches for row in rows]
         self.round_idx += any(self.batches_of_ranks)
@@ -179,6 +187,13 @@ class ElasticRounds(RoundStrategy):
         self._place = rank_zero_only.rank = self._member.seat.place  # type: ignore[attr-defined]
         self._tell(len(rows))
         return rows
+
+    def _frozen_sums(self) -> list[int]:
+        return frozen.checksums(list(self._module().parameters()))
+
+    def _tensors_to_average(self, rows: list[list[int]]) -> list[Tensor]:
+        self._unequal = frozen.unequal([row[len(Row._fields) :] for row in rows])
+        return self._averaged_tensors()
 
     def _dealt(self, loader: Any) -> Any:
         """The training loader of this rank's part, now that it is known who takes part."""

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 
@@ -36,6 +38,34 @@ def give_back_sigterm(trainer: Trainer) -> None:
     """Undo :func:`take_over_sigterm`: what follows a fit has no meetings to vote in."""
     trainer._signal_connector.__dict__.pop("_sigterm_notifier_fn", None)
     trainer.fit_loop.epoch_loop.__dict__.pop("_broadcast_sigterm_tensor", None)
+
+
+def take_over_estimate(trainer: Trainer, estimate: Callable[[], float]) -> None:
+    """Let ``trainer.estimated_stepping_batches`` be ``estimate()`` in a fit.
+
+    Lightning offers no hook for it. Its property multiplies the length of the training loader, one number, by the
+    epochs; but rounds may grow. Of a loader without length it returns ``trainer.max_steps``, which would also end the
+    fit, and by a count that adds up the steps of all optimizers. A property belongs to a class, so this trainer gets a
+    class of its own, which stays: the number may be asked for after the fit.
+    """
+    base: Any = type(trainer)
+    if getattr(base, "estimates_rounds", False):
+        return  # from an earlier fit
+
+    def estimated_stepping_batches(self: Any) -> Any:
+        return estimate() if self.state.fn == TrainerFn.FITTING else base.estimated_stepping_batches.fget(self)
+
+    members = {"estimates_rounds": True, "estimated_stepping_batches": property(estimated_stepping_batches)}
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    trainer.__class__ = type(base.__name__, (base,), names | members)
+
+
+def accumulated_batches(trainer: Trainer, epoch: int) -> int:
+    """The batches whose gradients make one step in an epoch."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler):
+            return callback.get_accumulate_grad_batches(epoch)
+    return trainer.accumulate_grad_batches
 
 
 def announce_sigterm(trainer: Trainer) -> None:

@@ -174,6 +174,10 @@ class LLCGStrategy(RoundStrategy):
             self._corrector.restore(state["correction"], self.optimizers, trained_parameters(self._module()))
 
     @property
+    def _shares_gradients(self) -> bool:
+        return bool(self.correction_steps) or super()._shares_gradients
+
+    @property
     def _what_needs_global_batches(self) -> str:
         if self.correction_steps:
             return "A correction on the whole graph"

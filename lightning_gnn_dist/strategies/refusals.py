@@ -52,6 +52,15 @@ def check_schedulers(strategy: str, configs: Iterable[Any]) -> None:
         )
 
 
+def refuse_estimate(clock: Any, why: str) -> None:
+    """A schedule over a number of steps that nobody knows would be a wrong one."""
+    raise ValueError(
+        f"trainer.estimated_stepping_batches cannot be known with {clock}: {why}. Schedule by rounds, whose number is "
+        'known: {"scheduler": ..., "interval": "epoch"} over trainer.max_epochs steps of the scheduler. Or let rounds '
+        "end after as many steps on all ranks, as with EverySteps(16)."
+    )
+
+
 def check_elastic(trainer: Any, drift: str | None) -> None:
     """Ranks that may die are processes of their own, and share files but no exchange besides the meeting."""
     conflicts = [
@@ -192,8 +201,8 @@ def check_sizes(sizes: list[int]) -> None:
     """All ranks see the same sizes, so all of them raise or none."""
     if len(set(sizes)) > 1:
         raise RuntimeError(
-            f"The ranks are about to average different numbers of values: {sizes}, in order of rank. A parameter is "
-            "frozen, or an optimizer has no state yet, on some ranks only."
+            f"The ranks are about to average different numbers of values: {sizes}, in order of rank. An optimizer has "
+            "no state yet, or a parameter is frozen where gradients are averaged too, on some ranks only."
         )
 
 

@@ -1,4 +1,4 @@
-"""A start at which all ranks are there, or everybody is told who is not."""
+"""What all strategies here share: a start at which all ranks are there, and exact means of what ranks log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
 
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.checks import check_durations
@@ -34,3 +35,14 @@ class StartsTogether(DDPStrategy):
         )
         super().setup_distributed()
         del held
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """As Lightning's, but the mean of numbers and of integers is exact.
+
+        Of what ``self.log(..., batch_size=..., sync_dist=True)`` has summed, Lightning asks for the mean over ranks of
+        the values, and for that of the seeds, an integer. It truncates the second one, and divides by it. In float64
+        both are what they should be, and their quotient is the mean over the seeds of all ranks.
+        """
+        if isinstance(tensor, Tensor) and reduce_op in ("mean", "avg") and not tensor.is_complex():
+            tensor = tensor.double() if tensor.dim() == 0 or not tensor.is_floating_point() else tensor
+        return super().reduce(tensor, group, reduce_op)

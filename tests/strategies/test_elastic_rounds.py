@@ -335,6 +335,30 @@ def test_the_launcher_can_see_who_waits(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+class Taught(Net):
+    """With a copy that no gradient reaches, and that every rank moves its own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = torch.nn.Linear(4, 8).requires_grad_(False)
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        for own, other in zip(self.teacher.parameters(), self.layers[0].parameters(), strict=True):
+            own.data.lerp_(other.data, 0.5)
+
+
+def teach(rank: int, world_size: int) -> State:
+    torch.manual_seed(rank)
+    module, elastic = Taught(), Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
+    fit(rank, TMAStrategy(EverySteps(3), elastic=elastic), module, devices=1)
+    return state_of(module)
+
+
+def test_what_needs_no_gradient_is_equal_after_a_meeting_too(lighthouse: None) -> None:
+    first, second = run_ranks(teach, 2)
+    assert differs(first, second) == 0.0
+
+
 def saves(**options: Any) -> dict[str, Any]:
     return {"callbacks": [ModelCheckpoint(**options)], "enable_checkpointing": True}
 

@@ -1,0 +1,176 @@
+"""`trainer.estimated_stepping_batches` is the number of steps that a rank takes: schedules by steps come out right."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from torch import Tensor, nn
+
+from lightning_gnn_dist.elastic import Elastic
+from lightning_gnn_dist.rounds import EveryPass, EverySeconds, EverySteps, RoundProgress
+from lightning_gnn_dist.strategies.elastic_rounds import ElasticRounds
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist.strategies.tma import TMAStrategy
+from tests.ranks import run_ranks
+from tests.strategies.fitting import Net, fit
+
+PATIENCE = {"timeout": timedelta(seconds=30)}
+BATCHES = 6  # in a pass of `fitting.batches`
+
+
+class Scheduled(Net):
+    """Asks how many steps there will be, and records the learning rate of each."""
+
+    def __init__(self, *, cycle: bool = False) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+        self.cycle = cycle
+        self.rates: list[float] = []
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        self.total = self.trainer.estimated_stepping_batches
+        if self.cycle:
+            schedule: Any = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=self.total)
+        else:
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / self.total)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.rates.append(optimizer.param_groups[0]["lr"])
+
+    def on_train_end(self) -> None:
+        self.last_rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+
+
+class TwoOptimizers(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.steps = 0
+
+    def training_step(self, batch: list[Tensor]) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers():  # type: ignore[union-attr]
+            optimizer.zero_grad()
+            self.manual_backward(nn.functional.mse_loss(self.layers(batch[0]), batch[1]))
+            optimizer.step()
+        self.steps += 1
+
+    def configure_optimizers(self) -> Any:
+        self.total = self.trainer.estimated_stepping_batches
+        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (self.layers[0], self.layers[-1])]
+
+
+CASES: list[tuple[Any, dict[str, Any], int]] = [
+    (EverySteps(4), {}, 3 * 4),
+    (EverySteps(2, growth=1.6, limit=5), {"max_epochs": 5}, 2 + 4 + 5 + 5 + 5),
+    (EverySteps(3), {"accumulate_grad_batches": 2}, 3 * 3),
+    (EveryPass(2), {}, 3 * 2 * BATCHES),
+    (EveryPass(), {"accumulate_grad_batches": 4}, 3 * 2),
+    (EverySteps(2), {"callbacks": {0: 1, 1: 3}}, 3 * 2),
+    (EveryPass(), {"callbacks": {0: 1, 1: 3}}, BATCHES + 2 + 2),
+    (EverySteps(9), {"fast_dev_run": 4, "accumulate_grad_batches": 2}, 2),
+]
+
+
+def decay(rank: int, world_size: int) -> list[tuple[int, int, list[float], float, int]]:
+    found = []
+    for clock, options, _ in CASES:
+        if "callbacks" in options:
+            options = options | {"callbacks": [GradientAccumulationScheduler(dict(options["callbacks"]))]}
+        module = Scheduled()
+        trainer = fit(rank, LocalSGDStrategy(clock, **PATIENCE), module, devices=world_size, **options)
+        after = trainer.estimated_stepping_batches
+        found.append((module.total, after, module.rates, module.last_rate, trainer.global_step))
+    return found
+
+
+def test_a_linear_decay_ends_at_nothing_with_the_last_step() -> None:
+    for outcomes in run_ranks(decay, 2):
+        for (clock, _, total), (found, after, rates, last, steps) in zip(CASES, outcomes, strict=True):
+            assert found == after == steps == total, clock
+            assert rates == pytest.approx([0.1 * (1 - step / total) for step in range(total)]), clock
+            assert last == pytest.approx(0.0, abs=1e-12)
+
+
+def cycle(rank: int, world_size: int) -> tuple[list[float], int, int]:
+    module = Scheduled(cycle=True)
+    fit(rank, TMAStrategy(EverySteps(4), **PATIENCE), module, devices=world_size)
+    several = TwoOptimizers()
+    fit(rank, LocalSGDStrategy(EverySteps(4), **PATIENCE), several, devices=world_size)
+    return module.rates, several.total, several.steps
+
+
+def test_a_cycle_of_rates_fits_and_optimizers_are_not_added_up() -> None:
+    reference = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule, rates = torch.optim.lr_scheduler.OneCycleLR(reference, 0.3, total_steps=12), []
+    for _ in range(12):
+        rates.append(reference.param_groups[0]["lr"])
+        reference.step()
+        schedule.step()
+    assert run_ranks(cycle, 2) == [(pytest.approx(rates), 12, 12)] * 2
+
+
+def stop_and_resume(rank: int, world_size: int, folder: Path) -> tuple[int, list[float], bool]:
+    clock = EveryPass()
+    whole, first, second = Scheduled(), Scheduled(), Scheduled()
+    fit(rank, LocalSGDStrategy(clock, **PATIENCE), whole, devices=world_size)
+    save = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [save]}
+    fit(rank, LocalSGDStrategy(clock, **PATIENCE), first, devices=world_size, **options)
+    path = str(folder / "epoch=0.ckpt")
+    fit(rank, LocalSGDStrategy(clock, **PATIENCE), second, devices=world_size, ckpt_path=path, **options)
+    same = all(torch.equal(a, b) for a, b in zip(whole.parameters(), second.parameters(), strict=True))
+    return second.total, second.rates, same
+
+
+def test_a_resumed_run_goes_on_with_the_schedule_of_the_whole(tmp_path: Path) -> None:
+    rates = [pytest.approx(0.1 * (1 - step / 18)) for step in range(BATCHES, 18)]
+    assert run_ranks(stop_and_resume, 2, tmp_path) == [(18, rates, True)] * 2
+
+
+class Own:
+    def is_over(self, progress: RoundProgress) -> bool:
+        return progress.local_steps >= 3
+
+
+def ask_in_vain(rank: int, world_size: int) -> tuple[list[str], float]:
+    found = []
+    for strategy in (TMAStrategy(EverySeconds(30), **PATIENCE), LocalSGDStrategy(Own(), **PATIENCE)):
+        with pytest.raises(ValueError, match="estimated_stepping_batches") as caught:
+            fit(rank, strategy, Scheduled(), devices=world_size)
+        found.append(str(caught.value))
+    endless = Endless()
+    fit(rank, LocalSGDStrategy(Own(), **PATIENCE), endless, devices=world_size, max_epochs=-1)
+    return found, endless.total
+
+
+class Endless(Net):
+    def configure_optimizers(self) -> Any:
+        self.total = self.trainer.estimated_stepping_batches
+        return super().configure_optimizers()
+
+    def on_train_epoch_end(self) -> None:
+        self.trainer.should_stop = True
+
+
+def test_what_nobody_can_know_is_refused_with_the_way_out() -> None:
+    for messages, endless in run_ranks(ask_in_vain, 2):
+        assert messages[0].startswith(
+            "trainer.estimated_stepping_batches cannot be known with EverySeconds(seconds=30)"
+        )
+        assert all('"interval": "epoch"' in message and "EverySteps(16)" in message for message in messages)
+        assert endless == math.inf  # as Lightning says of a fit without end
+
+
+def test_passes_of_ranks_that_come_and_go_have_no_known_length() -> None:
+    strategy = ElasticRounds(EveryPass())
+    strategy.elastic = Elastic()
+    with pytest.raises(ValueError, match=r"EveryPass\(passes=1\): parts, and so passes, change with the ranks"):
+        strategy.estimated_steps()
