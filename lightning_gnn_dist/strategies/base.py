@@ -22,11 +22,11 @@ from lightning_gnn_dist.strategies import refusals, replica_state
 from lightning_gnn_dist.strategies.companion import Companion, Votes
 from lightning_gnn_dist.strategies.drift import DriftCorrection
 from lightning_gnn_dist.strategies.gradients import (
-    evaluating,
     loss_scale,
     mean_gradient,
     trained_parameters,
     unrecorded,
+    without_noise,
 )
 from lightning_gnn_dist.strategies.lightning_internals import give_back_sigterm, take_over_sigterm
 from lightning_gnn_dist.strategies.round_loader import RoundLoader
@@ -301,8 +301,8 @@ class RoundStrategy(StartsTogether):
         if self.drift_correction is None:
             return
         module = self._module()
-        batches = islice(self._datamodule().anchor_batches(self.round_idx), self.anchor_steps)
-        with unrecorded(module), evaluating(module):  # at one point, so without the noise of dropout
+        batches = islice(self._datamodule().anchor_batches(self.round_idx, start=self.batches_done), self.anchor_steps)
+        with unrecorded(module), without_noise(module):  # at one point, so dropout would add nothing but variance
             own, _ = mean_gradient(self, batches)
             shared = self.shared_gradient(own)
         self.drift_correction.anchor(trained_parameters(module), shared, own)
