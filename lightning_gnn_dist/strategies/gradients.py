@@ -26,21 +26,21 @@ def trained_parameters(module: nn.Module) -> list[Tensor]:
 
 
 def mean_gradient(strategy: Strategy, batches: Iterable[Any]) -> tuple[list[Tensor], float]:
-    r"""The gradient of the mean loss over the seeds of all ``batches``, and how many seeds those are.
+    r"""The gradient of the mean loss over the targets of all ``batches``, and how many targets those are.
 
     .. math::
         \frac{\sum_b n_b \nabla \mathcal{L}_b}{\sum_b n_b},
-        \qquad n_b = \texttt{batch.batch\_size},\; \mathcal{L}_b \text{ the mean over the seeds of } b
+        \qquad n_b = \texttt{num\_targets(b)},\; \mathcal{L}_b \text{ the mean over the targets of } b
 
-    Nothing is exchanged. A batch without seeds, or whose step returns None, counts for nothing, and no batches give
+    Nothing is exchanged. A batch without targets, or whose step returns None, counts for nothing, and no batches give
     a zero gradient.
     """
     module = strategy.lightning_module
     assert module is not None
     parameters, step, scale = trained_parameters(module), step_of(module), loss_scale(strategy)
-    total, seeds = [torch.zeros_like(parameter) for parameter in parameters], 0
+    total, targets = [torch.zeros_like(parameter) for parameter in parameters], 0
     for batch in batches:
-        if not batch.batch_size:
+        if not (count := num_targets(batch)):
             continue
         with torch.enable_grad(), strategy.precision_plugin.train_step_context():
             loss = _of_any_size(step, strategy.batch_to_device(batch), module)
@@ -51,13 +51,19 @@ def mean_gradient(strategy: Strategy, batches: Iterable[Any]) -> tuple[list[Tens
             continue  # an overflow of half precision: as in training, the batch is skipped
         for whole, gradient in zip(total, gradients, strict=True):
             if gradient is not None:
-                whole.add_(gradient, alpha=batch.batch_size / scale)
-        seeds += batch.batch_size
-    return [whole.div_(max(seeds, 1)) for whole in total], float(seeds)
+                whole.add_(gradient, alpha=count / scale)
+        targets += count
+    return [whole.div_(max(targets, 1)) for whole in total], float(targets)
+
+
+def num_targets(batch: Any) -> int:
+    """What the loss of a batch is a mean over: its ``num_targets``, or else its seeds, ``batch_size``."""
+    count = getattr(batch, "num_targets", None)
+    return int(batch.batch_size if count is None else count)
 
 
 def average_gradient_(strategy: Strategy, gradient: list[Tensor], seeds: float) -> None:
-    """Replace what :func:`mean_gradient` gave each rank by the mean over the seeds of all. Collective."""
+    """Replace what :func:`mean_gradient` gave each rank by the mean over the targets of all. Collective."""
     try:
         collectives.average_(gradient, seeds)
     except ValueError:  # on all ranks alike: none of them has any
