@@ -20,7 +20,7 @@ from lightning_gnn_dist.checks import check_at_least, check_choice, check_true_o
 from lightning_gnn_dist.rounds import EveryPass, RoundClock, RoundProgress, RoundTimer, schedule, takes_equal_steps
 from lightning_gnn_dist.strategies import refusals, replica_state
 from lightning_gnn_dist.strategies.companion import Companion, Votes
-from lightning_gnn_dist.strategies.drift import DriftCorrection
+from lightning_gnn_dist.strategies.drift import DriftCorrection, refuse_sparse_tables
 from lightning_gnn_dist.strategies.gradients import (
     loss_scale,
     mean_gradient,
@@ -157,6 +157,7 @@ class RoundStrategy(StartsTogether):
             if self.drift is not None:
                 refusals.require_batches(trainer, "anchor_batches", f"drift={self.drift!r}")
                 refusals.require_step(self._module())
+                refuse_sparse_tables(self._module())
             self.drift_correction = None if self.drift is None else DriftCorrection(self.drift_decay)
             self._timer = RoundTimer()
         super().setup(trainer)
@@ -194,14 +195,15 @@ class RoundStrategy(StartsTogether):
 
     def extra_state(self) -> dict[str, Any]:
         """What a checkpoint must hold of this rank, beside weights and optimizers."""
-        return {} if self.drift_correction is None else {"drift": self.drift_correction.state()}
+        drift = self.drift_correction
+        return {} if drift is None or not drift.is_anchored else {"drift": drift.state()}
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         """Take back what :meth:`extra_state` gave."""
         if self.drift_correction is not None:
             if "drift" in state:
                 self.drift_correction.restore(state["drift"], trained_parameters(self._module()))
-            else:  # the run that wrote the checkpoint did not correct drift; this one begins to
+            else:  # the run that wrote the checkpoint did not correct drift, or had not begun
                 self._set_anchor()
 
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:

@@ -176,11 +176,12 @@ def _problem(loss: Any) -> str | None:
 
 def _gradients(loss: Tensor, parameters: list[Tensor], name: str) -> Sequence[Tensor | None]:
     try:
-        return torch.autograd.grad(loss, parameters, allow_unused=True)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     except RuntimeError as error:
         if "second time" not in str(error):
             raise
         raise RuntimeError(f"{name}() must return the loss and leave backward() to the strategy.") from error
+    return [g.to_dense() if g is not None and g.is_sparse else g for g in gradients]  # as ranks exchange them
 
 
 def _of_any_size(step: Step, batch: Any, module: nn.Module) -> Tensor | None:

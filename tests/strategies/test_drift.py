@@ -184,6 +184,55 @@ def test_alone_there_is_no_drift_to_correct() -> None:
     assert differs(plain, drift) == 0.0
 
 
+class Table(SAGE):
+    """With rows of its own that it learns, of which a batch touches some."""
+
+    def __init__(self, *args: Any, table: Any = torch.nn.Embedding, sparse: bool = True, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.rows = table(400, 12, sparse=sparse)
+
+    def forward(self, batch: Any) -> Tensor:
+        ids = batch.n_id if isinstance(self.rows, torch.nn.Embedding) else batch.n_id[:, None]
+        batch.x = batch.x + self.rows(ids)
+        return super().forward(batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("strategy", [LLCGStrategy, LocalSGDStrategy])
+@pytest.mark.parametrize("table", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_sparse_gradients_are_refused_before_the_fit(strategy: Any, table: Any) -> None:
+    module = model(Table, table=table)
+    with pytest.raises(ValueError, match=f"rows is an {table.__name__} with sparse=True, .*400 rows.* by drift=None"):
+        fit(strategy(drift="ranks", **PATIENCE), module, data_module(), 1)
+    assert not module.trained
+
+
+class Functional(Table):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.rows = torch.nn.Linear(12, 400, bias=False)  # type: ignore[assignment]
+
+    def forward(self, batch: Any) -> Tensor:
+        batch.x = batch.x + functional.embedding(batch.n_id, self.rows.weight, sparse=True)
+        return SAGE.forward(self, batch)
+
+
+def test_sparse_gradients_of_no_table_are_explained() -> None:
+    with pytest.raises(ValueError, match=r"shape \(400, 12\) has a sparse gradient, .*sparse=False"):
+        fit(LLCGStrategy(**PATIENCE), model(Functional), data_module(), 1)
+
+
+def test_corrections_of_sparse_gradients_are_those_of_dense_ones() -> None:
+    states = []
+    for sparse in (True, False):
+        module = model(Table, sparse=sparse)
+        fit(LLCGStrategy(EverySteps(2), drift=None, **PATIENCE), module, data_module(), 1)
+        states.append(state_of(module))
+    assert differs(*states) < 1e-6
+
+
 def test_local_sgd_offers_no_global_drift() -> None:
     with pytest.raises(ValueError, match=r"drift must be one of \['ranks', None\], got 'global'"):
         LocalSGDStrategy(drift="global")  # type: ignore[arg-type]
