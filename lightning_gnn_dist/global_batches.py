@@ -27,7 +27,8 @@ class GlobalBatches:
     A batch is a function of the seed, the round and its place in the round. Ranks share it: slice ``p`` of its
     seeds is rank ``p``'s. With all neighbours the slices see what the whole batch would see. With a fan-out they see
     more, by some edges in a thousand where seeds are few among the nodes: a seed of another slice that is reached as a
-    neighbour draws neighbours in that hop, too.
+    neighbour draws neighbours in that hop, too. Where seeds are links, a slice hides its own from messages, and sees
+    those of the others.
 
     Args:
         graph: The whole graph, usually a memory map, or on a device with a sampler that draws there.

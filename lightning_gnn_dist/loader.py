@@ -39,6 +39,10 @@ FORKED = "This iterator belongs to the process that this one was forked from. It
 Batches = Generator[SampledData, None, None]
 
 
+class NoSeedsError(ValueError):
+    """There is nothing to make batches of."""
+
+
 class BatchLoader:
     """The batches of one set of seeds: pass by pass, or as an endless stream.
 
@@ -98,7 +102,7 @@ class BatchLoader:
         seeds = check_seeds(seeds, graph.num_nodes if num_ids is None else num_ids)
         refuse_repeated(seeds)
         if seeds.numel() == 0:
-            raise ValueError("There are no seeds to make batches of: is the mask that marks them all false?")
+            raise NoSeedsError("There are no seeds to make batches of: is the mask that marks them all false?")
         self._home = self._graph, self._sampler = graph, sampler
         self._place, self._is_placed = place, False
         self._seeds, self._num_batches = seeds, num_batches

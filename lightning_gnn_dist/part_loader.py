@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.loader import THREAD_NAME, BatchLoader
+from lightning_gnn_dist.loader import THREAD_NAME, BatchLoader, NoSeedsError
 from lightning_gnn_dist.parts import Part, PartReader
 from lightning_gnn_dist.sampling.batch import SampledData
 
@@ -182,6 +182,14 @@ class PartLoader:
             assert stop is not None
             start = stop
 
+    def move_to(self, number: int) -> None:
+        """Be at batch ``number`` of the stream, those before it being taken: its part is the running one from here."""
+        before = self._running[0] if self._running else 0
+        try:
+            self._loader(self._super_epoch(number))
+        except NoSeedsError:  # beyond the last round of a fit; within it, who asks for the batch hears of it
+            self._loader(before)
+
     def close(self) -> None:
         """End what runs in the background and free the buffers."""
         if self._running is not None:
@@ -192,8 +200,12 @@ class PartLoader:
     def _between(self, start: int, stop: int | None) -> Batches:
         self._began = time.perf_counter() if self._began is None else self._began
         loader = self._loader(self._super_epoch(start))
-        for number, batch in enumerate(loader.between(start, stop), start):
-            yield self._weigh(batch, is_repeated=number % len(self) >= loader.num_seeds)
+        num_seeds, batches = loader.num_seeds, loader.between(start, stop)
+        del loader  # or the part before would be held here after a switch
+        for number, batch in enumerate(batches, start):
+            if number + 1 == stop:
+                batches.close()  # at the last one already: move_to() may close the loader before more is asked for
+            yield self._weigh(batch, is_repeated=number % len(self) >= num_seeds)
 
     def _loader(self, super_epoch: int) -> BatchLoader:
         if self._running is None or self._running[0] != super_epoch:

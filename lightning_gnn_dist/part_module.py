@@ -188,15 +188,18 @@ class PartModule(LightningDataModule):
         rank, num_slices = (self._rank(), self._world_size()) if sliced else (0, 1)
         return self._global_batches().of_round(round_idx, rank, num_slices, start, stop)
 
-    def anchor_batches(self, round_idx: int, *, of: Scope = "part") -> Iterator[Data]:
+    def anchor_batches(self, round_idx: int, *, of: Scope = "part", start: int | None = None) -> Iterator[Data]:
         """One pass over the rank's own part, or its slices of one over the graph, with draws that belong to the round.
 
-        Those of the graph are also the round's first correction batches.
+        Those of the graph are also the round's first correction batches. ``start`` is the number of training batches
+        before the round: the part is that of the next one, which may be another. Default: the running part.
         """
         check_at_least(0, round_idx=round_idx)
         check_scope("of", of)
         if of == "graph":
             return self.correction_batches(round_idx, stop=self._global_batches().num_batches)
+        if start is not None and self._train_loader is not None:
+            self._train_loader.move_to(start)
         part = self._own_parts().current() if self._is_cut() else self.graph
         if self._anchors is None or self._anchors[0] is not part:
             # Few batches at a time, so nothing in the background.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 from itertools import islice
 from typing import Any
 
@@ -73,6 +75,39 @@ def test_a_checkpoint_says_where_in_a_pass_it_was_written() -> None:
     assert resumed.state_dict() == {"batches_done": 0}  # at the end of a pass the next one begins
     resumed.set_epoch(3)
     assert ids(resumed) == expected
+
+
+def test_a_stream_goes_on_after_a_move_to_its_next_part() -> None:
+    expected = ids(islice(loader(parts()).stream(0), 3 * EVERY * BATCHES))
+    source = parts()
+    ours = loader(source)
+    stream = ours.stream(0)
+    found = ids(islice(stream, EVERY * BATCHES))
+    before = weakref.ref(source.current())
+    ours.move_to(EVERY * BATCHES)
+    assert source.switches == 1 and torch.equal(source.current().indices, parts().at(1).indices)
+    gc.collect()
+    assert before() is None  # the stream does not hold it
+    assert found + ids(islice(stream, 2 * EVERY * BATCHES)) == expected
+    source.close()
+
+
+def test_it_moves_to_no_part_without_seeds() -> None:
+    source = parts(in_background=False)
+    first = source.at(0).indices.clone()
+
+    def make(part: Graph, num_batches: int) -> BatchLoader:
+        if not torch.equal(part.indices, first):
+            part.node_arrays["train_mask"].zero_()
+        return batches_of(part, num_batches)
+
+    ours = PartLoader(source.at, make, BATCHES, every=EVERY, num_ranks=4)
+    stream = ours.stream(0)
+    list(islice(stream, EVERY * BATCHES))
+    ours.move_to(EVERY * BATCHES)  # after the last round of a fit
+    assert torch.equal(source.current().indices, first)
+    with pytest.raises(ValueError, match="no seeds"):
+        next(stream)
 
 
 def test_the_next_part_is_read_in_the_background() -> None:

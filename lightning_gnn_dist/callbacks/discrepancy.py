@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given
 from lightning_gnn_dist.strategies.base import RoundStrategy
-from lightning_gnn_dist.strategies.gradients import average_gradient_, evaluating, mean_gradient, unrecorded
+from lightning_gnn_dist.strategies.gradients import average_gradient_, mean_gradient, unrecorded, without_noise
 from lightning_gnn_dist.strategies.refusals import require_batches, require_step
 
 
@@ -59,9 +59,9 @@ class DiscrepancyProbe(Callback):
         assert isinstance(strategy, RoundStrategy)
         if strategy.round_idx % self.every_n_rounds:
             return
-        with unrecorded(pl_module), evaluating(pl_module):
+        with unrecorded(pl_module), without_noise(pl_module):
             number = count()
-            parts = islice(data.anchor_batches(strategy.round_idx), self.steps)
+            parts = islice(data.anchor_batches(strategy.round_idx, start=strategy.batches_done), self.steps)
             own, _ = mean_gradient(strategy, (batch for batch, _ in zip(parts, number)))  # noqa: B905  # no end
             whole, seeds = mean_gradient(strategy, data.correction_batches(strategy.round_idx, stop=next(number)))
         average_gradient_(strategy, whole, seeds)

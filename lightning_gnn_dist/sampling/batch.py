@@ -138,6 +138,12 @@ class SampledData(Data):  # type: ignore[misc]
         self._store._blocks = tuple(blocks)
 
     @property
+    def num_targets(self) -> int:
+        """What the loss is a mean over: the pairs that are asked for, in a batch of links, else the seeds."""
+        pairs = self._store.get("edge_label_index")
+        return int(self.batch_size if pairs is None else pairs.shape[1])
+
+    @property
     def is_filler(self) -> bool:
         """Whether the batch only fills a pass up, with seeds that were in it before, and counts for nothing."""
         return bool(self._store.get("is_filler", False))

@@ -188,10 +188,11 @@ class ScatteredDataModule(LightningDataModule):
             )
         return self._global_batches().of_round(round_idx, self._rank(), self._world_size(), start, stop)
 
-    def anchor_batches(self, round_idx: int, *, of: Scope = "part") -> Iterator[Data]:
+    def anchor_batches(self, round_idx: int, *, of: Scope = "part", start: int | None = None) -> Iterator[Data]:
         """One pass over the rank's own share, or its slices of one over the graph, with draws that belong to the round.
 
-        Those of the graph are also the round's first correction batches.
+        Those of the graph are also the round's first correction batches. ``start``, the training batches before the
+        round, says nothing here: a share never changes.
         """
         check_at_least(0, round_idx=round_idx)
         check_scope("of", of)

@@ -29,13 +29,13 @@ from lightning_gnn_dist.rounds import (
 )
 from lightning_gnn_dist.strategies import frozen, refusals, replica_state
 from lightning_gnn_dist.strategies.companion import Companion, Votes
-from lightning_gnn_dist.strategies.drift import DriftCorrection
+from lightning_gnn_dist.strategies.drift import DriftCorrection, refuse_sparse_tables
 from lightning_gnn_dist.strategies.gradients import (
-    evaluating,
     loss_scale,
     mean_gradient,
     trained_parameters,
     unrecorded,
+    without_noise,
 )
 from lightning_gnn_dist.strategies.lightning_internals import (
     accumulated_batches,
@@ -173,6 +173,7 @@ class RoundStrategy(StartsTogether):
             if self.drift is not None:
                 refusals.require_batches(trainer, "anchor_batches", f"drift={self.drift!r}")
                 refusals.require_step(self._module())
+                refuse_sparse_tables(self._module())
             self.drift_correction = None if self.drift is None else DriftCorrection(self.drift_decay)
             self._timer = RoundTimer()
         super().setup(trainer)
@@ -210,14 +211,15 @@ class RoundStrategy(StartsTogether):
 
     def extra_state(self) -> dict[str, Any]:
         """What a checkpoint must hold of this rank, beside weights and optimizers."""
-        return {} if self.drift_correction is None else {"drift": self.drift_correction.state()}
+        drift = self.drift_correction
+        return {} if drift is None or not drift.is_anchored else {"drift": drift.state()}
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         """Take back what :meth:`extra_state` gave."""
         if self.drift_correction is not None:
             if "drift" in state:
                 self.drift_correction.restore(state["drift"], trained_parameters(self._module()))
-            else:  # the run that wrote the checkpoint did not correct drift; this one begins to
+            else:  # the run that wrote the checkpoint did not correct drift, or had not begun
                 self._set_anchor()
 
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -348,8 +350,8 @@ class RoundStrategy(StartsTogether):
         if self.drift_correction is None:
             return
         module = self._module()
-        batches = islice(self._datamodule().anchor_batches(self.round_idx), self.anchor_steps)
-        with unrecorded(module), evaluating(module):  # at one point, so without the noise of dropout
+        batches = islice(self._datamodule().anchor_batches(self.round_idx, start=self.batches_done), self.anchor_steps)
+        with unrecorded(module), without_noise(module):  # at one point, so dropout would add nothing but variance
             own, _ = mean_gradient(self, batches)
             shared = self.shared_gradient(own)
         self.drift_correction.anchor(trained_parameters(module), shared, own)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
@@ -35,6 +35,11 @@ class DriftCorrection:
         self._parameters: Sequence[Tensor] = []
         self._shift: list[Tensor] = []
         self._steps: Counter[int] = Counter()  # of each optimizer since the anchor
+
+    @property
+    def is_anchored(self) -> bool:
+        """Whether a round has begun: before the first there is no shift to keep."""
+        return bool(self._shift)
 
     @torch.no_grad()
     def anchor(self, parameters: Sequence[Tensor], shared: list[Tensor], own: list[Tensor]) -> None:
@@ -53,6 +58,7 @@ class DriftCorrection:
         stepping = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for parameter, shift in zip(self._parameters, self._shift, strict=True):
             if id(parameter) in stepping and parameter.grad is not None:
+                refuse_sparse(parameter.grad)
                 parameter.grad.add_(shift, alpha=weight)
         self._steps[id(optimizer)] += 1
 
@@ -66,6 +72,26 @@ class DriftCorrection:
         self._parameters = parameters
         pairs = zip(state["shift"], parameters, strict=True)
         self._shift = [shift.to(parameter.device) for shift, parameter in pairs]
+
+
+def refuse_sparse_tables(module: nn.Module) -> None:
+    """Refuse tables whose gradients name the rows of a batch only: the shift is of all rows, at every step."""
+    for name, child in module.named_modules():
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse and child.weight.requires_grad:
+            raise ValueError(
+                f"{name} is an {type(child).__name__} with sparse=True, and drift correction shifts the gradients of "
+                f"all of its {child.num_embeddings} rows at every step: make it with sparse=False, or train without, "
+                "by drift=None."
+            )
+
+
+def refuse_sparse(gradient: Tensor) -> None:
+    """Refuse a sparse gradient of what is no table of torch's."""
+    if gradient.is_sparse:
+        raise ValueError(
+            f"A parameter of shape {tuple(gradient.shape)} has a sparse gradient, and drift correction shifts all of "
+            "its entries at every step: look rows up with sparse=False, or train without, by drift=None."
+        )
 
 
 def _check_shapes(saved: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torchmetrics import Metric
 
 from lightning_gnn_dist import collectives
@@ -24,24 +26,24 @@ def trained_parameters(module: nn.Module) -> list[Tensor]:
 
 
 def mean_gradient(strategy: Strategy, batches: Iterable[Any]) -> tuple[list[Tensor], float]:
-    r"""The gradient of the mean loss over the seeds of all ``batches``, and how many seeds those are.
+    r"""The gradient of the mean loss over the targets of all ``batches``, and how many targets those are.
 
     .. math::
         \frac{\sum_b n_b \nabla \mathcal{L}_b}{\sum_b n_b},
-        \qquad n_b = \texttt{batch.batch\_size},\; \mathcal{L}_b \text{ the mean over the seeds of } b
+        \qquad n_b = \texttt{num\_targets(b)},\; \mathcal{L}_b \text{ the mean over the targets of } b
 
-    Nothing is exchanged. A batch without seeds, or whose step returns None, counts for nothing, and no batches give
+    Nothing is exchanged. A batch without targets, or whose step returns None, counts for nothing, and no batches give
     a zero gradient.
     """
     module = strategy.lightning_module
     assert module is not None
     parameters, step, scale = trained_parameters(module), step_of(module), loss_scale(strategy)
-    total, seeds = [torch.zeros_like(parameter) for parameter in parameters], 0
+    total, targets = [torch.zeros_like(parameter) for parameter in parameters], 0
     for batch in batches:
-        if not batch.batch_size:
+        if not (count := num_targets(batch)):
             continue
         with torch.enable_grad(), strategy.precision_plugin.train_step_context():
-            loss = step(strategy.batch_to_device(batch))
+            loss = _of_any_size(step, strategy.batch_to_device(batch), module)
         if loss is None:
             continue
         gradients = _gradients(loss * scale, parameters, _name_of_step(module))
@@ -49,13 +51,19 @@ def mean_gradient(strategy: Strategy, batches: Iterable[Any]) -> tuple[list[Tens
             continue  # an overflow of half precision: as in training, the batch is skipped
         for whole, gradient in zip(total, gradients, strict=True):
             if gradient is not None:
-                whole.add_(gradient, alpha=batch.batch_size / scale)
-        seeds += batch.batch_size
-    return [whole.div_(max(seeds, 1)) for whole in total], float(seeds)
+                whole.add_(gradient, alpha=count / scale)
+        targets += count
+    return [whole.div_(max(targets, 1)) for whole in total], float(targets)
+
+
+def num_targets(batch: Any) -> int:
+    """What the loss of a batch is a mean over: its ``num_targets``, or else its seeds, ``batch_size``."""
+    count = getattr(batch, "num_targets", None)
+    return int(batch.batch_size if count is None else count)
 
 
 def average_gradient_(strategy: Strategy, gradient: list[Tensor], seeds: float) -> None:
-    """Replace what :func:`mean_gradient` gave each rank by the mean over the seeds of all. Collective."""
+    """Replace what :func:`mean_gradient` gave each rank by the mean over the targets of all. Collective."""
     try:
         collectives.average_(gradient, seeds)
     except ValueError:  # on all ranks alike: none of them has any
@@ -101,16 +109,35 @@ def unrecorded(module: LightningModule) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(module: nn.Module, moving: Collection[nn.Module] = ()) -> Iterator[None]:
-    """Without dropout, and with every buffer but those of ``moving`` left as it is, whatever a step writes into it."""
+def without_noise(module: nn.Module, moving: Collection[nn.Module] = ()) -> Iterator[None]:
+    """As in a local step but for dropout, and with every buffer but those of ``moving`` left as it is.
+
+    A gradient that is held against those of local steps must be of the function that they differentiate. A norm
+    in evaluation mode is another one: it divides by statistics kept from earlier batches, so that a control variate
+    taken in that mode is not noise that fades but a bias, which is large while the statistics are young. So modules
+    that keep something from batch to batch stay in training mode, where they have it: batch and instance norms,
+    power iterations of spectral norms, and the user's own. What a step writes into them is put back.
+
+    All others go to evaluation mode. What differs there is noise, as of dropout, of attention coefficients and of
+    edges too: it is drawn by the module or, as in ``functional.dropout(x, training=self.training)``, by whatever module
+    the line stands in, so that no list of classes would find it. A module that is in evaluation mode already, such as
+    a frozen norm, stays there.
+    """
     training = [child for child in module.modules() if child.training]
-    module.eval()
+    for child in training:
+        child.training = _keeps_what_batches_show(child)
     try:
         with _unmoved(child for child in module.modules() if child not in moving):
             yield
     finally:
         for child in training:
             child.training = True
+
+
+def _keeps_what_batches_show(module: nn.Module) -> bool:
+    """Whether it has buffers, and no parameters in its children: not a network that keeps class weights."""
+    below = (parameter for child in module.children() for parameter in child.parameters())
+    return any(buffer is not None for buffer in module._buffers.values()) and next(below, None) is None
 
 
 def loss_scale(strategy: Strategy) -> float:
@@ -149,11 +176,33 @@ def _problem(loss: Any) -> str | None:
 
 def _gradients(loss: Tensor, parameters: list[Tensor], name: str) -> Sequence[Tensor | None]:
     try:
-        return torch.autograd.grad(loss, parameters, allow_unused=True)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     except RuntimeError as error:
         if "second time" not in str(error):
             raise
         raise RuntimeError(f"{name}() must return the loss and leave backward() to the strategy.") from error
+    return [g.to_dense() if g is not None and g.is_sparse else g for g in gradients]  # as ranks exchange them
+
+
+def _of_any_size(step: Step, batch: Any, module: nn.Module) -> Tensor | None:
+    """The loss of a batch that may be too small for a norm: a slice can be a single seed.
+
+    One row has no variance. Such a batch is normalised by the kept statistics, as by the ``allow_single_element`` of
+    PyG's norm.
+    """
+    try:
+        return step(copy.copy(batch))  # the step may have put something into it when it fails
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error) and "more than 1 spatial element" not in str(error):
+            raise
+    norms = [child for child in module.modules() if isinstance(child, _NormBase) and child.training]
+    for norm in norms:
+        norm.training = not norm.track_running_stats
+    try:
+        return step(batch)
+    finally:
+        for norm in norms:
+            norm.training = True
 
 
 @contextmanager

@@ -240,7 +240,7 @@ def _weight(batch: Any, weights: Weights) -> Tensor:
     """What a batch counts for. One that only fills a pass up counts for nothing."""
     if getattr(batch, "is_filler", False):
         return torch.zeros(())
-    size = 1.0 if weights == "uniform" else float(getattr(batch, "batch_size", 1))
+    size = 1.0 if weights == "uniform" else float(getattr(batch, "num_targets", getattr(batch, "batch_size", 1)))
     coverage = getattr(batch, "coverage", None)
     if coverage is None or weights != "coverage":
         return torch.tensor(size)

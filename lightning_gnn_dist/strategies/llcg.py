@@ -60,6 +60,10 @@ class LLCGStrategy(RoundStrategy):
     anchor comes before the first ``on_train_epoch_start``. What the step logs and counts in metrics is forgotten, and
     anchors leave buffers alone; Python state of its own is not protected. ``correction_step`` is the way out.
 
+    A correction is a training step: dropout is on, and batch norms normalise by the batch and move their statistics,
+    which are averaged afterwards. An anchor normalises by the batch too, as local steps do, but draws no dropout and
+    moves nothing (:func:`~lightning_gnn_dist.strategies.gradients.without_noise`).
+
     A round moves the model once for the average, S times for the correction steps, once for the anchor, and twice for
     Adam's moments: five times with the defaults, where averaging moves it once.
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_gnn_dist import collectives
-from lightning_gnn_dist.strategies.gradients import evaluating, step_of, unrecorded
+from lightning_gnn_dist.strategies.gradients import step_of, unrecorded, without_noise
 
 
 @torch.no_grad()
@@ -27,9 +27,8 @@ def reestimate_statistics(strategy: Strategy, batches: Iterable[Any]) -> None:
     assert module is not None
     norms = [child for child in module.modules() if _learns_statistics(child)]
     momenta = [norm.momentum for norm in norms]
-    with unrecorded(module), evaluating(module, moving=norms):
+    with unrecorded(module), without_noise(module, moving=norms):
         for norm in norms:
-            norm.train()  # these alone: dropout stays off
             norm.reset_running_stats()
             norm.momentum = None  # a plain mean over batches
         step, seeds = step_of(module), 0

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.residency import Fixed, Redeal
 from lightning_gnn_dist.rounds import EverySteps
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.drift import DriftCorrection
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.ranks import run_ranks
+from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.graph_fitting import PATIENCE, data_module, fit, model, small_graph
 
@@ -71,6 +77,98 @@ def test_the_shift_fades_with_the_steps_and_starts_anew_at_an_anchor() -> None:
     assert frozen.grad is None
 
 
+# A few rounds, with norms and with parts that change, are what twenty lines make of them.
+
+
+class Normed(SAGE):
+    """In float64, with a norm between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 4, blocks=False)
+        self.norm = torch.nn.BatchNorm1d(16)
+        self.double()
+
+    def layers(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.convs[1](self.norm(self.convs[0](x, edge_index)).relu(), edge_index)
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.layers(batch.x, batch.edge_index)[: batch.batch_size]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def normed() -> Normed:
+    torch.manual_seed(0)
+    return Normed()
+
+
+def double_graph() -> Graph:
+    graph = small_graph()
+    graph.node_arrays["x"] = graph.node_arrays["x"].double()
+    return graph
+
+
+STEPS, ROUNDS = 2, 4
+
+
+def in_rounds(rank: int, world_size: int, residency: Any) -> tuple[State, list[list[Tensor]]]:
+    """The state after some rounds, and the nodes of each rank's part in each super-epoch."""
+    graph, module = double_graph(), normed()
+    chunks = residency.num_chunks(world_size)
+    assignment = (torch.arange(400).sqrt() / 20 * chunks).int()  # parts of unequal sizes
+    every = None if isinstance(residency, Fixed) else STEPS
+    data = PartitionedDataModule(
+        graph,
+        partitioner=Partition(assignment, chunks),
+        sampler=WholePartSampler(2),
+        batch_size=10**6,
+        residency=residency,
+        repartition_every=every,
+    )
+    strategy = LocalSGDStrategy(EverySteps(STEPS), drift="ranks", **PATIENCE)
+    fit(strategy, module, data, world_size, max_epochs=ROUNDS, limit_val_batches=0)
+    parts = [[data.part(r, world_size, s).node_arrays["n_id"] for r in range(world_size)] for s in range(ROUNDS + 1)]
+    return {name: value for name, value in state_of(module).items() if not name.startswith("accuracy")}, parts
+
+
+def by_hand(parts: list[list[Tensor]]) -> State:
+    """Drift correction with anchors of the round's own parts, in training mode, statistics put back."""
+    graph, replicas = double_graph(), [normed() for _ in parts[0]]
+    x, y, train = (graph.node_arrays[name] for name in ("x", "y", "train_mask"))
+    edges = torch.stack([graph.indices.long(), torch.arange(400).repeat_interleave(graph.degrees())])
+
+    def gradient(net: Normed, nodes: Tensor) -> tuple[Tensor, ...]:
+        place = torch.full((400,), -1).index_put((nodes,), torch.arange(len(nodes)))
+        inside = place[edges][:, (place[edges] >= 0).all(0)]
+        logits = net.layers(x[nodes], inside)[train[nodes]]
+        return torch.autograd.grad(functional.cross_entropy(logits, y[nodes][train[nodes]]), list(net.parameters()))
+
+    for nodes in parts[:ROUNDS]:
+        own = [gradient(copy.deepcopy(net), part) for net, part in zip(replicas, nodes, strict=True)]
+        shared = [sum(tensors) / len(replicas) for tensors in zip(*own, strict=True)]
+        for net, part, anchor in zip(replicas, nodes, own, strict=True):
+            for step in range(STEPS):
+                moves = zip(net.parameters(), gradient(net, part), shared, anchor, strict=True)
+                for parameter, g, whole, mine in moves:
+                    parameter.data -= 0.1 * (g + 0.8**step * (whole - mine))
+        for tensors in zip(*([*net.parameters(), *net.norm.buffers()] for net in replicas), strict=True):
+            mean = torch.stack([tensor.data.double() for tensor in tensors]).mean(0)
+            for tensor in tensors:
+                tensor.data.copy_(mean)
+    return state_of(replicas[0])
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize(
+    ("world_size", "residency"), [(3, Fixed()), (2, Redeal(7))], ids=["norms", "parts that change"]
+)
+def test_rounds_with_drift_are_those_by_hand(world_size: int, residency: Any) -> None:
+    state, parts = run_ranks(in_rounds, world_size, residency)[0]
+    expected = by_hand(parts)
+    assert max(float((state[name] - expected[name]).abs().max()) for name in state) < 1e-13
+
+
 def one_rank_drift(rank: int, world_size: int) -> tuple[State, State]:
     states = []
     for options in ({}, {"drift": "ranks", "drift_decay": 1.0}):
@@ -84,6 +182,55 @@ def one_rank_drift(rank: int, world_size: int) -> tuple[State, State]:
 def test_alone_there_is_no_drift_to_correct() -> None:
     plain, drift = run_ranks(one_rank_drift, 1)[0]
     assert differs(plain, drift) == 0.0
+
+
+class Table(SAGE):
+    """With rows of its own that it learns, of which a batch touches some."""
+
+    def __init__(self, *args: Any, table: Any = torch.nn.Embedding, sparse: bool = True, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.rows = table(400, 12, sparse=sparse)
+
+    def forward(self, batch: Any) -> Tensor:
+        ids = batch.n_id if isinstance(self.rows, torch.nn.Embedding) else batch.n_id[:, None]
+        batch.x = batch.x + self.rows(ids)
+        return super().forward(batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("strategy", [LLCGStrategy, LocalSGDStrategy])
+@pytest.mark.parametrize("table", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_sparse_gradients_are_refused_before_the_fit(strategy: Any, table: Any) -> None:
+    module = model(Table, table=table)
+    with pytest.raises(ValueError, match=f"rows is an {table.__name__} with sparse=True, .*400 rows.* by drift=None"):
+        fit(strategy(drift="ranks", **PATIENCE), module, data_module(), 1)
+    assert not module.trained
+
+
+class Functional(Table):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.rows = torch.nn.Linear(12, 400, bias=False)  # type: ignore[assignment]
+
+    def forward(self, batch: Any) -> Tensor:
+        batch.x = batch.x + functional.embedding(batch.n_id, self.rows.weight, sparse=True)
+        return SAGE.forward(self, batch)
+
+
+def test_sparse_gradients_of_no_table_are_explained() -> None:
+    with pytest.raises(ValueError, match=r"shape \(400, 12\) has a sparse gradient, .*sparse=False"):
+        fit(LLCGStrategy(**PATIENCE), model(Functional), data_module(), 1)
+
+
+def test_corrections_of_sparse_gradients_are_those_of_dense_ones() -> None:
+    states = []
+    for sparse in (True, False):
+        module = model(Table, sparse=sparse)
+        fit(LLCGStrategy(EverySteps(2), drift=None, **PATIENCE), module, data_module(), 1)
+        states.append(state_of(module))
+    assert differs(*states) < 1e-6
 
 
 def test_local_sgd_offers_no_global_drift() -> None:

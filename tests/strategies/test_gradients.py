@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
+from torch.nn import functional
+from torch_geometric.nn import HeteroBatchNorm
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.link_module import LinkDataModule
+from lightning_gnn_dist.links import split_edges
+from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.rounds import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.gradients import mean_gradient, step_of
+from lightning_gnn_dist.strategies.gradients import average_gradient_, mean_gradient, step_of, without_noise
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
@@ -41,6 +52,206 @@ def test_the_sliced_gradient_is_the_whole_batchs_to_1e_6() -> None:
     for sliced, whole in run_ranks(sliced_gradient, 3):
         for left, right in zip(sliced, whole, strict=True):
             assert (left - right).abs().max() < 1e-6
+
+
+# In which mode gradients are taken.
+
+
+def spectral(make: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    with warnings.catch_warnings(action="ignore"):
+        module: torch.nn.Module = make(torch.nn.Linear(3, 3))
+    return module
+
+
+class Network(torch.nn.Module):
+    """Drops features itself, and keeps a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("class_weight", torch.ones(3))
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(self.linear(x), 0.5, self.training) * self.class_weight
+
+
+class OwnNorm(torch.nn.Module):
+    """Batch statistics in training, kept ones after it, and no name that anybody knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.full((3,), 5.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.center = 0.9 * self.center + 0.1 * x.detach().mean(0)
+            return x - x.mean(0)
+        return x - self.center
+
+
+class Types(HeteroBatchNorm):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x, torch.arange(len(x)) % 2)
+
+
+DEPENDS_ON_THE_BATCH = {
+    "batch norm": lambda: torch.nn.BatchNorm1d(3),
+    "of PyG": lambda: pyg.BatchNorm(3),
+    "inside another": lambda: pyg.DiffGroupNorm(3, groups=2),
+    "by type": lambda: Types(3, 2),
+    "instance norm": lambda: pyg.InstanceNorm(3, affine=True, track_running_stats=True),
+    "spectral norm": lambda: spectral(torch.nn.utils.parametrizations.spectral_norm),
+    "old spectral norm": lambda: spectral(torch.nn.utils.spectral_norm),
+    "the user's own": OwnNorm,
+}
+DRAWS = {
+    "dropout": lambda: torch.nn.Dropout(0.5),
+    "alpha dropout": lambda: torch.nn.AlphaDropout(0.5),
+    "slopes": lambda: torch.nn.RReLU(),
+    "functional dropout": Network,
+}
+
+
+def outputs_in(module: torch.nn.Module) -> tuple[Tensor, Tensor]:
+    """In training mode, and where gradients are measured, both from the same buffers; none of which have moved."""
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
+    expected = copy.deepcopy(module)(x)
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with without_noise(module):
+        found = module(x)
+    assert all(torch.equal(before[name], buffer) for name, buffer in module.named_buffers())
+    assert all(child.training for child in module.modules())
+    return expected, found
+
+
+@pytest.mark.parametrize("kind", DEPENDS_ON_THE_BATCH)
+def test_what_depends_on_the_batch_is_as_in_a_local_step(kind: str) -> None:
+    expected, found = outputs_in(DEPENDS_ON_THE_BATCH[kind]())
+    assert torch.equal(expected, found)
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_what_draws_noise_draws_none(kind: str) -> None:
+    module = DRAWS[kind]()
+    _, found = outputs_in(module)
+    assert torch.equal(outputs_in(module)[1], found)
+
+
+def test_attention_is_not_dropped_and_a_frozen_norm_stays_frozen() -> None:
+    module = torch.nn.ModuleDict({"conv": pyg.GATConv(3, 3, dropout=0.5), "norm": torch.nn.BatchNorm1d(3)})
+    module["norm"].eval()
+    with without_noise(module):
+        assert not module["conv"].training and not module["norm"].training
+    assert module["conv"].training and not module["norm"].training
+
+
+class NormedSeeds(SAGE):
+    """A norm over the seeds alone: a batch of one seed has no variance."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def forward(self, batch: Any) -> Tensor:
+        batch.x = 2 * batch.x  # twice would be too much
+        return self.norm(super().forward(batch))
+
+
+def test_a_batch_of_one_seed_is_normalised_by_kept_statistics() -> None:
+    found: list[list[Tensor]] = []
+
+    class Watch(LLCGStrategy):
+        def end_round(self) -> None:
+            data = self._module().trainer.datamodule  # type: ignore[attr-defined]
+            for in_eval_mode in (False, True):
+                self._module().norm.train(not in_eval_mode)  # type: ignore[union-attr,operator]
+                found.append(mean_gradient(self, data.correction_batches(0, stop=2))[0])
+                self._module().norm.train()  # type: ignore[union-attr,operator]
+            super().end_round()
+
+    module = model(NormedSeeds)
+    fit(Watch(EverySteps(1), **PATIENCE), module, data_module(correction_batch_size=1), 1, max_epochs=1)
+    assert module.norm.training
+    assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
+
+
+# What a batch counts for: the pairs it asks for, whatever the number of their ends.
+
+
+class Products(pl.LightningModule):
+    """Looks at features alone, so that slices see what the whole batch sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8)).double()
+
+    def training_step(self, batch: Any) -> Tensor:
+        sender, receiver = self.layers(batch.x)[batch.edge_label_index]
+        logits = (sender * receiver).sum(1)
+        return functional.binary_cross_entropy_with_logits(logits, batch.edge_label.double())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def link_data(**options: Any) -> LinkDataModule:
+    graph = communities(120, 4, num_features=12, mean_degree=6.0, seed=3)
+    graph.node_arrays["x"] = graph.node_arrays["x"].double()
+    cut = Partition((torch.arange(120) > 80).int(), 2)
+    split = split_edges(graph, 0.1, 0.1, negatives=5)
+    return LinkDataModule(split, sampler=NeighborSampler([2]), batch_size=40, partitioner=cut, **options)
+
+
+def link_gradients(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor], list[int]]:
+    """Of a global batch by slices, of the whole of it by hand, and what counts there are."""
+    data, module = link_data(correction_batch_size=51, num_negatives=2), Products()
+    found: list[Any] = []
+
+    class Watch(LLCGStrategy):
+        def end_round(self) -> None:
+            super().end_round()
+            if not found:
+                (own,) = data.correction_batches(0, stop=1)
+                gradient, targets = mean_gradient(self, [own])
+                average_gradient_(self, gradient, targets)
+                (whole,) = data.correction_batches(0, stop=1, sliced=False)
+                expected = torch.autograd.grad(module.training_step(whole), list(module.parameters()))
+                found.extend((gradient, list(expected), [int(targets), own.edge_label.numel(), own.batch_size]))
+
+    fit(Watch(EverySteps(1), **PATIENCE), module, data, world_size, max_epochs=1, limit_val_batches=0)
+    return found[0], found[1], found[2]
+
+
+@pytest.mark.filterwarnings("ignore:.*validation_step")
+def test_slices_of_links_give_the_gradient_of_the_whole_batch() -> None:
+    for sliced, whole, (counted, targets, ends) in run_ranks(link_gradients, 2):
+        assert counted == targets in (3 * 25, 3 * 26) and ends != targets
+        assert max(float((left - right).abs().max()) for left, right in zip(sliced, whole, strict=True)) < 1e-14
+
+
+def link_step(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor], int]:
+    """The gradient that a step went along; the gradient of this rank's batch, and its targets."""
+    module, seen = Products(), []
+
+    class Watch(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            gradient = torch.autograd.grad(module.training_step(batch), list(module.parameters()))
+            seen.append((list(gradient), batch.edge_label.numel()))
+
+    options: dict[str, Any] = {"max_epochs": 1, "max_steps": 1, "limit_val_batches": 0, "callbacks": [Watch()]}
+    fit(GrappaStrategy(**PATIENCE), module, link_data(), world_size, **options)
+    moved = [100 * (old - new).detach() for old, new in zip(Products().parameters(), module.parameters(), strict=True)]
+    return moved, *seen[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*validation_step")
+def test_grappa_weighs_links_by_their_targets() -> None:
+    (moved, first, few), (_, second, many) = run_ranks(link_step, 2)
+    assert few != many
+    for step, one, other in zip(moved, first, second, strict=True):
+        assert (step - (few * one + many * other) / (few + many)).abs().max() < 1e-6  # shares are float32
 
 
 class Own(SAGE):
