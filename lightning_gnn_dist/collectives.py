@@ -7,16 +7,15 @@ shapes. With one process they all return at once and send nothing.
 from __future__ import annotations
 
 import atexit
-import json
+import errno
 import math
 import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import count
 from typing import Any
 
 import torch
@@ -38,9 +37,10 @@ class Traffic:
 
 
 traffic = Traffic()
-_calls = count()  # of the roll: all ranks call it equally often
-_SECONDS_BETWEEN_LOOKS = 0.004, 0.1  # at first and at most
-_SECONDS_TO_LEAVE = 5.0  # for all to hear who is missing, before rank 0 takes the store away
+_PATIENCE = timedelta(minutes=5)  # torch's own, of a store
+_BACKLOG = 2048  # connections that wait to be taken
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_keeps_on_host = False  # whether the ports of groups are for this host alone
 _ELEMENTS_AT_ONCE = 1 << 22  # bounds what a checksum holds beside the tensors
 
 
@@ -54,7 +54,7 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def _leave() -> None:
+def leave() -> None:
     """End the process group before the interpreter ends, whoever made it. Not collective.
 
     A thread of gloo holds the tensors of a collective for a moment longer than those who waited for it. If the
@@ -64,7 +64,7 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-atexit.register(_leave)  # Lightning does so for nccl only
+atexit.register(leave)  # Lightning does so for nccl only
 
 
 def has_backend(name: str) -> bool:
@@ -214,13 +214,67 @@ def open_channel(size: int) -> Channel:
     if size == 1:
         return Channel(None, 1, 0)
     starts = range(0, world_size(), size)
-    groups = [dist.new_group(range(start, start + size), backend="gloo") for start in starts]
+    with kept_on_host(_keeps_on_host):
+        groups = [dist.new_group(range(start, start + size), backend="gloo") for start in starts]
     return Channel(groups[rank() // size], size, rank() % size)
 
 
-def serve_store() -> Any:
-    """A key-value store that lives in this process, on a free ``port``. Not collective."""
-    return dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+def serve_store(address: str, port: int = 0, deadline: timedelta = _PATIENCE) -> Any:
+    """A key-value store in this process that listens at ``address`` alone, or everywhere (``""``). Not collective.
+
+    Raises a RuntimeError if another process listens there.
+    """
+    everywhere = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
+    how: Any = everywhere if not address else {"family": socket.AF_INET6 if ":" in address else socket.AF_INET}
+    options: Any = {"wait_for_workers": False, "multi_tenant": True}
+    try:
+        with socket.create_server((address, port), backlog=_BACKLOG, **how) as listener:
+            port, handle = listener.getsockname()[1], os.dup(listener.fileno())
+        options["master_listen_fd"] = handle  # torch's own would listen at every address, whatever it is told
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        # Torch shares the store that this process has at that port; if another process has it, torch raises.
+    return dist.TCPStore(address or "localhost", port, None, True, deadline, **options)  # type: ignore[attr-defined]
+
+
+def join_store(address: str, port: int, deadline: timedelta) -> Any:
+    """A key-value store that another process serves. Raises a RuntimeError if none answers in time."""
+    return dist.TCPStore(address, port, None, False, deadline, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def own_store() -> Any:
+    """A key-value store for this process alone, at no address. Not collective."""
+    return dist.HashStore()  # type: ignore[attr-defined]
+
+
+def part_of(store: Any, prefix: str) -> Any:
+    """The part of a store whose keys begin with ``prefix``."""
+    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+
+
+def is_joined() -> bool:
+    """Whether this process is in a process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+@contextmanager
+def kept_on_host(kept: bool) -> Iterator[None]:
+    """Whether groups made inside, and channels from then on, open their ports to this host alone.
+
+    Otherwise gloo takes the interface that the host's name stands for. What the user has named holds in any case.
+    """
+    global _keeps_on_host
+    _keeps_on_host = kept
+    own = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    if not (kept and own) or _INTERFACE in os.environ:
+        yield
+        return
+    os.environ[_INTERFACE] = own[0]
+    try:
+        yield
+    finally:
+        del os.environ[_INTERFACE]
 
 
 def octets(tensor: Tensor) -> Tensor:
@@ -228,79 +282,6 @@ def octets(tensor: Tensor) -> Tensor:
     if not tensor.numel():  # numpy's empty arrays have a stride of 0, which no view survives
         return torch.empty(0, dtype=torch.uint8)
     return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-def roll_call(address: str, port: int, own_rank: int, num_ranks: int, deadline: timedelta) -> Any:
-    """Come back when all ranks are here; or raise, on all that are, and name those that are not.
-
-    For the time before there is a process group, which would wait for half an hour and then name nobody.
-
-    Args:
-        address: Where rank 0 runs, or the launcher that holds a store for it.
-        port: And at which port. The process group can use it afterwards.
-        own_rank: Who calls.
-        num_ranks: How many have to come.
-        deadline: How long to wait for them.
-
-    Returns:
-        What keeps the port open, to be held until there is a process group.
-    """
-    if num_ranks == 1 or (dist.is_available() and dist.is_initialized()):
-        return None
-    of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    try:
-        server: Any = dist.TCPStore(  # type: ignore[attr-defined]
-            address, port, None, own_rank == 0 and not of_launcher, deadline, wait_for_workers=False, multi_tenant=True
-        )
-    except RuntimeError as error:
-        raise TimeoutError(_who_is_missing([0], num_ranks, deadline, f"nobody answers at {address}:{port}")) from error
-    store = dist.PrefixStore(f"lightning_gnn_dist/{attempt}/{next(_calls)}", server)  # type: ignore[attr-defined]
-    store.set(f"here/{own_rank}", socket.gethostname())
-    missing = _read_roll(store, num_ranks, deadline) if own_rank == 0 else _hear_roll(store, num_ranks, deadline)
-    if missing:
-        here = [f"{rank} on {store.get(f'here/{rank}').decode()}" for rank in range(num_ranks) if rank not in missing]
-        store.set(f"heard/{own_rank}", "")
-        if own_rank == 0:
-            _look_for(store, [f"heard/{rank}" for rank in range(num_ranks) if rank not in missing], _SECONDS_TO_LEAVE)
-        raise TimeoutError(_who_is_missing(missing, num_ranks, deadline, f"here: {', '.join(here)}"))
-    return server
-
-
-def _read_roll(store: Any, num_ranks: int, deadline: timedelta) -> list[int]:
-    """On rank 0, which decides: so all agree on who came in time."""
-    keys = [f"here/{rank}" for rank in range(num_ranks)]
-    absent = _look_for(store, keys, deadline.total_seconds())
-    missing = [rank for rank, key in enumerate(keys) if key in absent]
-    store.set("missing", json.dumps(missing))
-    return missing
-
-
-def _hear_roll(store: Any, num_ranks: int, deadline: timedelta) -> list[int]:
-    """On the others. Without a word from rank 0 they see for themselves."""
-    with suppress(RuntimeError):
-        store.wait(["missing"], deadline + timedelta(seconds=_SECONDS_TO_LEAVE))
-        missing: list[int] = json.loads(store.get("missing"))
-        return missing
-    return [rank for rank in range(num_ranks) if not store.check([f"here/{rank}"])] or [0]
-
-
-def _look_for(store: Any, keys: Iterable[str], seconds: float) -> set[str]:
-    """Wait for keys to be set; return those that are not when the time is over."""
-    absent, end = set(keys), time.monotonic() + seconds
-    pause, longest = _SECONDS_BETWEEN_LOOKS
-    while (absent := {key for key in absent if not store.check([key])}) and time.monotonic() < end:
-        time.sleep(pause)
-        pause = min(2 * pause, longest)
-    return absent
-
-
-def _who_is_missing(missing: list[int], num_ranks: int, deadline: timedelta, detail: str) -> str:
-    named = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {missing}"
-    return (
-        f"Of {num_ranks} ranks, {named} did not start within {deadline.total_seconds():g} s ({detail}). Look into what "
-        "was to start there, and whether its port can be reached; or give it longer by start_timeout."
-    )
 
 
 def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:

@@ -100,7 +100,7 @@ class Membership:
         self.seat = Seat(0, 1)
         self.was_behind = False
         self._load_state = load_state
-        self._store = collectives.serve_store()
+        self._store = collectives.serve_store("")
         self._manager = _manager(elastic, state, self._catch_up, self._store.port)
         self._manager.load_state_dict({"step": step, "batches_committed": 0})
 

@@ -70,9 +70,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collectives": set(),
     "rounds": set(),
     "record": set(),
-    "elastic": {"collectives"},
-    "launcher": {"elastic"},
-    "strategies": {"collectives", "rounds", "elastic"},
+    "processes": set(),
+    "roll_call": {"collectives"},
+    "elastic": {"collectives", "processes", "roll_call"},
+    "launcher": {"elastic", "processes"},
+    "strategies": {"collectives", "rounds", "elastic", "processes", "roll_call"},
     #
     "scattered": {
         "graph",

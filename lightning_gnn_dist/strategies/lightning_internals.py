@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -71,6 +73,19 @@ def accumulated_batches(trainer: Trainer, epoch: int) -> int:
 def announce_sigterm(trainer: Trainer) -> None:
     """Make Lightning leave as if this rank had received SIGTERM: at the end of the epoch, with its hooks."""
     trainer._signal_connector.received_sigterm = True
+
+
+def join_process_group(strategy: DDPStrategy, store: Any) -> None:
+    """Make the process group on a store of ours; Lightning would open one at every address of the host."""
+    place, device = strategy.cluster_environment, strategy.root_device
+    assert place is not None
+    _init_dist_connection(
+        place,
+        strategy._get_process_group_backend(),
+        store=store,
+        timeout=strategy._timeout,
+        device_id=device if device.type != "cpu" else None,
+    )
 
 
 def set_global_step(trainer: Trainer, steps: int) -> None:

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.checks import check_durations
+from lightning_gnn_dist.roll_call import Roll
+from lightning_gnn_dist.strategies.launchers import FunctionLauncher, ScriptLauncher
+from lightning_gnn_dist.strategies.lightning_internals import join_process_group
 
 
 class StartsTogether(DDPStrategy):
@@ -25,16 +28,28 @@ class StartsTogether(DDPStrategy):
         check_durations(start_timeout=start_timeout)
         self.start_timeout = start_timeout
 
+    def _configure_launcher(self) -> None:  # Lightning asks for it once it knows where it runs
+        place = self.cluster_environment
+        assert place is not None
+        if self._start_method == "popen":
+            patience = (self._timeout or timedelta(minutes=30)).total_seconds()
+            size = {"num_processes": self.num_processes, "num_nodes": self.num_nodes}
+            self._launcher = ScriptLauncher(patience, cluster_environment=place, **size)
+        else:
+            self._launcher = FunctionLauncher(self, start_method=self._start_method)
+
     def setup_distributed(self) -> None:
         self.set_world_ranks()
         place = self.cluster_environment
         assert place is not None
-        # Held until the process group has a store of its own at the same port.
-        held = collectives.roll_call(
-            place.main_address, place.main_port, self.global_rank, self.world_size, self.start_timeout
-        )
+        if not collectives.is_joined():
+            lost = self._launcher.lost if isinstance(self._launcher, ScriptLauncher) else dict
+            who = (self.global_rank, self.world_size, self.start_timeout, self.num_nodes, lost)
+            roll = Roll(place.main_address, place.main_port, *who)
+            store = roll.call()
+            with collectives.kept_on_host(roll.on_one_host):
+                join_process_group(self, store)
         super().setup_distributed()
-        del held
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """As Lightning's, but the mean of numbers and of integers is exact.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from lightning.pytorch.strategies import DDPStrategy
 
-from lightning_gnn_dist import collectives
+from lightning_gnn_dist.roll_call import Roll
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
@@ -25,15 +25,15 @@ SECONDS = 1.5
 
 def come_together(folder: Path, rank: int, num_ranks: int) -> None:
     """However long each takes to get there, these ranks call the roll at once."""
-    call = collectives.roll_call
+    call = Roll.call
 
-    def when_all_are_here(*args: Any) -> Any:
+    def when_all_are_here(roll: Roll) -> Any:
         (folder / str(rank)).touch()
         while len(list(folder.iterdir())) < num_ranks:
             time.sleep(0.01)
-        return call(*args)
+        return call(roll)
 
-    collectives.roll_call = when_all_are_here
+    Roll.call = when_all_are_here  # type: ignore[method-assign]
 
 
 def come_or_stay_away(
@@ -82,7 +82,7 @@ served: list[Any] = []  # by rank 0, until all have returned
 def call_twice(rank: int, world_size: int) -> bool:
     port = int(os.environ["MASTER_PORT"])
     for _ in range(2):
-        served.append(collectives.roll_call("127.0.0.1", port, rank, world_size, timedelta(seconds=60)))
+        served.append(Roll("127.0.0.1", port, rank, world_size, timedelta(seconds=60)).call())
     return None not in served
 
 
@@ -91,7 +91,7 @@ def test_the_roll_is_called_anew_each_time() -> None:
 
 
 def test_one_rank_waits_for_nobody() -> None:
-    assert collectives.roll_call("nowhere", 1, 0, 1, timedelta(seconds=1)) is None
+    assert Roll("nowhere", 1, 0, 1, timedelta(seconds=1)).call() is not None
 
 
 def threads_of_gloo() -> list[str]:
