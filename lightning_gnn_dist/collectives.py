@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import io
 import math
 import os
 import socket
@@ -151,13 +152,25 @@ def gather_rows(row: Tensor) -> Tensor:
 
 
 def gather_objects(item: Any) -> list[Any] | None:
-    """The objects of all ranks, on rank 0; ``None`` elsewhere. For checkpoints, not for every step."""
+    """The objects of all ranks, on rank 0; ``None`` elsewhere. For checkpoints, not for every step.
+
+    Objects are what ``torch.load(weights_only=True)`` reads: tensors, numbers, text and plain containers of them.
+    """
     if world_size() == 1:
         return [item]
-    items: list[Any] | None = [None] * world_size() if rank() == 0 else None
-    with _counted(0.0):
-        dist.gather_object(item, items, dst=0)
-    return items
+    file = io.BytesIO()
+    torch.save(item, file)
+    device = "cpu" if "gloo" in dist.get_backend_config() else f"cuda:{torch.cuda.current_device()}"
+    content = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(device)
+    lengths = [int(length) for length in gather_rows(torch.tensor(len(content), device=device))]
+    content = torch.nn.functional.pad(content, (0, max(lengths) - len(content)))  # a gather is of equal lengths
+    pieces = [torch.empty_like(content) for _ in lengths] if rank() == 0 else None
+    with _counted(0.0 if rank() == 0 else len(content)):
+        dist.gather(content, pieces, dst=0)
+    if pieces is None:
+        return None
+    contents = [piece[:length].cpu().numpy().tobytes() for piece, length in zip(pieces, lengths, strict=True)]
+    return [torch.load(io.BytesIO(octets), weights_only=True) for octets in contents]
 
 
 class Channel:
