@@ -279,15 +279,19 @@ def kept_on_host(kept: bool) -> Iterator[None]:
     """
     global _keeps_on_host
     _keeps_on_host = kept
-    own = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-    if not (kept and own) or _INTERFACE in os.environ:
-        yield
-        return
-    os.environ[_INTERFACE] = own[0]
+    added = own_interface() if kept and _INTERFACE not in os.environ else {}
+    os.environ.update(added)
     try:
         yield
     finally:
-        del os.environ[_INTERFACE]
+        for name in added:
+            del os.environ[name]
+
+
+def own_interface() -> dict[str, str]:
+    """The variable by which gloo opens its ports to this host alone."""
+    own = {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}
+    return {_INTERFACE: own.pop()} if own else {}
 
 
 def _octets(tensor: Tensor) -> Tensor:
