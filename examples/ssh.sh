@@ -36,7 +36,7 @@ for rank in "${!hosts[@]}"; do
     launch+=(--master-addr "${hosts[0]}" --master-port "${MASTER_PORT:-29500}" -m lightning_gnn_dist fit "$@")
     launch+=(--trainer.num_nodes="${#hosts[@]}" --trainer.devices="$ranks")
     command=(env OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" bash -c "$on_host" bash "$PWD" "${launch[@]}")
-    ssh "${hosts[rank]}" "$(printf '%q ' "${command[@]}")" < "$folder/input" 3>&- &
+    ssh -- "${hosts[rank]}" "$(printf '%q ' "${command[@]}")" < "$folder/input" 3>&- &
     pids+=($!)
 done
 

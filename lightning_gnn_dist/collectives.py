@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import io
 import math
 import os
 import socket
@@ -151,13 +152,25 @@ def gather_rows(row: Tensor) -> Tensor:
 
 
 def gather_objects(item: Any) -> list[Any] | None:
-    """The objects of all ranks, on rank 0; ``None`` elsewhere. For checkpoints, not for every step."""
+    """The objects of all ranks, on rank 0; ``None`` elsewhere. For checkpoints, not for every step.
+
+    Objects are what ``torch.load(weights_only=True)`` reads: tensors, numbers, text and plain containers of them.
+    """
     if world_size() == 1:
         return [item]
-    items: list[Any] | None = [None] * world_size() if rank() == 0 else None
-    with _counted(0.0):
-        dist.gather_object(item, items, dst=0)
-    return items
+    file = io.BytesIO()
+    torch.save(item, file)
+    device = "cpu" if "gloo" in dist.get_backend_config() else f"cuda:{torch.cuda.current_device()}"
+    content = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(device)
+    lengths = [int(length) for length in gather_rows(torch.tensor(len(content), device=device))]
+    content = torch.nn.functional.pad(content, (0, max(lengths) - len(content)))  # a gather is of equal lengths
+    pieces = [torch.empty_like(content) for _ in lengths] if rank() == 0 else None
+    with _counted(0.0 if rank() == 0 else len(content)):
+        dist.gather(content, pieces, dst=0)
+    if pieces is None:
+        return None
+    contents = [piece[:length].cpu().numpy().tobytes() for piece, length in zip(pieces, lengths, strict=True)]
+    return [torch.load(io.BytesIO(octets), weights_only=True) for octets in contents]
 
 
 class Channel:
@@ -266,15 +279,19 @@ def kept_on_host(kept: bool) -> Iterator[None]:
     """
     global _keeps_on_host
     _keeps_on_host = kept
-    own = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-    if not (kept and own) or _INTERFACE in os.environ:
-        yield
-        return
-    os.environ[_INTERFACE] = own[0]
+    added = own_interface() if kept and _INTERFACE not in os.environ else {}
+    os.environ.update(added)
     try:
         yield
     finally:
-        del os.environ[_INTERFACE]
+        for name in added:
+            del os.environ[name]
+
+
+def own_interface() -> dict[str, str]:
+    """The variable by which gloo opens its ports to this host alone."""
+    own = {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}
+    return {_INTERFACE: own.pop()} if own else {}
 
 
 def octets(tensor: Tensor) -> Tensor:

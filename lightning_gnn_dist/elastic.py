@@ -23,22 +23,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.checks import check_at_least, check_positive
+from lightning_gnn_dist.roll_call import is_loopback
 
 LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"  # the variable of the environment that holds its address
 RANK = "LIGHTNING_GNN_DIST_RANK"  # and the one that holds this rank's number, for its name
 RANKS = "LIGHTNING_GNN_DIST_RANKS"  # and how many the launcher started
 WAITS = "LIGHTNING_GNN_DIST_WAITS"  # and a file for it to have while it waits for a quorum
+ALIVE = "LIGHTNING_GNN_DIST_ALIVE"  # and one to touch while it lives
 LEFT = 128 + signal.SIGTERM  # the exit code of a rank that was told to end, and left after a meeting
 State = dict[str, Any]
 _SECONDS_OF_SILENCE = 20.0
+_SECONDS_BETWEEN_SIGNS = 1.0
+_HERE = "127.0.0.1"
 _log = logging.getLogger(__name__)
 
 
@@ -100,8 +106,11 @@ class Membership:
         self.seat = Seat(0, 1)
         self.was_behind = False
         self._load_state = load_state
-        self._store = collectives.serve_store("")
-        self._manager = _manager(elastic, state, self._catch_up, self._store.port)
+        self._stays_on_host = is_loopback(urlsplit(_lighthouse()).hostname or "")
+        self._store = collectives.serve_store(_HERE if self._stays_on_host else "")
+        with _ports_kept(self._stays_on_host):
+            self._manager = _manager(elastic, state, self._catch_up, self._store.port, self._stays_on_host)
+        _show_alive()
         self._manager.load_state_dict({"step": step, "batches_committed": 0})
 
     def meet(
@@ -166,15 +175,26 @@ class Membership:
         self._load_state(state)
 
 
-def _manager(elastic: Elastic, state: Callable[[], State], load_state: Callable[[State], None], port: int) -> Any:
-    from torchft import Manager, ProcessGroupGloo
-
+def _lighthouse() -> str:
     if LIGHTHOUSE not in os.environ:
         raise ValueError(
             f"An elastic rank finds the others by {LIGHTHOUSE}=http://host:port in the environment: start the ranks "
             "with `lightning-gnn-dist elastic --ranks 4 -- python train.py`, or a torchft_lighthouse of your own."
         )
+    return os.environ[LIGHTHOUSE]
+
+
+def _manager(
+    elastic: Elastic, state: Callable[[], State], load_state: Callable[[State], None], port: int, stays_on_host: bool
+) -> Any:
+    from torchft import Manager, ProcessGroupGloo
+    from torchft.checkpointing.http_transport import HTTPTransport
+
     timeout, patience = timedelta(seconds=elastic.timeout), timedelta(seconds=elastic.patience)
+    name = _HERE if stays_on_host else socket.gethostname()
+    transport = HTTPTransport(timeout=timeout, num_chunks=0)
+    if stays_on_host:  # it would tell the others the host's name, where it does not listen
+        transport.address = lambda: f"http://{_HERE}:{transport._server.server_port}/checkpoint/"
     return Manager(
         pg=ProcessGroupGloo(timeout=timeout),
         state_dict=state,
@@ -187,10 +207,42 @@ def _manager(elastic: Elastic, state: Callable[[], State], load_state: Callable[
         max_retries=elastic.attempts,
         rank=0,
         world_size=1,
-        store_addr=socket.gethostname(),
+        store_addr=name,
         store_port=port,
         replica_id=name_of_rank(),
+        hostname=name,
+        checkpoint_transport=transport,
     )
+
+
+@contextmanager
+def _ports_kept(on_host: bool) -> Iterator[None]:
+    """Inside, torchft's servers listen to this host alone, for which it has no option. gloo goes on to do so."""
+    if not on_host:
+        yield
+        return
+    from torchft import manager
+    from torchft.checkpointing import http_transport
+
+    served, fetched = manager.ManagerServer, http_transport._IPv6HTTPServer
+    manager.ManagerServer = lambda **options: served(**options | {"bind": f"{_HERE}:0"})
+    http_transport._IPv6HTTPServer = lambda address, handler: ThreadingHTTPServer((_HERE, address[1]), handler)
+    try:
+        yield
+    finally:
+        manager.ManagerServer, http_transport._IPv6HTTPServer = served, fetched
+
+
+def _show_alive() -> None:
+    """Let the launcher, if there is one, see that this process runs: it touches a file of its own again and again."""
+    if ALIVE in os.environ:
+        threading.Thread(target=_touch_often, args=[Path(os.environ[ALIVE])], daemon=True).start()
+
+
+def _touch_often(mark: Path) -> None:
+    while mark.parent.exists():
+        mark.touch()
+        time.sleep(_SECONDS_BETWEEN_SIGNS)
 
 
 def name_of_rank() -> str:

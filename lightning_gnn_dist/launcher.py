@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import urlsplit
 
-from lightning_gnn_dist.elastic import LEFT, LIGHTHOUSE, RANK, RANKS, WAITS, check_available, quorum_of
+from lightning_gnn_dist.collectives import own_interface
+from lightning_gnn_dist.elastic import ALIVE, LEFT, LIGHTHOUSE, RANK, RANKS, WAITS, check_available, quorum_of
+from lightning_gnn_dist.processes import end_of, tied
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
@@ -51,6 +54,7 @@ class Launcher:
                 while self._running:
                     self._look_around(address)
                     self._end_the_late()
+                    self._end_the_silent()
                     time.sleep(_SECONDS_BETWEEN_LOOKS)
             finally:
                 self._end_all()
@@ -61,22 +65,23 @@ class Launcher:
         from torchft.coordination import LighthouseServer
 
         server = LighthouseServer(
-            bind="[::]:0",
+            bind="127.0.0.1:0",  # all ranks are on this host
             min_replicas=quorum_of(self.ranks),
             join_timeout_ms=3_600_000,  # a rank that is slow but alive is waited for
             quorum_tick_ms=100,
             heartbeat_timeout_ms=round(1000 * self.heartbeat_seconds),
         )
         try:
-            yield server.address()
+            yield f"http://127.0.0.1:{urlsplit(server.address()).port}"
         finally:
             server.shutdown()
 
     def _start(self, rank: int, address: str) -> None:
-        told = {LIGHTHOUSE: address, RANK: str(rank), RANKS: str(self.ranks), WAITS: str(self._mark(rank))}
-        environment = {"RUST_LOG": "error"} | dict(os.environ) | told
+        told = {LIGHTHOUSE: address, RANK: str(rank), RANKS: str(self.ranks)}
+        told |= {WAITS: str(self._mark(rank)), ALIVE: str(self._sign(rank))}
+        environment = {"RUST_LOG": "error"} | own_interface() | dict(os.environ) | told
         # A session of its own: Ctrl-C reaches the launcher alone, and the rank's own children end with it.
-        self._running[rank] = subprocess.Popen(self.command, env=environment, start_new_session=True)
+        self._running[rank] = subprocess.Popen(tied(self.command), env=environment, start_new_session=True)
 
     def _look_around(self, address: str) -> None:
         for rank, process in list(self._running.items()):
@@ -106,6 +111,21 @@ class Launcher:
             process.wait()
             self.tell(f"Rank {rank} came back too late to take part, and is ended; {self._count()}.")
 
+    def _end_the_silent(self) -> None:
+        """A rank that stands still is waited for only as long as the others can go on without it."""
+        limit = time.time() - self.heartbeat_seconds - self.grace_seconds
+        silent = [rank for rank in self._running if _is_older(self._sign(rank), limit)]
+        if not silent or len(self._running) - len(silent) >= quorum_of(self.ranks):
+            return
+        for rank in silent:
+            seconds = self.heartbeat_seconds + self.grace_seconds
+            self.tell(f"Rank {rank} stands still for {seconds:g} s, and too few are left without it: it is ended.")
+            self._sign(rank).unlink(missing_ok=True)
+            _signal_group(self._running[rank], signal.SIGKILL)
+
+    def _sign(self, rank: int) -> Path:
+        return Path(self._marks) / f"{rank}-lives"
+
     def _mark(self, rank: int) -> Path:
         return Path(self._marks) / f"{rank}-waits"
 
@@ -125,9 +145,13 @@ class Launcher:
 
 
 def _cause(code: int) -> str:
-    if code == LEFT:
-        return "was told to end by SIGTERM"
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return "was told to end by SIGTERM" if code == LEFT else end_of(code)
+
+
+def _is_older(path: Path, limit: float) -> bool:
+    with suppress(FileNotFoundError):  # the rank does not train yet
+        return path.stat().st_mtime < limit
+    return False
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

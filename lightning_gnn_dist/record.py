@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -118,9 +119,14 @@ class RunRecord:
 
     def save(self, folder: Path) -> None:
         """Write ``report.json``, which is complete at any time."""
-        draft = folder / f".{FILE_NAME}.{os.getpid()}"
-        draft.write_text(json.dumps({"version": VERSION, **_finite(asdict(self))}, allow_nan=False))
-        os.replace(draft, folder / FILE_NAME)
+        text = json.dumps({"version": VERSION, **_finite(asdict(self))}, allow_nan=False)
+        draft = folder / f".{FILE_NAME}.{secrets.token_hex(8)}"  # a name that nobody can have taken beforehand
+        try:
+            with draft.open("x") as file:
+                file.write(text)
+            os.replace(draft, folder / FILE_NAME)
+        finally:
+            draft.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, folder: Path) -> RunRecord:

@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "processes": set(),
     "roll_call": {"collectives"},
     "elastic": {"collectives", "processes", "roll_call"},
-    "launcher": {"elastic", "processes"},
+    "launcher": {"collectives", "elastic", "processes"},
     "strategies": {"collectives", "rounds", "elastic", "processes", "roll_call"},
     #
     "scattered": {

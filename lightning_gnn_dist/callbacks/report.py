@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +162,10 @@ class RunReport(Callback):
         self._sent, self._batches = traffic.bytes_sent, 0
 
     def _finish(self, trainer: Trainer) -> None:
-        ranks = collectives.gather_objects((self._rows, _coverage(trainer)))
-        if ranks is not None and self._rows:
+        own = [asdict(row) for row in self._rows]
+        gathered = collectives.gather_objects((own, _coverage(trainer)))
+        if gathered is not None and self._rows:
+            ranks = [([RankRound(**row) for row in rows], coverage) for rows, coverage in gathered]
             self._write(trainer, ranks, finished=True)
             rank_zero_info(f"\n{self.record}")
 

@@ -43,7 +43,8 @@ COMMANDS = {
 
 def run(arguments: Sequence[str] | None = None) -> None:
     """Do what the arguments, or those of this process, say."""
-    sys.path.insert(0, os.getcwd())  # where a user's own module lies; a console script does not look there
+    if os.getcwd() not in sys.path:  # where a user's own module lies; a console script does not look there
+        sys.path.append(os.getcwd())  # at the end: a file there takes no library's place
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.. is deprecated")  # Lightning, of itself
     try:
         TrainCLI(

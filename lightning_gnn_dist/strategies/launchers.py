@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -238,7 +239,11 @@ def _fail_as(group: Any, rank: int) -> None:
     """Raise what a rank has raised, in torch's words."""
     _end(group)
     group.sentinels = {group.processes[rank].sentinel: rank}  # the cause, and not who fell with it
-    group.join()
+    try:
+        group.join()
+    except (EOFError, UnpicklingError) as error:  # of the file that torch lets ranks write
+        how = end_of(group.processes[rank].exitcode)
+        raise RuntimeError(f"Rank {rank} {how}, and could not write down why: is the disk full?") from error
 
 
 def _end(group: Any) -> None:

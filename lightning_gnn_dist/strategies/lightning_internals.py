@@ -8,11 +8,14 @@ for ranks that are busy elsewhere. Rounds replace both by a vote in the meeting.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
+from traceback import walk_tb
 from typing import Any
 
 from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.loops import fetchers, training_epoch_loop
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
@@ -86,6 +89,42 @@ def join_process_group(strategy: DDPStrategy, store: Any) -> None:
         timeout=strategy._timeout,
         device_id=device if device.type != "cpu" else None,
     )
+
+
+def refuse_stop_iteration(trainer: Trainer) -> None:
+    """Let a StopIteration of the user's code be an error: Lightning takes any for the end of the data."""
+    epoch_loop = trainer.fit_loop.epoch_loop
+    evaluations = (epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop)
+    steps: list[tuple[Any, str]] = [(loop, "_evaluation_step") for loop in evaluations]
+    steps += [(trainer.predict_loop, "_predict_step"), (epoch_loop, "advance"), (epoch_loop, "on_advance_end")]
+    for loop, name in steps:
+        if name not in vars(loop):
+            setattr(loop, name, _refusing(getattr(loop, name)))
+
+
+def _refusing(step: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(step)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return step(*args, **kwargs)
+        except StopIteration as error:
+            if _is_end_of_data(error, step.__name__, *args):
+                raise
+            raise RuntimeError(
+                "StopIteration was raised while a batch was used, and not by its loader: by training_step or a hook. "
+                "It would end the epoch as if all were done. Give next() a default, or catch it."
+            ) from error
+
+    return refuse
+
+
+def _is_end_of_data(error: StopIteration, step: str, *args: Any) -> bool:
+    if step != "advance":
+        return False
+    modules = [frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)]
+    if modules[-1] == training_epoch_loop.__name__:
+        return True  # a hook has returned -1
+    return fetchers.__name__ in modules and (args[0].length is None or args[0].fetched >= args[0].length)
 
 
 def set_global_step(trainer: Trainer, steps: int) -> None:

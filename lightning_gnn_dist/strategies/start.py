@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from lightning_gnn_dist import collectives
 from lightning_gnn_dist.checks import check_durations
 from lightning_gnn_dist.roll_call import Roll
 from lightning_gnn_dist.strategies.launchers import FunctionLauncher, ScriptLauncher
-from lightning_gnn_dist.strategies.lightning_internals import join_process_group
+from lightning_gnn_dist.strategies.lightning_internals import join_process_group, refuse_stop_iteration
 
 
 class StartsTogether(DDPStrategy):
@@ -37,6 +38,10 @@ class StartsTogether(DDPStrategy):
             self._launcher = ScriptLauncher(patience, cluster_environment=place, **size)
         else:
             self._launcher = FunctionLauncher(self, start_method=self._start_method)
+
+    def setup(self, trainer: Trainer) -> None:
+        refuse_stop_iteration(trainer)
+        super().setup(trainer)
 
     def setup_distributed(self) -> None:
         self.set_world_ranks()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 from lightning.pytorch.strategies import DDPStrategy
 
-from lightning_gnn_dist.roll_call import Roll
+from lightning_gnn_dist import collectives
+from lightning_gnn_dist.roll_call import RUN, Roll
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
@@ -124,3 +126,127 @@ def test_no_thread_of_gloo_outlives_the_interpreter(strategy: Any) -> None:
 def test_a_start_takes_some_time() -> None:
     with pytest.raises(ValueError, match="start_timeout must be longer than nothing, got 0:00:00"):
         LocalSGDStrategy(start_timeout=timedelta(0))
+
+
+def meet_as_another_run(rank: int, world_size: int) -> str | None:
+    """Rank 2 has the port and rank number of this run, and another key."""
+    if rank == 2:
+        os.environ[RUN] = "another"
+    port, place = int(os.environ["MASTER_PORT"]), min(rank, 1)
+    try:
+        served.append(Roll("127.0.0.1", port, place, 2, timedelta(seconds=60)).call())
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_another_run_at_the_port_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUN, "mine")
+    first, second, stranger = run_ranks(meet_as_another_run, 3)
+    assert first is None and second is None
+    assert stranger is not None and "is where another run meets" in stranger and "MASTER_PORT" in stranger
+
+
+def meet_twice_as_one(rank: int, world_size: int) -> str | None:
+    port = int(os.environ["MASTER_PORT"])
+    try:
+        served.append(Roll("127.0.0.1", port, min(rank, 1), 2, timedelta(seconds=60)).call())
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def test_a_rank_that_is_already_there_is_refused() -> None:
+    first, *others = run_ranks(meet_twice_as_one, 3)
+    assert first is None
+    (refused,) = [outcome for outcome in others if outcome]
+    assert "Rank 1 is already at 127.0.0.1:" in refused
+
+
+def test_a_busy_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        with pytest.raises(RuntimeError, match=f"Port {port} at 127.0.0.1 is taken"):
+            Roll("127.0.0.1", port, 0, 2, timedelta(seconds=60)).call()
+
+
+def listening_addresses() -> set[str]:
+    """Where this process accepts connections, of IPv4 and IPv6, as the kernel writes them."""
+    handles = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            handles.add(os.readlink(entry))
+    rows = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/self/net/{name}").read_text().splitlines()
+    ]
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in handles}
+
+
+def listen(rank: int, world_size: int, strategy: Any) -> set[str]:
+    fit(rank, strategy(), Net(), devices=world_size)
+    return listening_addresses()
+
+
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="reads ports from /proc")
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_ranks_of_one_host_listen_to_it_alone(world_size: int) -> None:
+    assert run_ranks(listen, world_size, GrappaStrategy) == [{"0100007F"}] * world_size
+
+
+def test_an_interface_that_the_user_names_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    with collectives.kept_on_host(True):
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    with collectives.kept_on_host(True):
+        assert os.environ.get("GLOO_SOCKET_IFNAME") in ("lo", "lo0")
+    with collectives.kept_on_host(False):
+        assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("address", "num_hosts", "environment", "expected"),
+    [
+        ("127.0.0.1", 1, {}, True),
+        ("localhost", 1, {}, True),
+        ("127.0.0.1", 2, {}, False),
+        ("192.0.2.7", 1, {}, False),
+        ("192.0.2.7", 1, {"SLURM_NNODES": "1"}, True),
+        ("192.0.2.7", 1, {"GROUP_WORLD_SIZE": "2"}, False),
+    ],
+)
+def test_what_is_one_host(
+    address: str, num_hosts: int, environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert Roll(address, 1, 0, 2, timedelta(seconds=1), num_hosts).on_one_host is expected
+
+
+class Stops(Net):
+    """Raises StopIteration in one place."""
+
+    place = ""
+
+    def training_step(self, batch: Any) -> Any:
+        if self.place == "step":
+            next(iter([]))
+        return super().training_step(batch)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if self.place == "transfer":
+            next(iter([]))
+        return batch
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        if self.place == "optimizer":
+            next(iter([]))
+
+
+@pytest.mark.parametrize("place", ["step", "transfer", "optimizer"])
+@pytest.mark.parametrize("strategy", [LocalSGDStrategy, GrappaStrategy])
+def test_a_stop_iteration_that_is_not_the_loaders_is_an_error(strategy: Any, place: str) -> None:
+    net = Stops()
+    net.place = place
+    with pytest.raises(RuntimeError, match="StopIteration was raised while a batch was used"):
+        fit(0, strategy(), net, devices=1)

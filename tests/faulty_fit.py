@@ -1,0 +1,108 @@
+"""A fit in which rank 1 meets a fault: the script of ``test_nothing_stays``.
+
+python -m tests.faulty_fit popen stop      # method and fault
+LATE=1 ...                                 # in a step, rather than before the start
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from datetime import timedelta
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lightning_gnn_dist import (
+    EverySteps,
+    LocalSGDStrategy,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    TMAStrategy,
+    communities,
+)
+from lightning_gnn_dist.demo import SAGE
+from lightning_gnn_dist.elastic import Elastic
+
+SECONDS = 6
+
+
+def meet_fault(fault: str) -> None:
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault.startswith("exit"):
+        os._exit(int(fault[-1]))
+    elif fault == "exception":
+        raise KeyError("a fault")
+
+
+class Faulty(pl.Callback):
+    def __init__(self, fault: str, rank: int) -> None:
+        self.fault, self.rank = fault, rank
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        if self.fault == "full":
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+        elif self.rank == 1 and trainer.global_step >= 6:
+            meet_fault(self.fault)
+
+
+class LeavesEarly(LocalSGDStrategy):
+    def set_world_ranks(self) -> None:
+        super().set_world_ranks()
+        if self.global_rank == 1:
+            os._exit(0)
+
+
+def main(method: str, fault: str) -> None:
+    torch.set_num_threads(1)
+    elastic = method == "elastic"
+    own = {"start_method": method} if method not in ("elastic", "torchrun") else {}
+    waits = {"timeout": timedelta(seconds=SECONDS), "start_timeout": timedelta(seconds=120)} | own
+    if elastic:
+        short = Elastic(patience=SECONDS, timeout=SECONDS, attempts=2)
+        strategy: Any = TMAStrategy(EverySteps(4), elastic=short)
+    else:
+        strategy = (LeavesEarly if fault == "early" else LocalSGDStrategy)(EverySteps(4), **waits)
+    data = PartitionedDataModule(
+        communities(500, 4, num_features=8),
+        partitioner=RandomPartitioner(),
+        sampler=NeighborSampler([5, 5]),
+        batch_size=32,
+        num_threads=1,
+    )
+    place = os.environ.get("LIGHTNING_GNN_DIST_RANK" if elastic else "LOCAL_RANK", "0")
+    callbacks: list[Any] = [Faulty(fault, int(place)), ModelCheckpoint("checkpoints", save_last=True)]
+    if method in ("spawn", "fork", "forkserver"):
+        callbacks[0] = FaultyByRank(fault, 0)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1 if elastic else 2,
+        strategy=strategy,
+        max_epochs=20,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        callbacks=callbacks,
+    )
+    trainer.fit(SAGE(8, 4), data)
+
+
+class FaultyByRank(Faulty):
+    """Where ranks are made out of one process, which makes the callback before them."""
+
+    def on_train_start(self, trainer: pl.Trainer, *args: Any) -> None:
+        self.rank = trainer.global_rank
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

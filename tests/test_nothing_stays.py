@@ -1,0 +1,109 @@
+"""After a fault no process, port, shared memory or temporary file of a run is left, however it was started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.faulty_fit import SECONDS
+from tests.ranks import free_port
+
+ROOT = Path(__file__).parents[1]
+FAULTS = {
+    "popen": ("kill", "stop", "exit 0", "exit 1", "exception", "full", "early", "SIGTERM", "SIGKILL"),
+    "fork": ("kill", "stop", "exit 0", "exit 1", "exception", "full", "early", "SIGTERM", "SIGKILL"),
+    "spawn": ("kill", "stop", "exit 0", "early"),
+    "forkserver": ("early", "SIGKILL"),
+    "torchrun": ("kill", "stop", "exit 1"),
+    "elastic": ("kill", "stop", "exit 0", "SIGTERM", "SIGKILL"),
+}
+TABLE = [(method, fault) for method, faults in FAULTS.items() for fault in faults]
+# Modules of torch_geometric, whose processes take them away unless they are killed, and torchrun's logs.
+NOT_OURS = ("torch_geometric.", "torchelastic_")
+MARK = "FAULTY_FIT"
+ENDS_IN = 300.0  # much more than it takes; a rank that stays would stay for ever
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes by /proc"),
+]
+
+
+def command_of(method: str, fault: str) -> list[str]:
+    script = ["-m", "tests.faulty_fit", method, fault.replace(" ", "")]
+    if method == "torchrun":
+        port = ["--master-port", str(free_port())]
+        return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *port, *script]
+    if method == "elastic":
+        launch = ["-m", "lightning_gnn_dist", "elastic", "--ranks", "2", "--heartbeat", "2", "--grace", "4"]
+        return [sys.executable, *launch, "--", sys.executable, *script]
+    return [sys.executable, *script]
+
+
+def processes_of(mark: str) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and f"{MARK}={mark}\0".encode() in (entry / "environ").read_bytes():
+                yield int(entry.name)
+
+
+def wait_until_none(mark: str, seconds: float) -> list[int]:
+    end = time.monotonic() + seconds
+    while (left := list(processes_of(mark))) and time.monotonic() < end:
+        time.sleep(0.1)
+    return left
+
+
+def signal_it(process: subprocess.Popen[bytes], fault: str, folder: Path) -> None:
+    """To the launcher, when ranks train."""
+    while not list((folder / "checkpoints").glob("*.ckpt")) and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(signal.Signals[fault])
+
+
+def run_case(case: tuple[str, str], folder: Path) -> str | None:
+    """What is wrong after a run with that fault, None if nothing is."""
+    method, fault = case
+    mark, temporary = str(uuid4()), folder / "tmp"
+    temporary.mkdir(parents=True)
+    environment = os.environ | {MARK: mark, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    shared, start = set(os.listdir("/dev/shm")), time.monotonic()
+    with (folder / "said").open("wb") as said:
+        streams = {"stdout": said, "stderr": said}
+        process = subprocess.Popen(command_of(*case), cwd=folder, env=environment, start_new_session=True, **streams)
+        if fault.startswith("SIG"):
+            signal_it(process, fault, folder)
+        try:
+            code: int | None = process.wait(ENDS_IN)
+        except subprocess.TimeoutExpired:
+            code = None
+    # What ends with its parent is gone at once, what ends by a closed pipe a moment later.
+    left = wait_until_none(mark, 20.0)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+    files = [path.name for path in temporary.iterdir() if not path.name.startswith(NOT_OURS)]
+    memory = set(os.listdir("/dev/shm")) - shared
+    succeeded = code == 0 and fault != "full" and method != "elastic"
+    wrong = left or code is None or succeeded or files or memory
+    last = (folder / "said").read_text(errors="replace")[-1500:]
+    (folder / "outcome").write_text(f"{case} {code} {time.monotonic() - start:.0f} s {left} {files} {memory}")
+    return f"{case}: code {code}, processes {left}, files {files}, memory {memory}\n{last}" if wrong else None
+
+
+def test_nothing_of_a_run_is_left_after_a_fault(tmp_path: Path) -> None:
+    assert SECONDS < ENDS_IN
+    with ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as pool:
+        found = pool.map(run_case, TABLE, [tmp_path / str(number) for number in range(len(TABLE))])
+    assert not (wrong := [report for report in found if report]), "\n\n".join(wrong)
