@@ -22,7 +22,7 @@ def take_over_sigterm(trainer: Trainer, on_signal: Callable[[], None]) -> None:
         if not hasattr(owner, name):
             raise RuntimeError(
                 f"This Lightning has no {type(owner).__name__}.{name}, which rounds replace: "
-                "install lightning>=2.6,<2.7."
+                "install lightning>=2.6.6,<2.7."
             )
 
     def notify(signum: int, frame: Any) -> None:
