@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import tomllib
+from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.strategies import Strategy
+from packaging.requirements import Requirement
 
 import lightning_gnn_dist
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
@@ -28,3 +31,10 @@ def test_a_short_name_gives_the_strategy_with_its_defaults(name: str, strategy: 
     trainer = pl.Trainer(accelerator="cpu", devices=1, strategy=name, logger=False, enable_checkpointing=False)
     assert type(trainer.strategy) is strategy
     assert getattr(trainer.strategy, "drift", None) == ("global" if name == "llcg" else None)
+
+
+def test_no_release_of_lightning_that_runs_foreign_code_is_allowed() -> None:
+    settings = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    (allowed,) = [one for one in map(Requirement, settings["project"]["dependencies"]) if one.name == "lightning"]
+    versions = ["2.6.1", "2.6.2", "2.6.3", "2.6.5", "2.6.6", "2.7.0"]
+    assert [version for version in versions if allowed.specifier.contains(version)] == ["2.6.6"]

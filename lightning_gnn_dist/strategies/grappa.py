@@ -24,6 +24,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,8 +33,17 @@ from lightning_gnn_dist.checks import check_choice, check_true_or_false
 from lightning_gnn_dist.strategies import refusals, replica_state
 from lightning_gnn_dist.strategies.base import Buffers, StartMethod
 from lightning_gnn_dist.strategies.companion import log_figures
-from lightning_gnn_dist.strategies.lightning_internals import announce_sigterm, give_back_sigterm, take_over_sigterm
+from lightning_gnn_dist.strategies.leaving import Leaving
+from lightning_gnn_dist.strategies.lightning_internals import (
+    give_back_loops,
+    give_back_sigterm,
+    hear_no_skips,
+    hear_skips,
+    take_over_sigterm,
+    watch_loops,
+)
 from lightning_gnn_dist.strategies.start import StartsTogether
+from lightning_gnn_dist.strategies.used_parameters import UsedParameters
 
 Weights = Literal["coverage", "nodes", "uniform"]
 # The option not to send buffers at every forward; torch 2.13 has renamed it.
@@ -48,8 +58,13 @@ class GrappaStrategy(StartsTogether):
     """Train on parts, exchange gradients every step, and weigh what parts see only half of.
 
     An epoch is one pass over the training nodes, as with DDP. Between two changes of what ranks hold, gradients are
-    all that crosses the wire, and two numbers a step: the sum of weights, and whether a rank has to stop. With
+    all that crosses the wire, and five numbers a step: the sum of weights, and how many ranks have to stop. With
     parts that see everything this is DDP, with unequal numbers of seeds put right.
+
+    A stop on one rank (``trainer.should_stop``, a timer, a SIGTERM) is a vote: all ranks stop after the same step, the
+    next one; after a validation and at the end of an epoch right there. A parameter that had no part in the loss of
+    one rank has a gradient of zero there. One that had none on any rank is refused, unless
+    ``find_unused_parameters=True``: it then keeps no gradient at all, and the optimizer leaves it alone.
 
     What ranks hold, and how weights come about, is the data module's business: ``residency``, ``halo`` and
     ``coverage`` of :class:`PartitionedDataModule`. A ``training_step`` that returns a mean over seeds is weighed batch
@@ -62,7 +77,8 @@ class GrappaStrategy(StartsTogether):
             gives no coverage), by their number (``"nodes"``), or ``"uniform"``, as in DDP. It says nothing of the
             shares within a rank, which are by coverage wherever ``training_step`` returns :func:`coverage_mean`.
         buffers: ``"average"`` the buffers (statistics of batch normalisation) at the end of an epoch and before
-            validation, or keep them ``"local"``. DDP's way, rank 0's for all at every step, would move them too.
+            validation, or keep them ``"local"``. DDP's way, rank 0's for all at every step, would move them too. A
+            checkpoint holds the mean, and for a fit that is resumed those of each rank.
         timeout: How long a collective may take before the ranks give up.
         start_timeout: How long the ranks wait for each other at the start. When it is over, those that are there end,
             and name those that are not.
@@ -106,32 +122,26 @@ class GrappaStrategy(StartsTogether):
         )
         self.weights = weights
         self.buffers = buffers
-        self.sigterm_received = False
+        self.in_step = False  # between what a module says at the start of a batch and the batch's end
+        self.is_alone = False  # after an exception: the other ranks may be anywhere
+        self.leaving: Leaving | None = None
+        self._parameters: UsedParameters | None = None
         self._scale = torch.ones(())
-        self._votes: Tensor | None = None
         self._has_stepped = False  # since buffers were averaged
         self._resumed: dict[str, Any] | None = None
         self._companion = Weigher(self)
 
     # What its callback asks for.
 
-    def weigh(self, batch: Any) -> bool:
-        """Agree on this rank's share of the step; whether all ranks leave after it. Collective."""
-        # The votes of the step before: on a GPU they are there by now, and nothing waits for them.
-        leave = self._votes is not None and bool(self._votes > 0)
-        own = _weight(batch, self.weights).to(self.root_device)
-        total = torch.stack([own, torch.full_like(own, self.sigterm_received)])
-        collectives.sum_(total)
-        self._votes, self._has_stepped = total[1], True
-        # No weight on any rank: all of them fill a pass up.
-        self._scale = torch.where(total[0] > 0, self.world_size * own / total[0], 0.0)
-        return leave
-
     def average_buffers(self) -> None:
         """Make the replicas equal, buffers included. Collective."""
         if self.buffers == "average" and self._has_stepped:
             collectives.average_(self._module().buffers())
         self._has_stepped = False
+
+    def has_validated(self) -> None:
+        """Ranks vote after a validation."""
+        self._leaving().has_validated = True
 
     # What Lightning calls.
 
@@ -144,8 +154,15 @@ class GrappaStrategy(StartsTogether):
     def setup(self, trainer: Trainer) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
             take_over_sigterm(trainer, self._on_sigterm)
-            self.sigterm_received, self._votes = False, None
+            self.in_step = self.is_alone = False
+            self.leaving = self._watch(trainer)
         super().setup(trainer)
+
+    def configure_ddp(self) -> None:
+        refusals.check_dense(self._module(), type(self).__name__)
+        super().configure_ddp()
+        looks_itself = bool(self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"])
+        self._parameters = UsedParameters(self._module(), hands_in_zeros=not looks_itself)
 
     def process_dataloader(self, dataloader: Any) -> Any:
         if self._module().trainer.training:
@@ -164,10 +181,25 @@ class GrappaStrategy(StartsTogether):
                 if name in self._resumed["buffers"]:  # else the module had no such buffer then
                     buffer.copy_(self._resumed["buffers"][name])
             self._resumed = None
+        self._leaving().vote()  # a hook may have stopped this rank before its first step
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Agree on this rank's share of the step, and tell the others what this one wants. Collective."""
+        leaving, self.in_step = self._leaving(), True
+        own = _weight(batch, self.weights).to(self.root_device)
+        total = torch.cat([own[None], torch.tensor(leaving.own(), dtype=own.dtype, device=own.device)])
+        collectives.sum_(total)
+        leaving.take(total[1:])
+        self.in_step, self._has_stepped = not leaving.skips, True
+        # No weight on any rank: all of them fill a pass up.
+        self._scale = torch.where(total[0] > 0, self.world_size * own / total[0], 0.0)
 
     def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        assert self._parameters is not None
+        self._parameters.begin()
         loss = super().backward(closure_loss * self._scale, *args, **kwargs)
         if getattr(self.model, "require_backward_grad_sync", False):
+            self._parameters.hand_in_zeros()
             collectives.count_all_reduce(parameter.grad for parameter in self._module().parameters())
         return loss
 
@@ -178,10 +210,29 @@ class GrappaStrategy(StartsTogether):
     def teardown(self) -> None:
         if self.lightning_module is not None and self.lightning_module._trainer is not None:
             give_back_sigterm(self.lightning_module._trainer)
+            give_back_loops(self.lightning_module._trainer)
+            hear_no_skips(self.lightning_module)
+        if self._parameters is not None:
+            self._parameters.close()
         super().teardown()
 
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        if not self.is_alone:
+            super().barrier(*args, **kwargs)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return obj if self.is_alone else super().broadcast(obj, src)
+
+    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return tensor if self.is_alone else super().reduce(tensor, *args, **kwargs)
+
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        if "optimizer_states" in checkpoint:  # else weights only: nothing to resume
+        # Trainer.save_checkpoint() runs on all ranks, so all of them are here: but after an exception.
+        if self.is_alone:
+            replica_state.mark_alone(checkpoint)
+        elif self.buffers == "average" and self._has_stepped:
+            replica_state.average_buffers_of(checkpoint, self._module())
+        if "optimizer_states" in checkpoint and not self.is_alone:  # else there is nothing to resume
             own_buffers = {name: buffer.cpu() for name, buffer in self._module().named_buffers()}
             mine = {"random_state": replica_state.random_state(), "buffers": own_buffers}
             ranks = collectives.gather_objects(mine)
@@ -194,8 +245,34 @@ class GrappaStrategy(StartsTogether):
             self._resumed = replica_state.take_of_gradients(checkpoint)
         return checkpoint
 
+    def _watch(self, trainer: Trainer) -> Leaving:
+        leaving = Leaving(
+            trainer,
+            self.root_device,
+            is_unfinished=lambda: self._parameters is not None and bool(self._parameters.unused),
+            on_unfinished=self._refuse_unused,
+        )
+        watch_loops(
+            trainer,
+            on_epoch_start=leaving.hold,
+            before_step_ends=leaving.before_step_ends,
+            after_step=leaving.after_step,
+            after_epoch=leaving.vote,
+        )
+        hear_skips(self._module(), lambda skips: setattr(leaving, "skips", skips))
+        return leaving
+
+    def _refuse_unused(self) -> None:
+        """Collective: every rank knows that all have parameters that their loss did not depend on."""
+        assert self._parameters is not None
+        refusals.check_unused(self._parameters.unused_everywhere(self.root_device), type(self).__name__)
+
     def _on_sigterm(self) -> None:
-        self.sigterm_received = True
+        self._leaving().sigterm_received = True
+
+    def _leaving(self) -> Leaving:
+        assert self.leaving is not None
+        return self.leaving
 
     def _module(self) -> LightningModule:
         assert self.lightning_module is not None
@@ -212,14 +289,10 @@ class Weigher(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._has_spoken = False
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self.strategy.weigh(batch):
-            rank_zero_info("SIGTERM: all ranks stop after this step.")
-            announce_sigterm(trainer)
-
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self.strategy.in_step = False
         if not self._has_spoken:
             self._has_spoken = True
             _say_what_is_weighed(batch, self.strategy.weights)
@@ -228,12 +301,25 @@ class Weigher(Callback):
             self.strategy.average_buffers()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.strategy.in_step:
+            raise RuntimeError(
+                "The epoch ended in the middle of a step: training_step raised StopIteration, which Lightning takes "
+                "for the end of the data. Catch it there."
+            )
         self.strategy.average_buffers()  # max_steps ends an epoch at any batch
         log_figures(pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self.strategy.average_buffers()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self.strategy.has_validated()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        # First of all callbacks. A SIGTERM ends all ranks at one place, whatever else may end this one alone.
+        self.strategy.is_alone = not isinstance(exception, SIGTERMException)
 
 
 def _weight(batch: Any, weights: Weights) -> Tensor:

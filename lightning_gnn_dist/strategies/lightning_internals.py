@@ -29,7 +29,7 @@ def take_over_sigterm(trainer: Trainer, on_signal: Callable[[], None]) -> None:
         if not hasattr(owner, name):
             raise RuntimeError(
                 f"This Lightning has no {type(owner).__name__}.{name}, which rounds replace: "
-                "install lightning>=2.6,<2.7."
+                "install lightning>=2.6.6,<2.7."
             )
 
     def notify(signum: int, frame: Any) -> None:
@@ -71,6 +71,67 @@ def accumulated_batches(trainer: Trainer, epoch: int) -> int:
         if isinstance(callback, GradientAccumulationScheduler):
             return callback.get_accumulate_grad_batches(epoch)
     return trainer.accumulate_grad_batches
+
+
+def watch_loops(
+    trainer: Trainer,
+    *,
+    on_epoch_start: Callable[[], None],
+    before_step_ends: Callable[[], None],
+    after_step: Callable[[], None],
+    after_epoch: Callable[[], None],
+) -> None:
+    """Call these where no hook is: right before a loop looks at ``trainer.should_stop``."""
+    epoch_loop, fit_loop = trainer.fit_loop.epoch_loop, trainer.fit_loop
+
+    def start_epoch(data_fetcher: Any) -> None:
+        type(epoch_loop).on_run_start(epoch_loop, data_fetcher)
+        on_epoch_start()
+
+    def end_step(data_fetcher: Any) -> None:
+        before_step_ends()  # what follows may validate, because of a stop
+        type(epoch_loop).on_advance_end(epoch_loop, data_fetcher)
+        after_step()
+
+    def end_epoch() -> None:
+        type(fit_loop).on_advance_end(fit_loop)
+        after_epoch()
+
+    epoch_loop.on_run_start = start_epoch  # type: ignore[method-assign]
+    epoch_loop.on_advance_end = end_step  # type: ignore[method-assign]
+    fit_loop.on_advance_end = end_epoch  # type: ignore[method-assign]
+
+
+def give_back_loops(trainer: Trainer) -> None:
+    """Undo :func:`watch_loops`."""
+    for name in ("on_run_start", "on_advance_end"):
+        trainer.fit_loop.epoch_loop.__dict__.pop(name, None)
+    trainer.fit_loop.__dict__.pop("on_advance_end", None)
+
+
+def hear_skips(module: LightningModule, on_answer: Callable[[bool], None]) -> None:
+    """Tell ``on_answer`` whether the module's ``on_train_batch_start`` said to leave the epoch, which is -1."""
+    hook = module.on_train_batch_start
+    if getattr(hook, "__func__", None) is LightningModule.on_train_batch_start:
+        return  # not the user's: it says nothing
+
+    def listen(*args: Any) -> Any:
+        answer = hook(*args)
+        on_answer(answer == -1)
+        return answer
+
+    listen.heard = module.__dict__.get("on_train_batch_start")  # type: ignore[attr-defined]
+    module.on_train_batch_start = listen  # type: ignore[method-assign,assignment]
+
+
+def hear_no_skips(module: LightningModule) -> None:
+    """Undo :func:`hear_skips`."""
+    listen = module.__dict__.get("on_train_batch_start")
+    if not hasattr(listen, "heard"):
+        return
+    del module.on_train_batch_start
+    if listen.heard is not None:  # type: ignore[union-attr]
+        module.on_train_batch_start = listen.heard  # type: ignore[union-attr,method-assign]
 
 
 def announce_sigterm(trainer: Trainer) -> None:

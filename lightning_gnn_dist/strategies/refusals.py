@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
+from torch import nn
 
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.checks import check_durations, shown
@@ -149,6 +150,25 @@ def explain_unused_parameters(exception: BaseException, strategy: str) -> None:
         exception.args = (
             "Some parameters of the module had no part in the loss that training_step returned. If that is meant, use "
             f"{strategy}(find_unused_parameters=True); if they never have, freeze them with requires_grad_(False).",
+        )
+
+
+def check_dense(module: nn.Module, strategy: str) -> None:
+    """torch's DDP divides all other gradients by the number of ranks once more where one is sparse."""
+    sparse = [name for name, child in module.named_modules() if getattr(child, "sparse", False) is True]
+    if sparse and collectives.world_size() > 1:
+        raise ValueError(
+            f"{', '.join(sparse)} gives sparse gradients, beside which torch's DDP, and so {strategy}, makes those of "
+            "all other parameters too small: use sparse=False."
+        )
+
+
+def check_unused(names: list[str], strategy: str) -> None:
+    """All ranks see the same names, so all of them raise or none."""
+    if names:
+        raise RuntimeError(
+            f"{', '.join(names)} had no part in the loss that training_step returned, on any rank. If that is meant, "
+            f"use {strategy}(find_unused_parameters=True); if they never have, freeze them with requires_grad_(False)."
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist import collectives
@@ -74,6 +74,25 @@ def mark_in_round(checkpoint: dict[str, Any]) -> None:
     checkpoint[KEY] = {"version": VERSION, "ranks": None}
 
 
+def mark_alone(checkpoint: dict[str, Any]) -> None:
+    """Say that one rank wrote this after an exception, and where the others stood nobody knows. Not collective."""
+    rank_zero_warn(
+        "This checkpoint is written after an exception, so it holds rank 0's buffers and cannot be resumed. Its "
+        "weights can be loaded. Checkpoints that all ranks write, at the end of a step or later, can be resumed."
+    )
+    checkpoint[KEY] = {"version": VERSION, "ranks": None, "strategy": "grappa"}
+
+
+def average_buffers_of(checkpoint: dict[str, Any], module: nn.Module) -> None:
+    """Put the mean of all ranks' buffers into the checkpoint; those of the module stay as they are. Collective."""
+    names = [name for name, _ in module.named_buffers(remove_duplicate=False)]
+    for key in ("state_dict", "current_model_state"):  # the second of WeightAveraging
+        state = checkpoint.get(key, {})
+        means = {name: state[name].clone() for name in names if isinstance(state.get(name), Tensor)}
+        collectives.average_(means.values())
+        state.update(means)
+
+
 def take_from_checkpoint(checkpoint: dict[str, Any]) -> ReplicaState:
     """Put this rank's own state in the place of rank 0's, and say where the run stood."""
     saved = checkpoint.get(KEY)
@@ -114,6 +133,12 @@ def take_of_gradients(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
         raise ValueError(
             "The checkpoint was written by a strategy of rounds, whose epochs are rounds and not passes. To start from "
             "its weights, load them (Module.load_from_checkpoint(path)) and leave ckpt_path out."
+        )
+    if saved["ranks"] is None:
+        raise ValueError(
+            "The checkpoint was written after an exception, by one rank, so it does not say where the others stood and "
+            "cannot be resumed. Resume from an earlier one, or start from its weights "
+            "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
         )
     if len(saved["ranks"]) != collectives.world_size():
         rank_zero_warn(

@@ -1,0 +1,130 @@
+"""Ranks that exchange gradients at every step leave together: a stop on one of them is a vote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from lightning_gnn_dist import collectives
+from lightning_gnn_dist.strategies.lightning_internals import announce_sigterm
+
+
+class Votes(NamedTuple):
+    """How many ranks say so at a step."""
+
+    stop: int
+    sigterm: int
+    skips: int  # the rest of the epoch
+    unused: int  # parameters that the loss did not depend on
+
+
+class Leaving:
+    """Turns what one rank wants into what all of them do, after the same step.
+
+    Lightning lets a rank go as soon as its own ``trainer.should_stop`` is set, and the others wait for its gradients
+    for ever. So in the middle of an epoch the wish waits for the next step, whose exchange carries it, and all leave
+    after that step. After a validation and at the end of an epoch all ranks vote at once, and leave right there.
+
+    Args:
+        trainer: Whose loops the ranks leave.
+        device: Where votes are summed.
+        is_unfinished: Whether this rank's loss did not depend on all parameters. All ranks are asked at once.
+        on_unfinished: Called on all ranks when it holds on all of them.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        device: torch.device,
+        is_unfinished: Callable[[], bool],
+        on_unfinished: Callable[[], None],
+    ) -> None:
+        self.sigterm_received = False
+        self.skips = False  # what on_train_batch_start of the module said for the step that begins
+        self.has_validated = False
+        self._trainer, self._device = trainer, device
+        self._is_unfinished, self._on_unfinished = is_unfinished, on_unfinished
+        self._wants_to_stop = False
+        self._is_agreed = False
+        self._sums: Callable[[], Votes] | None = None
+
+    def own(self) -> list[bool]:
+        """What this rank says in the exchange of a step."""
+        return [self._wants_to_stop, self.sigterm_received, self.skips, self._is_unfinished()]
+
+    def take(self, sums: Tensor) -> None:
+        """What all ranks said. A refusal where they disagree on whether there is a step at all."""
+        self._sums = _arriving(sums)
+        # A rank that leaves may wait for the numbers. Where they are summed on the CPU, so may all.
+        if self.skips or not sums.is_cuda:
+            _check_skips(self._sums(), self.skips)
+
+    def before_step_ends(self) -> None:
+        """Before Lightning looks whether to validate or to leave, which both depend on ``should_stop``. Collective."""
+        votes, self._sums = None if self._sums is None else self._sums(), None
+        if votes is not None:
+            self._act_on(votes)
+        self.hold()
+
+    def after_step(self) -> None:
+        """After a validation, if there was one. Collective."""
+        if self.has_validated:  # on all ranks or on none: they count the same steps
+            self.has_validated = False
+            self.vote()
+
+    def hold(self) -> None:
+        """Keep this rank until the others know that it wants to leave."""
+        if self._is_agreed or collectives.world_size() == 1:
+            self._trainer.should_stop |= self._is_agreed
+        elif self._trainer.should_stop:
+            self._wants_to_stop, self._trainer.should_stop = True, False
+
+    def vote(self) -> None:
+        """Stop here if any rank wants to. Collective."""
+        wants = self._wants_to_stop or self._trainer.should_stop
+        sums = torch.tensor([wants, False, False, self._is_unfinished()], dtype=torch.float32, device=self._device)
+        collectives.sum_(sums)
+        self._act_on(_as_votes(sums))
+        self._trainer.should_stop |= self._is_agreed
+
+    def _act_on(self, votes: Votes) -> None:
+        if votes.unused == collectives.world_size():
+            self._on_unfinished()
+        if votes.sigterm:
+            rank_zero_info("SIGTERM: all ranks stop after this step.")
+            announce_sigterm(self._trainer)
+        self._is_agreed |= votes.stop > 0
+
+
+def _arriving(sums: Tensor) -> Callable[[], Votes]:
+    """The numbers, once they are here. On a GPU they travel while the step is computed, and nothing else waits."""
+    if not sums.is_cuda:
+        return lambda: _as_votes(sums)
+    copy, arrived = sums.to("cpu", non_blocking=True), torch.cuda.Event()
+    arrived.record()
+
+    def read() -> Votes:
+        arrived.synchronize()
+        return _as_votes(copy)
+
+    return read
+
+
+def _as_votes(sums: Tensor) -> Votes:
+    return Votes(*(int(number) for number in sums.tolist()))
+
+
+def _check_skips(votes: Votes, this_rank_skips: bool) -> None:
+    world_size = collectives.world_size()
+    if 0 < votes.skips < world_size:
+        here = "this one too" if this_rank_skips else "but not on this one"
+        raise RuntimeError(
+            f"on_train_batch_start returned -1, which leaves the epoch, on {votes.skips} of {world_size} ranks, {here}"
+            ". Gradients are exchanged at every step, so all ranks must leave at the same one: decide by what is the "
+            "same on all ranks, or set trainer.should_stop = True, which one rank may do for all."
+        )

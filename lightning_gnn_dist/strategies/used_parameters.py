@@ -1,0 +1,89 @@
+"""What DDP does not see to: parameters that had no part in one rank's loss, or that are frozen or freed in a fit.
+
+DDP sums a gradient when all ranks have one. A rank whose loss does not depend on a parameter has none, and the others
+would wait for it. Its share of the gradient is zero, so zeros are what it hands in here, after its backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, nn
+
+from lightning_gnn_dist import collectives
+
+
+class UsedParameters:
+    """Which parameters got a gradient in a backward pass. Make it right after DDP, which takes those that train then.
+
+    Args:
+        module: Whose parameters DDP exchanges.
+        hands_in_zeros: Hand in zeros for what had no part in the loss. False: DDP looks for these itself.
+    """
+
+    def __init__(self, module: nn.Module, *, hands_in_zeros: bool) -> None:
+        self.unused: list[str] = []  # trained, and without a part in the last loss of this rank
+        self._hands_in_zeros = hands_in_zeros
+        named = list(module.named_parameters())
+        self._names = {parameter: name for name, parameter in named if parameter.requires_grad}
+        self._frozen = {parameter: name for name, parameter in named if not parameter.requires_grad}
+        self._used: set[Tensor] = set()
+        hooked = self._names if hands_in_zeros else {}
+        self._handles = [each.register_post_accumulate_grad_hook(self._used.add) for each in hooked]
+
+    def begin(self) -> None:
+        """A backward pass is next."""
+        self._used.clear()
+        for parameter, name in self._frozen.items():
+            if parameter.requires_grad:
+                raise RuntimeError(
+                    f"The parameter {name} was frozen when the fit began and is trained now. The exchange of gradients "
+                    "is made for those that train at the start, so its own would stay on each rank: freeze it later, "
+                    "in on_train_start of the module or of a callback, or start another fit."
+                )
+
+    def hand_in_zeros(self) -> None:
+        """Let the exchange of the backward pass that is over go on. Not collective: DDP is, in the background."""
+        if not self._hands_in_zeros:
+            return
+        missing = [parameter for parameter in self._names if parameter not in self._used]
+        frozen = [parameter for parameter in missing if not parameter.requires_grad]
+        self.unused = [self._names[parameter] for parameter in missing if parameter.requires_grad]
+        if not missing:
+            return
+        before = [parameter.grad for parameter in frozen]
+        _train(frozen, True)
+        try:
+            torch.autograd.backward(missing, [torch.zeros_like(parameter) for parameter in missing])
+        finally:
+            _train(frozen, False)
+        for parameter, gradient in zip(frozen, before, strict=True):
+            self._check_frozen(parameter)
+            parameter.grad = gradient
+
+    def unused_everywhere(self, device: torch.device) -> list[str]:
+        """Those that no rank's loss depended on. Collective."""
+        unused = set(self.unused)
+        marks = torch.tensor([name in unused for name in self._names.values()], dtype=torch.float32, device=device)
+        collectives.sum_(marks)
+        everywhere = (marks == collectives.world_size()).tolist()
+        return [name for name, holds in zip(self._names.values(), everywhere, strict=True) if holds]
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _check_frozen(self, parameter: nn.Parameter) -> None:
+        if parameter.grad is not None and bool(parameter.grad.any()):
+            raise RuntimeError(
+                f"The parameter {self._names[parameter]} is frozen on rank {collectives.rank()} and trained on others, "
+                "so the replicas would part: freeze it on all ranks at the same step, or on none."
+            )
+
+
+def _train(parameters: Collection[Tensor], value: bool) -> None:
+    for parameter in parameters:
+        parameter.requires_grad_(value)

@@ -1,0 +1,152 @@
+"""Parameters that not all ranks use, or that are frozen and freed in a fit of Grappa."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.ranks import RankError, run_ranks
+from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
+from tests.strategies.weighted_fitting import grappa
+
+
+class Heads(Net):
+    """The head of a rank alone changes what it returns; a table of which rows take part; a head that nobody uses."""
+
+    def __init__(self, users: list[int]) -> None:
+        torch.manual_seed(3)
+        super().__init__(lr=0.05)
+        self.head, self.table = nn.Linear(1, 1), nn.Embedding(5, 1)
+        self.users = users
+        self.double()
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        x, y = (each.double() for each in batch)
+        return self.loss(x, y, self.global_rank in self.users)
+
+    def loss(self, x: Tensor, y: Tensor, uses: bool) -> Tensor:
+        out = self.layers(x)
+        if uses:
+            out = self.head(out) + self.table(torch.arange(len(x)) % 3)
+        return nn.functional.mse_loss(out, y)
+
+
+def by_hand(users: list[int], world_size: int, per_step: int = 1, epochs: int = 2) -> State:
+    """SGD along the mean of all ranks' gradients; a rank that does not use a parameter has a gradient of zero."""
+    module = Heads(users)
+    parameters = list(module.parameters())
+    data = [[(x.double(), y.double()) for x, y in batches(rank)] for rank in range(world_size)]
+    for _ in range(epochs):
+        for start in range(0, len(data[0]), per_step):
+            total = [torch.zeros_like(parameter) for parameter in parameters]
+            for rank in range(world_size):
+                for x, y in data[rank][start : start + per_step]:
+                    loss = module.loss(x, y, rank in users) / (per_step * world_size)
+                    own = torch.autograd.grad(loss, parameters, allow_unused=True)
+                    total = [a if b is None else a + b for a, b in zip(total, own, strict=True)]
+            with torch.no_grad():
+                for parameter, gradient in zip(parameters, total, strict=True):
+                    parameter -= 0.05 * gradient
+    return state_of(module)
+
+
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({}, {"accumulate_grad_batches": 2}),
+    ({"gradient_as_bucket_view": True}, {}),
+    ({"find_unused_parameters": True}, {}),
+    ({"static_graph": True}, {}),
+]
+
+
+def used_by_some(rank: int, world_size: int) -> list[State]:
+    states = []
+    for options, limits in CASES:
+        module = Heads([1])
+        fit(rank, grappa(**options), module, devices=world_size, max_epochs=2, **limits)
+        states.append(state_of(module))
+    return states
+
+
+def test_who_does_not_use_a_parameter_has_a_gradient_of_zero() -> None:
+    expected = [by_hand([1], 2, limits.get("accumulate_grad_batches", 1)) for _, limits in CASES]
+    for states in run_ranks(used_by_some, 2):
+        assert max(differs(*pair) for pair in zip(states, expected, strict=True)) < 1e-12
+
+
+def used_by_none(rank: int, world_size: int, limits: dict[str, Any]) -> None:
+    fit(rank, grappa(), Heads([]), devices=world_size, **limits)
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_epochs": 1, "limit_train_batches": 1}], ids=["some steps", "one step"])
+def test_a_parameter_that_nobody_uses_is_named(limits: dict[str, Any]) -> None:
+    with pytest.raises(RankError, match=r"head\.weight, head\.bias, table\.weight had no part") as error:
+        run_ranks(used_by_none, 2, limits)
+    assert all("find_unused_parameters=True" in text for text in error.value.failures.values())
+
+
+class Freezes(pl.Callback):
+    """Trains the first layer until an epoch, or from it on."""
+
+    def __init__(self, *, epoch: int, ranks: list[int], trains: bool) -> None:
+        self.epoch, self.ranks, self.trains = epoch, ranks, trains
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
+        if trainer.current_epoch == self.epoch and trainer.global_rank in self.ranks:
+            module.layers[0].requires_grad_(self.trains)
+
+
+def frozen_and_freed(rank: int, world_size: int) -> list[State]:
+    """The first layer at the start, and after each of three epochs: it trains in the first and the last."""
+    states: list[State] = []
+
+    class Keeps(pl.Callback):
+        def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
+            states.append(state_of(module))
+
+    calls = [Freezes(epoch=1, ranks=[0, 1], trains=False), Freezes(epoch=2, ranks=[0, 1], trains=True), Keeps()]
+    module = Net(optimizer="AdamW")
+    fit(rank, grappa(), module, devices=world_size, callbacks=calls)
+    return [*states, state_of(module)]
+
+
+def test_a_layer_may_be_frozen_and_freed() -> None:
+    first, second = run_ranks(frozen_and_freed, 2)
+    moved = [differs({"w": a["layers.0.weight"]}, {"w": b["layers.0.weight"]}) > 0 for a, b in pairwise(first)]
+    assert moved == [True, False, True]
+    assert differs(first[-1], second[-1]) == 0.0
+
+
+def frozen_on_one(rank: int, world_size: int) -> None:
+    calls = [Freezes(epoch=1, ranks=[1], trains=False)]
+    fit(rank, grappa(), Net(), devices=world_size, callbacks=calls)
+
+
+def freed(rank: int, world_size: int) -> None:
+    module = Net()
+    module.layers[0].requires_grad_(False)
+    fit(rank, grappa(), module, devices=world_size, callbacks=[Freezes(epoch=1, ranks=[0, 1], trains=True)])
+
+
+def sparse(rank: int, world_size: int) -> None:
+    module = Net()
+    module.table = nn.Embedding(5, 1, sparse=True)
+    fit(rank, grappa(), module, devices=world_size)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (sparse, "table gives sparse gradients"),
+        (frozen_on_one, r"layers\.0\.weight is frozen on rank 1 and trained on others"),
+        (freed, r"layers\.0\.weight was frozen when the fit began"),
+    ],
+)
+def test_what_ddp_would_get_wrong_is_refused(function: Any, message: str) -> None:
+    with pytest.raises(RankError, match=message):
+        run_ranks(function, 2, timeout=60)
