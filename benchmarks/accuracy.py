@@ -152,15 +152,16 @@ class Model(pl.LightningModule):
 class SAGE(Model):
     """On blocks."""
 
-    def __init__(self, sizes: list[int], dropout: float) -> None:
+    def __init__(self, sizes: list[int], dropout: float, norm: Callable[[int], torch.nn.Module] | None = None) -> None:
         super().__init__(dropout)
         self.convs = torch.nn.ModuleList(SAGEConv(*pair) for pair in pairwise(sizes))
+        self.norms = torch.nn.ModuleList(norm(size) if norm else torch.nn.Identity() for size in sizes[1:-1])
 
     def forward(self, batch: Any) -> Tensor:
         x = batch.x
         for layer, (conv, block) in enumerate(zip(self.convs, batch.blocks, strict=True)):
             x = conv((x, x[: block.num_dst]), block.adj)
-            x = self.activate(x) if layer + 1 < len(self.convs) else x
+            x = self.activate(self.norms[layer](x)) if layer + 1 < len(self.convs) else x
         return x
 
 
@@ -179,7 +180,11 @@ class GCN(Model):
         return x
 
 
-MODELS = {"sage": SAGE, "gcn": GCN}
+MODELS: dict[str, Callable[[list[int], float], Model]] = {
+    "sage": SAGE,
+    "sage-batchnorm": partial(SAGE, norm=torch.nn.BatchNorm1d),
+    "gcn": GCN,
+}
 
 
 class Curve(pl.Callback):

@@ -38,7 +38,8 @@ class ScatteredDataModule(LightningDataModule):
 
     Training batches come from the rank's own share alone. Corrections on the whole graph, evaluation and prediction
     sample across all shares: neighbours are drawn by the ranks that own the rows, features are fetched once for all
-    nodes of a bulk. The batches are the same as if every rank had the whole graph, and so is what they measure.
+    nodes of a bulk. The batches are the same as if every rank had the whole graph, with nodes and edges in the order of
+    the shares, and so is what they measure.
 
     With more ranks than shares, several ranks hold the same share: ``2 n`` ranks of ``n`` shares form two groups that
     never ask each other, and divide the training nodes of a share among them.

@@ -65,6 +65,10 @@ class RoundStrategy(StartsTogether):
     and schedulers by epoch come right after a meeting, when all replicas are equal. Between meetings the ranks
     exchange nothing.
 
+    A mean over ranks counts those that did not train a weight, too. The row of an ``nn.Embedding`` over nodes is
+    trained by the rank that has the node, so that with P ranks it keeps 1/P of what Adam, whose steps are as long
+    however small the gradient, has moved it: give such a table P times the learning rate.
+
     Args:
         clock: Decides when a round ends. Default: after each pass over the training nodes.
         weights: Weigh replicas alike (``"uniform"``) or by the training nodes of their parts (``"nodes"``).

@@ -233,6 +233,40 @@ def test_corrections_of_sparse_gradients_are_those_of_dense_ones() -> None:
     assert differs(*states) < 1e-6
 
 
+# Rows that one rank alone trains.
+
+
+class Rows(pl.LightningModule):
+    """A class for each row, and a rate for the table that is some times that of the rest."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows, self.head, self.times = torch.nn.Embedding(400, 4), torch.nn.Linear(4, 4), times
+        torch.nn.init.zeros_(self.rows.weight)
+
+    def training_step(self, batch: Any) -> Tensor:
+        seeds = slice(batch.batch_size)
+        return functional.cross_entropy(self.head(self.rows(batch.n_id[seeds])), batch.y[seeds])
+
+    def configure_optimizers(self) -> Any:
+        groups = [{"params": self.rows.parameters(), "lr": 0.01 * self.times}, {"params": self.head.parameters()}]
+        return torch.optim.Adam(groups, lr=0.01)
+
+
+def moved(rank: int, world_size: int, times: int) -> float:
+    data, module = data_module(sampler=WholePartSampler(2), batch_size=10**6), Rows(times)
+    strategy: Any = LocalSGDStrategy(EverySteps(1), **PATIENCE)
+    fit(strategy, module, data, world_size, max_epochs=5, limit_val_batches=0)
+    return float(module.rows.weight.detach()[small_graph().split("train")].abs().mean())
+
+
+@pytest.mark.filterwarnings("ignore:.*validation_step")
+def test_a_row_of_one_rank_moves_as_far_at_as_many_times_the_rate() -> None:
+    alone, small, enough = moved(0, 1, 1), run_ranks(moved, 2, 1)[0], run_ranks(moved, 2, 2)[0]
+    assert small == pytest.approx(alone / 2, rel=0.02) and enough == pytest.approx(alone, rel=0.02)
+
+
 def test_local_sgd_offers_no_global_drift() -> None:
     with pytest.raises(ValueError, match=r"drift must be one of \['ranks', None\], got 'global'"):
         LocalSGDStrategy(drift="global")  # type: ignore[arg-type]
