@@ -20,6 +20,7 @@ MAX_INTEGER = 2**63 - 1  # of a tensor, a file and a C library
 MAX_SEED = 2**48 - 1  # so that a seed for each rank and purpose, which is made of it, stays an integer of 64 bits
 MAX_HOPS = 10_000  # of a model: all that is done for each hop then ends
 MAX_NUMBER = 1e9  # of a share, a time in seconds, a weight: what lies beyond is a mistake
+_MAX_SHOWN = 200  # letters
 _MAX_NAME = 255  # bytes of a file's name
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
@@ -34,7 +35,8 @@ def shown(value: object) -> str:
     if isinstance(value, int) and abs(value) > 10**60:
         return f"an integer of {value.bit_length()} bits"
     try:
-        return " ".join(_short.repr(value).split())
+        text = " ".join(_short.repr(value).split())
+        return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
     except Exception:  # of somebody else's __repr__
         return f"a {type(value).__name__}"
 

@@ -23,7 +23,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.cut import Cut
-from lightning_gnn_dist.data_checks import check_cut, check_objects, check_settings
+from lightning_gnn_dist.data_checks import check_cut, check_objects, check_settings, explain_features
 from lightning_gnn_dist.global_batches import GlobalBatches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.loader import BatchLoader
@@ -221,6 +221,7 @@ class PartModule(LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         """End what runs in the background: after an exception or Ctrl-C Lightning tears nothing down."""
+        explain_features(exception, self.graph.node_arrays.get("x"))
         self.teardown("fit")
 
     def state_dict(self) -> dict[str, Any]:

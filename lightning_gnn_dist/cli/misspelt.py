@@ -35,9 +35,10 @@ def hint(message: str, names: Collection[str]) -> str | None:
         message: What jsonargparse complains of.
         names: All names that the parser knows, with dots between a group and its own.
     """
-    if found := OF_CLASS.search(message):
+    for path, name in OF_CLASS.findall(message):
         with suppress(ImportError, AttributeError, ValueError):  # a class that cannot be looked into
-            return _of_class(*found.groups())
+            if advice := _of_class(path, name):
+                return advice
     if found := OF_MODULE.search(message):
         module, name = found.groups()
         public = [other for other in vars(import_module(module)) if not other.startswith("_")]
@@ -53,16 +54,20 @@ def hint(message: str, names: Collection[str]) -> str | None:
     return next(_misspelt_structure(message), None)
 
 
-def _of_class(path: str, name: str) -> str:
+def _of_class(path: str, name: str) -> str | None:
+    """None of a class without parameters, such as a base that was tried in place of the one that is meant."""
     module, _, attribute = path.rpartition(".")
-    return _suggest(name, _parameters(getattr(import_module(module), attribute)), f"{attribute} takes")
+    known = _parameters(getattr(import_module(module), attribute))
+    return _suggest(name, known, f"{attribute} takes") if known else None
 
 
-def _of_parser(name: str, names: Collection[str]) -> str:
+def _of_parser(name: str, names: Collection[str]) -> str | None:
     """Descend as far as the name is right, and compare what comes next."""
     prefix = ""
     for segment in name.split("."):
         here = {known.removeprefix(prefix).split(".")[0] for known in names if known.startswith(prefix)}
+        if not here:  # of a parser within the parser, tried for something else
+            return None
         if segment not in here:
             return _suggest(segment, here, f"{prefix.rstrip('.') or 'a configuration'} takes")
         prefix += f"{segment}."

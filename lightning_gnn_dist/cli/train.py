@@ -24,6 +24,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.report import RunReport
+from lightning_gnn_dist.cli.config_file import check_files
 from lightning_gnn_dist.cli.misspelt import PACKAGE, hint
 from lightning_gnn_dist.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
@@ -32,7 +33,7 @@ from lightning_gnn_dist.layers import has_layers
 from lightning_gnn_dist.scattered.datamodule import ScatteredDataModule
 
 PROGRAM = "lightning-gnn-dist"
-REFUSALS = (ValueError, FileNotFoundError)
+REFUSALS = (ValueError, TypeError, OSError)
 COMMANDS = {
     "fit": "train as a configuration says",
     "validate": "evaluate on the validation nodes",
@@ -43,6 +44,11 @@ COMMANDS = {
 
 def run(arguments: Sequence[str] | None = None) -> None:
     """Do what the arguments, or those of this process, say."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        check_files(given[1:])
+    except REFUSALS as error:
+        raise SystemExit(f"{PROGRAM} {given[0]}: {error}") from error
     if os.getcwd() not in sys.path:  # where a user's own module lies; a console script does not look there
         sys.path.append(os.getcwd())  # at the end: a file there takes no library's place
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.. is deprecated")  # Lightning, of itself

@@ -18,7 +18,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.collectives import gather_rows, open_channel
 from lightning_gnn_dist.coverage import Coverage
-from lightning_gnn_dist.data_checks import check_objects, check_settings
+from lightning_gnn_dist.data_checks import check_objects, check_settings, explain_features
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.part_loader import PartLoader
@@ -171,6 +171,8 @@ class ScatteredDataModule(LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         """End what runs in the background: after an exception or Ctrl-C Lightning tears nothing down."""
+        if self._graph is not None:
+            explain_features(exception, self._graph.share.rows.node_arrays.get("x"))
         self.teardown("fit")
 
     # What strategies ask for.

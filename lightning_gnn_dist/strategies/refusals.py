@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
 from torch import nn
 
@@ -210,11 +211,24 @@ def require_step(module: Any) -> None:
             "With manual optimisation training_step() takes steps itself, so gradients for corrections cannot come "
             "from it: define correction_step(batch), which returns the mean loss over the seeds."
         )
-    if has_own_step(module):
+    if not has_own_step(module):
+        _refuse_near_step(module)
+    else:
         try:
             inspect.signature(module.correction_step).bind("batch")
         except TypeError as error:
             raise TypeError(f"correction_step(batch) is called with the batch alone: {error}.") from error
+
+
+def _refuse_near_step(module: Any) -> None:
+    """A step of its own that is no method, or has nearly that name, would be passed over in silence."""
+    own = getattr(module, "correction_step", None)
+    if own is not None:
+        raise TypeError(f"correction_step must be a method of the module, correction_step(batch), got {shown(own)}.")
+    methods = [name for level in type(module).__mro__ for name, value in vars(level).items() if callable(value)]
+    known = {name for name in methods if not name.startswith("_") and not hasattr(LightningModule, name)}
+    if near := get_close_matches("correction_step", known, n=1, cutoff=0.9):
+        raise ValueError(f"The module has a method {near[0]}, and corrections call correction_step(batch): rename it.")
 
 
 def check_sizes(sizes: list[int]) -> None:
