@@ -192,7 +192,7 @@ def check_durations(**durations: timedelta) -> None:
     for name, value in durations.items():
         check_instance(name, value, timedelta, "a timedelta, such as timedelta(minutes=30)")
         if not 0 < value.total_seconds() <= MAX_NUMBER:
-            raise ValueError(f"{name} must be longer than nothing and at most {MAX_NUMBER:g} seconds, got {value}.")
+            raise ValueError(f"{name} must be longer than nothing, got {value}, and up to {MAX_NUMBER:g} seconds.")
 
 
 def check_list(name: str, value: object, example: str) -> None:

@@ -27,7 +27,10 @@ def _run(options: argparse.Namespace) -> None:
         raise SystemExit("--ranks must be at least 2: the demo compares several processes with one.")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    graph = communities(options.nodes)
+    try:
+        graph = communities(options.nodes)
+    except ValueError as error:
+        raise SystemExit(f"lightning-gnn-dist demo: {error}") from error
     outcomes = run_demo(graph, ranks=options.ranks, rounds=options.rounds, steps=options.steps)
     if outcomes is None:
         return

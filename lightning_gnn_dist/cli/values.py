@@ -29,16 +29,16 @@ def seconds(text: str) -> float:
     """A time, longer than nothing."""
     value = float(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds, more than 0, got {text}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, more than 0, got {text:.40}")
     return value
 
 
 def gigabytes(text: str) -> int:
     """A number of GB, in bytes."""
-    value = round(float(text) * 1e9)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be more than 0, got {text}")
-    return value
+    value = float(text) * 1e9
+    if not 1 <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"must be more than 0 and finite, got {text:.40}")
+    return round(value)
 
 
 def in_bytes(count: float) -> str:

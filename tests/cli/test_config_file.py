@@ -89,3 +89,15 @@ def test_files_for_other_options_are_looked_at_too(tmp_path: Path) -> None:
 def test_a_configuration_must_be_a_file(path: str) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match="--config must be a"):
         check_files([f"--config={path}"])
+
+
+@pytest.mark.parametrize("number", ["inf", "nan", "-1", "0", "1e300", "x"])
+def test_an_amount_of_memory_is_a_number(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["prepare", "source", "out", f"--out-of-core={number}"])
+    assert "argument --out-of-core: " in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_demo_of_too_few_nodes_is_refused_in_one_line() -> None:
+    with pytest.raises(SystemExit, match=r"lightning-gnn-dist demo: num_nodes \(3\) must be at least twice"):
+        main(["demo", "--nodes=3"])
