@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "residency": {"graph", "partition"},
     "coverage": {"graph", "partition", "residency"},
     "sampling": {"graph"},
+    "depth": set(),
     "loader": {"graph", "sampling"},
     "placement": {"graph", "sampling"},
     "global_batches": {"graph", "sampling"},
@@ -38,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "global_batches",
         "surroundings",
         "cut",
+        "depth",
         "part_loader",
     },
     "datamodule": {
@@ -86,6 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "collectives",
         "row_file",
         "layers",
+        "depth",
     },
     "row_file": set(),
     "layers": {"graph", "sampling", "collectives", "row_file"},
