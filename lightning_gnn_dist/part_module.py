@@ -24,6 +24,7 @@ from lightning_gnn_dist.checks import (
 from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.cut import Cut
 from lightning_gnn_dist.data_checks import check_cut, check_objects, check_settings, explain_features
+from lightning_gnn_dist.depth import DepthCheck
 from lightning_gnn_dist.global_batches import GlobalBatches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.loader import BatchLoader
@@ -105,6 +106,7 @@ class PartModule(LightningDataModule):
         self._train_loader: PartLoader | None = None
         self._period: int | None = None
         self._whole: GlobalBatches | None = None
+        self._depth = DepthCheck()
 
     # What a subclass says.
 
@@ -337,6 +339,7 @@ class PartModule(LightningDataModule):
 
     def _eval_loader(self, sampler: Sampler, seeds: Tensor, whose: str, num_ids: int | None = None) -> BatchLoader:
         """This rank's share of ``seeds``, sampled in the whole graph."""
+        self._depth.check(self.trainer, self.sampler)
         world_size, count = self._world_size(), seeds.numel()
         if count < world_size:
             raise ValueError(f"{whose}, but {world_size} ranks share the evaluation: each needs one at least.")

@@ -19,6 +19,7 @@ from lightning_gnn_dist.checks import (
 from lightning_gnn_dist.collectives import gather_rows, open_channel
 from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.data_checks import check_objects, check_settings, explain_features
+from lightning_gnn_dist.depth import DepthCheck
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.part_loader import PartLoader
@@ -98,6 +99,7 @@ class ScatteredDataModule(LightningDataModule):
         check_objects(coverage, sampler=sampler, correction_sampler=correction_sampler)
         self.path = check_path("path", path)
         self.bounds = Bounds.read(self.path)
+        self._depth = DepthCheck()
         self.sampler: Sampler = NeighborSampler([15, 10]) if sampler is None else sampler
         self.correction_sampler = check_sampler(self.sampler if correction_sampler is None else correction_sampler)
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
@@ -277,6 +279,7 @@ class ScatteredDataModule(LightningDataModule):
 
     def _eval_loader(self, nodes: Tensor, whose: str) -> BatchLoader:
         """This rank's share of ``nodes``, with all their neighbours. Mostly nodes of its own share."""
+        self._depth.check(self.trainer, self.sampler)
         world_size, count = self._world_size(), nodes.numel()
         if count < world_size:
             raise ValueError(
