@@ -127,7 +127,8 @@ def stub(folder: Path, name: str, text: str) -> str:
 
 TORCHRUN = f'#!/bin/bash\nexec {sys.executable} -m torch.distributed.run "$@"\n'
 TAKE_DOWN = '#!/bin/bash\nprintf \'%s\\0\' "$@" > "$0.$NODE"\n'
-SSH = '#!/bin/bash\nexport NODE=$1\nshift\nexec bash -c "$*"\n'  # of a host that is this one
+# Of a host that is this one. The host comes after "--", or it could be an option.
+SSH = '#!/bin/bash\n[[ $1 == -- ]] || exit 9\nexport NODE=$2\nshift 2\nexec bash -c "$*"\n'
 
 
 def check_accepted(taken: Path, node: int, monkeypatch: pytest.MonkeyPatch) -> None:
