@@ -1,18 +1,23 @@
-"""What all strategies here share: a start at which all ranks are there, and exact means of what ranks log."""
+"""What all strategies here share: a start at which all ranks are there with the same data, and exact logged means."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.strategies import refusals
 
 
 class StartsTogether(DDPStrategy):
     """Calls the roll before the process group is made, which would wait for half an hour and name nobody.
+
+    Then ranks compare what they have to have alike, and refuse to train if they have not.
 
     Args:
         start_timeout: How long the ranks wait for each other.
@@ -24,6 +29,12 @@ class StartsTogether(DDPStrategy):
         if not start_timeout > timedelta(0):
             raise ValueError(f"start_timeout must be longer than nothing, got {start_timeout}.")
         self.start_timeout = start_timeout
+        self.processors_differ = False
+
+    def setup(self, trainer: Trainer) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.processors_differ = refusals.check_ranks(trainer, self.root_device)
+        super().setup(trainer)
 
     def setup_distributed(self) -> None:
         self.set_world_ranks()
