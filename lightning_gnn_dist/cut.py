@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.coverage import Coverage
+from lightning_gnn_dist.graph.digest import sampled_digest, sketches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
@@ -67,6 +70,21 @@ class Cut:
         for rank in range(world_size):
             owner[list(self.residency.held(0, rank, world_size, self.seed).own)] = rank
         return Partition(owner[partition.assignment], world_size)
+
+    def digests(self, world_size: int) -> dict[str, Any]:
+        """Of what ranks have to agree on beside edges and masks, of which the graph's fingerprint tells.
+
+        ``arrays``: labels and whatever else the graph knows. ``values``: two numbers for arrays of fractions, such as
+        features. ``parts``: every node's chunk, exactly, and which ranks hold it in the first two super-epochs.
+        """
+        arrays = {f"nodes/{name}": array for name, array in self.graph.node_arrays.items()}
+        arrays |= {f"edges/{name}": array for name, array in self.graph.edge_arrays.items()}
+        parts = hashlib.blake2b(digest_size=16)
+        if world_size > 1:
+            held = [held_by_all(self.residency, super_epoch, world_size, self.seed) for super_epoch in range(2)]
+            parts.update(f"{self.seed} {held}".encode())
+            parts.update(self.partition(world_size).assignment.contiguous().numpy().data)
+        return {"arrays": sampled_digest(arrays), "values": sketches(arrays), "parts": parts.hexdigest()}
 
     def reader(self, rank: int, world_size: int) -> PartReader:
         """Reads the parts of one rank."""

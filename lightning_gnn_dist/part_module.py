@@ -130,6 +130,11 @@ class PartModule(LightningDataModule):
         return self.graph.fingerprint
 
     @property
+    def digests(self) -> dict[str, Any]:
+        """Of what else ranks must have alike: the graph's arrays, and who holds which part."""
+        return self._cut.digests(self._world_size())
+
+    @property
     def num_nodes(self) -> int:
         """Nodes of the whole graph."""
         return self.graph.num_nodes
@@ -257,10 +262,7 @@ class PartModule(LightningDataModule):
 
     @property
     def figures(self) -> dict[str, float]:
-        """What a strategy may log: since the fit began, the time that training waited for data, and what parts cost.
-
-        And ``data/coverage``, the mean of the running part's training nodes, where there is one.
-        """
+        """What a strategy may log: the time a fit waited for data, what parts cost, the running one's coverage."""
         loader = self._train_loader
         waited = (loader.waited_seconds, loader.waited_share) if loader is not None else (0.0, 0.0)
         figures = dict(zip(("data/waited_seconds", "data/waited_share"), waited, strict=True))

@@ -93,20 +93,6 @@ def test_prediction_covers_all_nodes_in_order() -> None:
 # Refusals.
 
 
-def different_graphs(rank: int, world_size: int, what: str) -> None:
-    graph = communities(600, 4, num_features=12, train_share=0.15, seed=3 + rank * (what == "edges"))
-    if what == "mask":
-        graph.node_arrays["test_mask"][rank] ^= True
-    fit_with(rank, world_size, graph, {})
-
-
-@pytest.mark.parametrize("what", ["edges", "mask"])
-def test_ranks_with_different_graphs_are_refused(what: str) -> None:
-    with pytest.raises(RankError, match=r"Ranks \[1\] have another graph than rank 0") as error:
-        run_ranks(different_graphs, 2, what)
-    assert set(error.value.failures) == {0, 1}
-
-
 def test_no_training_node_at_all_is_said() -> None:
     graph = small_graph()
     graph.node_arrays["train_mask"].zero_()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import islice
@@ -24,10 +23,9 @@ from lightning_gnn_dist.rounds import (
     RoundProgress,
     RoundTimer,
     schedule,
-    steps_of_round,
     takes_equal_steps,
 )
-from lightning_gnn_dist.strategies import frozen, refusals, replica_state
+from lightning_gnn_dist.strategies import estimate, frozen, refusals, replica_state
 from lightning_gnn_dist.strategies.companion import Companion, Votes
 from lightning_gnn_dist.strategies.drift import DriftCorrection, refuse_sparse_tables
 from lightning_gnn_dist.strategies.gradients import (
@@ -38,7 +36,6 @@ from lightning_gnn_dist.strategies.gradients import (
     without_noise,
 )
 from lightning_gnn_dist.strategies.lightning_internals import (
-    accumulated_batches,
     give_back_sigterm,
     take_over_estimate,
     take_over_sigterm,
@@ -135,6 +132,7 @@ class RoundStrategy(StartsTogether):
         self.batches_done = 0
         self.batches_of_ranks: list[int] = []
         self.in_round = False
+        self._has_taken_first = False
         self._unequal: set[int] = set()  # parameters that differed between ranks when they met, by number
         self.stop_requested = False
         self.sigterm_received = False
@@ -204,7 +202,6 @@ class RoundStrategy(StartsTogether):
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        refusals.check_graphs_of_ranks(self._module().trainer, self.root_device)
         rank_zero_info(schedule(self.clock, self._module().trainer.max_epochs, self._steps_per_pass()))
         if self._resumed is None:
             self._set_anchor()
@@ -271,29 +268,18 @@ class RoundStrategy(StartsTogether):
         seconds = self._timer.expected(batches)
         return self.clock.is_over(RoundProgress(self.round_idx, batches // per_step, self._steps_per_pass(), seconds))
 
-    def _steps_per_pass(self, batches_per_step: int | None = None) -> int:
+    def _steps_per_pass(self) -> int:
+        return -(-self._batches_per_pass() // self._module().trainer.accumulate_grad_batches)
+
+    def _batches_per_pass(self) -> int:
+        if self._round_loader is None:  # asked for by configure_optimizers()
+            self._module().trainer.fit_loop.setup_data()  # as Lightning's estimated_stepping_batches does
         assert self._round_loader is not None
-        num_batches = len(self._round_loader.loader)  # type: ignore[arg-type]
-        return -(-num_batches // (batches_per_step or self._module().trainer.accumulate_grad_batches))
+        return len(self._round_loader.loader)  # type: ignore[arg-type]
 
     def estimated_steps(self) -> float:
-        """``trainer.estimated_stepping_batches``: the local steps of the whole run, of a resumed one too."""
-        trainer = self._module().trainer
-        if trainer.max_epochs == -1:
-            return math.inf
-        if not takes_equal_steps(self.clock):
-            refusals.refuse_estimate(self.clock, "it does not say how many steps a rank takes in a round")
-        if isinstance(self.clock, EveryPass) and self._round_loader is None:
-            trainer.fit_loop.setup_data()  # as Lightning's own property does
-        batches_per_step = [accumulated_batches(trainer, epoch) for epoch in range(max(trainer.max_epochs or 0, 1))]
-        steps = (self._steps_of_round(r, batches) for r, batches in enumerate(batches_per_step))
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return min(next(steps), -(-int(trainer.limit_train_batches) // batches_per_step[0]))
-        return sum(steps)
-
-    def _steps_of_round(self, round_idx: int, batches_per_step: int) -> int:
-        per_pass = self._steps_per_pass(batches_per_step) if isinstance(self.clock, EveryPass) else 0
-        return steps_of_round(self.clock, round_idx, per_pass)
+        """What ``trainer.estimated_stepping_batches`` says."""
+        return estimate.estimated_steps(self.clock, self._module().trainer, self._batches_per_pass)
 
     def begin_round(self) -> None:
         """A batch is here, perhaps the first of a round."""
@@ -305,10 +291,10 @@ class RoundStrategy(StartsTogether):
         self.seconds_in_round = self._timer.end(batches)
         self.batches_of_ranks = self._share_batches(batches)
         self.end_round()
-        equal = collectives.checksum(self._averaged_tensors()) if self.world_size > 1 else 0
-        steps = self._module().trainer.global_step
-        mine = Votes(batches, self.stop_requested, self.sigterm_received, equal, steps)
-        votes = [Votes(b, bool(s), bool(t), c, g) for b, s, t, c, g in self._gather(mine)]
+        votes = self._vote(batches)
+        if self.processors_differ and len({vote.checksum for vote in votes}) > 1:
+            self._take_first()
+            votes = self._vote(batches)
         refusals.check_replicas([vote.checksum for vote in votes], self.round_idx)
         self.round_idx += 1
         self.batches_done += batches
@@ -316,6 +302,22 @@ class RoundStrategy(StartsTogether):
         self._set_anchor()
         self.in_round = False  # last: what fails before this leaves no checkpoint that could be resumed
         return votes
+
+    def _vote(self, batches: int) -> list[Votes]:
+        """What each rank says at the end of a round."""
+        equal = collectives.checksum(self._averaged_tensors()) if self.world_size > 1 else 0
+        steps = self._module().trainer.global_step
+        mine = Votes(batches, self.stop_requested, self.sigterm_received, equal, steps)
+        return [Votes(b, bool(s), bool(t), c, g) for b, s, t, c, g in self._gather(mine)]
+
+    def _take_first(self) -> None:
+        if not self._has_taken_first:
+            rank_zero_info(
+                "Ranks compute on processors of different kinds, whose results differ in the last digits. Where "
+                "replicas do after a meeting, all take rank 0's, which moves the model once more."
+            )
+        self._has_taken_first = True
+        replica_state.take_first_(self._averaged_tensors())
 
     def _gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """The numbers of all ranks, on every rank."""

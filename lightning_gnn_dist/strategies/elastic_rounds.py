@@ -37,8 +37,22 @@ class Row(NamedTuple):
     batches: int
     stop: int
     global_step: int
-    fingerprint: int
     waits: int
+    dealt_among: int
+    premises: refusals.Premises
+
+
+_NUM_NUMBERS = len(Row._fields) - 1 + len(refusals.Premises._fields)
+
+
+def _numbers(row: Row) -> list[int]:
+    return [*row[:-1], *row.premises]
+
+
+def _read(numbers: list[int]) -> Row:
+    """Undoes :func:`_numbers`, of a row that may go on."""
+    batches, stop, global_step, waits, dealt_among, *premises = numbers[:_NUM_NUMBERS]
+    return Row(batches, stop, global_step, waits, dealt_among, refusals.Premises(*premises))
 
 
 class OwnWorld(ClusterEnvironment):
@@ -93,6 +107,8 @@ class ElasticRounds(RoundStrategy):
 
     elastic: Elastic | None = None
     _member: Membership | None = None
+    _premises: refusals.Premises | None = None  # of the parts that were dealt last, among so many
+    _dealt_among = 0
     _place = 0
     _told = 0
 
@@ -175,10 +191,25 @@ class ElasticRounds(RoundStrategy):
         assert self._member is not None
         trainer = self._module().trainer
         weight = 0.0 if not batches else float(batches) if self.weights == "steps" else self._weight()
-        mine = Row(batches, int(self.stop_requested), trainer.global_step, refusals.fingerprint_of(trainer), int(waits))
-        said = self._member.meet(self._tensors_to_average, weight, lambda: [*mine, *self._frozen_sums()])
-        rows = [Row(*row[: len(mine)]) for row in said]
-        refusals.check_same_graph([row.fingerprint for row in rows])
+        own = Row(
+            batches,
+            int(self.stop_requested),
+            trainer.global_step,
+            int(waits),
+            self._dealt_among,
+            self._premises or refusals.premises_of(trainer),
+        )
+        said = self._member.meet(self._tensors_to_average, weight, lambda: [*_numbers(own), *self._frozen_sums()])
+        rows = [_read(row) for row in said]
+        # Who was away has parts of another deal, and is about to get new ones.
+        absent = [row.dealt_among != rows[0].dealt_among for row in rows]
+        parts = rows[0].premises.parts
+        refusals.check_same_premises(
+            [
+                row.premises._replace(parts=parts) if away else row.premises
+                for row, away in zip(rows, absent, strict=True)
+            ]
+        )
         self.batches_of_ranks = [row.batches for row in rows]
         self.round_idx += any(self.batches_of_ranks)
         if not batches and (self._member.was_behind or any(self.batches_of_ranks)):
@@ -192,7 +223,7 @@ class ElasticRounds(RoundStrategy):
         return frozen.checksums(list(self._module().parameters()))
 
     def _tensors_to_average(self, rows: list[list[int]]) -> list[Tensor]:
-        self._unequal = frozen.unequal([row[len(Row._fields) :] for row in rows])
+        self._unequal = frozen.unequal([row[_NUM_NUMBERS:] for row in rows])
         return self._averaged_tensors()
 
     def _dealt(self, loader: Any) -> Any:
@@ -202,6 +233,8 @@ class ElasticRounds(RoundStrategy):
             return loader  # the script's own, for this rank
         datamodule.teardown("fit")
         datamodule.setup("fit")
+        assert self._member is not None
+        self._premises, self._dealt_among = refusals.premises_of(self._module().trainer), self._member.seat.of
         return datamodule.train_dataloader()
 
     @contextmanager

@@ -174,7 +174,6 @@ class GrappaStrategy(StartsTogether):
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        refusals.check_graphs_of_ranks(self._module().trainer, self.root_device)
         if self._resumed is not None:
             replica_state.restore_random_state(self._resumed["random_state"])
             for name, buffer in self._module().named_buffers():  # DDP gave all ranks those of rank 0

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -15,6 +18,12 @@ from torch import nn
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.checks import check_durations, shown
 from lightning_gnn_dist.strategies.gradients import has_own_step
+
+_ACCURACY = 1e-4  # to which ranks compare sums of features
+_RUN_ONCE_PER_RANK = (
+    "Lightning runs the script once per rank, so what is drawn without a seed (a split, a graph, features) differs "
+    "from rank to rank: call lightning.seed_everything(0) first, or save the graph once and give its path."
+)
 
 
 def check_launch(process_group_backend: Any, **durations: Any) -> None:
@@ -99,26 +108,78 @@ def refuse_exchange(strategy: str, what: str) -> None:
     )
 
 
-def fingerprint_of(trainer: Any) -> int:
-    """Tells the data module's graph from others."""
-    return int(getattr(trainer.datamodule, "fingerprint", "0")[:12], 16)
+class Premises(NamedTuple):
+    """What ranks must have alike, each as an integer of 48 bits; 0 where the data module does not say."""
+
+    graph: int
+    arrays: int
+    parts: int
+    value: int
+    other_value: int
 
 
-def check_graphs_of_ranks(trainer: Any, device: torch.device) -> None:
-    """Collective."""
-    own = torch.tensor([fingerprint_of(trainer)], device=device)
-    check_same_graph([number for (number,) in collectives.gather_rows(own).tolist()])
+def premises_of(trainer: Any) -> Premises:
+    """This rank's."""
+    digests = getattr(trainer.datamodule, "digests", {})
+    said = getattr(trainer.datamodule, "fingerprint", "0"), digests.get("arrays", "0"), digests.get("parts", "0")
+    graph, arrays, parts = (int(digest[:12], 16) for digest in said)
+    first, second = (round(value / _ACCURACY) for value in digests.get("values", (0.0, 0.0)))
+    return Premises(graph, arrays, parts, first, second)
+
+
+def check_ranks(trainer: Any, device: torch.device) -> bool:
+    """Refuse ranks that have not the same data; whether their processors are of different kinds. Collective."""
+    own = torch.tensor([*premises_of(trainer), processor_of(device)], device=device)
+    rows = collectives.gather_rows(own).tolist()
+    check_same_premises([Premises(*row[:-1]) for row in rows])
+    return len({row[-1] for row in rows}) > 1
+
+
+def check_same_premises(ranks: list[Premises]) -> None:
+    """All ranks see the same numbers, so all of them raise or none."""
+    check_same_graph([rank.graph for rank in ranks])
+    others = _odd([rank.arrays for rank in ranks])
+    others += [place for place, rank in enumerate(ranks) if _differ(rank, ranks[0]) and place not in others]
+    if others:
+        raise ValueError(
+            f"Ranks {sorted(others)} have other features, labels or further arrays than rank 0. {_RUN_ONCE_PER_RANK}"
+        )
+    if odd := _odd([rank.parts for rank in ranks]):
+        raise ValueError(
+            f"Ranks {odd} deal out the nodes otherwise than rank 0, so that some would be nobody's and others those of "
+            "two: by another Partition, another result of the partitioner, another residency or another seed of the "
+            "data module. Give all ranks the same. Make a Partition once and load it on all ranks, or call "
+            "lightning.seed_everything(0) before it is drawn; a partitioner may depend on its fields, the graph, the "
+            "number of parts and the seed alone."
+        )
+
+
+def _differ(one: Premises, other: Premises) -> bool:
+    """By more than the last digits."""
+    return abs(one.value - other.value) > 1 or abs(one.other_value - other.other_value) > 1
 
 
 def check_same_graph(fingerprints: list[int]) -> None:
     """All ranks see the same fingerprints, so all of them raise or none."""
-    if len(set(fingerprints)) > 1:
-        odd = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
+    if odd := _odd(fingerprints):
         raise ValueError(
-            f"Ranks {odd} have another graph than rank 0: other edges, or other masks. Lightning runs the script once "
-            "per rank, so a split or a graph drawn without a seed differs from rank to rank: call "
-            "lightning.seed_everything(0) first, or save the graph once and give its path."
+            f"Ranks {odd} have another graph than rank 0: other edges, or other masks. {_RUN_ONCE_PER_RANK}"
         )
+
+
+def _odd(numbers: list[int]) -> list[int]:
+    """The ranks whose number is not that of rank 0."""
+    return [rank for rank, number in enumerate(numbers) if number != numbers[0]]
+
+
+def processor_of(device: torch.device) -> int:
+    """A number for what the last digits of a result depend on: on equal processors they are equal."""
+    found = [torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()]
+    with suppress(OSError):
+        found += [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")][:1]
+    if device.type == "cuda":
+        found.append(torch.cuda.get_device_name(device))
+    return zlib.crc32(repr(found).encode())
 
 
 def check_ranks_of_loader(loader: Any, world_size: int) -> None:
@@ -242,11 +303,12 @@ def check_sizes(sizes: list[int]) -> None:
 
 def check_replicas(checksums: list[int], round_idx: int) -> None:
     """All ranks see the same checksums, so all of them raise or none."""
-    if len(set(checksums)) > 1:
-        odd = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
+    if odd := _odd(checksums):
         raise RuntimeError(
-            f"After the meeting of round {round_idx} the replicas of ranks {odd} differ from that of rank 0. Something "
-            "changes weights on some ranks only, for instance a callback at a meeting."
+            f"After the meeting of round {round_idx} the replicas of ranks {odd} differ from that of rank 0, by more "
+            "than processors of different kinds explain. What runs at a meeting must do the same on all ranks: look "
+            "for a hook or end_round() that acts on some ranks only, draws random numbers, or whose results vary from "
+            "call to call."
         )
 
 

@@ -6,7 +6,7 @@ the generators of random numbers differ from rank to rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from lightning_gnn_dist import collectives
 
 KEY = "lightning_gnn_dist"
 VERSION = 1
+_ROUNDING = 1e-3  # of a tensor's largest number: many steps in float32 end nearer to each other, on any processors
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,27 @@ def take_of_gradients(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
         return None
     mine: dict[str, Any] = saved["ranks"][collectives.rank()]
     return mine
+
+
+@torch.no_grad()
+def take_first_(tensors: Sequence[Tensor]) -> None:
+    """Replace tensors by rank 0's, unless they differ by more than rounding: then they stay as they are. Collective.
+
+    For ranks on processors of different kinds: what each computes for itself, though from the same numbers, differs in
+    the last digits.
+    """
+    own = [tensor.clone() for tensor in tensors]
+    collectives.broadcast_(tensors)
+    if not all(_is_rounding(before, tensor) for before, tensor in zip(own, tensors, strict=True)):
+        for before, tensor in zip(own, tensors, strict=True):
+            tensor.copy_(before)
+
+
+def _is_rounding(tensor: Tensor, other: Tensor) -> bool:
+    if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
+        return torch.equal(tensor, other)
+    largest = float(other.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    return torch.allclose(tensor, other, rtol=0.0, atol=_ROUNDING * largest, equal_nan=True)
 
 
 def optimizer_tensors(optimizers: Iterable[Optimizer]) -> list[Tensor]:

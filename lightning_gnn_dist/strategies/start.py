@@ -1,4 +1,4 @@
-"""What all strategies here share: a start at which all ranks are there, and exact means of what ranks log."""
+"""What all strategies here share: a start at which all ranks are there with the same data, and exact logged means."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.checks import check_durations
 from lightning_gnn_dist.roll_call import Roll
+from lightning_gnn_dist.strategies import refusals
 from lightning_gnn_dist.strategies.launchers import FunctionLauncher, ScriptLauncher
 from lightning_gnn_dist.strategies.lightning_internals import join_process_group, refuse_stop_iteration
 
 
 class StartsTogether(DDPStrategy):
     """Calls the roll before the process group is made, which would wait for half an hour and name nobody.
+
+    Then ranks compare what they have to have alike, and refuse to train if they have not.
 
     Args:
         start_timeout: How long the ranks wait for each other.
@@ -28,6 +32,13 @@ class StartsTogether(DDPStrategy):
         super().__init__(**options)
         check_durations(start_timeout=start_timeout)
         self.start_timeout = start_timeout
+        self.processors_differ = False
+
+    def setup(self, trainer: Trainer) -> None:
+        refuse_stop_iteration(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.processors_differ = refusals.check_ranks(trainer, self.root_device)
+        super().setup(trainer)
 
     def _configure_launcher(self) -> None:  # Lightning asks for it once it knows where it runs
         place = self.cluster_environment
@@ -38,10 +49,6 @@ class StartsTogether(DDPStrategy):
             self._launcher = ScriptLauncher(patience, cluster_environment=place, **size)
         else:
             self._launcher = FunctionLauncher(self, start_method=self._start_method)
-
-    def setup(self, trainer: Trainer) -> None:
-        refuse_stop_iteration(trainer)
-        super().setup(trainer)
 
     def setup_distributed(self) -> None:
         self.set_world_ranks()

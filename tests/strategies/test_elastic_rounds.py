@@ -359,6 +359,19 @@ def test_what_needs_no_gradient_is_equal_after_a_meeting_too(lighthouse: None) -
     assert differs(first, second) == 0.0
 
 
+def see_other_labels(rank: int, world_size: int) -> None:
+    graph = communities(600, 4, num_features=32)
+    graph.node_arrays["y"] = graph.node_arrays["y"].roll(rank, 0)
+    strategy = TMAStrategy(EverySteps(5), elastic=Elastic(patience=60, timeout=8, ranks=world_size))
+    data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), num_threads=0)
+    fit(rank, strategy, SAGE(32, 4), devices=1, train=data)
+
+
+def test_ranks_with_other_labels_are_told_when_they_join(lighthouse: None) -> None:
+    with pytest.raises(RankError, match=r"Ranks \[1\] have other features, labels or further arrays than rank 0"):
+        run_ranks(see_other_labels, 2)
+
+
 def saves(**options: Any) -> dict[str, Any]:
     return {"callbacks": [ModelCheckpoint(**options)], "enable_checkpointing": True}
 

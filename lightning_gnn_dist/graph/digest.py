@@ -1,0 +1,54 @@
+"""Digests of arrays that cost milliseconds, however large the arrays are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_BYTES_OF_WHOLE = 1 << 20  # arrays up to this size are read whole
+_ROWS = 64  # of a larger one, each of which may cost a read from the disk
+_SEED = 7
+
+
+def sampled_digest(arrays: Mapping[str, Tensor]) -> str:
+    """Tells arrays apart by their names, types and shapes, and by some rows of those that hold no fractions.
+
+    Of an array of more than a megabyte 64 rows are read, spread evenly. So a graph larger than RAM costs as little as
+    any, and a difference in few rows of a large array is not seen.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {tuple(array.shape)}".encode())
+        if array.numel() and not _has_fractions(array):
+            digest.update(_some_rows(array).contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def sketches(arrays: Mapping[str, Tensor]) -> tuple[float, float]:
+    """Two numbers that tell apart arrays of fractions, but not by the last digits, in which processors differ.
+
+    The same seed draws other last digits on another kind of processor, and so does whatever is computed there. Each
+    number is a sum with random signs over some rows, relative to their norm.
+    """
+    found = torch.zeros(2, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(_SEED)
+    for _, array in sorted(arrays.items()):
+        if array.numel() and _has_fractions(array):
+            values = torch.view_as_real(array) if array.is_complex() else array
+            values = _some_rows(values).double().nan_to_num().flatten()
+            signs = 2 * torch.randint(0, 2, (2, values.numel()), generator=generator) - 1
+            found += signs.double() @ values / values.norm().clamp(min=1e-300)
+    return float(found[0]), float(found[1])
+
+
+def _has_fractions(array: Tensor) -> bool:
+    return array.is_floating_point() or array.is_complex()
+
+
+def _some_rows(array: Tensor) -> Tensor:
+    if array.numel() * array.element_size() <= _BYTES_OF_WHOLE:
+        return array
+    return array[torch.linspace(0, len(array) - 1, _ROWS, dtype=torch.float64).long()]
