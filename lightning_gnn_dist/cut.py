@@ -52,6 +52,10 @@ class Cut:
     cache_dir: Path | None
     _partitions: dict[int, Partition] = field(default_factory=dict, init=False)
 
+    def __post_init__(self) -> None:
+        if self.graph.path is None:  # arrays in RAM may have been changed since the graph was built
+            self.graph.check_edges()
+
     def partition(self, world_size: int) -> Partition:
         """The chunks for so many ranks: from the cache, or computed and put there."""
         num_chunks = self.residency.num_chunks(world_size)

@@ -108,7 +108,7 @@ class LayerWork:
 def with_x(graph: Graph, rows: Path) -> Graph:
     """The graph with other features: what a layer said of its nodes."""
     x = torch.from_numpy(map_npy(rows))
-    return Graph(graph.indptr, graph.indices, graph.node_arrays | {"x": x}, graph.edge_arrays, fingerprint="")
+    return Graph.of_checked(graph.indptr, graph.indices, graph.node_arrays | {"x": x}, graph.edge_arrays)
 
 
 def end_of_batch(graph: Graph, start: int, end: int, budget_bytes: int, bytes_out: int) -> int:

@@ -17,7 +17,6 @@ from lightning_gnn_dist.checks import (
     check_path,
     check_seed,
     check_true_or_false,
-    holds_integers,
     is_number,
     shown,
 )
@@ -77,9 +76,17 @@ class LinkSplit:
         links = {name.removeprefix("links/"): array for name, array in arrays.items() if name.startswith("links/")}
         if "undirected" not in links:
             raise ValueError(f"{path} is a graph whose edges are not split: save split_edges(Graph.open(path)) first.")
-        undirected = bool(links.pop("undirected"))
+        undirected = _flag(links.pop("undirected"), Path(path))
         edges = {name.removesuffix("_edges"): array for name, array in links.items() if name.endswith("_edges")}
-        return cls(Graph.open(path), edges, {name: links[f"{name}_negatives"] for name in edges}, undirected)
+        wanted = {f"{name}_{kind}" for name in edges for kind in ("edges", "negatives")}
+        if odd := sorted(wanted ^ links.keys()):
+            raise ValueError(f"{path} is damaged (links/{odd[0]} is there, or missing, alone). Copy or save it again.")
+        negatives = {name: links[f"{name}_negatives"] for name in edges}
+        store.verify(Path(path), "links/")
+        try:
+            return cls(Graph.open(path), edges, negatives, undirected)
+        except ValueError as error:
+            raise ValueError(f"{path} holds no split of edges that can be used. {error}") from error
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write a directory that :meth:`open` reads, and :meth:`Graph.open` too: the training edges."""
@@ -121,7 +128,7 @@ class LinkSplit:
             )
         for ids in (edges, negatives):
             low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
-            if not holds_integers(ids) or not 0 <= low <= high < self.graph.num_nodes:
+            if ids.dtype not in (torch.int32, torch.int64) or not 0 <= low <= high < self.graph.num_nodes:
                 raise ValueError(f"{name}: edges and negatives hold node ids, integers in [0, {self.graph.num_nodes}).")
         if not negatives.shape[1]:
             raise ValueError(f"{name}: negatives of shape {tuple(negatives.shape)} leave each edge without a rival.")
@@ -141,6 +148,12 @@ class LinkSplit:
                 f"{name}: {int(rivals_itself.sum())} of {edges.shape[1]} edges are among their own negatives (the "
                 f"first is {sender} -> {receiver}): the receivers of an edge's negatives must be others than its own."
             )
+
+
+def _flag(array: Tensor, path: Path) -> bool:
+    if array.dtype != torch.bool or array.numel() != 1:
+        raise ValueError(f"{path / 'links' / 'undirected.npy'} must hold one True or False. Copy or save it again.")
+    return bool(array)
 
 
 def split_edges(

@@ -124,7 +124,7 @@ def _moved(graph: Graph, device: torch.device) -> Graph:
     indptr, indices = (_brought(array, device, maps) for array in (graph.indptr, graph.indices))
     nodes = {name: _brought(array, device, maps) for name, array in graph.node_arrays.items()}
     edges = {name: _brought(array, device, maps) for name, array in graph.edge_arrays.items()}
-    return Graph(indptr, indices, nodes, edges, fingerprint="")  # nobody asks a copy for it
+    return Graph.of_checked(indptr, indices, nodes, edges)  # nobody asks a copy for it
 
 
 def _brought(array: Tensor, device: torch.device, maps: list[Map]) -> Tensor:

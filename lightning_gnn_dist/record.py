@@ -6,14 +6,18 @@ import json
 import math
 import os
 import secrets
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
+from lightning_gnn_dist.files import check_entries, is_a, read_json
+
+Record = TypeVar("Record")
 FILE_NAME = "report.json"
 VERSION = 1
 _ROUNDS_IN_TABLE = 10
+_WAY_OUT = "Copy it again, or leave that run out."
 
 
 @dataclass(frozen=True)
@@ -132,17 +136,21 @@ class RunRecord:
     def load(cls, folder: Path) -> RunRecord:
         """Read what :meth:`save` wrote into a folder."""
         path = folder / FILE_NAME
-        if not path.is_file():
+        if not path.exists():
             near = sorted(str(found.parent) for found in folder.glob(f"*/{FILE_NAME}"))
             way_out = f"Did you mean {near[-1]}?" if near else "RunReport writes one into the directory of a run."
             raise FileNotFoundError(f"{folder} has no {FILE_NAME}. {way_out}")
-        content = json.loads(path.read_text())
-        if not isinstance(content, dict) or content.pop("version", None) != VERSION:
+        content = read_json(path, _WAY_OUT)
+        if content.pop("version", None) != VERSION:
             raise ValueError(f"{path} is not a report of version {VERSION}, which this package reads.")
-        ranks = [[RankRound(**row) for row in rows] for rows in content.pop("ranks")]
-        rounds = [Measured(**row) for row in content.pop("rounds")]
-        parts = content.pop("parts")
-        return cls(ranks=ranks, rounds=rounds, parts=PartsRecord(**parts) if parts else None, **content)
+        check_entries(
+            content, {"ranks": list[list[object]], "rounds": list[object], "parts": dict | None}, path, _WAY_OUT
+        )
+        ranks = [[_built(RankRound, row, path) for row in rows] for rows in content["ranks"]]
+        rounds = [_built(Measured, row, path) for row in content["rounds"]]
+        parts = None if content["parts"] is None else _built(PartsRecord, content["parts"], path)
+        record = _built(cls, content | {"ranks": [], "rounds": [], "parts": None}, path)
+        return replace(record, ranks=ranks, rounds=rounds, parts=parts)
 
     def __str__(self) -> str:
         return "\n".join([self._heading(), *_aligned([_TITLES, *self._lines()]), *self._progress()])
@@ -180,6 +188,20 @@ class RunRecord:
 
 
 _TITLES = ["rank", "batches", "training", "data", "meetings", "validation", "MB sent"]
+
+
+def _built(kind: type[Record], content: Any, path: Path) -> Record:
+    """A record of what a file says, if that has all entries and no others, each of the type that it should be."""
+    known = {entry.name: entry for entry in fields(kind)}  # type: ignore[arg-type]
+    needed = {name for name, entry in known.items() if entry.default is MISSING and entry.default_factory is MISSING}
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name in needed or name in content}
+    check_entries(content, {name: hint for name, hint in hints.items() if name in known}, path, _WAY_OUT)
+    for name, value in content.items():
+        if is_a(float, value) and value < 0:
+            raise ValueError(f"{path} is damaged (the entry {name!r} is {value}, which is negative). {_WAY_OUT}")
+    if unknown := sorted(content.keys() - known):
+        raise ValueError(f"{path} is damaged (nothing is called {unknown[0]!r:.60}). {_WAY_OUT}")
+    return kind(**content)
 
 
 def _total(values: list[float | None], unit: float = 1.0) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,4 +89,32 @@ def test_a_folder_without_a_record_names_the_nearest(tmp_path: Path) -> None:
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text('{"version": 99}')
     with pytest.raises(ValueError, match="is not a report of version 1"):
+        RunRecord.load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [None, -1, -1.5, "x", [], {}, True, [None], 2**70])
+@pytest.mark.parametrize("name", ["strategy", "num_ranks", "finished", "ranks", "rounds", "parts", "coverage", "new"])
+def test_entries_of_another_type_are_refused(name: str, value: Any, tmp_path: Path) -> None:
+    record().save(tmp_path)
+    content = json.loads((tmp_path / FILE_NAME).read_text())
+    may_be = {"strategy": ["x"], "num_ranks": [2**70], "finished": [True], "parts": [None], "coverage": [[], [None]]}
+    may_be |= {"ranks": [[]], "rounds": [[]]}
+    (tmp_path / FILE_NAME).write_text(json.dumps(content | {name: value}))
+    if any(value is good or (value == good and value is not True) for good in may_be.get(name, [])):
+        str(RunRecord.load(tmp_path))
+        return
+    with pytest.raises(ValueError, match=rf"{FILE_NAME} is damaged \("):
+        RunRecord.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"version": 1}', '{"version"'])
+def test_a_damaged_file_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text(text)
+    with pytest.raises(ValueError, match=rf"{FILE_NAME} is damaged"):
+        RunRecord.load(tmp_path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FILE_NAME)
+    with pytest.raises(ValueError, match="a file is needed"):
         RunRecord.load(tmp_path)

@@ -7,17 +7,23 @@ from pathlib import Path
 
 from lightning_gnn_dist.cli.partitioners import NAMES, add_options, partitioner_of
 from lightning_gnn_dist.cli.values import Commands, in_bytes, positive
+from lightning_gnn_dist.graph import store
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.report import GraphReport
+from lightning_gnn_dist.links import LinkSplit
 from lightning_gnn_dist.partition.advice import advise, bytes_per_part, peak_bytes
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
+from lightning_gnn_dist.scattered.share import INDEX, Bounds, Share, share_name
 
 
 def add_to(commands: Commands) -> None:
     """Declare the command and its options."""
     inspect = commands.add_parser("inspect", help="report on a saved graph and on partitions of it")
-    inspect.add_argument("graph", type=Path, help="the directory of the graph")
+    inspect.add_argument("graph", type=Path, help="the directory of the graph, of its shares, or of split links")
+    inspect.add_argument(
+        "--check", action="store_true", help="only read every array, and compare it with the checksum it was saved with"
+    )
     inspect.add_argument("--parts", type=positive, metavar="P", help="cut it into so many parts")
     inspect.add_argument("--partitioner", nargs="+", choices=NAMES, default=["metis"], help="how (default: metis)")
     add_options(inspect)
@@ -26,12 +32,42 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     try:
+        if options.check:
+            _check(options.graph)
+            return
         graph = Graph.open(options.graph)
         print(GraphReport.of(graph))
         for name in options.partitioner if options.parts else ():
             _inspect(graph, partitioner_of(name, options, graph), options)
     except (ValueError, OSError) as error:
         raise SystemExit(f"lightning-gnn-dist inspect: {error}") from error
+
+
+def _check(path: Path) -> None:
+    """Read all files of a saved graph, or of all shares that are here."""
+    bounds = Bounds.read(path) if (path / INDEX).exists() else None
+    shares = [path / share_name(index) for index in range(bounds.num_shares)] if bounds else []
+    there = [index for index, folder in enumerate(shares) if folder.is_dir()]
+    for index in there:
+        Share.open(path, index)
+        _verify(shares[index])
+    if bounds is None:
+        _verify(path)
+        arrays, _ = store.read(path)
+        (LinkSplit if "links/undirected" in arrays else Graph).open(path)
+    elif len(there) < bounds.num_shares:
+        print(f"{path}: {bounds.num_shares - len(there)} of {bounds.num_shares} shares are not on this host.")
+
+
+def _verify(path: Path) -> None:
+    unknown = store.verify(path)
+    if not unknown:
+        print(f"{path}: all arrays are what was saved.")
+        return
+    print(
+        f"{path}: {', '.join(unknown)} were saved without a checksum, by an older release. Edges were looked at; to "
+        "have checksums of all, save the graph again."
+    )
 
 
 def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace) -> None:

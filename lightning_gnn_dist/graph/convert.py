@@ -109,8 +109,9 @@ def check_arrays(arrays: dict[str, Tensor], *, check_features: bool, float_label
             check_mask(name, array)
     if (y := arrays.get("y")) is not None:
         _check_labels(y, arrays.get("train_mask"), float_labels)
-    if check_features and (x := arrays.get("x")) is not None:
-        check_finite(x)
+    for name in ("x", "x_scale") if check_features else ():
+        if name in arrays:
+            check_finite(arrays[name], name=name)
 
 
 def check_mask(name: str, mask: Tensor) -> None:
@@ -140,15 +141,18 @@ def _check_labels(y: Tensor, train_mask: Tensor | None, float_labels: bool) -> N
         )
 
 
-def check_finite(x: Tensor, first: int = 0) -> None:
-    """Refuse features that are no numbers; ``first`` is the node of the first row."""
+def check_finite(x: Tensor, first: int = 0, *, name: str = "x", row: str = "node") -> None:
+    """Refuse features that are no numbers; ``first`` is the node, or other ``row``, of the first row."""
     if not x.is_floating_point():
         return
     for start in range(0, len(x), ROWS_AT_ONCE):
         rows = x[start : start + ROWS_AT_ONCE]
         if not bool(torch.isfinite(rows).all()):
-            node = first + start + int((~torch.isfinite(rows.reshape(len(rows), -1))).any(1).nonzero()[0])
+            at = first + start + int((~torch.isfinite(rows.reshape(len(rows), -1))).any(1).nonzero()[0])
+            otherwise = (
+                "" if row != "node" else ", or switch this check off: Graph.from_pyg(data, check_features=False)"
+            )
             raise ValueError(
-                f"x holds NaN or infinite values (the first at node {node}): replace them, for instance by "
-                "torch.nan_to_num(data.x), or switch this check off: Graph.from_pyg(data, check_features=False)."
+                f"{name} holds NaN or infinite values (the first at {row} {at}): replace them, for instance by "
+                f"torch.nan_to_num(data.{name}){otherwise}."
             )

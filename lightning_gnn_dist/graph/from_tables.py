@@ -70,10 +70,10 @@ def _from_tables(
     return RawGraph(torch.from_numpy(places.reshape(2, -1)), num_nodes, arrays, weights)
 
 
-def edge_columns(columns: Mapping[str, Column], edges: Path) -> dict[str, Column]:
-    """What edges carry, as numbers whose names tell that they are of edges."""
+def edge_columns(columns: Mapping[str, Column], edges: Path, first: int = 0) -> dict[str, Column]:
+    """What edges carry, as numbers whose names tell that they are of edges; ``first`` is that of the first row."""
     named = {f"edge_{name.removeprefix('edge_')}": column for name, column in columns.items()}
-    return {name: _numbers(name, column, edges).astype(np.float32) for name, column in named.items()}
+    return {name: _numbers(name, column, edges, first).astype(np.float32) for name, column in named.items()}
 
 
 def _places(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -> Column:
@@ -104,19 +104,20 @@ def _places(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -
     return places
 
 
-def node_columns(columns: Mapping[str, Column], nodes: Path | None) -> dict[str, Column]:
-    """Labels, masks and, of all other columns, the features ``x``."""
+def node_columns(columns: Mapping[str, Column], nodes: Path | None, first: int = 0) -> dict[str, Column]:
+    """Labels, masks and, of all other columns, the features ``x``; ``first`` is the number of the first row."""
     arrays: dict[str, Column] = {}
     features = []
     for name, column in columns.items():
         if ALIASES.get(name, name) == "y":
+            _check_labels(name, column, nodes, first)
             arrays["y"] = np.unique(column, return_inverse=True)[1] if column.dtype.kind == "U" else column
         elif name == "split":
             arrays |= _split_column(column, nodes)
         elif name.endswith("_mask"):
-            arrays[name] = _numbers(name, column, nodes).astype(np.bool_)
+            arrays[name] = _numbers(name, column, nodes, first).astype(np.bool_)
         else:
-            features.append(_numbers(name, column, nodes).astype(np.float32))
+            features.append(_numbers(name, column, nodes, first).astype(np.float32))
     if features:
         arrays["x"] = np.column_stack(features)
     return {name: arrays[name] for name in ("x", "y", *sorted(arrays)) if name in arrays}  # as in a directory
@@ -133,14 +134,27 @@ def _split_column(column: Column, nodes: Path | None) -> dict[str, Column]:
     return masks
 
 
-def _numbers(name: str, column: Column, table: Path | None) -> Column:
-    if column.dtype.kind != "U":
+def _numbers(name: str, column: Column, table: Path | None, first: int) -> Column:
+    """Refuse what is no finite number. Rows are counted from 1, without a heading."""
+    if column.dtype.kind == "U":
+        bad = next(at for at, cell in enumerate(column) if not _is_number(cell))
+    elif column.dtype.kind == "f" and not np.isfinite(column).all():
+        bad = int((~np.isfinite(column.reshape(len(column), -1))).any(1).argmax())
+    else:
         return column
-    bad = next(at for at, cell in enumerate(column) if not _is_number(cell))
     raise ValueError(
-        f"{table}: column {name!r} holds {str(column[bad])!r} in row {bad + 1}, which is no number. Give it one, or "
-        f"leave the column out (--drop {name})."
+        f"{table}: column {name!r} holds {str(column[bad])!r} in row {first + bad + 1}, which is no finite number. "
+        f"Give it one, or leave the column out (--drop {name})."
     )
+
+
+def _check_labels(name: str, column: Column, table: Path | None, first: int) -> None:
+    """An empty word would be a class of its own, before all others."""
+    if column.dtype.kind == "U" and (column == "").any():
+        raise ValueError(
+            f"{table}: column {name!r} is empty in row {first + int((column == '').argmax()) + 1}. Give that node a "
+            "class; where classes are whole numbers, -1 says that a node has none."
+        )
 
 
 def _is_number(cell: str) -> bool:

@@ -21,7 +21,6 @@ from lightning_gnn_dist.checks import (
     check_tensor,
     check_true_or_false,
     check_word,
-    holds_integers,
     shown,
 )
 from lightning_gnn_dist.graph import convert, store
@@ -43,7 +42,7 @@ class Graph:
         node_arrays: Arrays with one row per node: ``x``, ``y``, ``train_mask``, ...
         edge_arrays: Arrays with one row per edge, in the order of ``indices``: ``edge_weight``, ...
         path: Where the graph is saved, if it was opened from disk.
-        fingerprint: Identifies edges and masks, of edges that were checked before. Computed when left out.
+        fingerprint: Identifies edges and masks. Computed when left out.
         num_senders: How many nodes there are that may send. Default: those that have rows.
     """
 
@@ -64,6 +63,19 @@ class Graph:
         check_at_least_if_given(0, num_senders=num_senders)
         if fingerprint is not None and not isinstance(fingerprint, str):
             raise TypeError(f"fingerprint must be a text such as Graph.fingerprint gives, got {shown(fingerprint)}.")
+        self._set(indptr, indices, node_arrays, edge_arrays, path, fingerprint, num_senders)
+        self.check_edges()
+
+    def _set(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        node_arrays: Mapping[str, Tensor] | None,
+        edge_arrays: Mapping[str, Tensor] | None,
+        path: Path | None,
+        fingerprint: str | None,
+        num_senders: int | None,
+    ) -> None:
         self.indptr = indptr
         self.indices = indices
         self.node_arrays = dict(node_arrays or {})
@@ -71,8 +83,24 @@ class Graph:
         self.path = None if path is None else check_path("path", path)
         self._fingerprint = fingerprint
         self._check_lengths()
-        if fingerprint is None:  # a pass over all edges, also over those of a file
-            _check_edges(indptr, indices, self.num_nodes if num_senders is None else num_senders)
+        self.num_senders = self.num_nodes if num_senders is None else num_senders
+
+    @classmethod
+    def of_checked(
+        cls,
+        indptr: Tensor,
+        indices: Tensor,
+        node_arrays: Mapping[str, Tensor],
+        edge_arrays: Mapping[str, Tensor],
+        *,
+        path: Path | None = None,
+        fingerprint: str = "",
+        num_senders: int | None = None,
+    ) -> Graph:
+        """The same without the pass over all edges, for edges of a graph or file that were checked there."""
+        graph = cls.__new__(cls)
+        graph._set(indptr, indices, node_arrays, edge_arrays, path, fingerprint, num_senders)
+        return graph
 
     @classmethod
     def from_pyg(cls, data: Data, *, check_features: bool = True, float_labels: bool = False) -> Graph:
@@ -104,13 +132,31 @@ class Graph:
         return cls(indptr, indices, node_arrays, edges)
 
     @classmethod
-    def open(cls, path: str | Path) -> Graph:
-        """Open a saved graph. Its arrays are memory-mapped: this costs milliseconds and no RAM."""
+    def open(cls, path: str | Path, *, num_senders: int | None = None) -> Graph:
+        """Open a saved graph. Its arrays are memory-mapped: this costs milliseconds and no RAM.
+
+        The first time, all edges are read and checked; a mark beside the files spares the next. Features are not read.
+
+        Args:
+            path: The directory that :meth:`save` wrote. Its files must not change as long as they are mapped.
+            num_senders: How many nodes there are that may send. Default: those that have rows.
+        """
         path = check_path("path", path)
-        arrays, fingerprint = store.read(path)
+        check_at_least_if_given(0, num_senders=num_senders)
+        arrays, fingerprint = store.read(path, num_senders)
+        if missing := {"indptr", "indices"} - arrays.keys():
+            raise ValueError(f"{path} holds no {min(missing)}.npy that its meta.json knows of: save the graph again.")
         nodes = {name.removeprefix("nodes/"): t for name, t in arrays.items() if name.startswith("nodes/")}
         edges = {name.removeprefix("edges/"): t for name, t in arrays.items() if name.startswith("edges/")}
-        return cls(arrays["indptr"], arrays["indices"], nodes, edges, path=path.resolve(), fingerprint=fingerprint)
+        return cls.of_checked(
+            arrays["indptr"],
+            arrays["indices"],
+            nodes,
+            edges,
+            path=path.resolve(),
+            fingerprint=fingerprint,
+            num_senders=num_senders,
+        )
 
     def save(
         self, path: str | Path, *, overwrite: bool = False, beside: Mapping[str, Tensor] = MappingProxyType({})
@@ -215,6 +261,24 @@ class Graph:
             for rows in some.split(piece.unique_consecutive(return_counts=True)[1].tolist()):
                 yield rows, edge_positions(self.indptr, rows)
 
+    def check_edges(self) -> None:
+        """Refuse edges that are none, for instance since an array was changed: compiled loops go where they point.
+
+        One pass over all edges, also over those of a file.
+        """
+        for start in range(0, max(self.num_nodes, 1), EDGES_AT_ONCE):
+            piece = self.indptr[start : start + EDGES_AT_ONCE + 1]
+            if bool((falls := piece[1:] < piece[:-1]).any()):
+                row = int(falls.nonzero()[0])
+                raise ValueError(
+                    f"indptr must not fall, but row {start + row} goes from {int(piece[row])} to {int(piece[row + 1])}."
+                )
+        self._check_ends()
+        for piece in self.indices.split(EDGES_AT_ONCE) if self.num_edges else ():
+            low, high = (int(end) for end in piece.aminmax())
+            if low < 0 or high >= self.num_senders:
+                raise ValueError(f"indices must lie in [0, {self.num_senders}), got {low} to {high}.")
+
     def _checked(self, nodes: Tensor) -> Tensor:
         """The ids as int64, if they are nodes of this graph."""
         check_ids("nodes", nodes)
@@ -228,19 +292,23 @@ class Graph:
     def _check_lengths(self) -> None:
         if self.indptr.dim() != 1 or self.indptr.numel() == 0 or self.indices.dim() != 1:
             raise ValueError("indptr and indices must be vectors, and indptr must hold one entry more than nodes.")
-        if not (holds_integers(self.indptr) and holds_integers(self.indices)):
+        if self.indptr.dtype != torch.int64 or self.indices.dtype not in (torch.int32, torch.int64):
             raise ValueError(
-                f"indptr and indices must hold integers, got {self.indptr.dtype} and {self.indices.dtype}."
+                f"indptr and indices must hold integers, got {self.indptr.dtype} and {self.indices.dtype}: give indptr "
+                "as torch.int64, and indices as torch.int32 or torch.int64."
             )
-        if int(self.indptr[0]) != 0:
-            raise ValueError(f"indptr must start at 0, got {int(self.indptr[0])}.")
-        if int(self.indptr[-1]) != self.num_edges:
-            raise ValueError(f"indptr ends at {int(self.indptr[-1])}, but indices holds {self.num_edges} edges.")
+        self._check_ends()
         check_rows("node", self.node_arrays, self.num_nodes)
         check_rows("edge", self.edge_arrays, self.num_edges)
         for name, array in self.node_arrays.items():
             if name in convert.MASKS:
                 convert.check_mask(name, array)
+
+    def _check_ends(self) -> None:
+        if int(self.indptr[0]) != 0:
+            raise ValueError(f"indptr must start at 0, got {int(self.indptr[0])}.")
+        if int(self.indptr[-1]) != self.num_edges:
+            raise ValueError(f"indptr ends at {int(self.indptr[-1])}, but indices holds {self.num_edges} edges.")
 
     def __repr__(self) -> str:
         arrays = [*self.node_arrays, *self.edge_arrays]
@@ -249,9 +317,10 @@ class Graph:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A memory map travels between processes as its path, never as its bytes.
+        others = None if self.num_senders == self.num_nodes else self.num_senders
         if self.path is not None:
-            return Graph.open, (self.path,)
-        return Graph, (self.indptr, self.indices, self.node_arrays, self.edge_arrays)
+            return _opened, (self.path, others)
+        return _built, (self.indptr, self.indices, self.node_arrays, self.edge_arrays, others)
 
 
 def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
@@ -264,16 +333,14 @@ def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
             )
 
 
-def _check_edges(indptr: Tensor, indices: Tensor, num_senders: int) -> None:
-    """Compiled kernels read whatever place an edge names."""
-    falls = (indptr[1:] < indptr[:-1]).nonzero()
-    if falls.numel():
-        row = int(falls[0])
-        raise ValueError(f"indptr must not fall, but row {row} goes from {int(indptr[row])} to {int(indptr[row + 1])}.")
-    if indices.numel():
-        low, high = (int(end) for end in indices.aminmax())
-        if low < 0 or high >= num_senders:
-            raise ValueError(f"indices must lie in [0, {num_senders}), got {low} to {high}.")
+def _opened(path: Path, num_senders: int | None) -> Graph:
+    return Graph.open(path, num_senders=num_senders)
+
+
+def _built(
+    indptr: Tensor, indices: Tensor, nodes: dict[str, Tensor], edges: dict[str, Tensor], num_senders: int | None
+) -> Graph:
+    return Graph(indptr, indices, nodes, edges, num_senders=num_senders)
 
 
 def fingerprint_of(arrays: Iterable[tuple[str, torch.dtype, Sequence[int], Iterable[Tensor]]]) -> str:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lightning_gnn_dist.files import check_entries, flush, read_json
+
 RECORD_SECONDS = 30.0  # work that a kill may cost; recording waits for the disk
 
 
@@ -60,11 +62,10 @@ class Journal:
     def _read(self) -> dict[str, Any]:
         if not self._file.exists():
             return {}
-        try:
-            content = json.loads(self._file.read_text())
-            before, values = content["inputs"], content["values"]
-        except (ValueError, KeyError) as error:
-            raise ValueError(f"{self._file} is damaged ({error}): delete {self.folder} to begin anew.") from error
+        way_out = f"Delete {self.folder} to begin anew."
+        content = read_json(self._file, way_out)
+        check_entries(content, {"inputs": dict[str, object], "values": dict[str, object]}, self._file, way_out)
+        before, values = content["inputs"], content["values"]
         for name in self._inputs | before:
             if before.get(name) != self._inputs.get(name):
                 raise ValueError(
@@ -84,12 +85,3 @@ def journal_of(folder: Path, inputs: dict[str, Any]) -> Iterator[Journal]:
         except BlockingIOError as error:
             raise BlockingIOError(f"Another process works in {folder}: let it finish.") from error
         yield Journal(folder, inputs)
-
-
-def flush(path: Path) -> None:
-    """Wait until a file, or the list of files in a directory, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

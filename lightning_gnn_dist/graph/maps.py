@@ -69,5 +69,6 @@ def libc() -> Any:
     library = ctypes.CDLL(None, use_errno=True)
     library.pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
     library.pread.restype = ctypes.c_ssize_t
+    library.signal.argtypes, library.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
     library.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return library

@@ -5,7 +5,10 @@ Nothing is mapped: what a process holds is the piece it works on, whichever way 
 
 from __future__ import annotations
 
+import errno
+import io
 import math
+import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_gnn_dist.files import flush, open_file
+from lightning_gnn_dist.graph.checksum import BYTES_AT_ONCE, Checksum
 from lightning_gnn_dist.graph.tables import Column
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True)
@@ -38,11 +45,14 @@ class NpyFile:
     def of(cls, path: Path) -> NpyFile:
         """Read the header, and refuse a file that is shorter than its header says."""
         try:
-            with path.open("rb") as stream:
-                np.lib.format.read_magic(stream)
+            with open_file(path) as stream:
+                if np.lib.format.read_magic(stream) != (1, 0):
+                    raise ValueError("its header is of another version than 1.0")
                 shape, by_column, dtype = np.lib.format.read_array_header_1_0(stream)
                 offset = stream.tell()
-        except ValueError as error:
+            if min(shape, default=0) < 0:
+                raise ValueError(f"its shape is {shape}")
+        except (ValueError, RecursionError, SyntaxError, tokenize.TokenError) as error:
             raise ValueError(f"{path} is no .npy file, or is truncated ({error}). Write it again.") from error
         if dtype.hasobject:
             raise ValueError(f"{path} holds Python objects, and numbers are needed: array.astype(...) before np.save.")
@@ -76,13 +86,18 @@ class NpyFile:
         return numbers
 
 
+def header_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """The header that ``np.save`` writes. Its length is the same for any number of rows."""
+    stream = io.BytesIO()
+    description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, description)
+    return stream.getvalue()
+
+
 def write_header(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     """Write or replace a header and return its length, which is the same for any number of rows."""
     with path.open("r+b" if path.exists() else "wb") as stream:
-        np.lib.format.write_array_header_1_0(
-            stream, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        )
-        return stream.tell()
+        return stream.write(header_of(dtype, shape))
 
 
 def append(path: Path, array: Column) -> None:
@@ -96,6 +111,35 @@ def save(path: Path, array: Column) -> None:
     path.unlink(missing_ok=True)
     write_header(path, array.dtype, array.shape)
     append(path, array)
+
+
+def save_for_good(path: Path, array: Column) -> str:
+    """Write a new file, wait until it is on the disk, and return its checksum.
+
+    Not ``np.save``, which does not notice that a file was cut short by a limit or a full disk.
+    """
+    header, checksum = header_of(array.dtype, array.shape), Checksum()
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    try:
+        with path.open("xb") as stream:
+            for piece in (np.frombuffer(header, np.uint8), *_pieces(content)):
+                stream.write(piece.data)
+                checksum.update(piece)
+        flush(path)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise OSError(
+            error.errno, f"the disk of {path} is full, or a file may not grow ({error.strerror}): make room"
+        ) from error
+    found, wanted = path.stat().st_size, len(header) + content.size
+    if found != wanted:
+        raise OSError(f"{path} has {found:,} bytes after {wanted:,} were written: the disk is full, or fails.")
+    return checksum.hexdigest()
+
+
+def _pieces(content: Column) -> list[Column]:
+    return [content[start : start + BYTES_AT_ONCE] for start in range(0, content.size, BYTES_AT_ONCE)]
 
 
 def cut_back(path: Path, size: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,13 +24,15 @@ from lightning_gnn_dist.checks import (
     check_words,
     shown,
 )
+from lightning_gnn_dist.files import flush
 from lightning_gnn_dist.graph import convert, store
+from lightning_gnn_dist.graph.checksum import checksum_of
 from lightning_gnn_dist.graph.external_sort import ExternalSort
 from lightning_gnn_dist.graph.from_arrays import INDEX_LISTS, node_tensors
 from lightning_gnn_dist.graph.graph import fingerprint_of
 from lightning_gnn_dist.graph.graph_files import GraphFiles
-from lightning_gnn_dist.graph.journal import Journal, flush, journal_of
-from lightning_gnn_dist.graph.npy import NpyFile, append, cut_back, save, write_header
+from lightning_gnn_dist.graph.journal import Journal, journal_of
+from lightning_gnn_dist.graph.npy import FULL, NpyFile, append, cut_back, save, write_header
 from lightning_gnn_dist.graph.parquet import columns_of, count_columns, count_rows, is_parquet
 from lightning_gnn_dist.graph.raw import SPLITS, RawGraph
 from lightning_gnn_dist.graph.row_files import RowFiles
@@ -44,7 +45,6 @@ DEFAULT_MEMORY = 2_000_000_000
 MAX_BYTES_AT_ONCE = 1 << 26
 SECONDS_PER_KEY = 150e-9  # an edge has one in each direction; measured on one core: benchmarks/scale.md
 SECONDS_PER_LINE = 600e-9  # of a table, more
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def prepare_graph(
@@ -223,6 +223,7 @@ class Preparation:
             for kind in ("nodes", "edges") if files.carried.arrays else ("nodes",):
                 (self._draft / kind).mkdir(parents=True)
         sort = ExternalSort(files.edges, files.carried, journal, self._draft, self.undirected, self.memory_bytes)
+        self._check_carried(files, journal)
         num_nodes = sort.count(files.num_nodes, _stage("counting edges", on_progress))
         if num_nodes == 0:
             raise ValueError(f"{self.source} has no edges, and does not say how many nodes there are.")
@@ -257,6 +258,17 @@ class Preparation:
                 unpack_nodes(self.nodes, self.drop, folder, self.memory_bytes, progress)
             journal.record(folder.iterdir(), are_columns_read=True)
         return files.with_arrays(folder)
+
+    def _check_carried(self, files: GraphFiles, journal: Journal) -> None:
+        """What edges carry is moved as bytes, so nobody looks at it later."""
+        if journal.get("is_carried_checked"):
+            return
+        for name, rows in files.carried.arrays.items():
+            first = 0
+            for piece in rows.pieces(0, min(self.memory_bytes // 4, MAX_BYTES_AT_ONCE)):
+                convert.check_finite(torch.from_numpy(piece), first, name=name, row="edge")
+                first += len(piece)
+        journal.record(is_carried_checked=True)
 
     def _write_arrays(self, files: GraphFiles, num_nodes: int, journal: Journal, progress: Progress) -> list[str]:
         """Copy every array; return their names, in order."""
@@ -305,7 +317,9 @@ class Preparation:
         )
         for file in files.values():
             flush(file.path)
-        store.describe(self._draft, {name: (file.type, file.shape) for name, file in files.items()}, fingerprint)
+        checksums = {name: checksum_of(file.path) for name, file in files.items()}
+        about = {name: (file.type, file.shape) for name, file in files.items()}
+        store.describe(self._draft, about, fingerprint, checksums)
         for path in (self._draft / "meta.json", *(file.path.parent for file in files.values())):
             flush(path)
         return Prepared(

@@ -38,6 +38,7 @@ class RawGraph:
     def undirected(self) -> RawGraph:
         """Every edge both ways and once. Where both ways were there, each keeps its own arrays."""
         convert.check_edge_index(self.edge_index, self.num_nodes)
+        self._check_edge_arrays()
         sender, receiver = self.edge_index.to(torch.int64)
         key, order = torch.cat([receiver * self.num_nodes + sender, sender * self.num_nodes + receiver]).sort(
             stable=True
@@ -68,7 +69,12 @@ class RawGraph:
     def build(self, *, float_labels: bool = False) -> Graph:
         """The graph, checked as :meth:`Graph.from_pyg` checks."""
         convert.check_arrays(self.node_arrays, check_features=True, float_labels=float_labels)
+        self._check_edge_arrays()
         return Graph.from_edge_index(self.edge_index, self.num_nodes, self.node_arrays, self.edge_arrays)
+
+    def _check_edge_arrays(self) -> None:
+        for name, array in self.edge_arrays.items():
+            convert.check_finite(array, name=name, row="edge")
 
     def _labelled(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         y = self.node_arrays.get("y")

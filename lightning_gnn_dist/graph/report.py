@@ -42,6 +42,7 @@ class GraphReport:
     @classmethod
     def of(cls, graph: Graph) -> GraphReport:
         """Measure a graph. One pass over the edges; memory in proportion to the nodes."""
+        graph.check_edges()
         degrees = graph.degrees()
         ordered = degrees.sort().values
         y = _labels(graph)

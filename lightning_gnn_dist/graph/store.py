@@ -22,8 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.files import check_entries, flush, make_read_only, open_file, read_json
+from lightning_gnn_dist.graph import contents, marks
+from lightning_gnn_dist.graph.bus_error import explain_bus_errors
+from lightning_gnn_dist.graph.npy import NpyFile, save_for_good
+
 FORMAT = "lightning_gnn_dist graph"
 VERSION = 1
+_WAY_OUT = "Copy or save the graph again."
 # Linux's MAP_NORESERVE, which Python's mmap module does not name.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in {"x86_64", "aarch64"} else 0
 
@@ -61,58 +67,101 @@ def check_target(path: Path, *, overwrite: bool) -> None:
         raise FileExistsError(f"{path} exists and is not a saved graph, so it is not overwritten. Choose another path.")
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], str]:
-    """Map every array. Sizes are checked against ``meta.json``; contents are not read."""
-    meta = _read_meta(path)
-    check_names(meta["arrays"])
-    arrays = {name: _map(path / f"{name}.npy", entry) for name, entry in meta["arrays"].items()}
+def read(path: Path, num_senders: int | None = None) -> tuple[dict[str, Tensor], str]:
+    """Map every array. What must not be wrong is read, unless it was when these files were opened before.
+
+    Args:
+        path: The directory.
+        num_senders: How many nodes the edges may come from. Default: those that have rows.
+    """
+    meta = read_meta(path)
+    entries: dict[str, dict[str, Any]] = meta["arrays"]
+    arrays = {name: _map(path / f"{name}.npy", entry) for name, entry in entries.items()}
+    explain_bus_errors(path.resolve())
+    short = contents.short_arrays(entries)
+    sign = marks.signature(path, ["meta.json", *(f"{name}.npy" for name in short)], num_senders=num_senders)
+    if {"indptr", "indices"} <= entries.keys() and not marks.is_marked(path, sign):
+        contents.check_edges(path, short, _checksums(entries), num_senders)
+        marks.mark(path, sign)
     return arrays, meta["fingerprint"]
 
 
+def verify(path: Path, prefix: str = "") -> list[str]:
+    """Compare every array, or those of a prefix, with its checksum; return the names of those saved without one."""
+    entries = read_meta(path)["arrays"]
+    checksums = _checksums({name: entry for name, entry in entries.items() if name.startswith(prefix)})
+    contents.verify(path, checksums)
+    return [name for name, checksum in checksums.items() if checksum is None]
+
+
+def _checksums(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None]:
+    return {name: entry.get("xxh64") for name, entry in entries.items()}
+
+
 def _write(directory: Path, arrays: Mapping[str, Tensor], fingerprint: str) -> None:
+    checksums = {}
     for name, tensor in arrays.items():
         file = directory / f"{name}.npy"
         file.parent.mkdir(parents=True, exist_ok=True)
-        np.save(file, _as_numpy(tensor), allow_pickle=False)
-    describe(directory, {name: (t.dtype, t.shape) for name, t in arrays.items()}, fingerprint)
+        checksums[name] = save_for_good(file, _as_numpy(tensor))
+    describe(directory, {name: (t.dtype, t.shape) for name, t in arrays.items()}, fingerprint, checksums)
 
 
-def describe(directory: Path, arrays: Mapping[str, tuple[torch.dtype, Sequence[int]]], fingerprint: str) -> None:
+def describe(
+    directory: Path,
+    arrays: Mapping[str, tuple[torch.dtype, Sequence[int]]],
+    fingerprint: str,
+    checksums: Mapping[str, str],
+) -> None:
     """Write ``meta.json``, which makes a directory of arrays a saved graph."""
     check_names(arrays)
-    entries = {name: {"dtype": _dtype_name(dtype), "shape": list(shape)} for name, (dtype, shape) in arrays.items()}
+    entries = {
+        name: {"dtype": _dtype_name(dtype), "shape": list(shape), "xxh64": checksums[name]}
+        for name, (dtype, shape) in arrays.items()
+    }
     meta = {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "arrays": entries}
     (directory / "meta.json").write_text(json.dumps(meta, indent=1))
+    flush(directory / "meta.json")
 
 
 def replace(draft: Path, path: Path) -> None:
-    """Put ``draft`` in the place of ``path``. The old directory is moved aside first and removed last."""
+    """Put ``draft`` in the place of ``path``, and make its files read-only: a file that is mapped must never change.
+
+    The old directory is moved aside first and removed last. Who has mapped its files keeps them.
+    """
     if not path.exists():
         os.rename(draft, path)
+        make_read_only(path)
         return
     old = unused_name(path)
     os.rename(path, old)
     os.rename(draft, path)
+    make_read_only(path)
     shutil.rmtree(old)
 
 
-def _read_meta(path: Path) -> dict[str, Any]:
+def read_meta(path: Path) -> dict[str, Any]:
+    """What ``meta.json`` says, if it says all that it should."""
     file = path / "meta.json"
-    if not file.is_file():
+    if not file.exists():
         raise FileNotFoundError(f"{path} is not a saved graph: it has no meta.json. Write one with graph.save(path).")
-    try:
-        meta = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged ({error}). Save the graph again.") from error
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+    meta = read_json(file, _WAY_OUT)
+    if meta.get("format") != FORMAT:
         raise ValueError(f"{path} is not a graph saved by this package: its meta.json does not say {FORMAT!r}.")
-    if not isinstance(meta.get("version"), int) or not {"arrays", "fingerprint"} <= meta.keys():
-        raise ValueError(f"{file} is damaged (entries are missing). Save the graph again.")
+    check_entries(meta, {"version": int, "fingerprint": str, "arrays": dict[str, dict[str, object]]}, file, _WAY_OUT)
+    if meta["version"] < 1:
+        raise ValueError(f"{file} is damaged (there is no format version {meta['version']}). {_WAY_OUT}")
     if meta["version"] > VERSION:
         raise ValueError(
             f"{path} was saved in format version {meta['version']}, and this release reads up to {VERSION}: "
             "upgrade lightning_gnn_dist, or save the graph again with this release."
         )
+    check_names(meta["arrays"])
+    for entry in meta["arrays"].values():
+        check_entries(entry, {"dtype": str, "shape": list[int]}, file, _WAY_OUT)
+        check_entries({"xxh64": None} | entry, {"xxh64": str | None}, file, _WAY_OUT)
+        if not isinstance(getattr(torch, entry["dtype"], None), torch.dtype):
+            raise ValueError(f"{file} is damaged (torch has no type {entry['dtype']!r:.60}). {_WAY_OUT}")
     return meta
 
 
@@ -130,14 +179,14 @@ def _map(file: Path, entry: dict[str, Any]) -> Tensor:
     dtype = getattr(torch, entry["dtype"])
     try:
         tensor = torch.from_numpy(map_npy(file))
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, TypeError) as error:  # torch has no tensors of strings, or of another byte order
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             raise MemoryError(
                 f"{file} cannot be mapped: its {file.stat().st_size:,} bytes are more than this process may still map "
                 f"({_limits()}). Maps count in full although they hold no memory: raise that limit, or limit what is "
                 "held instead (a cgroup, SLURM's --mem)."
             ) from error
-        raise ValueError(f"{file} is missing or truncated ({error}). Save the graph again.") from error
+        raise ValueError(f"{file} is missing or truncated ({error}). {_WAY_OUT}") from error
     if dtype == torch.bfloat16:  # numpy has no bfloat16: its bits are stored as int16
         tensor = tensor.view(torch.bfloat16)
     if list(tensor.shape) != entry["shape"] or tensor.dtype != dtype:
@@ -162,17 +211,18 @@ def map_npy(file: Path) -> np.ndarray[Any, Any]:
     Not ``np.load(mmap_mode="c")``: Linux refuses such a map when it is larger than the memory there is, unless
     told that no page of it needs to be held in reserve.
     """
-    with file.open("rb") as stream:
-        np.lib.format.read_magic(stream)
-        shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(stream)
-        if fortran_order:
-            raise ValueError("its columns are contiguous")
-        count, offset = math.prod(shape), stream.tell()
-        if count == 0:
-            return np.empty(shape, dtype)
-        protection = mmap.PROT_READ | mmap.PROT_WRITE
+    found = NpyFile.of(file)
+    if found.by_column:
+        raise ValueError("its columns are contiguous")
+    count = math.prod(found.shape)
+    if count == 0:
+        return np.empty(found.shape, found.dtype)
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    with open_file(file) as stream:
         whole = mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=protection)
-    return np.frombuffer(whole, dtype, count, offset).reshape(shape)
+    if len(whole) != found.offset + found.num_bytes:
+        raise ValueError(f"it has {len(whole):,} bytes, and its header promises {found.offset + found.num_bytes:,}")
+    return np.frombuffer(whole, found.dtype, count, found.offset).reshape(found.shape)
 
 
 def _as_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:

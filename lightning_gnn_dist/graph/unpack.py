@@ -31,7 +31,15 @@ def unpack_edges(files: Sequence[Path], names: Sequence[str], folder: Path, memo
     """What edges carry, if they carry anything."""
     if not names:
         return
-    _unpack(files, names, lambda piece, _: edge_columns(piece, files[0]), folder, memory_bytes, lambda share: None)
+    where = files[0] if len(files) == 1 else files[0].parent  # rows are counted over all files
+    _unpack(
+        files,
+        names,
+        lambda piece, first: edge_columns(piece, where, first),
+        folder,
+        memory_bytes,
+        lambda share: None,
+    )
 
 
 def check_nodes(nodes: Path, drop: Collection[str]) -> None:
@@ -72,4 +80,4 @@ def _of_nodes(piece: dict[str, Column], first: int, nodes: Path, id_name: str) -
     for name, column in piece.items():
         if ALIASES.get(name, name) == "y" and column.dtype.kind == "U":
             raise ValueError(f"{nodes}: column {name!r} holds words. Out of core, labels are numbers: number them.")
-    return node_columns(piece, nodes)
+    return node_columns(piece, nodes, first)

@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import time
@@ -17,8 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_gnn_dist.files import make_read_only, read_json
 from lightning_gnn_dist.graph import store
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.npy import NpyFile, save_for_good
 from lightning_gnn_dist.partition.base import Partition, Partitioner, check_request
 from lightning_gnn_dist.partition.kernels import Array
 
@@ -118,8 +121,9 @@ def _store(partition: Partition, entry: Path, key: dict[str, Any]) -> Partition:
     """Write under a temporary name, then rename: whoever finds the entry finds all of it."""
     assignment = partition.assignment.numpy()
     with store.draft_beside(entry) as draft:
-        np.save(draft / "assignment.npy", assignment)
+        save_for_good(draft / "assignment.npy", assignment)
         (draft / "meta.json").write_text(json.dumps({**key, "digest": _digest(assignment)}, indent=1))
+        make_read_only(draft)
         while not _rename(draft, entry):
             # Another process was faster. All ranks must hold the same partition, so take what it stored.
             if (stored := _read(entry, key, assignment.size)) is not None:
@@ -133,7 +137,7 @@ def _rename(draft: Path, entry: Path) -> bool:
     try:
         os.rename(draft, entry)
     except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             return False
         raise
     return True
@@ -144,7 +148,10 @@ def _discard(entry: Path) -> None:
     rubbish = store.unused_name(entry)
     with contextlib.suppress(FileNotFoundError):  # another process found the damage too
         os.rename(entry, rubbish)
-        shutil.rmtree(rubbish)
+        if rubbish.is_dir() and not rubbish.is_symlink():
+            shutil.rmtree(rubbish)
+        else:
+            rubbish.unlink()
 
 
 def _read(entry: Path, key: dict[str, Any], num_nodes: int) -> Partition | None:
@@ -152,9 +159,9 @@ def _read(entry: Path, key: dict[str, Any], num_nodes: int) -> Partition | None:
     if not entry.exists():
         return None
     try:
-        meta = json.loads((entry / "meta.json").read_text())
-        with (entry / "assignment.npy").open("rb") as file:
-            assignment = np.lib.format.read_array(file, allow_pickle=False)
+        meta = read_json(entry / "meta.json", "")
+        file = NpyFile.of(entry / "assignment.npy")
+        assignment = file.read(0, math.prod(file.shape)).reshape(file.shape)
     except (OSError, ValueError) as error:
         log.warning("The partition in %s cannot be read (%s): it is computed again", entry, error)
         return None

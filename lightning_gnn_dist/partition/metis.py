@@ -99,6 +99,7 @@ def undirected(graph: Graph) -> tuple[Array, Array]:
     Counts before it allocates, so it takes no more than the result (and, if the graph's rows are not
     sorted, a sorted copy).
     """
+    graph.check_edges()
     dtype = pymetis.zero_copy_dtype()
     limit = int(np.iinfo(dtype).max)
     refuse_beyond(limit, graph.num_nodes, "nodes")

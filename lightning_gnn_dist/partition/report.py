@@ -113,6 +113,7 @@ def _train_mask(graph: Graph) -> Tensor | None:
 
 
 def _tally_edges(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[Tensor, Tensor, Tensor]:
+    graph.check_edges()
     inside, halo, isolated = (np.zeros(num_parts, np.int64) for _ in range(3))
     seen = np.empty(graph.num_nodes, np.uint64)
     csr = graph.indptr.numpy(), graph.indices.numpy(), assignment.numpy()
@@ -123,6 +124,7 @@ def _tally_edges(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[Tens
 
 def edges_between(graph: Graph, assignment: Tensor, num_parts: int) -> Tensor:
     """How many edges lead from each part (row) to each part (column), shape ``(P, P)``. One pass over the edges."""
+    graph.check_edges()
     between = np.zeros((num_parts, num_parts), np.int64)
     kernels.tally_between(graph.indptr.numpy(), graph.indices.numpy(), assignment.numpy(), between)
     return torch.from_numpy(between)

@@ -82,6 +82,7 @@ class StreamingPartitioner:
         capacity = part_capacity(num_nodes, num_parts, self.slack)
         least = max(1, int((1 - self.slack) * num_nodes / num_parts))
         alpha = sqrt(num_parts) * (graph.num_edges / 2) / num_nodes**1.5
+        graph.check_edges()
         csr = graph.indptr.numpy(), graph.indices.numpy()
         order = self._order(num_nodes, seed)
         assignment = np.full(num_nodes, -1, np.int32)

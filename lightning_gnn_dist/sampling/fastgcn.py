@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.hops import graph_is_damaged
 from lightning_gnn_dist.sampling.kernels import Array
 from lightning_gnn_dist.sampling.layer import LayerSampler
 from lightning_gnn_dist.sampling.layer_kernels import add_column_norms, scale_to
@@ -39,7 +40,8 @@ class FastGCNSampler(LayerSampler):
         if key not in known:
             values = NONE if self.weight is None else edge_weights(graph, self.weight)
             norms = np.zeros(graph.num_nodes)
-            add_column_norms(graph.indptr.numpy(), graph.indices.numpy(), values, norms)
+            if not add_column_norms(graph.indptr.numpy(), graph.indices.numpy(), values, norms):
+                raise graph_is_damaged(graph)
             known[key] = norms, self.scales(norms)
         return known[key]
 

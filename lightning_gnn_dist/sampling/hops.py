@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import MAX_ENTRIES, BatchKey, Sample, refuse_repeated
-from lightning_gnn_dist.sampling.kernels import REPEATED_SEED, Array, Work
+from lightning_gnn_dist.sampling.kernels import DAMAGED, REPEATED_SEED, Array, Work
 from lightning_gnn_dist.sampling.rng import key
 from lightning_gnn_dist.sampling.scratch import Scratch, scratch_of_thread
 
@@ -57,8 +57,20 @@ def sample_hops(
         reserve(scratch, needed)
     if needed == REPEATED_SEED:
         refuse_repeated(seeds)
+    if needed == DAMAGED:
+        raise graph_is_damaged(graph)
     with_ids = bool(graph.edge_arrays) if with_ids is None else with_ids
     return _copied(scratch.work, num_nodes.tolist(), num_edges[:-1].tolist(), with_ids=with_ids, weighs=weighs)
+
+
+def graph_is_damaged(graph: Graph) -> Exception:
+    """What a kernel met that cannot be: found anew, to say where."""
+    try:
+        graph.check_edges()
+    except ValueError as error:
+        where = f"The files of {graph.path} are" if graph.path else "An array of the graph was"
+        return ValueError(f"{where} changed after the graph was checked: {error} Open or build the graph again.")
+    return ValueError("The edges of the graph are being changed while they are sampled: sample a graph that stays.")
 
 
 def _copied(work: Work, num_nodes: list[int], num_edges: list[int], *, with_ids: bool, weighs: bool) -> Sample:

@@ -4,7 +4,9 @@ One hop reads three places at random: a row's start in ``indptr``, its neighbour
 table that says where in the batch a node already stands. None of them fits a cache, so the loops walk the
 frontier in blocks of ``BLOCK`` rows, and every place is prefetched one block before it is read.
 
-Kernels check nothing: their Python callers do. They hold no lock, and threads share none of their arrays.
+Kernels check what they read from the graph, row by row and sender by sender: an array, or a file under its map, may be
+changed after the graph was checked, and a loop that follows a wrong number ends the process. That takes 0 to 2% of a
+batch's time. All else their Python callers check. They hold no lock, and threads share none of their arrays.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ BLOCK = 64  # frontier rows a stage: measured flat between 32 and 128
 ROWS_AHEAD = 48  # reads of indptr in flight
 LINE = 64  # bytes of a cache line
 REPEATED_SEED = -1
+DAMAGED = -2  # a row or a sender that the graph cannot have
 LEAST_WEIGHT = 1e-290  # stands for 0: such edges come when no others are left
 
 # numba compiles a function once more for every literal that it is given.
@@ -97,7 +100,7 @@ def sample(
     """Sample one batch into ``work``; return how many seeds and edges it has.
 
     If ``work`` has room for fewer, the batch is not complete: the caller makes room and starts again.
-    ``REPEATED_SEED`` says that a seed was given twice.
+    ``REPEATED_SEED`` says that a seed was given twice, ``DAMAGED`` that the graph points out of itself.
 
     Args:
         indptr: The graph's row starts, int64.
@@ -116,10 +119,14 @@ def sample(
         return REPEATED_SEED
     num_nodes[0] = end
     for hop in range(len(fanouts)):
-        total = open_rows(indptr, begin, end, fanouts[hop], rule.replace, work)
+        total = open_rows(indptr, len(indices), begin, end, fanouts[hop], rule.replace, work)
+        if total < 0:
+            return DAMAGED
         if len(seeds) + total > len(work.positions):
             return len(seeds) + total
-        found = expand(indices, begin, end, fanouts[hop], keys[hop], rule, work, table)
+        found = expand(indices, len(indptr) - 1, begin, end, fanouts[hop], keys[hop], rule, work, table)
+        if found < 0:
+            return DAMAGED
         num_edges[hop] = total - work.starts[begin]
         num_nodes[hop + 1] = found - end
         begin, end = end, found
@@ -136,20 +143,28 @@ def place_seeds(seeds: Array, work: Work, table: Table) -> Any:
 
 
 @part
-def open_rows(indptr: Array, begin: int, end: int, fanout: int, replace: bool, work: Work) -> Any:
-    """Find the frontier's rows and where their edges will stand; return how many edges that makes."""
-    total = work.starts[_U(begin)]
+def open_rows(indptr: Array, num_edges: int, begin: int, end: int, fanout: int, replace: bool, work: Work) -> Any:
+    """Find the frontier's rows and where their edges will stand; return how many edges that makes, or ``DAMAGED``."""
+    total, is_damaged = work.starts[_U(begin)], False
     for i in range(begin, end):
         prefetch(indptr, work.nodes[_U(min(i + ROWS_AHEAD, end - 1))])
         node = _U(work.nodes[_U(i)])
-        degree = indptr[node + _U(1)] - indptr[node]
-        work.first[_U(i - begin)] = indptr[node]
+        first, last = indptr[node], indptr[node + _U(1)]
+        degree = last - first
+        is_damaged |= is_no_row(first, last, num_edges)
+        work.first[_U(i - begin)] = first
         work.degree[_U(i - begin)] = degree
         if not is_whole(degree, fanout, replace):
             degree = fanout
         total += degree
         work.starts[_U(i + 1)] = total
-    return total
+    return np.int64(DAMAGED) if is_damaged else total
+
+
+@inlined
+def is_no_row(first: int, last: int, num_edges: int) -> bool:
+    """Whether a row cannot be: one that ends before it begins, or reaches out of the edges."""
+    return (first < 0) | (last < first) | (last > num_edges)
 
 
 @inlined
@@ -160,9 +175,9 @@ def is_whole(degree: int, fanout: int, replace: bool) -> bool:
 
 @part
 def expand(
-    indices: Array, begin: int, end: int, fanout: int, key: np.uint64, rule: Rule, work: Work, table: Table
+    indices: Array, nodes: int, begin: int, end: int, fanout: int, key: np.uint64, rule: Rule, work: Work, table: Table
 ) -> Any:
-    """One hop in three stages, each a block of rows behind the last; return how many nodes there are."""
+    """One hop in three stages, each a block of rows behind the last; return the number of nodes, or ``DAMAGED``."""
     found = end
     heights = np.empty(_longest(fanout, end - begin, work) if len(rule.weights) else 0)
     blocks = (end - begin + BLOCK - 1) // BLOCK
@@ -171,7 +186,9 @@ def expand(
         if block < blocks:
             _draw_rows(indices, begin, low, min(low + BLOCK, end), fanout, key, rule, heights, work)
         if 1 <= block <= blocks:
-            _read(indices, work.starts[low - BLOCK], work.starts[min(low, end)], work, table)
+            is_right = _read(indices, nodes, work.starts[low - BLOCK], work.starts[min(low, end)], work, table)
+            if not is_right:
+                return np.int64(DAMAGED)
         if block >= 2:
             low -= 2 * BLOCK
             found = place(work.starts[low], work.starts[min(low + BLOCK, end)], work, table, found)
@@ -336,12 +353,15 @@ def _draw_high(
 
 
 @part
-def _read(indices: Array, low: int, high: int, work: Work, table: Table) -> None:
-    """Fetch the sources of the edges ``low`` to ``high``."""
+def _read(indices: Array, num_nodes: int, low: int, high: int, work: Work, table: Table) -> Any:
+    """Fetch the sources of the edges ``low`` to ``high``; return whether all are nodes."""
+    is_damaged: Any = False
     for edge in range(low, high):
         source = indices[_U(work.positions[_U(edge)])]
         work.columns[_U(edge)] = source
+        is_damaged |= _U(source) >= _U(num_nodes)  # negative ones are large without a sign
         prefetch(table.entries, slot_of(_U(source), table.shift))
+    return not is_damaged
 
 
 @inlined

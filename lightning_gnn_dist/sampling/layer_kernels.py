@@ -12,6 +12,7 @@ import numpy as np
 from lightning_gnn_dist.sampling.compiling import compiled, part
 from lightning_gnn_dist.sampling.kernels import (
     ALL,
+    DAMAGED,
     REPEATED_SEED,
     ZERO,
     Array,
@@ -19,6 +20,7 @@ from lightning_gnn_dist.sampling.kernels import (
     Table,
     Work,
     expand,
+    is_no_row,
     open_rows,
     place,
     place_seeds,
@@ -68,10 +70,14 @@ def sample_layers(
         return REPEATED_SEED
     num_nodes[0] = end
     for hop in range(len(keys)):
-        total = open_rows(indptr, begin, end, ALL, rule.replace, work)
+        total = open_rows(indptr, len(indices), begin, end, ALL, rule.replace, work)
+        if total < 0:
+            return DAMAGED
         if end + total > len(work.positions):
             return end + total
-        met = expand(indices, begin, end, ALL, keys[hop], rule, work, table)
+        met = expand(indices, len(indptr) - 1, begin, end, ALL, keys[hop], rule, work, table)
+        if met < 0:
+            return DAMAGED
         inverse = _chances(begin, end, met, hop, layers, work)
         _choose(met, keys[hop], inverse, work)
         found = _thin(begin, end, met, layers, inverse, work)
@@ -234,10 +240,16 @@ def _place_again(count: int, start: int, work: Work, table: Table) -> None:
 
 
 @compiled
-def add_column_norms(indptr: Array, indices: Array, values: Array, norms: Array) -> None:
-    """Add to ``norms``, float64, the squared norm that each column of A has in these rows."""
+def add_column_norms(indptr: Array, indices: Array, values: Array, norms: Array) -> bool:
+    """Add to ``norms``, float64, the squared norm of each column of A in these rows. False: there is no such column."""
     for row in range(len(indptr) - 1):
         low, high = indptr[row], indptr[row + 1]
+        if is_no_row(low, high, len(indices)):
+            return False
         for edge in range(low, high):
             value = np.float64(values[edge]) if len(values) else 1.0 / (high - low)
-            norms[_U(indices[edge])] += value * value
+            column = _U(indices[edge])
+            if column >= _U(len(norms)):
+                return False
+            norms[column] += value * value
+    return True

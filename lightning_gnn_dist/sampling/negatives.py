@@ -49,7 +49,7 @@ def has_edges(graph: Graph, edges: Tensor) -> Tensor:
 @inlined
 def _is_edge(indptr: Array, indices: Array, sender: int, receiver: int) -> bool:
     found = False
-    for place in range(indptr[receiver], indptr[receiver + 1]):
+    for place in range(max(indptr[receiver], 0), min(indptr[receiver + 1], len(indices))):
         found |= indices[place] == sender
     return found
 

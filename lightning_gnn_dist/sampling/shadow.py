@@ -50,6 +50,8 @@ class ShadowSampler:
         def kernel(indptr: Array, indices: Array, ids: Array, keys: Array, work: Work, table: Table, *of: Array) -> int:
             num_nodes, num_edges = of
             num_edges[0] = sample_egos(indptr, indices, ids, fanouts, keys, Rule(NONE, False), work, table, roots)
+            if num_edges[0] < 0:
+                return int(num_edges[0])
             num_nodes[0] = roots[-1]
             return int(max(num_edges[0], num_nodes[0]))
 

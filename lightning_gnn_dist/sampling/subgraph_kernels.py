@@ -11,6 +11,7 @@ import numpy as np
 
 from lightning_gnn_dist.sampling.compiling import compiled, part
 from lightning_gnn_dist.sampling.kernels import (
+    DAMAGED,
     REPEATED_SEED,
     ZERO,
     Array,
@@ -18,6 +19,7 @@ from lightning_gnn_dist.sampling.kernels import (
     Table,
     Work,
     expand,
+    is_no_row,
     open_rows,
     place,
     place_seeds,
@@ -29,16 +31,20 @@ _U = np.uint64
 
 
 @compiled
-def walk(indptr: Array, indices: Array, seeds: Array, key: np.uint64, length: int, out: Array) -> None:
-    """Walk ``length`` steps from each seed, to a random sender each; who has none stays."""
+def walk(indptr: Array, indices: Array, seeds: Array, key: np.uint64, length: int, out: Array) -> bool:
+    """Walk ``length`` steps from each seed, to a random sender each; who has none stays. False: it is no node."""
     for i in range(len(seeds)):
         node = np.int64(seeds[_U(i)])
         for step in range(length):
-            first = indptr[_U(node)]
-            degree = indptr[_U(node + 1)] - first
-            if degree > 0:
-                node = np.int64(indices[_U(first + below(draw(key, seeds[_U(i)], step), degree))])
+            first, last = indptr[_U(node)], indptr[_U(node + 1)]
+            if is_no_row(first, last, len(indices)):
+                return False
+            if last > first:
+                node = np.int64(indices[_U(first + below(draw(key, seeds[_U(i)], step), last - first))])
+            if _U(node) >= _U(len(indptr) - 1):
+                return False
             out[_U(i * length + step)] = node
+    return True
 
 
 @compiled
@@ -63,7 +69,7 @@ def sample_induced(
         work.columns[_U(i)] = others[_U(i)]
     count = place(ZERO, len(others), work, table, count)
     needed = _induce(indptr, indices, count, work, table)
-    if needed <= len(work.positions):
+    if 0 <= needed <= len(work.positions):
         _count_hops(len(seeds), count, work, num_nodes, num_edges)
     return needed
 
@@ -93,12 +99,18 @@ def sample_egos(
         count = place_seeds(seeds[i : i + 1], mine, own)
         begin = ZERO
         for hop in range(len(fanouts)):
-            total = open_rows(indptr, begin, count, fanouts[hop], rule.replace, mine)
+            total = open_rows(indptr, len(indices), begin, count, fanouts[hop], rule.replace, mine)
+            if total < 0:
+                return DAMAGED
             if nodes + edges + count + total >= room:
                 return 2 * room + total
-            met = expand(indices, begin, count, fanouts[hop], keys[hop], rule, mine, own)
+            met = expand(indices, len(indptr) - 1, begin, count, fanouts[hop], keys[hop], rule, mine, own)
+            if met < 0:
+                return DAMAGED
             begin, count = count, met
         total = _induce(indptr, indices, count, mine, own)
+        if total < 0:
+            return DAMAGED
         if nodes + edges + count + total >= room:
             return 2 * room + total
         roots[_U(i)] = nodes
@@ -126,19 +138,25 @@ def _behind(work: Work, nodes: int, edges: int) -> Any:
 @part
 def _induce(indptr: Array, indices: Array, count: int, work: Work, table: Table) -> Any:
     """Find the edges among the first ``count`` nodes; return how many there are, also where there is no room."""
-    out, room = 0, len(work.positions)
+    out, room, num_nodes, is_damaged = 0, len(work.positions), _U(len(indptr) - 1), False
     work.starts[0] = 0
     for row in range(count):
         node = _U(work.nodes[_U(row)])
-        for edge in range(indptr[node], indptr[node + _U(1)]):
-            at = _find(_U(indices[_U(edge)]), work, table)
+        first, last = indptr[node], indptr[node + _U(1)]
+        if is_no_row(first, last, len(indices)):
+            return DAMAGED
+        for edge in range(first, last):
+            sender = _U(indices[_U(edge)])
+            is_node = sender < num_nodes
+            is_damaged |= not is_node
+            at = _find(sender * _U(is_node), work, table)  # without a branch, which would take a fifth longer
             if at >= 0:
                 if out < room:
                     work.positions[_U(out)] = edge
                     work.columns[_U(out)] = at
                 out += 1
         work.starts[_U(row + 1)] = out
-    return out
+    return DAMAGED if is_damaged else out
 
 
 @part

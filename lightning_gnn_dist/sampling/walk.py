@@ -21,6 +21,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import MAX_HOPS, check_at_least
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import MAX_ENTRIES, BatchKey, Sample, check_bulk
+from lightning_gnn_dist.sampling.hops import graph_is_damaged
 from lightning_gnn_dist.sampling.rng import key, permutation
 from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
 from lightning_gnn_dist.sampling.subgraph_kernels import walk
@@ -84,7 +85,9 @@ class RandomWalkSampler:
 
     def _walk(self, graph: Graph, seeds: Tensor, place: BatchKey, *, with_ids: bool | None) -> Sample:
         visited = np.empty(seeds.numel() * self.walk_length, np.int64)
-        walk(graph.indptr.numpy(), graph.indices.numpy(), seeds.numpy(), key(*place, 0), self.walk_length, visited)
+        csr = graph.indptr.numpy(), graph.indices.numpy()
+        if not walk(*csr, seeds.numpy(), key(*place, 0), self.walk_length, visited):
+            raise graph_is_damaged(graph)
         return induced(graph, seeds, torch.from_numpy(visited), place, self.num_hops, with_ids=with_ids)
 
     def _norms(self, graph: Graph, num_seeds: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -49,5 +49,6 @@ class WholePartSampler:
 
 def _permute(graph: Graph, seeds: Tensor, num_hops: int) -> Sample:
     refuse_repeated(seeds)
+    graph.check_edges()
     sample = seeds_first(graph.indptr, graph.indices, seeds, num_hops)
     return sample._replace(edge_ids=sample.edge_ids if graph.edge_arrays else None, is_constant=True)

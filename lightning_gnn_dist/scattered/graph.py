@@ -17,6 +17,7 @@ from torch import Tensor
 from lightning_gnn_dist.collectives import Channel
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import edge_positions, take_rows
+from lightning_gnn_dist.sampling.hops import graph_is_damaged
 from lightning_gnn_dist.sampling.kernels import Rule
 from lightning_gnn_dist.sampling.layer_kernels import add_column_norms
 from lightning_gnn_dist.sampling.row_kernels import draw_rows
@@ -131,12 +132,12 @@ class ScatteredGraph:
         sizes = self._route(nodes, self.share.bounds.nodes).sizes
         asked = self.channel.exchange(nodes.to(index_dtype(self.num_nodes)).split(sizes))
         own, local = self.share.rows, torch.cat(asked).to(torch.int64) - self.share.first_node
-        degrees = own.indptr[local + 1] - own.indptr[local]
+        degrees = self._degrees(local)
         answers = degrees.to(torch.int32).split([len(piece) for piece in asked])
         counts = self.channel.exchange(answers, sizes)
         lengths, sent = ([int(piece.sum()) for piece in pieces] for pieces in (counts, answers))
         at = edge_positions(own.indptr, local)
-        senders = torch.cat(self.channel.exchange(own.indices[at].split(sent), lengths))
+        senders = self._checked(torch.cat(self.channel.exchange(own.indices[at].split(sent), lengths)))
         weights = first_edges = None
         if weight is not None:
             values = torch.from_numpy(edge_weights(own, weight))[at]
@@ -159,7 +160,8 @@ class ScatteredGraph:
                 sender, receiver = turn % size, (turn + 1) % size
                 if turn == index:
                     values = NONE if weight is None else edge_weights(own, weight)
-                    add_column_norms(own.indptr.numpy(), own.indices.numpy(), values, norms.numpy())
+                    if not add_column_norms(own.indptr.numpy(), own.indices.numpy(), values, norms.numpy()):
+                        raise graph_is_damaged(own)
                 to_next = [norms if (index, rank) == (sender, receiver) else norms[:0] for rank in range(size)]
                 came = self.channel.exchange(to_next)[sender]
                 norms = came if index == receiver else norms
@@ -192,7 +194,7 @@ class ScatteredGraph:
         lengths, sent = ([int(piece.sum()) for piece in pieces] for pieces in (counts, answers))
         back = torch.cat(counts).to(torch.int64)
         edge_order = route.order.repeat_interleave(back).argsort(stable=True)
-        senders = torch.cat(self.channel.exchange(drawn.senders.split(sent), lengths))[edge_order]
+        senders = self._checked(torch.cat(self.channel.exchange(drawn.senders.split(sent), lengths)))[edge_order]
         edge_ids = None
         if drawn.edge_ids is not None:
             edge_ids = torch.cat(self.channel.exchange(drawn.edge_ids.split(sent), lengths))[edge_order]
@@ -224,9 +226,27 @@ class ScatteredGraph:
     def _rule(self, weight: str | None, replace: bool) -> Rule:
         return Rule(NONE if weight is None else edge_weights(self.share.rows, weight), replace)
 
+    def _degrees(self, local: Tensor) -> Tensor:
+        """Lengths of own rows, all of which lie in the share: a loop reads wherever they say."""
+        rows = self.share.rows
+        first, last = rows.indptr[local], rows.indptr[local + 1]
+        if bool(((first < 0) | (last < first) | (last > rows.num_edges)).any()):
+            raise graph_is_damaged(rows)
+        return last - first
+
+    def _checked(self, senders: Tensor) -> Tensor:
+        """What ranks say of their rows, which become places in tables."""
+        low, high = (int(end) for end in senders.aminmax()) if senders.numel() else (0, -1)
+        if low < 0 or high >= self.num_nodes:
+            raise ValueError(
+                f"A rank has an edge from node {low if low < 0 else high}, but ids lie in [0, {self.num_nodes}): its "
+                "share was changed after it was opened. Copy the shares again."
+            )
+        return senders
+
     def _draw_own(self, nodes: Tensor, words: Tensor, fanout: int, rule: Rule) -> Drawn:
         rows, local = self.share.rows, nodes - self.share.first_node
-        degrees = rows.indptr[local + 1] - rows.indptr[local]
+        degrees = self._degrees(local)
         is_whole = torch.full_like(degrees, fanout < 0, dtype=torch.bool)
         is_whole |= (degrees == 0) if rule.replace else (degrees <= fanout)
         counts = torch.where(is_whole, degrees, fanout)

@@ -89,7 +89,7 @@ class Halo:
         ends = rows.indptr[-1:].expand(self.ids.numel())
         indptr = self._kept("indptr", torch.cat([rows.indptr, ends]))
         arrays = {name: self._with_halo(name, array) for name, array in sorted(rows.node_arrays.items())}
-        return Graph(indptr, self._local_indices(rows.indices), arrays, rows.edge_arrays, fingerprint="")
+        return Graph.of_checked(indptr, self._local_indices(rows.indices), arrays, rows.edge_arrays)
 
     def complete(self, path: Path) -> None:
         """Put the rows of the halo behind the own ones, which are in the file. Collective."""
@@ -167,7 +167,7 @@ def _rows_of(share: Share, nodes: range) -> Graph:
     edges = slice(int(starts[0]), int(starts[-1]))
     arrays = {name: array[first:last] for name, array in rows.node_arrays.items()}
     of_edges = {name: array[edges] for name, array in rows.edge_arrays.items()}
-    return Graph(starts - starts[0], rows.indices[edges], arrays, of_edges, fingerprint="")
+    return Graph.of_checked(starts - starts[0], rows.indices[edges], arrays, of_edges)
 
 
 def _is_in(ids: Tensor, nodes: range) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_folder, check_instance
+from lightning_gnn_dist.files import check_entries, read_json
 from lightning_gnn_dist.graph import store
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, edge_positions, row_slices, take_rows
@@ -23,6 +24,8 @@ from lightning_gnn_dist.partition.base import Partition
 
 FORMAT = "lightning_gnn_dist shares"
 INDEX = "shares.json"
+MOST_STARTS = 1 << 62
+_WAY_OUT = "Copy it again."
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +46,8 @@ class Bounds:
     def read(cls, folder: str | Path) -> Bounds:
         """Those of a folder that :func:`save_shares` wrote."""
         about = _read_index(Path(folder))
-        edges = torch.tensor(about.get("edges", []), dtype=torch.int64)
-        return cls(torch.tensor(about["nodes"]), edges, about["fingerprint"])
+        nodes, edges = (torch.tensor(about.get(name, []), dtype=torch.int64) for name in ("nodes", "edges"))
+        return cls(nodes, edges, about["fingerprint"])
 
     @property
     def num_shares(self) -> int:
@@ -77,7 +80,7 @@ class Share:
                 f"Share {index} of {bounds.num_shares} is not on this host: copy {path} from where the graph was "
                 f"divided, or make it here from the graph's files (lightning-gnn-dist prepare ... --share {index})."
             )
-        share = cls(Graph.open(path), index, bounds)
+        share = cls(Graph.open(path, num_senders=int(bounds.nodes[-1])), index, bounds)
         share._check(path)
         return share
 
@@ -119,6 +122,8 @@ class Share:
                 f"{path} holds {self.rows.num_nodes} nodes and {self.rows.num_edges} edges, but {INDEX} says {nodes} "
                 f"and {edges}: they come from two divisions. Copy both from the same one."
             )
+        if "n_id" in self.rows.node_arrays:
+            _check_ids(self.rows.node_arrays["n_id"], path / "nodes" / "n_id.npy")
 
 
 def check_ranks(folder: Path, bounds: Bounds, num_ranks: int) -> None:
@@ -193,15 +198,30 @@ def _rows_of(graph: Graph, nodes: Tensor, number: Tensor) -> Graph:
 
 def _read_index(folder: Path) -> dict[str, Any]:
     file = folder / INDEX
-    if not file.is_file():
+    if not file.exists():
         raise FileNotFoundError(f"{folder} has no {INDEX}. Divide a graph with save_shares(graph, partition, path).")
-    try:
-        about = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged ({error}). Copy it again.") from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
+    about = read_json(file, _WAY_OUT)
+    if about.get("format") != FORMAT:
         raise ValueError(f"{file} does not describe shares of a graph: it does not say {FORMAT!r}.")
+    check_entries({"edges": []} | about, {"fingerprint": str, "nodes": list[int], "edges": list[int]}, file, _WAY_OUT)
+    for name in ("nodes", "edges"):
+        starts = about.get(name, [])
+        if starts != sorted(starts) or starts[:1] not in ([0], []) or starts[-1:] > [MOST_STARTS]:
+            raise ValueError(f"{file} is damaged ({name!r} must begin at 0 and not fall). {_WAY_OUT}")
+    if len(about["nodes"]) < 2 or len(about.get("edges", [])) not in (0, len(about["nodes"])):
+        raise ValueError(f"{file} is damaged (it says where no share begins, or only of some). {_WAY_OUT}")
     return about
+
+
+def _check_ids(n_id: Tensor, file: Path) -> None:
+    """Each row is about another node."""
+    if n_id.dtype not in (torch.int32, torch.int64) or n_id.dim() != 1:
+        raise ValueError(f"{file} holds {n_id.dtype} {tuple(n_id.shape)}, and ids of nodes are needed. {_WAY_OUT}")
+    ids = n_id.sort().values
+    if ids.numel() and int(ids[0]) < 0:
+        raise ValueError(f"{file} is damaged (it holds node {int(ids[0])}, and ids begin at 0). {_WAY_OUT}")
+    if bool((twice := ids[1:] == ids[:-1]).any()):
+        raise ValueError(f"{file} is damaged (it holds node {int(ids[1:][twice][0])} twice). {_WAY_OUT}")
 
 
 def share_name(index: int) -> str:

@@ -255,7 +255,7 @@ class RoundStrategy(StartsTogether):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         if self._module().trainer.state.fn == TrainerFn.FITTING:
-            self._resumed = replica_state.take_from_checkpoint(checkpoint)
+            self._resumed = replica_state.take_from_checkpoint(checkpoint, checkpoint_path)
             self.round_idx, self.batches_done = self._resumed.round_idx, self._resumed.batches_done
         return checkpoint
 

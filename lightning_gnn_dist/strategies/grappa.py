@@ -241,7 +241,7 @@ class GrappaStrategy(StartsTogether):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         if self._module().trainer.state.fn == TrainerFn.FITTING:
-            self._resumed = replica_state.take_of_gradients(checkpoint)
+            self._resumed = replica_state.take_of_gradients(checkpoint, checkpoint_path)
         return checkpoint
 
     def _watch(self, trainer: Trainer) -> Leaving:

@@ -20,6 +20,10 @@ from lightning_gnn_dist import collectives
 KEY = "lightning_gnn_dist"
 VERSION = 1
 _ROUNDING = 1e-3  # of a tensor's largest number: many steps in float32 end nearer to each other, on any processors
+_OUT = (
+    "Resume from another checkpoint, or start from its weights (Module.load_from_checkpoint(path)) and leave ckpt_path "
+    "out."
+)
 
 
 @dataclass(frozen=True)
@@ -94,18 +98,13 @@ def average_buffers_of(checkpoint: dict[str, Any], module: nn.Module) -> None:
         state.update(means)
 
 
-def take_from_checkpoint(checkpoint: dict[str, Any]) -> ReplicaState:
-    """Put this rank's own state in the place of rank 0's, and say where the run stood."""
-    saved = checkpoint.get(KEY)
+def take_from_checkpoint(checkpoint: dict[str, Any], path: object = "the checkpoint") -> ReplicaState:
+    """Put this rank's own state in the place of rank 0's, and say where the run stood. ``path`` is for errors."""
+    saved = _saved(checkpoint, path)
     if saved is None or "strategy" in saved:
         raise ValueError(
             "The checkpoint was not written by a strategy of rounds, so it does not say at which round it "
             "stood. To start from its weights, load them (Module.load_from_checkpoint(path)) and leave ckpt_path out."
-        )
-    if saved["version"] > VERSION:
-        raise ValueError(
-            f"The checkpoint's state has version {saved['version']}, and this release reads up to {VERSION}: "
-            "upgrade lightning_gnn_dist."
         )
     if saved["ranks"] is None:
         raise ValueError(
@@ -119,15 +118,21 @@ def take_from_checkpoint(checkpoint: dict[str, Any]) -> ReplicaState:
             f"{collectives.world_size()}: resume with as many, or start from its weights "
             "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
         )
+    _check_whole_number("round_idx", saved.get("round_idx"), path)
+    for state in saved["ranks"]:
+        _check_entries(state, {"optimizer_states": list, "buffers": dict, "random_state": dict, "extra": dict}, path)
+        _check_whole_number("batches_done", state.get("batches_done"), path)
+        _check_optimizers(state["optimizer_states"], checkpoint, path)
+    _check_tensors(saved["ranks"][collectives.rank()], path)
     mine = saved["ranks"][collectives.rank()]
     checkpoint["optimizer_states"] = mine["optimizer_states"]
     checkpoint["state_dict"].update(mine["buffers"])
     return ReplicaState(saved["round_idx"], mine["batches_done"], mine["random_state"], mine["extra"])
 
 
-def take_of_gradients(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint") -> dict[str, Any] | None:
     """What a checkpoint of a strategy that exchanges gradients says of this rank; None where it says nothing."""
-    saved = checkpoint.get(KEY)
+    saved = _saved(checkpoint, path)
     if saved is None:  # of plain DDP
         return None
     if "strategy" not in saved:
@@ -148,6 +153,8 @@ def take_of_gradients(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
         )
         return None
     mine: dict[str, Any] = saved["ranks"][collectives.rank()]
+    _check_entries(mine, {"random_state": dict, "buffers": dict}, path)
+    _check_tensors(mine, path)
     return mine
 
 
@@ -170,6 +177,61 @@ def _is_rounding(tensor: Tensor, other: Tensor) -> bool:
         return torch.equal(tensor, other)
     largest = float(other.abs().nan_to_num(0.0, 0.0, 0.0).max())
     return torch.allclose(tensor, other, rtol=0.0, atol=_ROUNDING * largest, equal_nan=True)
+
+
+def _saved(checkpoint: dict[str, Any], path: object) -> dict[str, Any] | None:
+    """What this package added to a checkpoint, of a version that is known here."""
+    if KEY not in checkpoint:
+        return None
+    saved = checkpoint[KEY]
+    _check_entries(checkpoint, {KEY: dict}, path)
+    _check_whole_number("version", saved.get("version"), path, least=1)
+    if saved["version"] > VERSION:
+        raise ValueError(
+            f"The checkpoint's state has version {saved['version']}, and this release reads up to {VERSION}: "
+            "upgrade lightning_gnn_dist."
+        )
+    if saved.get("ranks", ()) is not None:
+        _check_entries(saved, {"ranks": list}, path)
+    return {**saved}
+
+
+def _check_entries(content: Any, kinds: Mapping[str, type], path: object) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(content, dict) or not isinstance(content.get(name), kind):
+            found = type(content.get(name)).__name__ if isinstance(content, dict) and name in content else "missing"
+            raise ValueError(
+                f"{path} is damaged (its entry {name!r} must be a {kind.__name__}, and is {found}). {_OUT}"
+            )
+
+
+def _check_whole_number(name: str, value: Any, path: object, least: int = 0) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(
+            f"{path} is damaged (its entry {name!r} must be a whole number of at least {least}, and is {value!r:.60}). "
+            f"{_OUT}"
+        )
+
+
+def _check_optimizers(states: list[Any], checkpoint: Mapping[str, Any], path: object) -> None:
+    """A rank has as many optimizers as the checkpoint."""
+    _check_entries(checkpoint, {"optimizer_states": list, "state_dict": dict}, path)
+    if len(states) != len(checkpoint["optimizer_states"]):
+        raise ValueError(
+            f"{path} is damaged (a rank has the state of {len(states)} optimizers, and there are "
+            f"{len(checkpoint['optimizer_states'])}). {_OUT}"
+        )
+    for state in states:
+        _check_entries(state, {"state": dict, "param_groups": list}, path)
+
+
+def _check_tensors(state: Mapping[str, Any], path: object) -> None:
+    """The buffers of a rank, and what its generators go on from."""
+    _check_entries(state["random_state"], {"cpu": Tensor}, path)
+    _check_entries(state["buffers"], dict.fromkeys(state["buffers"], Tensor), path)
+    generator, known = state["random_state"]["cpu"], torch.get_rng_state()
+    if generator.dtype != known.dtype or generator.shape != known.shape:
+        raise ValueError(f"{path} is damaged (its entry 'cpu' is no state of torch's generator). {_OUT}")
 
 
 def optimizer_tensors(optimizers: Iterable[Optimizer]) -> list[Tensor]:

@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.links import split_edges
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.scattered.share import save_shares
 
 
 @pytest.fixture
@@ -36,3 +40,21 @@ def test_what_cannot_be_done_is_said(graph: str, tmp_path: Path) -> None:
         main(["inspect", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"num_parts \(3000\) must not exceed the graph's nodes"):
         main(["inspect", graph, "--parts", "3000"])
+
+
+def test_all_files_are_compared_with_what_was_saved(
+    graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Graph.open(graph)
+    save_shares(whole, RandomPartitioner()(whole, 2, 0), tmp_path / "shares")
+    split_edges(whole, negatives=2).save(tmp_path / "links")
+    for path in (graph, str(tmp_path / "shares"), str(tmp_path / "links")):
+        main(["inspect", "--check", path])
+        assert "all arrays are what was saved" in capsys.readouterr().out
+    for path in (graph, f"{tmp_path}/shares", f"{tmp_path}/links"):
+        x = next(Path(path).rglob("x.npy"))
+        content = x.read_bytes()
+        x.unlink()
+        x.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(SystemExit, match=r"x\.npy is not the file that was saved"):
+            main(["inspect", "--check", path])

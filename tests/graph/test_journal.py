@@ -37,7 +37,7 @@ def test_work_on_other_inputs_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", '{"inputs": {}', '{"inputs": {}}'])
 def test_a_damaged_journal_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_text(text)
-    with pytest.raises(ValueError, match=r"state.json is damaged .*: delete .* to begin anew"):
+    with pytest.raises(ValueError, match=r"state.json is damaged .*Delete .* to begin anew"):
         Journal(tmp_path, {})
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from lightning_gnn_dist.graph.npy import NpyFile, append, cut_back, save, write_header
+from lightning_gnn_dist.graph.checksum import checksum_of
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.npy import NpyFile, append, cut_back, save, save_for_good, write_header
+from lightning_gnn_dist.partition.cache import cached_partition
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from tests.ranks import run_ranks
 
 ARRAYS = [
     np.arange(12, dtype=np.int32),
@@ -51,3 +57,33 @@ def test_files_are_cut_back_never_stretched(tmp_path: Path) -> None:
     assert file.read_bytes() == b"12345"
     with pytest.raises(ValueError, match="is shorter than was recorded"):
         cut_back(file, 6)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (50_000, 3)])
+def test_what_is_saved_for_good_is_what_numpy_saves(shape: tuple[int, ...], tmp_path: Path) -> None:
+    array = np.random.default_rng(0).random(shape)
+    np.save(tmp_path / "by_numpy.npy", array)
+    checksum = save_for_good(tmp_path / "here.npy", np.asarray(array))
+    assert (tmp_path / "here.npy").read_bytes() == (tmp_path / "by_numpy.npy").read_bytes()
+    assert checksum == checksum_of(tmp_path / "here.npy")
+
+
+def save_under_a_limit(rank: int, world_size: int, folder: Path) -> tuple[list[str], list[str]]:
+    graph = Graph.from_edge_index(torch.zeros(2, 1, dtype=torch.int64), 60, {"x": torch.ones(60, 4)})
+    said = []
+    for limit in (900, 200):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        try:
+            if limit == 900:
+                graph.save(folder / "graph")
+            else:
+                cached_partition(graph, RandomPartitioner(), 2, 0, folder / "cache")
+        except OSError as error:
+            said.append(str(error))
+    return said, sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
+
+
+def test_a_file_that_may_not_grow_is_no_success(tmp_path: Path) -> None:
+    ((said, left),) = run_ranks(save_under_a_limit, 1, tmp_path)
+    assert len(said) == 2 and all("a file may not grow" in sentence for sentence in said)
+    assert left == ["cache"]

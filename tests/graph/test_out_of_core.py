@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.graph import journal
+from lightning_gnn_dist.graph import journal, store
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.out_of_core import Preparation, prepare_graph
 from lightning_gnn_dist.graph.sources import find_source
@@ -301,3 +301,20 @@ def test_a_graph_without_edges(source: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "none.npy", np.zeros((2, 0), np.int64))
     with pytest.raises(ValueError, match="does not say how many nodes"):
         prepare_graph(tmp_path / "none.npy", tmp_path / "second")
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    np.save(tmp_path / "source" / "edge_index.npy", np.array([[0, 1, 2], [1, 2, 0]]))
+    np.save(tmp_path / "source" / "edge_weight.npy", np.array([1.0, 2.0, np.nan]))
+    with pytest.raises(ValueError, match=r"edge_weight holds NaN or infinite values \(the first at edge 2\)"):
+        prepare_graph(tmp_path / "source", tmp_path / "graph", undirected=True)
+
+
+def test_what_it_writes_carries_checksums(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    np.save(tmp_path / "source" / "edge_index.npy", np.array([[0, 1, 2], [1, 2, 0]]))
+    np.save(tmp_path / "source" / "x.npy", np.ones((3, 2), np.float32))
+    prepare_graph(tmp_path / "source", tmp_path / "graph")
+    assert store.verify(tmp_path / "graph") == []
+    assert not (tmp_path / "graph" / "nodes" / "x.npy").stat().st_mode & 0o222

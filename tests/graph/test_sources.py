@@ -225,3 +225,33 @@ def test_bad_splits_are_refused(tmp_path: Path) -> None:
     raw = find_source(**as_pyg(data, tmp_path)).read(lambda share: None)
     with pytest.raises(ValueError, match=r"three shares of at most 1 in all, got \[0.9, 0.2, 0.2\]"):
         raw.with_split([0.9, 0.2, 0.2], 0)
+
+
+NODES = ["id,label,f", "0,a,1", "1,b,2", "2,c,3"]
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "message"),
+    [
+        (2, "1,,2", r"nodes\.csv: column 'label' is empty in row 2"),
+        (3, "2,c,nan", r"nodes\.csv: column 'f' holds 'nan' in row 3"),
+        (1, "0,a,inf", r"nodes\.csv: column 'f' holds 'inf' in row 1"),
+        (2, "1,b,", r"nodes\.csv: column 'f' holds '' in row 2"),
+    ],
+)
+def test_cells_that_say_nothing_are_refused(row: int, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "edges.csv").write_text("source,target,weight\n0,1,1.0\n1,2,2.0\n")
+    nodes = [*NODES[:row], text, *NODES[row + 1 :]]
+    (tmp_path / "nodes.csv").write_text("\n".join(nodes) + "\n")
+    with pytest.raises(ValueError, match=message):
+        read(path=tmp_path / "edges.csv", nodes=tmp_path / "nodes.csv")
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "edges.csv").write_text("source,target,weight\n0,1,1.0\n1,2,nan\n")
+    with pytest.raises(ValueError, match=r"edges\.csv: column 'edge_weight' holds 'nan' in row 2"):
+        read(path=tmp_path / "edges.csv")
+    edges = np.array([[0, 1], [1, 2]])
+    np.savez(tmp_path / "graph.npz", edge_index=edges, y=np.zeros(3, int), edge_weight=np.array([1.0, np.inf]))
+    with pytest.raises(ValueError, match=r"edge_weight holds NaN or infinite values \(the first at edge 1\)"):
+        read(path=tmp_path / "graph.npz")

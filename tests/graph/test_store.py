@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_gnn_dist.graph import store
 from lightning_gnn_dist.graph.graph import Graph
 from tests.graph.test_graph import edge_pairs, random_edges
 from tests.ranks import run_ranks
@@ -94,7 +95,7 @@ def test_a_failure_leaves_nothing_behind(
     def full_disk(*args: object, **kwargs: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(np, "save", full_disk)
+    monkeypatch.setattr(store, "save_for_good", full_disk)
     with pytest.raises(OSError, match="No space left"):
         graph.save(tmp_path / "second")
     with pytest.raises(OSError, match="No space left"):

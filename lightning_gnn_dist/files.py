@@ -1,0 +1,81 @@
+"""Files that somebody else may have written: opened without waiting, and believed only where they fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import types
+from pathlib import Path
+from typing import Any, BinaryIO, Union, get_args, get_origin
+
+MOST_BYTES_OF_JSON = 1 << 28  # many times what any of ours takes
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to read. What is no file, such as a pipe, is refused: to open one could wait for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{path} is a directory, a pipe or a device, and a file is needed.")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_json(path: Path, way_out: str) -> dict[str, Any]:
+    """The object that a file holds in JSON; ``way_out`` ends the sentence if it holds something else."""
+    try:
+        with open_file(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size > MOST_BYTES_OF_JSON:
+                raise ValueError(f"it has {size:,} bytes")
+            content = json.loads(stream.read(size))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({str(error) or type(error).__name__:.200}). {way_out}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged (it holds a {type(content).__name__}, not an object). {way_out}")
+    return content
+
+
+def is_a(kind: Any, value: Any) -> bool:
+    """Whether a value from JSON is of a type such as ``list[int | None]``. True and False are no numbers."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return any(is_a(option, value) for option in inner)
+    if origin is list:
+        return isinstance(value, list) and all(is_a(inner[0], entry) for entry in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(is_a(inner[1], entry) for entry in value.values())
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+    return value is None if kind in (None, type(None)) else isinstance(value, kind)
+
+
+def check_entries(content: Any, kinds: dict[str, Any], path: Path, way_out: str) -> None:
+    """Refuse an object of which an entry is missing or of another type."""
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged ({_shown(content)} stands where an object should). {way_out}")
+    for name, kind in kinds.items():
+        if name not in content:
+            raise ValueError(f"{path} is damaged (the entry {name!r} is missing). {way_out}")
+        if not is_a(kind, content[name]):
+            raise ValueError(f"{path} is damaged (the entry {name!r} is {_shown(content[name])}). {way_out}")
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or the list of files in a directory, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make_read_only(folder: Path) -> None:
+    """Take the permission to write from all files in a folder. Folders keep it: others' files may come beside."""
+    for file in folder.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            file.chmod(stat.S_IMODE(file.stat().st_mode) & ~0o222)
+
+
+def _shown(value: Any) -> str:
+    return f"{json.dumps(value, default=str):.60}"

@@ -1,0 +1,91 @@
+"""Arrays that are changed after the graph was checked: no loop reads out of bounds, and a sentence says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.report import GraphReport
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.partition.report import edges_between
+from lightning_gnn_dist.partition.streaming import StreamingPartitioner
+from lightning_gnn_dist.sampling.base import BatchKey, Sampler
+from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.pool import gather_rows
+from lightning_gnn_dist.sampling.rng import key
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.walk import RandomWalkSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+
+NUM_NODES = 400
+SAMPLERS: list[Sampler] = [
+    NeighborSampler([-1, -1]),
+    NeighborSampler([200, 3], replace=True),
+    LadiesSampler([100, 100]),
+    FastGCNSampler([100, 100]),
+    RandomWalkSampler(2, 3, visits=0),
+    ShadowSampler([-1], 2),
+    WholePartSampler(2),
+]
+CHANGES = [("indices", 7, 10**9), ("indices", 7, -1), ("indices", 7, NUM_NODES), ("indices", 7, -(2**31))]
+CHANGES += [("indptr", 3, -5), ("indptr", 3, 10**12), ("indptr", NUM_NODES, 10**7)]
+
+
+def damaged(name: str, place: int, value: int) -> Graph:
+    graph = communities(NUM_NODES)
+    getattr(graph, name).numpy()[place] = value  # which torch is not told of
+    return graph
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
+def test_samplers_refuse_what_points_out_of_the_graph(sampler: Sampler, change: tuple[str, int, int]) -> None:
+    with pytest.raises(ValueError, match=r"indptr|indices"):
+        sampler.sample_bulk(damaged(*change), [torch.arange(NUM_NODES)], [BatchKey(0, 0, 0)])
+
+
+def halves(graph: Graph) -> Partition:
+    return Partition((torch.arange(NUM_NODES) % 2).to(torch.int32), 2)
+
+
+WHOLE: dict[str, Callable[[Graph], Any]] = {
+    "METIS": lambda graph: MetisPartitioner()(graph, 2, 0),
+    "streaming": lambda graph: StreamingPartitioner()(graph, 2, 0),
+    "a report": lambda graph: halves(graph).report(graph),
+    "edges between": lambda graph: edges_between(graph, halves(graph).assignment, 2),
+    "a graph's report": GraphReport.of,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("use", WHOLE.values(), ids=WHOLE)
+def test_what_reads_all_edges_looks_first(use: Callable[[Graph], Any], change: tuple[str, int, int]) -> None:
+    with pytest.raises(ValueError, match=r"indptr|indices"):
+        use(damaged(*change))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_negatives_stay_in_the_graph(change: tuple[str, int, int]) -> None:
+    graph, nodes = damaged(*change), torch.arange(NUM_NODES)
+    receivers, _ = draw_receivers(graph, nodes, nodes, 3, key(0, 0, 0, 0))
+    assert int(receivers.min()) >= 0 and int(receivers.max()) < NUM_NODES
+    has_edges(graph, torch.stack([nodes, nodes]))
+
+
+def test_edges_are_checked_whatever_is_said_of_them() -> None:
+    with pytest.raises(ValueError, match=r"indices must lie in \[0, 2\), got 0 to 5"):
+        Graph(torch.tensor([0, 1, 2]), torch.tensor([0, 5]), fingerprint="00")
+
+
+def test_rows_that_an_array_lacks_are_refused() -> None:
+    with pytest.raises(IndexError, match=r"Rows 0 to 400 are asked for of an array that has 400"):
+        gather_rows(torch.zeros(400, 1000), torch.arange(401))
