@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from http.server import ThreadingHTTPServer
@@ -110,7 +110,8 @@ class Membership:
         self._store = collectives.serve_store(_HERE if self._stays_on_host else "")
         with _ports_kept(self._stays_on_host):
             self._manager = _manager(elastic, state, self._catch_up, self._store.port, self._stays_on_host)
-        _show_alive()
+        self._left = threading.Event()
+        _show_alive(self._left)
         self._manager.load_state_dict({"step": step, "batches_committed": 0})
 
     def meet(
@@ -144,6 +145,7 @@ class Membership:
 
     def leave(self) -> None:
         """Stop serving others. They go on without this rank."""
+        self._left.set()
         self._manager.shutdown(wait=False)
 
     def _find_quorum(self) -> None:
@@ -233,16 +235,18 @@ def _ports_kept(on_host: bool) -> Iterator[None]:
         manager.ManagerServer, http_transport._IPv6HTTPServer = served, fetched
 
 
-def _show_alive() -> None:
-    """Let the launcher, if there is one, see that this process runs: it touches a file of its own again and again."""
+def _show_alive(left: threading.Event) -> None:
+    """Let the launcher, if there is one, see that this member runs: it touches a file again and again until it left."""
     if ALIVE in os.environ:
-        threading.Thread(target=_touch_often, args=[Path(os.environ[ALIVE])], daemon=True).start()
+        threading.Thread(target=_touch_often, args=[Path(os.environ[ALIVE]), left], daemon=True).start()
 
 
-def _touch_often(mark: Path) -> None:
-    while mark.parent.exists():
-        mark.touch()
-        time.sleep(_SECONDS_BETWEEN_SIGNS)
+def _touch_often(sign: Path, left: threading.Event) -> None:
+    with suppress(FileNotFoundError):  # the launcher has ended, and its folder
+        while not left.is_set():
+            sign.touch()
+            left.wait(_SECONDS_BETWEEN_SIGNS)
+        sign.unlink()
 
 
 def name_of_rank() -> str:

@@ -47,7 +47,7 @@ class Launcher:
     def run(self) -> int:
         """The exit status: 0 if a rank came to the end of the training, as then the others had nothing to add."""
         check_available()
-        with _told_to_end(), TemporaryDirectory() as self._marks, self._lighthouse() as address:
+        with _told_to_end(), TemporaryDirectory(prefix="elastic-") as self._marks, self._lighthouse() as address:
             try:
                 for rank in range(self.ranks):
                     self._start(rank, address)

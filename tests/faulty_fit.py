@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -33,6 +34,7 @@ SECONDS = 6
 
 
 def meet_fault(fault: str) -> None:
+    Path("met").touch()  # so that a fit that never came here is not taken for one that left nothing
     if fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "stop":
@@ -50,6 +52,7 @@ class Faulty(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
         if self.fault == "full":
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            Path("met").touch()
             resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
         elif self.rank == 1 and trainer.global_step >= 6:
             meet_fault(self.fault)
@@ -59,7 +62,7 @@ class LeavesEarly(LocalSGDStrategy):
     def set_world_ranks(self) -> None:
         super().set_world_ranks()
         if self.global_rank == 1:
-            os._exit(0)
+            meet_fault("exit0")
 
 
 def main(method: str, fault: str) -> None:
@@ -80,7 +83,11 @@ def main(method: str, fault: str) -> None:
         num_threads=1,
     )
     place = os.environ.get("LIGHTNING_GNN_DIST_RANK" if elastic else "LOCAL_RANK", "0")
-    callbacks: list[Any] = [Faulty(fault, int(place)), ModelCheckpoint("checkpoints", save_last=True)]
+    saver = ModelCheckpoint(Path("checkpoints").absolute(), save_last=True, enable_version_counter=False)
+    callbacks: list[Any] = [
+        Faulty(fault, int(place)),
+        ModelCheckpoint(Path("checkpoints").absolute(), save_last=True, enable_version_counter=False),
+    ]
     if method in ("spawn", "fork", "forkserver"):
         callbacks[0] = FaultyByRank(fault, 0)
     trainer = pl.Trainer(

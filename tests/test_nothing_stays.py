@@ -30,6 +30,8 @@ FAULTS = {
 TABLE = [(method, fault) for method, faults in FAULTS.items() for fault in faults]
 # Modules of torch_geometric, whose processes take them away unless they are killed, and torchrun's logs.
 NOT_OURS = ("torch_geometric.", "torchelastic_")
+# Python's, torch's, and the folder of the elastic launcher, which nobody is left to take away.
+OF_A_KILLED_LAUNCHER = ("pymp-", "pytorch-errorfile-", "elastic-")
 MARK = "FAULTY_FIT"
 ENDS_IN = 300.0  # much more than it takes; a rank that stays would stay for ever
 
@@ -77,7 +79,9 @@ def signal_it(process: subprocess.Popen[bytes], fault: str, folder: Path) -> Non
     """To the launcher, when ranks train."""
     while not list((folder / "checkpoints").glob("*.ckpt")) and process.poll() is None:
         time.sleep(0.1)
-    process.send_signal(signal.Signals[fault])
+    if process.poll() is None:
+        process.send_signal(signal.Signals[fault])
+        (folder / "met").touch()
 
 
 def run_case(case: tuple[str, str], folder: Path) -> str | None:
@@ -102,9 +106,10 @@ def run_case(case: tuple[str, str], folder: Path) -> str | None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
-    files = [path.name for path in temporary.iterdir() if not path.name.startswith(NOT_OURS)]
+    others = NOT_OURS + (OF_A_KILLED_LAUNCHER if fault == "SIGKILL" else ())
+    files = [path.name for path in temporary.iterdir() if not path.name.startswith(others)]
     succeeded = code == 0 and fault not in ("full", "SIGTERM") and method != "elastic"  # others may come to the end
-    wrong = left or code is None or succeeded or files
+    wrong = left or code is None or succeeded or files or not (folder / "met").exists()
     last = (folder / "said").read_text(errors="replace")[-1500:]
     (folder / "outcome").write_text(f"{case} {code} {time.monotonic() - start:.0f} s {left} {files}")
     return f"{case}: code {code}, processes {left}, files {files}\n{last}" if wrong else None
