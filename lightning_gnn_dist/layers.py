@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist import collectives
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, checked_graph
 from lightning_gnn_dist.graph.store import map_npy
 from lightning_gnn_dist.row_file import RowFile, make, rows_of
 from lightning_gnn_dist.sampling.base import BatchKey
@@ -108,7 +108,7 @@ class LayerWork:
 def with_x(graph: Graph, rows: Path) -> Graph:
     """The graph with other features: what a layer said of its nodes."""
     x = torch.from_numpy(map_npy(rows))
-    return Graph.of_checked(graph.indptr, graph.indices, graph.node_arrays | {"x": x}, graph.edge_arrays)
+    return checked_graph(graph.indptr, graph.indices, graph.node_arrays | {"x": x}, graph.edge_arrays)
 
 
 def end_of_batch(graph: Graph, start: int, end: int, budget_bytes: int, bytes_out: int) -> int:

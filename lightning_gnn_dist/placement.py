@@ -14,7 +14,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_choice
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, checked_graph
 from lightning_gnn_dist.graph.mapped import WINDOW_BYTES, MappedRows
 from lightning_gnn_dist.graph.maps import Map, all_maps
 from lightning_gnn_dist.sampling.base import Sampler
@@ -124,7 +124,7 @@ def _moved(graph: Graph, device: torch.device) -> Graph:
     indptr, indices = (_brought(array, device, maps) for array in (graph.indptr, graph.indices))
     nodes = {name: _brought(array, device, maps) for name, array in graph.node_arrays.items()}
     edges = {name: _brought(array, device, maps) for name, array in graph.edge_arrays.items()}
-    return Graph.of_checked(indptr, indices, nodes, edges)  # nobody asks a copy for it
+    return checked_graph(indptr, indices, nodes, edges)  # nobody asks a copy for it
 
 
 def _brought(array: Tensor, device: torch.device, maps: list[Map]) -> Tensor:

@@ -86,23 +86,6 @@ class Graph:
         self.num_senders = self.num_nodes if num_senders is None else num_senders
 
     @classmethod
-    def of_checked(
-        cls,
-        indptr: Tensor,
-        indices: Tensor,
-        node_arrays: Mapping[str, Tensor],
-        edge_arrays: Mapping[str, Tensor],
-        *,
-        path: Path | None = None,
-        fingerprint: str = "",
-        num_senders: int | None = None,
-    ) -> Graph:
-        """The same without the pass over all edges, for edges of a graph or file that were checked there."""
-        graph = cls.__new__(cls)
-        graph._set(indptr, indices, node_arrays, edge_arrays, path, fingerprint, num_senders)
-        return graph
-
-    @classmethod
     def from_pyg(cls, data: Data, *, check_features: bool = True, float_labels: bool = False) -> Graph:
         """Take over a PyG ``Data``: its edges, and every tensor with one row per node or per edge.
 
@@ -148,7 +131,7 @@ class Graph:
             raise ValueError(f"{path} holds no {min(missing)}.npy that its meta.json knows of: save the graph again.")
         nodes = {name.removeprefix("nodes/"): t for name, t in arrays.items() if name.startswith("nodes/")}
         edges = {name.removeprefix("edges/"): t for name, t in arrays.items() if name.startswith("edges/")}
-        return cls.of_checked(
+        return checked_graph(
             arrays["indptr"],
             arrays["indices"],
             nodes,
@@ -331,6 +314,22 @@ def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
                 f"{name} has shape {tuple(array.shape)}, but the graph has {length} {kind}s: "
                 f"a {kind} array needs one row per {kind}."
             )
+
+
+def checked_graph(
+    indptr: Tensor,
+    indices: Tensor,
+    node_arrays: Mapping[str, Tensor],
+    edge_arrays: Mapping[str, Tensor],
+    *,
+    path: Path | None = None,
+    fingerprint: str = "",
+    num_senders: int | None = None,
+) -> Graph:
+    """A graph without the pass over all edges, for edges of a graph or file that were checked there."""
+    graph = Graph.__new__(Graph)
+    graph._set(indptr, indices, node_arrays, edge_arrays, path, fingerprint, num_senders)
+    return graph
 
 
 def _opened(path: Path, num_senders: int | None) -> Graph:

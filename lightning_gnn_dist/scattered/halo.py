@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_gnn_dist.collectives import Channel
 from lightning_gnn_dist.graph import npy
 from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, take_rows
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph, take_rows
 from lightning_gnn_dist.graph.store import map_npy
 from lightning_gnn_dist.row_file import RowFile, make
 from lightning_gnn_dist.scattered.share import Bounds, Share
@@ -89,7 +89,7 @@ class Halo:
         ends = rows.indptr[-1:].expand(self.ids.numel())
         indptr = self._kept("indptr", torch.cat([rows.indptr, ends]))
         arrays = {name: self._with_halo(name, array) for name, array in sorted(rows.node_arrays.items())}
-        return Graph.of_checked(indptr, self._local_indices(rows.indices), arrays, rows.edge_arrays)
+        return checked_graph(indptr, self._local_indices(rows.indices), arrays, rows.edge_arrays)
 
     def complete(self, path: Path) -> None:
         """Put the rows of the halo behind the own ones, which are in the file. Collective."""
@@ -167,7 +167,7 @@ def _rows_of(share: Share, nodes: range) -> Graph:
     edges = slice(int(starts[0]), int(starts[-1]))
     arrays = {name: array[first:last] for name, array in rows.node_arrays.items()}
     of_edges = {name: array[edges] for name, array in rows.edge_arrays.items()}
-    return Graph.of_checked(starts - starts[0], rows.indices[edges], arrays, of_edges)
+    return checked_graph(starts - starts[0], rows.indices[edges], arrays, of_edges)
 
 
 def _is_in(ids: Tensor, nodes: range) -> Tensor:
