@@ -202,6 +202,7 @@ class PartModule(LightningDataModule):
         before the round: the part is that of the next one, which may be another. Default: the running part.
         """
         check_at_least(0, round_idx=round_idx)
+        check_at_least_if_given(0, start=start)
         check_scope("of", of)
         if of == "graph":
             return self.correction_batches(round_idx, stop=self._global_batches().num_batches)

@@ -115,31 +115,15 @@ class Graph:
         return cls(indptr, indices, node_arrays, edges)
 
     @classmethod
-    def open(cls, path: str | Path, *, num_senders: int | None = None) -> Graph:
+    def open(cls, path: str | Path) -> Graph:
         """Open a saved graph. Its arrays are memory-mapped: this costs milliseconds and no RAM.
 
         The first time, all edges are read and checked; a mark beside the files spares the next. Features are not read.
 
         Args:
             path: The directory that :meth:`save` wrote. Its files must not change as long as they are mapped.
-            num_senders: How many nodes there are that may send. Default: those that have rows.
         """
-        path = check_path("path", path)
-        check_at_least_if_given(0, num_senders=num_senders)
-        arrays, fingerprint = store.read(path, num_senders)
-        if missing := {"indptr", "indices"} - arrays.keys():
-            raise ValueError(f"{path} holds no {min(missing)}.npy that its meta.json knows of: save the graph again.")
-        nodes = {name.removeprefix("nodes/"): t for name, t in arrays.items() if name.startswith("nodes/")}
-        edges = {name.removeprefix("edges/"): t for name, t in arrays.items() if name.startswith("edges/")}
-        return checked_graph(
-            arrays["indptr"],
-            arrays["indices"],
-            nodes,
-            edges,
-            path=path.resolve(),
-            fingerprint=fingerprint,
-            num_senders=num_senders,
-        )
+        return open_rows(check_path("path", path), None)
 
     def save(
         self, path: str | Path, *, overwrite: bool = False, beside: Mapping[str, Tensor] = MappingProxyType({})
@@ -302,7 +286,7 @@ class Graph:
         # A memory map travels between processes as its path, never as its bytes.
         others = None if self.num_senders == self.num_nodes else self.num_senders
         if self.path is not None:
-            return _opened, (self.path, others)
+            return open_rows, (self.path, others)
         return _built, (self.indptr, self.indices, self.node_arrays, self.edge_arrays, others)
 
 
@@ -332,8 +316,15 @@ def checked_graph(
     return graph
 
 
-def _opened(path: Path, num_senders: int | None) -> Graph:
-    return Graph.open(path, num_senders=num_senders)
+def open_rows(path: Path, num_senders: int | None) -> Graph:
+    """Open a saved graph whose rows name nodes below ``num_senders``. None: those that have rows."""
+    arrays, fingerprint = store.read(path, num_senders)
+    if missing := {"indptr", "indices"} - arrays.keys():
+        raise ValueError(f"{path} holds no {min(missing)}.npy that its meta.json knows of: save the graph again.")
+    nodes = {name.removeprefix("nodes/"): t for name, t in arrays.items() if name.startswith("nodes/")}
+    edges = {name.removeprefix("edges/"): t for name, t in arrays.items() if name.startswith("edges/")}
+    ends = arrays["indptr"], arrays["indices"]
+    return checked_graph(*ends, nodes, edges, path=path.resolve(), fingerprint=fingerprint, num_senders=num_senders)
 
 
 def _built(

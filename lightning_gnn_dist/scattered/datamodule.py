@@ -200,6 +200,7 @@ class ScatteredDataModule(LightningDataModule):
         round, says nothing here: a share never changes.
         """
         check_at_least(0, round_idx=round_idx)
+        check_at_least_if_given(0, start=start)
         check_scope("of", of)
         if of == "graph":
             return self.correction_batches(round_idx, stop=self._global_batches().num_batches)

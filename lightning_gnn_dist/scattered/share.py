@@ -19,7 +19,7 @@ from lightning_gnn_dist.checks import check_folder, check_instance
 from lightning_gnn_dist.files import check_entries, read_json
 from lightning_gnn_dist.graph import store
 from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, edge_positions, row_slices, take_rows
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, edge_positions, open_rows, row_slices, take_rows
 from lightning_gnn_dist.partition.base import Partition
 
 FORMAT = "lightning_gnn_dist shares"
@@ -80,7 +80,7 @@ class Share:
                 f"Share {index} of {bounds.num_shares} is not on this host: copy {path} from where the graph was "
                 f"divided, or make it here from the graph's files (lightning-gnn-dist prepare ... --share {index})."
             )
-        share = cls(Graph.open(path, num_senders=int(bounds.nodes[-1])), index, bounds)
+        share = cls(open_rows(path, int(bounds.nodes[-1])), index, bounds)
         share._check(path)
         return share
 
