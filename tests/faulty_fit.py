@@ -86,7 +86,7 @@ def main(method: str, fault: str) -> None:
     saver = ModelCheckpoint(Path("checkpoints").absolute(), save_last=True, enable_version_counter=False)
     callbacks: list[Any] = [
         Faulty(fault, int(place)),
-        ModelCheckpoint(Path("checkpoints").absolute(), save_last=True, enable_version_counter=False),
+        saver,
     ]
     if method in ("spawn", "fork", "forkserver"):
         callbacks[0] = FaultyByRank(fault, 0)
