@@ -80,6 +80,27 @@ def test_if_nobody_finishes_the_launcher_fails(tmp_path: Path) -> None:
     assert done.returncode == 1 and done.stdout.count("ended with exit code 3") == 2
 
 
+STANDS_STILL = """
+import os, pathlib, signal, time
+sign = pathlib.Path(os.environ["LIGHTNING_GNN_DIST_ALIVE"])
+sign.touch()
+if os.environ["LIGHTNING_GNN_DIST_RANK"] == "1": os.kill(os.getpid(), signal.SIGSTOP)
+signs = lambda: len(list(sign.parent.glob("*-lives")))
+while signs() < 2: time.sleep(0.05)
+while signs() == 2: sign.touch(); time.sleep(0.2)
+time.sleep(3)
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.slow
+def test_who_stands_still_is_ended_when_too_few_are_left(tmp_path: Path) -> None:
+    done = launch("--ranks", "2", "--heartbeat", "1", "--grace", "4", *python(STANDS_STILL), cwd=tmp_path)
+    assert "Rank 1 stands still for 5 s, and too few are left without it: it is ended." in done.stdout
+    assert "Rank 1 was killed by SIGKILL; 1 of 2 are alive." in done.stdout
+    assert done.returncode == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_no_rank_outlives_the_launcher(tmp_path: Path, number: signal.Signals) -> None:
