@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_gnn_dist.elastic import LEFT, Elastic, Membership, Seat, check_available
-from lightning_gnn_dist.strategies import refusals
+from lightning_gnn_dist.strategies import finite, refusals
 from lightning_gnn_dist.strategies.base import RoundStrategy
 from lightning_gnn_dist.strategies.companion import Votes
 from lightning_gnn_dist.strategies.lightning_internals import (
@@ -125,6 +125,7 @@ class ElasticRounds(RoundStrategy):
     def meet(self, batches: int) -> list[Votes]:
         if self._member is None:
             return super().meet(batches)
+        finite.check_alone(self._module().parameters())
         self.seconds_in_round = self._timer.end(batches)
         seat = self._member.seat
         rows = self._hold_meeting(batches)

@@ -150,6 +150,13 @@ def take_of_gradients(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
     return mine
 
 
+def forget_moments(optimizers: Iterable[Optimizer]) -> None:
+    """Let moments that are not finite begin anew."""
+    for tensor in optimizer_tensors(optimizers):
+        if not bool(tensor.isfinite().all()):
+            tensor.zero_()
+
+
 def optimizer_tensors(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     """The state of the optimizers, in the same order on every rank."""
     tensors = []
