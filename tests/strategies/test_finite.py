@@ -124,6 +124,6 @@ def test_a_correction_that_is_nan_is_named_or_left_out() -> None:
 def test_what_is_not_finite_is_found_wherever_it_is(value: float) -> None:
     tensors = [torch.zeros(3), torch.ones(2, 2, dtype=torch.float64), torch.arange(3), torch.zeros(0)]
     assert finite.are_finite(tensors) and finite.are_finite([])
-    assert finite.are_finite([torch.full((2,), 3e38)])
+    assert finite.are_finite([torch.full((2,), 3e38), torch.full((9,), 6e4, dtype=torch.float16)])
     tensors[1][1, 0] = value
     assert not finite.are_finite(tensors)
