@@ -8,9 +8,10 @@ from typing import Literal
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.checks import check_instance, check_path, check_seed
+from lightning_gnn_dist.checks import check_instance, check_path, check_seed, check_true_or_false
 from lightning_gnn_dist.coverage import Coverage
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.values import ValueCheck
 from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.part_module import PartModule
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -67,6 +68,8 @@ class PartitionedDataModule(PartModule):
             each rank, so that a correction step costs about as much as a local one.
         correction_sampler: How neighbours are drawn for them. Default: as for local steps, and all neighbours where
             those take the whole part.
+        check_values: Refuse NaN and infinity in ``x`` and in the edges' ``edge_weight`` and ``edge_attr``, in one pass
+            over what the rank trains on, and labels of marked nodes that are NaN or, as classes, negative.
         cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
     """
 
@@ -94,8 +97,10 @@ class PartitionedDataModule(PartModule):
         coverage: Coverage | None = Coverage(),  # noqa: B008  # frozen
         correction_batch_size: int | None = None,
         correction_sampler: Sampler | None = None,
+        check_values: bool = True,
         cache_dir: str | Path | None = None,
     ) -> None:
+        check_true_or_false(check_values=check_values)
         check_seed(seed)
         extra, around = ExtraNodes(extra_nodes, extra_of, seed), Halo(halo, halo_bytes, halo_neighbors)
         _check_train_on(train_on, has_part=bool(extra.share or around.hops) or not isinstance(residency, Fixed))
@@ -120,6 +125,7 @@ class PartitionedDataModule(PartModule):
             cache_dir=cache_dir,
         )
         self.train_on = train_on
+        self._values = ValueCheck(is_on=check_values)
 
     # What Lightning calls.
 
@@ -129,12 +135,17 @@ class PartitionedDataModule(PartModule):
             self._cut.check_run(self._world_size(), self._num_super_epochs())
 
     def val_dataloader(self) -> BatchLoader:
-        return self._nodes_loader(self.graph.split("val"), "val_mask marks")
+        return self._judging_loader("val")
 
     def test_dataloader(self) -> BatchLoader:
-        return self._nodes_loader(self.graph.split("test"), "test_mask marks")
+        return self._judging_loader("test")
 
     # What it is made of.
+
+    def _judging_loader(self, name: str) -> BatchLoader:
+        nodes = self.graph.split(name)
+        self._values.of_labels(self.graph, nodes, f"{name}_mask")
+        return self._nodes_loader(nodes, f"{name}_mask marks")
 
     def _is_cut(self) -> bool:
         return super()._is_cut() and self.train_on == "part"
@@ -151,6 +162,7 @@ class PartitionedDataModule(PartModule):
         seeds = part.split("train")
         if self.train_on == "graph" and num_ranks > 1:
             seeds = seeds[self.partition(num_ranks).assignment[seeds] == rank]
+        self._values.of_training(part, seeds)
         seed = seed * num_ranks + rank  # replicas differ in what they draw
         return self._loader(part, self.sampler, seeds, num_batches, seed, in_background=in_background)
 

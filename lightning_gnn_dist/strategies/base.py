@@ -25,9 +25,10 @@ from lightning_gnn_dist.rounds import (
     schedule,
     takes_equal_steps,
 )
-from lightning_gnn_dist.strategies import estimate, frozen, refusals, replica_state
+from lightning_gnn_dist.strategies import estimate, finite, frozen, refusals, replica_state
 from lightning_gnn_dist.strategies.companion import Companion, Votes
 from lightning_gnn_dist.strategies.drift import DriftCorrection, refuse_sparse_tables
+from lightning_gnn_dist.strategies.finite import Nonfinite
 from lightning_gnn_dist.strategies.gradients import (
     loss_scale,
     mean_gradient,
@@ -78,6 +79,8 @@ class RoundStrategy(StartsTogether):
             clipping; with manual optimisation, which clips in ``training_step``, after it.
         drift_decay: By which the shift fades with each local step: the anchor grows stale. 1 keeps it.
         anchor_steps: Batches of the own part that the anchor gradient is taken over, at most; one pass if fewer.
+        nonfinite: A rank that comes to a meeting with NaN or infinite weights ends the fit, and is named
+            (``"refuse"``), or is left out of the average and gets that of the others (``"leave_out"``).
         timeout: How long a collective may take before the ranks give up.
         start_timeout: How long the ranks wait for each other at the start. When it is over, those that are there end,
             and name those that are not.
@@ -99,6 +102,7 @@ class RoundStrategy(StartsTogether):
         drift: Drift | None = None,
         drift_decay: float = 0.8,
         anchor_steps: int = 4,
+        nonfinite: Nonfinite = "refuse",
         timeout: timedelta = timedelta(minutes=30),
         start_timeout: timedelta = timedelta(minutes=10),
         process_group_backend: str | None = None,
@@ -110,6 +114,7 @@ class RoundStrategy(StartsTogether):
         refusals.check_launch(process_group_backend, timeout=timeout, start_timeout=start_timeout)
         refusals.check_clock(clock)
         check_choice("drift", drift, self.drifts)
+        check_choice("nonfinite", nonfinite, Nonfinite)
         check_at_least(1, anchor_steps=anchor_steps)
         check_true_or_false(average_optimizer=average_optimizer)
         if not is_number(drift_decay) or not 0.0 <= drift_decay <= 1.0:
@@ -128,6 +133,8 @@ class RoundStrategy(StartsTogether):
         self.drift_decay = drift_decay
         self.drift: str | None = drift
         self.anchor_steps = anchor_steps
+        self.nonfinite: str = nonfinite
+        self.left_out: list[int] = []  # at the last meeting
         self.round_idx = 0
         self.batches_done = 0
         self.batches_of_ranks: list[int] = []
@@ -150,12 +157,17 @@ class RoundStrategy(StartsTogether):
 
     def average_replicas(self) -> None:
         """Replace every replica by the weighted mean of all: parameters, and what else was asked for."""
-        collectives.average_(self._averaged_tensors(), self._weight())
+        tensors, weight = self._averaged_tensors(), self._weight()
+        if is_left_out := self.global_rank in self.left_out:
+            weight = finite.leave_out_(tensors)
+        collectives.average_(tensors, weight)
+        if is_left_out and not self.average_optimizer:
+            replica_state.forget_moments(self.optimizers)  # they are NaN, too
 
     def shared_gradient(self, own: list[Tensor]) -> list[Tensor]:
         """The gradient that drift correction steers towards; ``own`` is this rank's. Collective."""
         shared = [gradient.clone() for gradient in own]
-        collectives.average_(shared, self._weight())
+        finite.average_gradient_(shared, self._weight(), self.nonfinite, "anchor gradient")
         return shared
 
     # What Lightning calls.
@@ -289,7 +301,8 @@ class RoundStrategy(StartsTogether):
     def meet(self, batches: int) -> list[Votes]:
         """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""
         self.seconds_in_round = self._timer.end(batches)
-        self.batches_of_ranks = self._share_batches(batches)
+        counts = self._share_batches(finite.tell(batches, trained_parameters(self._module())))
+        self.batches_of_ranks, self.left_out = finite.hear(counts, self.nonfinite, self.round_idx)
         self.end_round()
         votes = self._vote(batches)
         if self.processors_differ and len({vote.checksum for vote in votes}) > 1:

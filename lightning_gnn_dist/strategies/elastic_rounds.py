@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.elastic import LEFT, Elastic, Membership, Seat, check_available
 from lightning_gnn_dist.rounds import EveryPass
-from lightning_gnn_dist.strategies import frozen, refusals
+from lightning_gnn_dist.strategies import finite, frozen, refusals
 from lightning_gnn_dist.strategies.base import RoundStrategy
 from lightning_gnn_dist.strategies.companion import Votes
 from lightning_gnn_dist.strategies.lightning_internals import (
@@ -149,6 +149,7 @@ class ElasticRounds(RoundStrategy):
     def meet(self, batches: int) -> list[Votes]:
         if self._member is None:
             return super().meet(batches)
+        finite.check_alone(self._module().parameters())
         self.seconds_in_round = self._timer.end(batches)
         seat = self._member.seat
         rows = self._hold_meeting(batches)

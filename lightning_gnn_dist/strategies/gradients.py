@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torchmetrics import Metric
 
 from lightning_gnn_dist import collectives
+from lightning_gnn_dist.strategies import finite
 from lightning_gnn_dist.strategies.lightning_internals import takes_batch_idx
 
 Step = Callable[[Any], Tensor | None]
@@ -65,7 +66,7 @@ def num_targets(batch: Any) -> int:
 def average_gradient_(strategy: Strategy, gradient: list[Tensor], seeds: float) -> None:
     """Replace what :func:`mean_gradient` gave each rank by the mean over the targets of all. Collective."""
     try:
-        collectives.average_(gradient, seeds)
+        finite.average_gradient_(gradient, seeds, getattr(strategy, "nonfinite", "refuse"), "correction")
     except ValueError:  # on all ranks alike: none of them has any
         require_seeds(strategy, 0.0)
     if collectives.world_size() == 1:

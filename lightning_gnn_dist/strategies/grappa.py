@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gnn_dist import collectives
 from lightning_gnn_dist.checks import check_choice, check_true_or_false
-from lightning_gnn_dist.strategies import refusals, replica_state
+from lightning_gnn_dist.strategies import finite, refusals, replica_state
 from lightning_gnn_dist.strategies.base import Buffers, StartMethod
 from lightning_gnn_dist.strategies.companion import log_figures
 from lightning_gnn_dist.strategies.leaving import Leaving
@@ -122,6 +122,7 @@ class GrappaStrategy(StartsTogether):
         )
         self.weights = weights
         self.buffers = buffers
+        self._losses_finite: bool | Tensor = True  # of this rank, since the last exchange of gradients
         self.in_step = False  # between what a module says at the start of a batch and the batch's end
         self.is_alone = False  # after an exception: the other ranks may be anywhere
         self.leaving: Leaving | None = None
@@ -196,9 +197,11 @@ class GrappaStrategy(StartsTogether):
     def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         assert self._parameters is not None
         self._parameters.begin()
+        self._losses_finite = closure_loss.detach().isfinite().all() & self._losses_finite
         loss = super().backward(closure_loss * self._scale, *args, **kwargs)
         if getattr(self.model, "require_backward_grad_sync", False):
             self._parameters.hand_in_zeros()
+            self._check_finite()
             collectives.count_all_reduce(parameter.grad for parameter in self._module().parameters())
         return loss
 
@@ -243,6 +246,15 @@ class GrappaStrategy(StartsTogether):
         if self._module().trainer.state.fn == TrainerFn.FITTING:
             self._resumed = replica_state.take_of_gradients(checkpoint, checkpoint_path)
         return checkpoint
+
+    def _check_finite(self) -> None:
+        """Collective where the sum of gradients is not finite: it is the same on all ranks, so all of them see it."""
+        if finite.is_scaled(self):
+            return  # it finds overflows itself, skips the step, and goes on
+        gradients = (parameter.grad for parameter in self._module().parameters())
+        if not finite.are_finite(gradient for gradient in gradients if gradient is not None):
+            finite.refuse_gradients(self._losses_finite, self.root_device, "loss")
+        self._losses_finite = True
 
     def _watch(self, trainer: Trainer) -> Leaving:
         leaving = Leaving(

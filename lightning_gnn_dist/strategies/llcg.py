@@ -27,6 +27,7 @@ from lightning_gnn_dist.rounds import RoundClock
 from lightning_gnn_dist.strategies import refusals
 from lightning_gnn_dist.strategies.base import RoundStrategy, StartMethod, Weights
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode, Schedule
+from lightning_gnn_dist.strategies.finite import Nonfinite
 from lightning_gnn_dist.strategies.gradients import (
     average_gradient_,
     mean_gradient,
@@ -107,6 +108,7 @@ class LLCGStrategy(RoundStrategy):
         drift: Drift | None = "global",
         drift_decay: float = 0.8,
         anchor_steps: int = 4,
+        nonfinite: Nonfinite = "refuse",
         weights: Weights = "nodes",
         buffers: GlobalBuffers = "average",
         average_optimizer: bool | None = None,
@@ -125,6 +127,7 @@ class LLCGStrategy(RoundStrategy):
             drift=drift,  # type: ignore[arg-type]  # this class offers one more
             drift_decay=drift_decay,
             anchor_steps=anchor_steps,
+            nonfinite=nonfinite,
             timeout=timeout,
             start_timeout=start_timeout,
             process_group_backend=process_group_backend,

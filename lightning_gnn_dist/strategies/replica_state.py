@@ -234,6 +234,13 @@ def _check_tensors(state: Mapping[str, Any], path: object) -> None:
         raise ValueError(f"{path} is damaged (its entry 'cpu' is no state of torch's generator). {_OUT}")
 
 
+def forget_moments(optimizers: Iterable[Optimizer]) -> None:
+    """Let moments that are not finite begin anew."""
+    for tensor in optimizer_tensors(optimizers):
+        if not bool(tensor.isfinite().all()):
+            tensor.zero_()
+
+
 def optimizer_tensors(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     """The state of the optimizers, in the same order on every rank."""
     tensors = []

@@ -20,6 +20,7 @@ from lightning_gnn_dist.elastic import Elastic
 from lightning_gnn_dist.rounds import EverySeconds, RoundClock
 from lightning_gnn_dist.strategies.base import Buffers, Drift, StartMethod
 from lightning_gnn_dist.strategies.elastic_rounds import ElasticRounds
+from lightning_gnn_dist.strategies.finite import Nonfinite
 
 Weights = Literal["uniform", "nodes", "steps"]
 
@@ -60,6 +61,7 @@ class TMAStrategy(ElasticRounds):
         drift: Drift | None = None,
         drift_decay: float = 0.8,
         anchor_steps: int = 4,
+        nonfinite: Nonfinite = "refuse",
         timeout: timedelta = timedelta(minutes=30),
         start_timeout: timedelta = timedelta(minutes=10),
         process_group_backend: str | None = None,
@@ -73,6 +75,7 @@ class TMAStrategy(ElasticRounds):
             drift=drift,
             drift_decay=drift_decay,
             anchor_steps=anchor_steps,
+            nonfinite=nonfinite,
             timeout=timeout,
             start_timeout=start_timeout,
             process_group_backend=process_group_backend,
@@ -85,6 +88,11 @@ class TMAStrategy(ElasticRounds):
         self.make_elastic(elastic)
         if self.elastic is not None and failed_ranks:
             raise ValueError("failed_ranks simulates what elastic=True lives through: choose one.")
+        if self.elastic is not None and nonfinite != "refuse":
+            raise ValueError(
+                f"nonfinite={nonfinite!r} keeps a rank that has NaN, and with elastic=True it ends and comes back: "
+                "leave it out."
+            )
         self.failed_ranks = frozenset(map(int, failed_ranks))
 
     def setup(self, trainer: Trainer) -> None:
