@@ -151,6 +151,12 @@ def gather_rows(row: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
+def gather_numbers(numbers: Sequence[int], device: torch.device) -> list[list[int]]:
+    """The numbers of all ranks, each as many, on every rank: a list for each of them."""
+    rows: list[list[int]] = gather_rows(torch.tensor([int(number) for number in numbers], device=device)).tolist()
+    return rows
+
+
 def gather_objects(item: Any) -> list[Any] | None:
     """The objects of all ranks, on rank 0; ``None`` elsewhere. For checkpoints, not for every step.
 

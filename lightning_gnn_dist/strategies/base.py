@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
-import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
@@ -138,11 +137,9 @@ class RoundStrategy(StartsTogether):
         self.round_idx = 0
         self.batches_done = 0
         self.batches_of_ranks: list[int] = []
-        self.in_round = False
-        self._has_taken_first = False
+        self.in_round = self._has_taken_first = False
         self._unequal: set[int] = set()  # parameters that differed between ranks when they met, by number
-        self.stop_requested = False
-        self.sigterm_received = False
+        self.stop_requested = self.sigterm_received = False
         self.seconds_in_round = 0.0
         self._timer = RoundTimer()
         self._resumed: replica_state.ReplicaState | None = None
@@ -321,22 +318,15 @@ class RoundStrategy(StartsTogether):
         equal = collectives.checksum(self._averaged_tensors()) if self.world_size > 1 else 0
         steps = self._module().trainer.global_step
         mine = Votes(batches, self.stop_requested, self.sigterm_received, equal, steps)
-        return [Votes(b, bool(s), bool(t), c, g) for b, s, t, c, g in self._gather(mine)]
+        return [
+            Votes(b, bool(s), bool(t), c, g) for b, s, t, c, g in collectives.gather_numbers(mine, self.root_device)
+        ]
 
     def _take_first(self) -> None:
         if not self._has_taken_first:
-            rank_zero_info(
-                "Ranks compute on processors of different kinds, whose results differ in the last digits. Where "
-                "replicas do after a meeting, all take rank 0's, which moves the model once more."
-            )
+            rank_zero_info(replica_state.TAKES_FIRST)
         self._has_taken_first = True
         replica_state.take_first_(self._averaged_tensors())
-
-    def _gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The numbers of all ranks, on every rank."""
-        row = torch.tensor([int(number) for number in numbers], device=self.root_device)
-        rows: list[list[int]] = collectives.gather_rows(row).tolist()
-        return rows
 
     def _share_batches(self, batches: int) -> list[int]:
         """How many batches each rank took in this round, and a check that all are about to exchange the same."""
@@ -345,11 +335,13 @@ class RoundStrategy(StartsTogether):
         sizes = sum(tensor.numel() for tensor in [*self._other_averaged_tensors(), *parameters])
         if self._shares_gradients:
             sizes += sum(parameter.numel() for parameter in trained_parameters(self._module()))
-        rows = self._gather([batches, sizes, len(parameters), frozen.summary(sums)])
+        mine = [batches, sizes, len(parameters), frozen.summary(sums)]
+        rows = collectives.gather_numbers(mine, self.root_device)
         refusals.check_sizes([size for _, size, *_ in rows])
         refusals.check_sizes([count for *_, count, _ in rows])
         all_equal = len({row[-1] for row in rows}) == 1
-        self._unequal = set() if all_equal else frozen.unequal(self._gather(sums))
+        others = [] if all_equal else collectives.gather_numbers(sums, self.root_device)
+        self._unequal = frozen.unequal(others)
         return [count for count, *_ in rows]
 
     @property

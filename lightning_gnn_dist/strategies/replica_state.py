@@ -19,6 +19,10 @@ from lightning_gnn_dist import collectives
 
 KEY = "lightning_gnn_dist"
 VERSION = 1
+TAKES_FIRST = (
+    "Ranks compute on processors of different kinds, whose results differ in the last digits. Where replicas do after "
+    "a meeting, all take rank 0's, which moves the model once more."
+)
 _ROUNDING = 1e-3  # of a tensor's largest number: many steps in float32 end nearer to each other, on any processors
 _OUT = (
     "Resume from another checkpoint, or start from its weights (Module.load_from_checkpoint(path)) and leave ckpt_path "
