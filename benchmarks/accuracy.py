@@ -50,9 +50,9 @@ from lightning_gnn_dist import (
     WholePartSampler,
     coverage_mean,
 )
-from lightning_gnn_dist.collectives import traffic
-from lightning_gnn_dist.sampling.base import BatchKey
-from lightning_gnn_dist.sampling.batch import assemble
+from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.wire.collectives import traffic
 
 NO_KEY = BatchKey(0, 0, 0)  # nothing is drawn
 

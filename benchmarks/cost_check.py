@@ -36,16 +36,16 @@ from lightning_gnn_dist import (
     NeighborSampler,
     Partitioner,
     RandomPartitioner,
-    ScatteredDataModule,
+    ShardedDataModule,
     TMAStrategy,
-    save_shares,
+    save_shards,
 )
-from lightning_gnn_dist.collectives import Channel, traffic
-from lightning_gnn_dist.graph.raw import RawGraph
-from lightning_gnn_dist.sampling.base import BatchKey
-from lightning_gnn_dist.scattered.graph import ScatteredGraph
-from lightning_gnn_dist.scattered.sampling import batches
-from lightning_gnn_dist.scattered.share import Share
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.prepare.files.raw import RawGraph
+from lightning_gnn_dist.prepare.shard import Shard
+from lightning_gnn_dist.sharded.graph import ShardedGraph
+from lightning_gnn_dist.sharded.sampling import batches
+from lightning_gnn_dist.wire.collectives import Channel, traffic
 
 RANKS, STEPS, LOCAL_STEPS, MOST_FEATURES = 4, 16, 4, 128
 LIMIT: dict[str, Any] = {"timeout": timedelta(seconds=120)}
@@ -114,7 +114,7 @@ class Count(pl.Callback):
 def run(folder: Path, strategy: str, num_features: int, num_classes: int, batch_size: int) -> tuple[float, int]:
     """Bytes that a rank sends in a pass, and the model's bytes."""
     has_rounds = strategy in ("local SGD", "TMA", "LLCG")
-    data = ScatteredDataModule(
+    data = ShardedDataModule(
         folder / "shares",
         sampler=NeighborSampler([10, 5]),
         batch_size=batch_size,
@@ -141,9 +141,9 @@ def run(folder: Path, strategy: str, num_features: int, num_classes: int, batch_
 def compare(name: str, graph: Graph, partitioner: Partitioner, scratch: Path) -> None:
     """A row for every strategy."""
     partition = partitioner(graph, RANKS, seed=0)
-    save_shares(graph, partition, scratch / "shares")
+    save_shards(graph, partition, scratch / "shares")
     most = int(partition.report(graph).train_nodes.max())  # type: ignore[union-attr]
-    width = sum(array[:1].nbytes for array in Share.open(scratch / "shares", 0).rows.node_arrays.values())
+    width = sum(array[:1].nbytes for array in Shard.open(scratch / "shares", 0).rows.node_arrays.values())
     setting = Setting(
         nodes=graph.num_nodes,
         edges=graph.num_edges,
@@ -169,8 +169,8 @@ def compare(name: str, graph: Graph, partitioner: Partitioner, scratch: Path) ->
 
 def drawing(graph: Graph, scratch: Path) -> None:
     """Nanoseconds an edge of batches made by the code that samples across shares, on one core."""
-    save_shares(graph, RandomPartitioner()(graph, 1, seed=0), scratch / "one")
-    whole = ScatteredGraph(Share.open(scratch / "one", 0), Channel(None, 1, 0))
+    save_shards(graph, RandomPartitioner()(graph, 1, seed=0), scratch / "one")
+    whole = ShardedGraph(Shard.open(scratch / "one", 0), Channel(None, 1, 0))
     seeds = torch.randperm(graph.num_nodes)[: 16 * 1024].sort().values.view(-1, 1024)
     batches(whole, NeighborSampler([15, 10]), [seeds[0]], [BatchKey(0, 0, 0)])
     start, edges, nodes = time.process_time(), 0, 0

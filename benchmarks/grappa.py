@@ -30,7 +30,7 @@ from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import Coverage, Graph, GrappaStrategy, NeighborSampler, PartitionedDataModule, Rotate
-from lightning_gnn_dist.collectives import traffic
+from lightning_gnn_dist.wire.collectives import traffic
 
 FEATURES, HIDDEN, CLASSES, BATCH = 128, 256, 32, 1024
 HOSTS = {"gnn0": "10.77.0.1", "gnn1": "10.77.0.2"}

@@ -33,8 +33,8 @@ from lightning_gnn_dist import (
     SuperNodePartitioner,
     WholePartSampler,
 )
-from lightning_gnn_dist.residency import default_period
-from lightning_gnn_dist.sampling.batch import assemble
+from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.data.residency import default_period
 
 TWO_HOPS = Coverage(hops=2)
 ARMS: dict[str, dict[str, Any]] = {

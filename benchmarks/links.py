@@ -49,7 +49,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
     split_edges,
 )
-from lightning_gnn_dist.sampling.batch import assemble
+from lightning_gnn_dist.batches.batch import assemble
 
 PAIRS_AT_ONCE = 1 << 18
 

@@ -30,7 +30,7 @@ from lightning_gnn_dist import (
     communities,
     predict_by_layer,
 )
-from lightning_gnn_dist.graph import store
+from lightning_gnn_dist.graph.storage import store
 
 NUM_FEATURES, NEIGHBOURS, ROWS_AT_ONCE = 64, 3, 1 << 20
 

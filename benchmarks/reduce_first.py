@@ -27,18 +27,18 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import spmm
 
+from lightning_gnn_dist.batches.batch import Arrays, SampledData, assemble
+from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.batches.pool import BufferPool, Pool, gather_rows
+from lightning_gnn_dist.engine.compiling import inlined, part
+from lightning_gnn_dist.engine.intrinsics import prefetch
+from lightning_gnn_dist.engine.kernels import LINE, Array
+from lightning_gnn_dist.engine.rng import permutation
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.quantize import SUFFIX, quantize_rows, scale_of
-from lightning_gnn_dist.loader import BatchLoader
-from lightning_gnn_dist.sampling.base import BatchKey, Sample
-from lightning_gnn_dist.sampling.batch import Arrays, SampledData, assemble
 from lightning_gnn_dist.sampling.block import Block
-from lightning_gnn_dist.sampling.compiling import inlined, part
-from lightning_gnn_dist.sampling.intrinsics import prefetch
-from lightning_gnn_dist.sampling.kernels import LINE, Array
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.pool import BufferPool, Pool, gather_rows
-from lightning_gnn_dist.sampling.rng import permutation
 
 WIDTH = 128
 ROWS_AHEAD = 8  # measured flat between 4 and 24

@@ -35,7 +35,7 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     communities,
 )
-from lightning_gnn_dist.collectives import traffic
+from lightning_gnn_dist.wire.collectives import traffic
 
 STRATEGIES: dict[str, Callable[[EverySteps], Strategy]] = {
     "averaging": lambda clock: LocalSGDStrategy(clock, start_method="fork"),

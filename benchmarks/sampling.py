@@ -24,18 +24,19 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import trim_to_layer
 
+from lightning_gnn_dist.batches.batch import SampledData, assemble
+from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.batches.pool import BufferPool, gather_rows
+from lightning_gnn_dist.engine.rng import permutation
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.large_pages import enlarge_pages
 from lightning_gnn_dist.graph.quantize import quantize_rows
-from lightning_gnn_dist.loader import BatchLoader
-from lightning_gnn_dist.sampling.base import BatchKey, Sampler
-from lightning_gnn_dist.sampling.batch import SampledData, assemble
+from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.pool import BufferPool, gather_rows
-from lightning_gnn_dist.sampling.rng import permutation
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 

@@ -20,17 +20,18 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
-from lightning_gnn_dist.global_batches import GlobalBatches
+from lightning_gnn_dist.batches.global_batches import GlobalBatches
+from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.batches.placement import Placement, lane_to
+from lightning_gnn_dist.engine.rng import permutation
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.loader import BatchLoader
-from lightning_gnn_dist.placement import Placement, lane_to
-from lightning_gnn_dist.sampling.base import BatchKey, Sampler
+from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import DeviceSampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.links import LinkSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.rng import permutation
 
 BYTES_AN_EDGE = 95
 NUM_BATCHES = 48  # of a pass, where passes are timed

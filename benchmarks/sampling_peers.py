@@ -36,11 +36,11 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.sampler import NodeSamplerInput
 
+from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.engine.rng import permutation
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.loader import BatchLoader
-from lightning_gnn_dist.sampling.base import BatchKey
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.rng import permutation
 
 NUM_NEIGHBORS = [15, 10, 5]
 NUM_BATCHES = 10  # of a pass

@@ -39,9 +39,9 @@ from lightning_gnn_dist import (
     RandomPartitioner,
     StreamingPartitioner,
 )
-from lightning_gnn_dist.graph.out_of_core import DEFAULT_MEMORY, Preparation
-from lightning_gnn_dist.graph.raw import RawGraph
 from lightning_gnn_dist.partition.cache import cached_partition
+from lightning_gnn_dist.prepare.files.raw import RawGraph
+from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
 
 EDGES_PER_FILE = 1 << 22
 EDGES_PER_NODE = 12  # of the list, before the reverse edges
@@ -53,7 +53,7 @@ LIMITS = {"data": resource.RLIMIT_DATA, "as": resource.RLIMIT_AS}
 def rmat(bits: int, count: int, seed: int, piece: int) -> NDArray[np.int32]:
     """R-MAT edges (Chakrabarti, Zhan & Faloutsos, SDM 2004) among ``2 ** bits`` nodes, shape (2, count).
 
-    Each bit of the two ends chooses a quarter of the adjacency matrix. Ids are scattered, so that hubs do not stand
+    Each bit of the two ends chooses a quarter of the adjacency matrix. Ids are sharded, so that hubs do not stand
     side by side. A piece is a function of the seed and its number.
     """
     generator = np.random.Generator(np.random.Philox(key=[seed, piece]))

@@ -1,18 +1,18 @@
-"""What sampling across shares sends, against the formula, and what bulks and a cache save.
+"""What sampling across shards sends, against the formula, and what bulks and a cache save.
 
 python benchmarks/shares.py                       # four ranks on this machine, a graph of 200,000 nodes
 python benchmarks/shares.py --graph DIRECTORY     # a graph saved by Graph.save
 python benchmarks/shares.py --kinds ladies        # or neighbors, corrections, layers
 
 For one pass of batches of 1024 seeds: megabytes that a rank sends and receives, exchanges, and seconds a batch. With B
-shares, and rows that lie on other ranks with chance q (1 - 1/B for random parts, less for METIS), a batch with n nodes,
+shards, and rows that lie on other ranks with chance q (1 - 1/B for random parts, less for METIS), a batch with n nodes,
 of which f are expanded, and e edges costs
 
     q (8 f + 4 e) + q (8 + bytes of a row) n'         bytes
 
 where n' of its nodes are counted once a bulk. "Formula" has the q that was seen.
 
-neighbors      around training nodes of the own share, fan-out 15 and 10
+neighbors      around training nodes of the own shard, fan-out 15 and 10
 ladies         the same with about 2048 nodes a layer: f are counted once a bulk, and e are all edges of their rows
 corrections    slices of 256 of a batch around training nodes of the whole graph, fan-out 15 and 10, as in LLCG
 
@@ -48,20 +48,20 @@ from lightning_gnn_dist import (
     Partitioner,
     RandomPartitioner,
     communities,
-    save_shares,
+    save_shards,
 )
-from lightning_gnn_dist.collectives import Channel, open_channel, traffic
-from lightning_gnn_dist.sampling.base import BatchKey
-from lightning_gnn_dist.sampling.batch import SampledData
-from lightning_gnn_dist.scattered.graph import ScatteredGraph
-from lightning_gnn_dist.scattered.layers import ScatteredWork
-from lightning_gnn_dist.scattered.sampling import ScatteredSampler, batches
-from lightning_gnn_dist.scattered.share import Share
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.layerwise.sharded_layers import ShardedWork
+from lightning_gnn_dist.prepare.shard import Shard
+from lightning_gnn_dist.sharded.graph import ShardedGraph
+from lightning_gnn_dist.sharded.sampling import ShardedSampler, batches
+from lightning_gnn_dist.wire.collectives import Channel, open_channel, traffic
 
 RANKS = 4
 CUTS: dict[str, Partitioner] = {"random": RandomPartitioner(), "METIS": MetisPartitioner()}
 NEIGHBORS, LADIES = NeighborSampler([15, 10]), LadiesSampler([2048, 2048])
-KINDS: dict[str, tuple[ScatteredSampler, int, list[tuple[int, int]]]] = {  # seeds; bulks and caches
+KINDS: dict[str, tuple[ShardedSampler, int, list[tuple[int, int]]]] = {  # seeds; bulks and caches
     "neighbors": (NEIGHBORS, 1024, [(1, 0), (8, 0), (8, 10_000_000)]),
     "ladies": (LADIES, 1024, [(1, 0), (8, 0)]),
     "corrections": (NEIGHBORS, 256, [(1, 0), (4, 0)]),
@@ -71,13 +71,13 @@ KINDS: dict[str, tuple[ScatteredSampler, int, list[tuple[int, int]]]] = {  # see
 class Expected:
     """Adds up what the formula says of bulks."""
 
-    def __init__(self, graph: ScatteredGraph, degrees: Tensor) -> None:
-        self._bounds, self._rank, self._degrees = graph.share.bounds.nodes, graph.share.index, degrees
-        arrays = graph.share.rows.node_arrays.values()
+    def __init__(self, graph: ShardedGraph, degrees: Tensor) -> None:
+        self._bounds, self._rank, self._degrees = graph.shard.bounds.nodes, graph.shard.index, degrees
+        arrays = graph.shard.rows.node_arrays.values()
         self._width = sum(array[:1].numel() * array.element_size() for array in arrays)
         self.bytes = 0.0
 
-    def add(self, made: Sequence[SampledData], sampler: ScatteredSampler) -> None:
+    def add(self, made: Sequence[SampledData], sampler: ShardedSampler) -> None:
         self.bytes += self._away(_distinct([batch.n_id for batch in made])).numel() * (8 + self._width)
         if isinstance(sampler, LadiesSampler):
             for hop in range(sampler.num_hops):
@@ -87,8 +87,8 @@ class Expected:
             return
         for batch in made:
             expanded = batch.n_id[: sum(batch.num_sampled_nodes[:-1])]
-            share = self._away(expanded).numel() / expanded.numel()
-            self.bytes += share * (8 * expanded.numel() + 4 * sum(batch.num_sampled_edges))
+            shard = self._away(expanded).numel() / expanded.numel()
+            self.bytes += shard * (8 * expanded.numel() + 4 * sum(batch.num_sampled_edges))
 
     def _away(self, ids: Tensor) -> Tensor:
         return ids[torch.searchsorted(self._bounds, ids, right=True) - 1 != self._rank]
@@ -108,15 +108,15 @@ class CountingChannel(Channel):
         return super().exchange(pieces, lengths)
 
 
-def measure(rank: int, folder: str, shares: int, kind: str, bulk: int, cache: int, num_batches: int, file: str) -> None:
+def measure(rank: int, folder: str, shards: int, kind: str, bulk: int, cache: int, num_batches: int, file: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=300))
     sampler, size, _ = KINDS[kind]
-    channel = open_channel(shares)
+    channel = open_channel(shards)
     channel.__class__ = CountingChannel
     assert isinstance(channel, CountingChannel)
-    graph = ScatteredGraph(Share.open(folder, channel.rank), channel, cache_bytes=cache)
-    own = graph.share.rows.split("train") + graph.share.first_node
+    graph = ShardedGraph(Shard.open(folder, channel.rank), channel, cache_bytes=cache)
+    own = graph.shard.rows.split("train") + graph.shard.first_node
     if kind == "corrections":
         own = graph.split("train")
     order = own[torch.randperm(own.numel(), generator=torch.Generator().manual_seed(rank))]
@@ -160,17 +160,17 @@ class Layered(pl.LightningModule):
 
 @torch.inference_mode()
 def predict(rank: int, folder: str, file: str) -> None:
-    """All nodes by two layers, each rank those of its share."""
+    """All nodes by two layers, each rank those of its shard."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=300))
-    share = Share.open(folder, rank)
-    senders = share.rows.indices.unique().long()
-    own = share.first_node, share.first_node + share.rows.num_nodes
+    shard = Shard.open(folder, rank)
+    senders = shard.rows.indices.unique().long()
+    own = shard.first_node, shard.first_node + shard.rows.num_nodes
     halo = int(((senders < own[0]) | (senders >= own[1])).sum())
-    widths = [array[:1].numel() * array.element_size() for array in share.rows.node_arrays.values()]
-    model = Layered(share.rows.node_arrays["x"].shape[1])
+    widths = [array[:1].numel() * array.element_size() for array in shard.rows.node_arrays.values()]
+    model = Layered(shard.rows.node_arrays["x"].shape[1])
     before, start = traffic.bytes_sent, time.perf_counter()
-    ScatteredWork(model, None, 1 << 30, lambda batch, rows: None, folder=Path(folder)).step(torch.zeros(1))
+    ShardedWork(model, None, 1 << 30, lambda batch, rows: None, folder=Path(folder)).step(torch.zeros(1))
     formula = halo * sum(4 + width for width in [*widths, 4 * 64])
     seen = torch.tensor([traffic.bytes_sent - before, formula, time.perf_counter() - start, halo])
     dist.all_reduce(seen)
@@ -181,12 +181,12 @@ def predict(rank: int, folder: str, file: str) -> None:
     dist.destroy_process_group()
 
 
-def divide(graph: Graph, partitioner: Partitioner, shares: int, folder: str) -> None:
+def divide(graph: Graph, partitioner: Partitioner, shards: int, folder: str) -> None:
     """With the ids of the division, so that batches say where their nodes lie."""
-    partition = partitioner(graph, shares, seed=0)
+    partition = partitioner(graph, shards, seed=0)
     order = partition.assignment.argsort(stable=True)
     arrays = graph.node_arrays | {"n_id": order.argsort()}
-    save_shares(Graph(graph.indptr, graph.indices, arrays), partition, folder)
+    save_shards(Graph(graph.indptr, graph.indices, arrays), partition, folder)
     np.save(f"{folder}/degrees.npy", graph.degrees()[order].numpy())
 
 
@@ -199,18 +199,18 @@ def main() -> None:
     graph = communities(200_000, 40, num_features=128) if options.graph is None else Graph.open(options.graph)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as scratch:
-        folders = {(cut, shares): f"{scratch}/{cut}-{shares}" for cut in CUTS for shares in (4, 2)}
-        for (cut, shares), folder in folders.items():
-            divide(graph, CUTS[cut], shares, folder)
+        folders = {(cut, shards): f"{scratch}/{cut}-{shards}" for cut in CUTS for shards in (4, 2)}
+        for (cut, shards), folder in folders.items():
+            divide(graph, CUTS[cut], shards, folder)
         print(
-            "| batches | parts | shares | bulk | cache | MB a batch | formula | off by | hits | exchanges | seconds |"
+            "| batches | parts | shards | bulk | cache | MB a batch | formula | off by | hits | exchanges | seconds |"
         )
         print("|---|---|---|---|---|---|---|---|---|---|---|")
-        for (cut, shares), folder in folders.items():
+        for (cut, shards), folder in folders.items():
             for kind in filter(KINDS.__contains__, options.kinds):
                 for bulk, cache in KINDS[kind][2]:
-                    figures = on_ranks(measure, folder, shares, kind, bulk, cache, options.batches, f"{scratch}/row")
-                    print(f"| {kind} | {cut} | {shares} | {bulk} | {cache // 10**6} MB | {figures} |", flush=True)
+                    figures = on_ranks(measure, folder, shards, kind, bulk, cache, options.batches, f"{scratch}/row")
+                    print(f"| {kind} | {cut} | {shards} | {bulk} | {cache // 10**6} MB | {figures} |", flush=True)
         if "layers" in options.kinds:
             print("\n| layers | halo, nodes | MB | formula | seconds |\n|---|---|---|---|---|")
             for cut in CUTS:

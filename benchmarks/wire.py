@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lightning_gnn_dist.record import RunRecord
+from lightning_gnn_dist.callbacks.record import RunRecord
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_FEATURES = 1024  # so that a model has 0.53 MB

@@ -1,65 +1,55 @@
 """Train graph neural networks on partitioned graphs with PyTorch Lightning.
 
-graph -> partition -> residency -> sample -> batch -> local step -> meeting -> evaluate
+graph -> partition -> residency -> sample -> batch -> local step -> meeting -> correct -> evaluate
 
-graph/              the whole graph: in-neighbour CSR and per-node arrays, in RAM or memory-mapped
-partition/          every node in exactly one part
-residency.py        which chunks a rank holds, and when that changes
-checks.py           what a user may give, and one wording of refusals
-coverage.py         how much of each neighbourhood a rank sees, and the weights that follow
-surroundings.py     nodes from elsewhere that come along
-parts.py            what a rank holds, copied into RAM
-cut.py              all of these decisions together, for any number of ranks
-sampling/           seeds of many batches in, many batches out
-loader.py           the next batches are sampled and gathered while this one trains
-part_loader.py      the next part is read while this one trains
-placement.py        where they are sampled: in RAM, or on the device that trains
-global_batches.py   batches of the whole graph, for corrections
-data_checks.py      what data modules may be given
-part_module.py      what a rank reads, batches out
-datamodule.py       PartitionedDataModule: nodes to classify
-links.py            edges held back, and the false ones they compete with
-link_module.py      LinkDataModule: edges to predict
-ranking.py          how high edges rank
-collectives.py      the only module that talks to the other ranks; counts every byte
-rounds.py           when a round is over
-elastic.py          membership: ranks may die and come back
-launcher.py         starts such ranks on one machine
-scattered/          a graph that no host holds: shares of it, asked for by all ranks
-strategies/         what ranks exchange, and when
-row_file.py         a file of rows that all ranks write
-layers.py           one layer, batch by batch, within a budget
-inference.py        rows of all nodes, one layer at a time
-record.py           what a run leaves behind of itself
-callbacks/          what a user may watch a training by
+A folder imports only from those above it, and no two on one line import each other.
+
+checks.py           what a user may pass, and one wording of refusals; no decision about training
+joint.py            what folders ask of each other without importing each other, as Protocols; no code that runs
+wire/  graph/       what ranks say to each other, and how they start; nothing about graphs or models
+                    the whole graph in RAM or mapped: CSR, arrays, saved files; no partition, no batch
+partition/  engine/ every node in exactly one chunk, one partitioner a file; nothing about ranks
+                    the loops that draw: kernels, their torch twins, random numbers; neither PyG nor Lightning
+prepare/  sampling/ files become saved graphs and shards in bounded memory; no training
+                    one sampler a file: seeds of many batches in, samples out; no features
+batches/            a sample becomes a batch, in time: gathering, buffers, devices, loaders; no parts
+layerwise/          one layer after the other for all nodes: exact predictions; no data module
+data/  rounds/      what a rank reads: residency, coverage, parts, data modules; no strategy
+                    what strategies of rounds share: clock, meeting, drift, votes, refusals; no data module
+sharded/  strategies/  a graph that no host holds: rows fetched from their owners, its data module
+                    what ranks exchange, and when: one method a file
+callbacks/          what a user may watch a training by, and the record that a run leaves
 pictures/           runs drawn side by side
-cli/                the command `lightning-gnn-dist`
+cli/                the command `lightning-gnn-dist`; the one place that prints
 """
 
 from lightning_gnn_dist.callbacks.data_figures import DataFigures
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
-from lightning_gnn_dist.callbacks.report import RunReport
-from lightning_gnn_dist.coverage import Coverage, coverage_mean
-from lightning_gnn_dist.datamodule import PartitionedDataModule
-from lightning_gnn_dist.elastic import Elastic
+from lightning_gnn_dist.callbacks.run_report import RunReport
+from lightning_gnn_dist.data.coverage import Coverage, coverage_mean
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.data.links import LinkSplit, split_edges
+from lightning_gnn_dist.data.ranking import LinkRanking
+from lightning_gnn_dist.data.residency import Fixed, Held, Redeal, Residency, Rotate
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.out_of_core import prepare_graph
 from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.inference import predict_by_layer
-from lightning_gnn_dist.link_module import LinkDataModule
-from lightning_gnn_dist.links import LinkSplit, split_edges
+from lightning_gnn_dist.layerwise.prediction import predict_by_layer
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
-from lightning_gnn_dist.ranking import LinkRanking
-from lightning_gnn_dist.residency import Fixed, Held, Redeal, Residency, Rotate
-from lightning_gnn_dist.rounds import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
+from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
+from lightning_gnn_dist.prepare.prepare_shard import prepare_shard
+from lightning_gnn_dist.prepare.shard import save_shards
+from lightning_gnn_dist.rounds.base import RoundStrategy
+from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
+from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.device import DeviceSampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
@@ -69,15 +59,13 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.scattered.datamodule import ScatteredDataModule
-from lightning_gnn_dist.scattered.prepare import prepare_share
-from lightning_gnn_dist.scattered.share import save_shares
-from lightning_gnn_dist.strategies.base import RoundStrategy
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.names import register
 from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist.wire.membership import Elastic
 
 register()
 
@@ -124,8 +112,8 @@ __all__ = [
     "RunReport",
     "Sample",
     "Sampler",
-    "ScatteredDataModule",
     "ShadowSampler",
+    "ShardedDataModule",
     "StreamingPartitioner",
     "SuperNodePartitioner",
     "TMAStrategy",
@@ -134,8 +122,8 @@ __all__ = [
     "coverage_mean",
     "predict_by_layer",
     "prepare_graph",
-    "prepare_share",
+    "prepare_shard",
     "quantize_rows",
-    "save_shares",
+    "save_shards",
     "split_edges",
 ]

@@ -24,9 +24,9 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     RandomPartitioner,
     RoundProgress,
-    ScatteredDataModule,
+    ShardedDataModule,
     communities,
-    save_shares,
+    save_shards,
     split_edges,
 )
 
@@ -183,9 +183,9 @@ class World:
         self.partition = RandomPartitioner()(self.graph, 2, 0)
         self.split = split_edges(self.graph, negatives=2)
         self.module = PartitionedDataModule(self.graph, batch_size=8, partitioner=RandomPartitioner(), num_threads=0)
-        save_shares(self.graph, RandomPartitioner()(self.graph, 1, 0), folder / "shares")
-        self.scattered = ScatteredDataModule(folder / "shares", num_threads=0)
-        self.scattered.setup("fit")
+        save_shards(self.graph, RandomPartitioner()(self.graph, 1, 0), folder / "shares")
+        self.sharded = ShardedDataModule(folder / "shares", num_threads=0)
+        self.sharded.setup("fit")
         self.graph.save(folder / "graph")
         self.split.save(folder / "split")
         (folder / "arrays").mkdir()
@@ -253,7 +253,7 @@ def instances_of(world: World) -> dict[str, Callable[[], Any]]:
         "PartitionedDataModule": lambda: world.module,
         "Partition": lambda: world.partition,
         "LinkSplit": lambda: world.split,
-        "ScatteredDataModule": lambda: world.scattered,
+        "ShardedDataModule": lambda: world.sharded,
     }
 
 
@@ -291,7 +291,7 @@ def _of_classes(world: World) -> Calls:
         "PartitionedDataModule": lambda: {"graph": world.graph},
         "PredictionWriter": lambda: {"path": "predicted.npy"},
         "Redeal": lambda: {"num_supernodes": 8},
-        "ScatteredDataModule": lambda: {"path": world.folder / "shares"},
+        "ShardedDataModule": lambda: {"path": world.folder / "shares"},
         "SuperNodePartitioner": lambda: {"num_supernodes": 8},
     }
 
@@ -322,9 +322,9 @@ def _of_functions(world: World) -> Calls:
         "coverage_mean": lambda: {"losses": torch.ones(2), "batch": Data(batch_size=2)},
         "predict_by_layer": lambda: {"trainer": trainer, "model": model, "graph": graph, "path": world.new(".npy")},
         "prepare_graph": lambda: {"source": arrays, "out": world.new()},
-        "prepare_share": lambda: {"source": arrays, "folder": world.new(), "index": 0, "num_shares": 2},
+        "prepare_shard": lambda: {"source": arrays, "folder": world.new(), "index": 0, "num_shards": 2},
         "quantize_rows": lambda: {"x": torch.ones(3, 2)},
-        "save_shares": lambda: {"graph": graph, "partition": world.partition, "folder": world.new()},
+        "save_shards": lambda: {"graph": graph, "partition": world.partition, "folder": world.new()},
         "split_edges": lambda: {"graph": graph, "negatives": 2},
     }
 

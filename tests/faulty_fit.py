@@ -27,8 +27,8 @@ from lightning_gnn_dist import (
     TMAStrategy,
     communities,
 )
-from lightning_gnn_dist.demo import SAGE
-from lightning_gnn_dist.elastic import Elastic
+from lightning_gnn_dist.cli.demo_run import SAGE
+from lightning_gnn_dist.wire.membership import Elastic
 
 SECONDS = 6
 

@@ -12,118 +12,64 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "lightning_gnn_dist"
 
-# The data column, the strategy column, and where they meet. The columns never import each other.
-MAY_IMPORT: dict[str, set[str]] = {
-    "checks": set(),
-    "files": set(),
-    "graph": set(),
-    "partition": {"graph"},
-    "residency": {"graph", "partition"},
-    "coverage": {"graph", "partition", "residency"},
-    "sampling": {"graph"},
-    "depth": set(),
-    "loader": {"graph", "sampling"},
-    "placement": {"graph", "sampling"},
-    "global_batches": {"graph", "sampling"},
-    "surroundings": {"graph", "partition", "sampling"},
-    "parts": {"graph", "partition", "residency", "coverage", "surroundings"},
-    "cut": {"graph", "partition", "residency", "coverage", "surroundings", "parts"},
-    "part_loader": {"graph", "sampling", "loader", "parts"},
-    "data_checks": {"partition", "residency", "coverage", "sampling"},
-    "part_module": {
-        "graph",
-        "partition",
-        "residency",
-        "coverage",
-        "sampling",
-        "loader",
-        "placement",
-        "global_batches",
-        "surroundings",
-        "cut",
-        "depth",
-        "part_loader",
-        "data_checks",
-    },
-    "datamodule": {
-        "graph",
-        "partition",
-        "residency",
-        "coverage",
-        "sampling",
-        "loader",
-        "placement",
-        "surroundings",
-        "part_module",
-    },
-    "links": {"graph", "sampling"},
-    "link_module": {
-        "graph",
-        "partition",
-        "residency",
-        "sampling",
-        "loader",
-        "placement",
-        "surroundings",
-        "links",
-        "part_module",
-    },
-    "ranking": set(),
-    #
-    "collectives": set(),
-    "rounds": set(),
-    "record": set(),
-    "processes": set(),
-    "roll_call": {"collectives"},
-    "elastic": {"collectives", "processes", "roll_call"},
-    "launcher": {"collectives", "elastic", "processes"},
-    "strategies": {"collectives", "rounds", "elastic", "processes", "roll_call"},
-    #
-    "scattered": {
-        "graph",
-        "partition",
-        "coverage",
-        "sampling",
-        "loader",
-        "placement",
-        "global_batches",
-        "surroundings",
-        "part_loader",
-        "data_checks",
-        "part_module",
-        "collectives",
-        "row_file",
-        "layers",
-        "depth",
-    },
-    "row_file": set(),
-    "layers": {"graph", "sampling", "collectives", "row_file"},
-    "inference": {"graph", "collectives", "layers", "scattered"},
-}
-BY_ALL = {"checks", "files"}  # these everybody may import, and they import nothing
-# These may import everything, and only each other may import them.
-AT_THE_END = {"callbacks", "pictures", "cli", "demo", "__main__"}
-TALKS = "collectives"  # the one module that calls torch.distributed
-PRINTS = "cli"  # the one module that prints
+# A folder imports only from folders on lines above its own. Those on one line never import each other: the data
+# column and the strategy column meet in `joint`.
+LINE = [
+    {"checks", "joint"},
+    {"wire", "graph"},
+    {"partition", "engine"},
+    {"prepare", "sampling"},
+    {"batches"},
+    {"layerwise"},
+    {"data", "rounds"},
+    {"sharded", "strategies"},
+    {"callbacks"},
+    {"pictures"},
+    {"cli"},
+]
+HEIGHT = {name: height for height, names in enumerate(LINE) for name in names}
+ROOT_FILES = {"__init__", "__main__", "checks", "joint"}
+FACADES = {"__init__", "__main__"}
+TALKS = "wire"  # the one folder that calls torch.distributed
+PRINTS = "cli"  # the one folder that prints
+KNOWS_NO_BATCH = "engine"  # neither PyG nor Lightning
+MAX_MODULES = 16  # of a folder
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 Rule = Callable[[Path], Iterator[str]]
 
 
-def imports_follow_the_map(package: Path) -> Iterator[str]:
-    on_the_map = MAY_IMPORT.keys() | AT_THE_END
+def imports_follow_the_line(package: Path) -> Iterator[str]:
     for path in modules(package):
         own = part(path, package)
-        if own == "__init__":
+        if own in FACADES:
             continue
-        if own not in on_the_map:
-            yield f"{path.name}: {own} is not on the map"
+        if own not in HEIGHT:
+            yield f"{path.name}: {own} is not on the line"
             continue
-        allowed = on_the_map if own in AT_THE_END else MAY_IMPORT[own] | BY_ALL
         others = {part(module, package) for module in imported_modules(path, package)}
-        for other in sorted(others - allowed - {own}):
-            yield f"{path.name}: {own} may not import {other}"
+        for other in sorted(others - {own}):
+            if HEIGHT.get(other, len(LINE)) >= HEIGHT[own]:
+                yield f"{path.name}: {own} may not import {other}"
+
+
+def the_listing_stays_short(package: Path) -> Iterator[str]:
+    for path in package.glob("*.py"):
+        if path.stem not in ROOT_FILES:
+            yield f"{path.name} lies in the root, which has {sorted(ROOT_FILES)} alone: choose a folder"
+    for folder in sorted({path.parent for path in modules(package)} - {package}):
+        count = len([path for path in folder.glob("*.py") if path.stem != "__init__"])
+        if count > MAX_MODULES:
+            yield f"{folder.name} has {count} modules, more than {MAX_MODULES}: split it by what they share"
+
+
+def the_engine_knows_neither_pyg_nor_lightning(package: Path) -> Iterator[str]:
+    for path in modules(package):
+        if part(path, package) == KNOWS_NO_BATCH:
+            for module, _ in imports(path):
+                if module.split(".")[0] in ("lightning", "torch_geometric"):
+                    yield f"{path.name} imports {module}: {KNOWS_NO_BATCH} is for loops over numbers"
 
 
 def names_come_from_the_module_that_defines_them(package: Path) -> Iterator[str]:
@@ -149,12 +95,12 @@ def no_module_imports_itself_through_others(package: Path) -> Iterator[str]:
         yield "a cycle: " + " -> ".join(str(path.relative_to(package)) for path in error.args[1])
 
 
-def one_module_talks_to_torch_distributed(package: Path) -> Iterator[str]:
+def one_folder_talks_to_torch_distributed(package: Path) -> Iterator[str]:
     for path in modules(package):
         names = [f"{module}.{name}" if name else module for module, name in imports(path)]
         names += [ast.unparse(node) for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)]
         if part(path, package) != TALKS and any(f"{name}.".startswith("torch.distributed.") for name in names):
-            yield f"{path.name} uses torch.distributed: that is what {TALKS}.py is for"
+            yield f"{path.name} uses torch.distributed: that is what {TALKS} is for"
 
 
 def nobody_prints(package: Path) -> Iterator[str]:
@@ -163,7 +109,7 @@ def nobody_prints(package: Path) -> Iterator[str]:
             continue
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
-                yield f"{path.name}:{node.lineno} prints: log, or let {PRINTS}.py do it"
+                yield f"{path.name}:{node.lineno} prints: log, or let {PRINTS} do it"
 
 
 def every_module_says_what_it_is(package: Path) -> Iterator[str]:
@@ -184,11 +130,13 @@ def files_and_functions_stay_small(package: Path) -> Iterator[str]:
 
 
 RULES: list[Rule] = [
-    imports_follow_the_map,
+    imports_follow_the_line,
+    the_listing_stays_short,
+    the_engine_knows_neither_pyg_nor_lightning,
     names_come_from_the_module_that_defines_them,
     sub_packages_export_nothing,
     no_module_imports_itself_through_others,
-    one_module_talks_to_torch_distributed,
+    one_folder_talks_to_torch_distributed,
     nobody_prints,
     every_module_says_what_it_is,
     files_and_functions_stay_small,
@@ -200,7 +148,7 @@ def modules(package: Path) -> list[Path]:
 
 
 def part(path: Path, package: Path) -> str:
-    """The box on the map that a file belongs to: `graph` for graph/store.py, `rounds` for rounds.py."""
+    """The folder that a file belongs to: `graph` for graph/store.py, `checks` for checks.py."""
     return path.relative_to(package).with_suffix("").parts[0]
 
 
@@ -254,16 +202,23 @@ def test_files_and_functions_outside_the_package_stay_small_too(folder: str) -> 
 
 BAD_TREES: list[tuple[Rule, str, dict[str, str]]] = [
     (
-        imports_follow_the_map,
-        "base.py: strategies may not import datamodule",
-        {"datamodule.py": "", "strategies/base.py": "def f():\n    import lightning_gnn_dist.datamodule"},
+        imports_follow_the_line,
+        "base.py: rounds may not import data",
+        {"data/datamodule.py": "", "rounds/base.py": "def f():\n    import lightning_gnn_dist.data.datamodule"},
     ),
     (
-        imports_follow_the_map,
-        "loader.py: loader may not import collectives",
-        {"collectives.py": "", "loader.py": "from lightning_gnn_dist import collectives"},
+        imports_follow_the_line,
+        "loader.py: batches may not import data",
+        {"data/plan.py": "", "batches/loader.py": "from lightning_gnn_dist.data import plan"},
     ),
-    (imports_follow_the_map, "utils.py: utils is not on the map", {"utils.py": ""}),
+    (imports_follow_the_line, "tools.py: utils is not on the line", {"utils/tools.py": ""}),
+    (the_listing_stays_short, "loader.py lies in the root", {"loader.py": ""}),
+    (the_listing_stays_short, "data has 17 modules", {f"data/m{number}.py": "" for number in range(17)}),
+    (
+        the_engine_knows_neither_pyg_nor_lightning,
+        "hops.py imports torch_geometric.data",
+        {"engine/hops.py": "from torch_geometric.data import Data"},
+    ),
     (
         names_come_from_the_module_that_defines_them,
         "loader.py: Graph imported from lightning_gnn_dist, which is not the defining module",
@@ -298,9 +253,9 @@ BAD_TREES: list[tuple[Rule, str, dict[str, str]]] = [
     ),
     *[
         (
-            one_module_talks_to_torch_distributed,
-            "rounds.py uses torch.distributed: that is what collectives.py is for",
-            {"rounds.py": code, "collectives.py": "import torch.distributed as dist"},
+            one_folder_talks_to_torch_distributed,
+            "base.py uses torch.distributed: that is what wire is for",
+            {"rounds/base.py": code, "wire/collectives.py": "import torch.distributed as dist"},
         )
         for code in (
             "import torch.distributed as dist",
@@ -309,7 +264,7 @@ BAD_TREES: list[tuple[Rule, str, dict[str, str]]] = [
             "import torch\ntorch.distributed.barrier()",
         )
     ],
-    (nobody_prints, "rounds.py:1 prints: ", {"rounds.py": "print(1)", "cli.py": "print(1)"}),
+    (nobody_prints, "base.py:1 prints: ", {"rounds/base.py": "print(1)", "cli/main.py": "print(1)"}),
     (every_module_says_what_it_is, "rounds.py has no docstring", {"rounds.py": "x = 1"}),
     (files_and_functions_stay_small, "rounds.py has 401 lines", {"rounds.py": "\n" * 401}),
     (

@@ -14,20 +14,20 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import DDPStrategy
 
-from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.data.links import split_edges
+from lightning_gnn_dist.data.residency import Redeal
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.link_module import LinkDataModule
-from lightning_gnn_dist.links import split_edges
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.residency import Redeal
-from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.prepare.shard import save_shards
+from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.scattered.datamodule import ScatteredDataModule
-from lightning_gnn_dist.scattered.share import save_shares
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
@@ -191,11 +191,11 @@ def test_the_memory_of_a_copy_comes_back() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_scattered_graph(device: str, tmp_path: Path) -> None:
+def test_a_sharded_graph(device: str, tmp_path: Path) -> None:
     graph = small_graph()
-    save_shares(graph, Partition(torch.zeros(600, dtype=torch.int32), 1), tmp_path / "shares")
+    save_shards(graph, Partition(torch.zeros(600, dtype=torch.int32), 1), tmp_path / "shares")
     options: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 16}
-    plain, other = (fit(on, "llcg", ScatteredDataModule(tmp_path / "shares", **options)) for on in ("cpu", device))
+    plain, other = (fit(on, "llcg", ShardedDataModule(tmp_path / "shares", **options)) for on in ("cpu", device))
     assert seeds_of(other) == seeds_of(plain)
     assert other.came_on == {"cuda" if device == "gpu" else "cpu"}
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import GCNConv, SAGEConv
 
-from lightning_gnn_dist.data_checks import explain_features
-from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.settings_checks import explain_features
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler

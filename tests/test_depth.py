@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch_geometric.nn import GATConv, GCNConv, GraphSAGE, SAGEConv, Sequential
 
-from lightning_gnn_dist.datamodule import PartitionedDataModule
-from lightning_gnn_dist.depth import check_depth
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.depth import check_depth
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 

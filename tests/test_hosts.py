@@ -15,8 +15,8 @@ import pytest
 import yaml
 from torch.distributed import run as distributed_run
 
+from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.record import RunRecord
 from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[1]

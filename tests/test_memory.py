@@ -9,11 +9,11 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.advice import bytes_per_part, peak_bytes
 from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.memory import Peak, reads_memory, resident_bytes

@@ -24,13 +24,13 @@ from torch.distributed import run as distributed_run
 from torch_geometric.nn import GCNConv, SAGEConv
 
 from lightning_gnn_dist.cli import main as command_line
-from lightning_gnn_dist.elastic import LIGHTHOUSE, RANK, RANKS
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.data.links import split_edges
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.link_module import LinkDataModule
-from lightning_gnn_dist.links import split_edges
 from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.scattered.share import save_shares
+from lightning_gnn_dist.wire.membership import LIGHTHOUSE, RANK, RANKS
 from tests.link_model import LinkSAGE
 from tests.pages import PAGES, ROOT, anchors, blocks, links
 from tests.ranks import run_ranks
@@ -136,7 +136,7 @@ def test_a_block_of_python_runs(code: str, tmp_path: Path) -> None:
     num_ranks = 2 if "Trainer(" in code or "my_shares" in code else 1
     if "my_shares" in code:
         graph = Graph.from_pyg(as_pyg())
-        save_shares(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "my_shares")
+        save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "my_shares")
     for metrics in run_ranks(run_block, num_ranks, code, str(tmp_path)):
         assert bool(metrics) == ("Trainer(" in code)
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.residency import Redeal
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.residency import Redeal
-from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy

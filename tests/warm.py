@@ -10,7 +10,7 @@ import threading
 
 import torch
 
-from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler

@@ -16,11 +16,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lightning_gnn_dist import collectives
 from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given
-from lightning_gnn_dist.strategies.base import RoundStrategy
-from lightning_gnn_dist.strategies.gradients import average_gradient_, mean_gradient, unrecorded, without_noise
-from lightning_gnn_dist.strategies.refusals import require_batches, require_step
+from lightning_gnn_dist.rounds.base import RoundStrategy
+from lightning_gnn_dist.rounds.gradients import average_gradient_, mean_gradient, unrecorded, without_noise
+from lightning_gnn_dist.rounds.refusals import require_batches, require_step
+from lightning_gnn_dist.wire import collectives
 
 
 class DiscrepancyProbe(Callback):
@@ -66,7 +66,7 @@ class DiscrepancyProbe(Callback):
             whole, seeds = mean_gradient(strategy, data.correction_batches(strategy.round_idx, stop=next(number)))
         average_gradient_(strategy, whole, seeds)
         difference = _norm([mine - ours for mine, ours in zip(own, whole, strict=True)])
-        kappas = collectives.gather_rows(difference / _norm(whole).clamp(min=1e-12))
+        kappas = collectives.all_gather_rows(difference / _norm(whole).clamp(min=1e-12))
         figures = {"round/discrepancy": kappas.mean(), "round/discrepancy_worst": kappas.max()}
         pl_module.log_dict(figures, batch_size=1, sync_dist=True, rank_zero_only=True)
 

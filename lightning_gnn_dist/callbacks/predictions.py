@@ -11,9 +11,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 
-from lightning_gnn_dist import collectives
 from lightning_gnn_dist.checks import check_npy, check_true_or_false
-from lightning_gnn_dist.row_file import RowFile, make, rows_of
+from lightning_gnn_dist.graph.storage.row_file import RowFile, make, rows_of
+from lightning_gnn_dist.wire import collectives
 
 
 class PredictionWriter(Callback):
@@ -69,7 +69,7 @@ class PredictionWriter(Callback):
             return
         self._rows.close()
         # Every rank learns how many rows there are in all, and none looks for the file before it is there.
-        written = int(collectives.gather_rows(torch.tensor([self._rows.written], device=pl_module.device)).sum())
+        written = int(collectives.all_gather_rows(torch.tensor([self._rows.written], device=pl_module.device)).sum())
         if written != len(self._rows):
             raise RuntimeError(f"{written} rows were written, but the graph has {len(self._rows)} nodes.")
         if trainer.is_global_zero:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 
+from lightning_gnn_dist.cli.demo_run import as_table, run_demo
 from lightning_gnn_dist.cli.values import Commands, positive
-from lightning_gnn_dist.demo import as_table, run_demo
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner

@@ -1,4 +1,4 @@
-"""``lightning-gnn-dist divide``: a share of a saved graph for every rank, for hosts of which none has all."""
+"""``lightning-gnn-dist divide``: a shard of a saved graph for every rank, for hosts of which none has all."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from lightning_gnn_dist.cli.partitioners import NAMES, add_options, partitioner_
 from lightning_gnn_dist.cli.values import Commands, positive
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.cache import cached_partition
-from lightning_gnn_dist.scattered.share import save_shares
+from lightning_gnn_dist.prepare.shard import save_shards
 
 
 def add_to(commands: Commands) -> None:
     """Declare the command and its options."""
-    divide = commands.add_parser("divide", help="divide a saved graph into shares, one for each rank")
+    divide = commands.add_parser("divide", help="divide a saved graph into shards, one for each rank")
     divide.add_argument("graph", type=Path, help="the directory of the graph")
-    divide.add_argument("output", type=Path, help="the directory of the shares, which must not exist")
-    divide.add_argument("--parts", type=positive, metavar="P", required=True, help="how many shares")
+    divide.add_argument("output", type=Path, help="the directory of the shards, which must not exist")
+    divide.add_argument("--parts", type=positive, metavar="P", required=True, help="how many shards")
     divide.add_argument("--partitioner", choices=NAMES, default="metis", help="how (default: metis)")
     add_options(divide)
     divide.set_defaults(run=_run)
@@ -28,9 +28,9 @@ def _run(options: argparse.Namespace) -> None:
         graph = Graph.open(options.graph)
         partitioner = partitioner_of(options.partitioner, options, graph)
         partition = cached_partition(graph, partitioner, options.parts, options.seed)
-        save_shares(graph, partition, options.output)
+        save_shards(graph, partition, options.output)
     except (ValueError, OSError) as error:
         raise SystemExit(f"lightning-gnn-dist divide: {error}") from error
     sizes = partition.counts()
-    print(f"{options.output}: {options.parts} shares of {int(sizes.min()):,} to {int(sizes.max()):,} nodes.")
-    print("Copy shares.json and share r to the host of rank r, and train on ScatteredDataModule(path).")
+    print(f"{options.output}: {options.parts} shards of {int(sizes.min()):,} to {int(sizes.max()):,} nodes.")
+    print("Copy shares.json and shard r to the host of rank r, and train on ShardedDataModule(path).")

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from lightning_gnn_dist.cli.partitioners import NAMES, add_options, partitioner_of
 from lightning_gnn_dist.cli.values import Commands, in_bytes, positive
-from lightning_gnn_dist.graph import store
+from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.report import GraphReport
-from lightning_gnn_dist.links import LinkSplit
+from lightning_gnn_dist.graph.graph_report import GraphReport
+from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.partition.advice import advise, bytes_per_part, peak_bytes
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
-from lightning_gnn_dist.scattered.share import INDEX, Bounds, Share, share_name
+from lightning_gnn_dist.prepare.shard import INDEX, Bounds, Shard, shard_name
 
 
 def add_to(commands: Commands) -> None:
@@ -46,17 +46,17 @@ def _run(options: argparse.Namespace) -> None:
 def _check(path: Path) -> None:
     """Read all files of a saved graph, or of all shares that are here."""
     bounds = Bounds.read(path) if (path / INDEX).exists() else None
-    shares = [path / share_name(index) for index in range(bounds.num_shares)] if bounds else []
+    shares = [path / shard_name(index) for index in range(bounds.num_shards)] if bounds else []
     there = [index for index, folder in enumerate(shares) if folder.is_dir()]
     for index in there:
-        Share.open(path, index)
+        Shard.open(path, index)
         _verify(shares[index])
     if bounds is None:
         _verify(path)
         arrays, _ = store.read(path)
         (LinkSplit if "links/undirected" in arrays else Graph).open(path)
-    elif len(there) < bounds.num_shares:
-        print(f"{path}: {bounds.num_shares - len(there)} of {bounds.num_shares} shares are not on this host.")
+    elif len(there) < bounds.num_shards:
+        print(f"{path}: {bounds.num_shards - len(there)} of {bounds.num_shards} shares are not on this host.")
 
 
 def _verify(path: Path) -> None:

@@ -15,11 +15,11 @@ import torch
 
 from lightning_gnn_dist.cli.values import Commands, gigabytes, in_bytes, positive
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.out_of_core import DEFAULT_MEMORY, Preparation, Prepared
-from lightning_gnn_dist.graph.raw import SPLITS, RawGraph, Source
-from lightning_gnn_dist.graph.sources import find_source
-from lightning_gnn_dist.scattered.prepare import SharePreparation
-from lightning_gnn_dist.scattered.share import share_name
+from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph, Source
+from lightning_gnn_dist.prepare.files.sources import find_source
+from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation, Prepared
+from lightning_gnn_dist.prepare.prepare_shard import ShardPreparation
+from lightning_gnn_dist.prepare.shard import shard_name
 
 PURPOSE = "turn a PyG file, arrays or tables into a saved graph"
 ABOUT = """SOURCE is a PyG Data saved by torch.save (.pt); arrays in an .npz or a directory of .npy: edge_index of shape
@@ -54,15 +54,15 @@ def add_to(commands: Commands) -> None:
         "command goes on",
     )
     prepare.add_argument(
-        "--share",
+        "--shard",
         type=int,
         metavar="INDEX",
-        help="write this share alone, out of core: for a host that must not hold the whole graph. OUT is the directory "
-        "of the shares",
+        help="write this shard alone, out of core: for a host that must not hold the whole graph. OUT is the directory "
+        "of the shards",
     )
-    prepare.add_argument("--num-shares", type=positive, metavar="P", help="how many shares there are in all")
+    prepare.add_argument("--num-shards", type=positive, metavar="P", help="how many shards there are in all")
     prepare.add_argument(
-        "--assignment", type=Path, metavar="NPY", help="the share of each node (default: ranges of equal length)"
+        "--assignment", type=Path, metavar="NPY", help="the shard of each node (default: ranges of equal length)"
     )
     prepare.add_argument("--overwrite", action="store_true", help="replace a saved graph")
     prepare.set_defaults(run=_run)
@@ -70,10 +70,10 @@ def add_to(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     try:
-        _check_share(options)
-        if options.share is None and options.out.exists() and not options.overwrite:
+        _check_shard(options)
+        if options.shard is None and options.out.exists() and not options.overwrite:
             raise FileExistsError(f"{options.out} exists already: choose another path, or add --overwrite.")
-        in_memory = options.out_of_core is None and options.share is None
+        in_memory = options.out_of_core is None and options.shard is None
         (_prepare if in_memory else _prepare_out_of_core)(options)
     except (ValueError, TypeError, OSError, NotImplementedError, MemoryError, ModuleNotFoundError) as error:
         raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
@@ -126,19 +126,19 @@ def _preparation(options: argparse.Namespace) -> Preparation:
         "memory_bytes": options.out_of_core or DEFAULT_MEMORY,
         "overwrite": options.overwrite,
     }
-    if options.share is None:
+    if options.shard is None:
         return Preparation(options.source, options.out, **settings, nodes=options.nodes)
-    whose = {"index": options.share, "num_shares": options.num_shares, "assignment": options.assignment}
-    return SharePreparation(options.source, options.out / share_name(options.share), **settings, **whose)
+    whose = {"index": options.shard, "num_shards": options.num_shards, "assignment": options.assignment}
+    return ShardPreparation(options.source, options.out / shard_name(options.shard), **settings, **whose)
 
 
-def _check_share(options: argparse.Namespace) -> None:
-    if (options.share is None) != (options.num_shares is None):
-        raise ValueError("--share and --num-shares belong together: which share, and of how many.")
-    if options.nodes and options.share is not None:
-        raise ValueError("--share knows no table of nodes: number them 0, 1, 2, ... and give y.npy, x.npy, ...")
-    if options.assignment and options.share is None:
-        raise ValueError("--assignment says whose nodes a share has: add --share and --num-shares.")
+def _check_shard(options: argparse.Namespace) -> None:
+    if (options.shard is None) != (options.num_shards is None):
+        raise ValueError("--shard and --num-shards belong together: which shard, and of how many.")
+    if options.nodes and options.shard is not None:
+        raise ValueError("--shard knows no table of nodes: number them 0, 1, 2, ... and give y.npy, x.npy, ...")
+    if options.assignment and options.shard is None:
+        raise ValueError("--assignment says whose nodes a shard has: add --shard and --num-shards.")
 
 
 def _estimate(source: Source, options: argparse.Namespace) -> None:
@@ -188,7 +188,7 @@ def _stages() -> Iterator[Callable[[str, float], None]]:
 def _summary(prepared: Prepared, options: argparse.Namespace) -> None:
     order = sorted(prepared.splits, key=lambda name: [*SPLITS, name].index(name))
     splits = ", ".join(f"{prepared.splits[name]:,} {name}" for name in order)
-    out = options.out if options.share is None else options.out / share_name(options.share)
+    out = options.out if options.shard is None else options.out / shard_name(options.shard)
     print(f"{out}: {prepared.num_nodes:,} nodes, {prepared.num_edges:,} edges, {in_bytes(prepared.num_bytes)}.")
     print(f"arrays: {', '.join(prepared.arrays)}; split: {splits or 'none'}.")
     if "train" not in prepared.splits:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.cli.values import Commands
 from lightning_gnn_dist.pictures.charts import metric_of
 from lightning_gnn_dist.pictures.page import page_of
 from lightning_gnn_dist.pictures.png import write_pngs
-from lightning_gnn_dist.record import RunRecord
 
 
 def add_to(commands: Commands) -> None:

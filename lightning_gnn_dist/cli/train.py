@@ -23,14 +23,14 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
-from lightning_gnn_dist.callbacks.report import RunReport
+from lightning_gnn_dist.callbacks.run_report import RunReport
 from lightning_gnn_dist.cli.config_file import check_files
 from lightning_gnn_dist.cli.misspelt import PACKAGE, hint
-from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.inference import BUDGET_BYTES, predict_by_layer
-from lightning_gnn_dist.layers import has_layers
-from lightning_gnn_dist.scattered.datamodule import ScatteredDataModule
+from lightning_gnn_dist.layerwise.layers import has_layers
+from lightning_gnn_dist.layerwise.prediction import BUDGET_BYTES, predict_by_layer
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 
 PROGRAM = "lightning-gnn-dist"
 REFUSALS = (ValueError, TypeError, OSError)
@@ -152,7 +152,7 @@ class TrainCLI(LightningCLI):
         self.trainer.predict(return_predictions=False, **kwargs)
 
     def _predict_by_layer(
-        self, graph: Graph | ScatteredDataModule, model: LightningModule, datamodule: object, **kwargs: Any
+        self, graph: Graph | ShardedDataModule, model: LightningModule, datamodule: object, **kwargs: Any
     ) -> None:
         options = self.config_init.predict
         how = {"budget_bytes": options.budget_megabytes << 20, "overwrite": options.overwrite}
@@ -182,9 +182,9 @@ def _own_refusal(error: BaseException | None) -> str | None:
     return None
 
 
-def _graph_of(datamodule: LightningDataModule) -> Graph | ScatteredDataModule | None:
+def _graph_of(datamodule: LightningDataModule) -> Graph | ShardedDataModule | None:
     """What ``predict_by_layer`` computes on."""
-    return datamodule if isinstance(datamodule, ScatteredDataModule) else getattr(datamodule, "graph", None)
+    return datamodule if isinstance(datamodule, ShardedDataModule) else getattr(datamodule, "graph", None)
 
 
 def _has(callbacks: Iterable[Callback], *kinds: type[Callback]) -> bool:

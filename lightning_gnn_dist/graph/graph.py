@@ -23,7 +23,9 @@ from lightning_gnn_dist.checks import (
     check_word,
     shown,
 )
-from lightning_gnn_dist.graph import convert, store
+from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.rows import Lookup, count_per_row, edge_positions, take_rows
+from lightning_gnn_dist.graph.storage import store
 
 EDGES_AT_ONCE = 1 << 22  # bounds what a pass over a memory-mapped graph holds in RAM
 EDGES_PER_PIECE = 1 << 20  # the same where each takes some seventy bytes while it is looked up
@@ -202,7 +204,7 @@ class Graph:
             indices[place] = local
             for name, array in self.edge_arrays.items():
                 edges[name][place] = take_rows(array, at[found])
-            indptr[done + 1 : done + 1 + rows.numel()] = _count_per_row(self.indptr, rows, found)
+            indptr[done + 1 : done + 1 + rows.numel()] = count_per_row(self.indptr, rows, found)
             done, filled = done + rows.numel(), filled + local.numel()
         arrays = {name: take_rows(array, nodes) for name, array in self.node_arrays.items()}
         arrays.setdefault("n_id", nodes)
@@ -343,34 +345,6 @@ def fingerprint_of(arrays: Iterable[tuple[str, torch.dtype, Sequence[int], Itera
     return digest.hexdigest()
 
 
-class Lookup:
-    """From ids of the graph to positions in ``nodes``, without an array as long as the graph."""
-
-    def __init__(self, nodes: Tensor) -> None:
-        self.order: Tensor | None = None
-        if bool((nodes[1:] > nodes[:-1]).all()):
-            self.ids = nodes
-            return
-        self.ids, self.order = nodes.sort()
-        if (self.ids[1:] == self.ids[:-1]).any():
-            twice = int(self.ids[1:][self.ids[1:] == self.ids[:-1]][0])
-            raise ValueError(f"Every node may be given once, but node {twice} is given twice.")
-
-    def contains(self, ids: Tensor) -> Tensor:
-        return self._nearest(ids)[1]
-
-    def __call__(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions of the ids that are present, and which are."""
-        at, found = self._nearest(ids)
-        return at[found] if self.order is None else self.order[at[found]], found
-
-    def _nearest(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        if self.ids.numel() == 0:
-            return ids, torch.zeros_like(ids, dtype=torch.bool)
-        at = torch.searchsorted(self.ids, ids).clamp_(max=self.ids.numel() - 1)
-        return at, self.ids[at] == ids
-
-
 def degrees_of(indptr: Tensor, nodes: Tensor) -> Tensor:
     """The in-degrees of some nodes."""
     pieces = [indptr[some + 1] - indptr[some] for some in nodes.split(NODES_PER_PIECE)]
@@ -390,27 +364,3 @@ def row_slices(indptr: Tensor) -> Iterator[slice]:
         last = min(max(reached, first + 1), num_rows, first + NODES_PER_PIECE)
         yield slice(first, last)
         first = last
-
-
-def edge_positions(indptr: Tensor, rows: Tensor) -> Tensor:
-    """Where the edges of ``rows`` stand in the CSR, row after row."""
-    start = indptr[rows]
-    degree = indptr[rows + 1] - start
-    before = degree.cumsum(0) - degree
-    return torch.arange(int(degree.sum())) + (start - before).repeat_interleave(degree)
-
-
-def take_rows(array: Tensor, rows: Tensor) -> Tensor:
-    """``array[rows]`` in RAM. In increasing order, so that a memory map is read forwards."""
-    if rows.numel() < 2 or bool((rows[1:] > rows[:-1]).all()):
-        return array.index_select(0, rows)
-    order = rows.argsort()
-    out = array.new_empty((rows.numel(), *array.shape[1:]))
-    out[order] = array.index_select(0, rows[order])
-    return out
-
-
-def _count_per_row(indptr: Tensor, rows: Tensor, found: Tensor) -> Tensor:
-    degree = indptr[rows + 1] - indptr[rows]
-    row = torch.arange(rows.numel()).repeat_interleave(degree)
-    return torch.bincount(row[found], minlength=rows.numel())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.report import PartitionReport
+from lightning_gnn_dist.partition.partition_report import PartitionReport
 
 DIFFERENT = 0.15  # label skew beyond chance, in the mean over training nodes
 LOST = 0.1  # share of nodes without any neighbour

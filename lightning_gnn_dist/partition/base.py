@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_at_least, check_below, check_instance, check_seed, check_tensor
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.report import PartitionReport
+from lightning_gnn_dist.partition.partition_report import PartitionReport
 
 MAX_SHARE = 1_000_000  # of an average part, by which another may be larger: METIS counts thousandths in 32 bits
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_gnn_dist.files import make_read_only, read_json
-from lightning_gnn_dist.graph import store
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.npy import NpyFile, save_for_good
+from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.graph.storage.files import make_read_only, read_json
+from lightning_gnn_dist.graph.storage.npy import NpyFile, save_for_good
 from lightning_gnn_dist.partition.base import Partition, Partitioner, check_request
 from lightning_gnn_dist.partition.kernels import Array
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from lightning_gnn_dist.record import PartsRecord, RankRound, RunRecord
+from lightning_gnn_dist.callbacks.record import PartsRecord, RankRound, RunRecord
 
 MAX_COLUMNS = 120  # of a heat map; more rounds are drawn several to a column
 MAX_CLASSES = 12  # of a bar; the rarest beyond that are one

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.pictures.charts import Bars, Chart, HeatMap, Lines, of_all, of_run
 from lightning_gnn_dist.pictures.svg import COLOURS
-from lightning_gnn_dist.record import RunRecord
 
 DOTS_PER_INCH = 150
 

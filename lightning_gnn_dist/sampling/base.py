@@ -3,56 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import MAX_HOPS, check_at_least, check_ids, check_instance, check_list, is_integer, shown
+from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
-
-MAX_ENTRIES = 2**31 - 1  # of a batch
-
-
-class BatchKey(NamedTuple):
-    """Which batch it is. All that a sampler may draw at random depends on these three numbers."""
-
-    seed: int
-    epoch: int
-    batch: int
-
-
-class Sample(NamedTuple):
-    """The sampled neighbourhood of one batch.
-
-    Row ``i`` lists the sampled in-neighbours of ``nodes[i]``. Nodes stand in the order of hops, and only the
-    last hop's have no row: so the first rows of this one CSR are the CSR of every later layer.
-
-    Attributes:
-        nodes: Ids of the batch's nodes, int64, the seeds first, shape ``(n,)``.
-        indptr: Where each row starts, shape ``(rows + 1,)``.
-        indices: The rows' entries, as positions in ``nodes``, shape ``(nnz,)``.
-        num_sampled_nodes: New nodes per hop; hop 0 is the seeds.
-        num_sampled_edges: Edges per hop.
-        edge_ids: Each edge's position in the graph's ``indices``, or None if the graph has no edge arrays.
-        edge_weight: The batch's ``edge_weight``, in place of the graph's. None: there is none of the sampler's own.
-        node_norm: The batch's ``node_norm``, a weight for the loss of each node. None: there is none.
-        is_constant: The same sample will come again: what is built from it is worth keeping.
-        beside: What else the batch is to hold.
-    """
-
-    nodes: Tensor
-    indptr: Tensor
-    indices: Tensor
-    num_sampled_nodes: list[int]
-    num_sampled_edges: list[int]
-    edge_ids: Tensor | None
-    edge_weight: Tensor | None = None
-    node_norm: Tensor | None = None
-    is_constant: bool = False
-    beside: Mapping[str, Tensor] = MappingProxyType({})
 
 
 @runtime_checkable
@@ -113,16 +72,6 @@ def check_seeds(seeds: Tensor, num_nodes: int) -> Tensor:
             "the graph that is sampled, which for a part means local ids."
         )
     return seeds
-
-
-def refuse_repeated(seeds: Tensor) -> None:
-    """Say which seed of a batch was given more than once, if one was."""
-    ids, counts = seeds.unique(return_counts=True)
-    if (counts > 1).any():
-        raise ValueError(
-            f"The seeds of a batch must be distinct, but node {int(ids[counts > 1][0])} is given "
-            f"{int(counts[counts > 1][0])} times. Pass seeds.unique()."
-        )
 
 
 def check_numbers(name: str, numbers: Sequence[int], example: str, *, or_all: bool = False) -> tuple[int, ...]:

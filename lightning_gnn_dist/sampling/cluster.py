@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_at_least, check_instance, check_word
-from lightning_gnn_dist.graph.graph import Graph, edge_positions
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk, check_seeds
-from lightning_gnn_dist.sampling.rng import permutation
+from lightning_gnn_dist.engine.rng import permutation
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import edge_positions
+from lightning_gnn_dist.sampling.base import check_bulk, check_seeds
 from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
 
 # By the name of the array: where each chunk's nodes start, and the nodes. Two threads may compute the same.

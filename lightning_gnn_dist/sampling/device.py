@@ -9,19 +9,20 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.stack import Edges
+from lightning_gnn_dist.engine.table_stack import TableStack
+from lightning_gnn_dist.engine.tensor_layers import LayerRule, column_norms, drawn_layer
+from lightning_gnn_dist.engine.tensor_rows import drawn_edges, rows_of
+from lightning_gnn_dist.engine.torch_rng import keys_of
+from lightning_gnn_dist.engine.weights import checked_weights
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler, check_bulk
+from lightning_gnn_dist.sampling.base import Sampler, check_bulk
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
 from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.stack import Edges
-from lightning_gnn_dist.sampling.table_stack import TableStack
-from lightning_gnn_dist.sampling.tensor_layers import LayerRule, column_norms, drawn_layer
-from lightning_gnn_dist.sampling.tensor_rows import drawn_edges, rows_of
-from lightning_gnn_dist.sampling.torch_rng import keys_of
-from lightning_gnn_dist.sampling.weights import checked_weights
 
 KINDS = (NeighborSampler, LadiesSampler, FastGCNSampler)
 NODES_AT_ONCE = 1 << 27  # of all batches that are sampled together: 4 bytes each, for layers about 40

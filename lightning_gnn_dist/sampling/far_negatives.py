@@ -10,8 +10,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.graph.graph import Graph, Lookup
-from lightning_gnn_dist.sampling.base import BatchKey, Sample
+from lightning_gnn_dist.engine.rng import key
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.sampling.links import (
     FALSE_ENDS,
     LinkSampler,
@@ -24,7 +26,6 @@ from lightning_gnn_dist.sampling.links import (
     without_targets,
 )
 from lightning_gnn_dist.sampling.negatives import draw_receivers
-from lightning_gnn_dist.sampling.rng import key
 
 
 @dataclass(frozen=True, eq=False)

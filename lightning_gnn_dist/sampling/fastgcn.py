@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_gnn_dist.engine.hops import graph_is_damaged
+from lightning_gnn_dist.engine.kernels import Array
+from lightning_gnn_dist.engine.layer_kernels import add_column_norms, scale_to
+from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.hops import graph_is_damaged
-from lightning_gnn_dist.sampling.kernels import Array
 from lightning_gnn_dist.sampling.layer import LayerSampler
-from lightning_gnn_dist.sampling.layer_kernels import add_column_norms, scale_to
-from lightning_gnn_dist.sampling.weights import NONE, edge_weights
 
 # By the name of the weights and the numbers of nodes. Two threads may compute the same entry.
 _KNOWN: weakref.WeakKeyDictionary[Graph, dict[object, tuple[Array, Array]]] = weakref.WeakKeyDictionary()

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.kernels import Array
 from lightning_gnn_dist.sampling.layer import LayerSampler
 
 

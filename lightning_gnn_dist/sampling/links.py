@@ -13,10 +13,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.engine.rng import draw_bits, key
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
+from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.negatives import draw_receivers
-from lightning_gnn_dist.sampling.rng import draw_bits, key
 
 # They stand where the draws of a sampler have their hop, so that the two never share a key.
 FALSE_ENDS, DIRECTION = -1, -2
@@ -163,4 +164,4 @@ def labelled(sample: Sample, ends: Tensor, num_edges: int) -> Sample:
     """The sample with the places of its targets and what they are: the first ``num_edges`` are edges."""
     label = torch.zeros(ends.shape[1], device=ends.device)
     label[:num_edges] = 1.0
-    return sample._replace(beside={"edge_label_index": ends, "edge_label": label}, is_constant=False)
+    return sample._replace(extra={"edge_label_index": ends, "edge_label": label}, is_constant=False)

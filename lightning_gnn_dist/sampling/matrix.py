@@ -19,17 +19,18 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.engine.kernels import LEAST_WEIGHT
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
+from lightning_gnn_dist.engine.stack import Edges, Stack
+from lightning_gnn_dist.engine.tensor_rows import distinct
+from lightning_gnn_dist.engine.torch_rng import below, draw, keys_of, unit
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk, refuse_repeated
+from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.block import spend_warning
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
-from lightning_gnn_dist.sampling.kernels import LEAST_WEIGHT
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.stack import Edges, Stack
-from lightning_gnn_dist.sampling.tensor_rows import distinct
-from lightning_gnn_dist.sampling.torch_rng import below, draw, keys_of, unit
 
 
 @dataclass(frozen=True)

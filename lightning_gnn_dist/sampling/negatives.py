@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.engine.compiling import compiled, inlined
+from lightning_gnn_dist.engine.kernels import Array
+from lightning_gnn_dist.engine.rng import below, draw
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.compiling import compiled, inlined
-from lightning_gnn_dist.sampling.kernels import Array
-from lightning_gnn_dist.sampling.rng import below, draw
 
 _TRIES = 16  # random ones, before the next node that will do is taken
 

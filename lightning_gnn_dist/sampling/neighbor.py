@@ -15,11 +15,12 @@ import numpy as np
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_true_or_false
+from lightning_gnn_dist.engine.hops import hop_keys, sample_hops
+from lightning_gnn_dist.engine.kernels import Rule, sample
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.weights import NONE, check_weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk, check_numbers
-from lightning_gnn_dist.sampling.hops import hop_keys, sample_hops
-from lightning_gnn_dist.sampling.kernels import Rule, sample
-from lightning_gnn_dist.sampling.weights import NONE, check_weight, edge_weights
+from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
 
 
 @dataclass(frozen=True)

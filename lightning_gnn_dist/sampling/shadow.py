@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.engine.hops import hop_keys, sample_hops
+from lightning_gnn_dist.engine.kernels import Array, Rule, Table, Work
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.subgraph_kernels import sample_egos
+from lightning_gnn_dist.engine.weights import NONE
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk, check_numbers
-from lightning_gnn_dist.sampling.hops import hop_keys, sample_hops
-from lightning_gnn_dist.sampling.kernels import Array, Rule, Table, Work
+from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
 from lightning_gnn_dist.sampling.subgraph import check_num_hops, seeds_first
-from lightning_gnn_dist.sampling.subgraph_kernels import sample_egos
-from lightning_gnn_dist.sampling.weights import NONE
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import MAX_HOPS, is_integer, shown
-from lightning_gnn_dist.graph.graph import Graph, edge_positions
-from lightning_gnn_dist.sampling.base import BatchKey, Sample
-from lightning_gnn_dist.sampling.hops import hop_keys, sample_hops
-from lightning_gnn_dist.sampling.subgraph_kernels import sample_induced
+from lightning_gnn_dist.engine.hops import hop_keys, sample_hops
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.subgraph_kernels import sample_induced
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import edge_positions
 
 
 def check_num_hops(num_hops: int) -> None:

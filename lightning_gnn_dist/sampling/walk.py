@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import MAX_HOPS, check_at_least
+from lightning_gnn_dist.engine.hops import graph_is_damaged
+from lightning_gnn_dist.engine.rng import key, permutation
+from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample
+from lightning_gnn_dist.engine.subgraph_kernels import walk
+from lightning_gnn_dist.engine.weights import check_weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import MAX_ENTRIES, BatchKey, Sample, check_bulk
-from lightning_gnn_dist.sampling.hops import graph_is_damaged
-from lightning_gnn_dist.sampling.rng import key, permutation
+from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
-from lightning_gnn_dist.sampling.subgraph_kernels import walk
-from lightning_gnn_dist.sampling.weights import check_weight, edge_weights
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, check_bulk, refuse_repeated
+from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.subgraph import check_num_hops, seeds_first
 
 # Per graph the seeds and the sample of its last batch: the next one is nearly always the same.

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_gnn_dist import collectives
 from lightning_gnn_dist.checks import MAX_NUMBER, is_number, shown, takes
-from lightning_gnn_dist.strategies import refusals, replica_state
+from lightning_gnn_dist.rounds import refusals, replica_state
+from lightning_gnn_dist.wire import collectives
 
 Mode = Literal["persistent", "reset", "averaged", "sgd"]
 Make = Callable[[list[Tensor]], Optimizer]
@@ -227,7 +227,7 @@ def _average_states(optimizers: Sequence[Optimizer]) -> None:
     tensors = replica_state.optimizer_tensors(optimizers)
     device = _parameters_of(optimizers)[0].device
     sizes = torch.tensor([sum(tensor.numel() for tensor in tensors)], device=device)
-    refusals.check_sizes(collectives.gather_rows(sizes).flatten().tolist())
+    refusals.check_sizes(collectives.all_gather_rows(sizes).flatten().tolist())
     collectives.average_(tensors)
 
 

@@ -28,13 +28,10 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_gnn_dist import collectives
 from lightning_gnn_dist.checks import check_choice, check_true_or_false
-from lightning_gnn_dist.strategies import finite, refusals, replica_state
-from lightning_gnn_dist.strategies.base import Buffers, StartMethod
-from lightning_gnn_dist.strategies.companion import log_figures
-from lightning_gnn_dist.strategies.leaving import Leaving
-from lightning_gnn_dist.strategies.lightning_internals import (
+from lightning_gnn_dist.rounds import finite, refusals, replica_state
+from lightning_gnn_dist.rounds.base import Buffers, StartMethod
+from lightning_gnn_dist.rounds.lightning_internals import (
     give_back_loops,
     give_back_sigterm,
     hear_no_skips,
@@ -42,8 +39,11 @@ from lightning_gnn_dist.strategies.lightning_internals import (
     take_over_sigterm,
     watch_loops,
 )
-from lightning_gnn_dist.strategies.start import StartsTogether
+from lightning_gnn_dist.rounds.meeting import log_figures
+from lightning_gnn_dist.rounds.start import StartsTogether
+from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters
+from lightning_gnn_dist.wire import collectives
 
 Weights = Literal["coverage", "nodes", "uniform"]
 # The option not to send buffers at every forward; torch 2.13 has renamed it.
@@ -170,7 +170,7 @@ class GrappaStrategy(StartsTogether):
             refusals.check_ranks_of_loader(dataloader, self.world_size)
             length = sized_len(dataloader)
             own = torch.tensor([-1 if length is None else length], device=self.root_device)
-            refusals.check_lengths([int(number) for (number,) in collectives.gather_rows(own).tolist()])
+            refusals.check_lengths([int(number) for (number,) in collectives.all_gather_rows(own).tolist()])
         return dataloader
 
     def on_train_start(self) -> None:
@@ -360,7 +360,7 @@ def _say_what_is_weighed(batch: Any, weights: Weights) -> None:
 def _say_what_is_not_learned(batch: Any, trainer: Any, device: torch.device) -> None:
     """Collective."""
     own = torch.tensor(getattr(trainer.datamodule, "uncovered", (0, 0)), device=device)
-    uncovered, seeds = collectives.gather_rows(own).sum(0).tolist()
+    uncovered, seeds = collectives.all_gather_rows(own).sum(0).tolist()
     if uncovered and getattr(batch, "weighed_by_coverage", False):
         rank_zero_info(
             f"Training nodes without a neighbour in their part: {uncovered} of {seeds}. Beside others coverage_mean "

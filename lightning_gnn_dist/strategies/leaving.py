@@ -10,8 +10,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_gnn_dist import collectives
-from lightning_gnn_dist.strategies.lightning_internals import announce_sigterm
+from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm
+from lightning_gnn_dist.wire import collectives
 
 
 class Votes(NamedTuple):

@@ -21,21 +21,21 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_gnn_dist import collectives
 from lightning_gnn_dist.checks import MAX_INTEGER, check_choice, check_true_or_false, is_integer, is_number, shown
-from lightning_gnn_dist.rounds import RoundClock
-from lightning_gnn_dist.strategies import refusals
-from lightning_gnn_dist.strategies.base import RoundStrategy, StartMethod, Weights
-from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode, Schedule
-from lightning_gnn_dist.strategies.finite import Nonfinite
-from lightning_gnn_dist.strategies.gradients import (
+from lightning_gnn_dist.rounds import refusals
+from lightning_gnn_dist.rounds.base import RoundStrategy, StartMethod, Weights
+from lightning_gnn_dist.rounds.clock import RoundClock
+from lightning_gnn_dist.rounds.finite import Nonfinite
+from lightning_gnn_dist.rounds.gradients import (
     average_gradient_,
     mean_gradient,
     require_seeds,
     trained_parameters,
     unrecorded,
 )
-from lightning_gnn_dist.strategies.statistics import reestimate_statistics
+from lightning_gnn_dist.rounds.statistics import reestimate_statistics
+from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode, Schedule
+from lightning_gnn_dist.wire import collectives
 
 Correction = Literal["sliced", "rank0"]
 Drift = Literal["global", "ranks"]
@@ -53,7 +53,7 @@ class LLCGStrategy(RoundStrategy):
     correction's optimizer. With manual optimisation it is not clipped.
 
     Beyond the paper, the global gradient is spent once more: as a control variate in every local step of the round
-    that follows (:mod:`~lightning_gnn_dist.strategies.drift`), with the optimizers' moments averaged as well. Where
+    that follows (:mod:`~lightning_gnn_dist.rounds.drift`), with the optimizers' moments averaged as well. Where
     parts differ this is what makes local training as good as training on the whole graph. The paper's method is
     ``drift=None, weights="uniform"``, and ``correction_sampler=NeighborSampler([-1, -1])`` in the data module.
 
@@ -63,12 +63,12 @@ class LLCGStrategy(RoundStrategy):
 
     A correction is a training step: dropout is on, and batch norms normalise by the batch and move their statistics,
     which are averaged afterwards. An anchor normalises by the batch too, as local steps do, but draws no dropout and
-    moves nothing (:func:`~lightning_gnn_dist.strategies.gradients.without_noise`).
+    moves nothing (:func:`~lightning_gnn_dist.rounds.gradients.without_noise`).
 
     A round moves the model once for the average, S times for the correction steps, once for the anchor, and twice for
     Adam's moments: five times with the defaults, where averaging moves it once.
 
-    Arguments that are not listed are those of :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.
+    Arguments that are not listed are those of :class:`~lightning_gnn_dist.rounds.base.RoundStrategy`.
 
     Args:
         clock: Decides when a round ends.

@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Literal
 from lightning.pytorch import Trainer
 
 from lightning_gnn_dist.checks import check_at_least, shown
-from lightning_gnn_dist.elastic import Elastic
-from lightning_gnn_dist.rounds import EverySeconds, RoundClock
-from lightning_gnn_dist.strategies.base import Buffers, Drift, StartMethod
-from lightning_gnn_dist.strategies.elastic_rounds import ElasticRounds
-from lightning_gnn_dist.strategies.finite import Nonfinite
+from lightning_gnn_dist.rounds.base import Buffers, Drift, StartMethod
+from lightning_gnn_dist.rounds.clock import EverySeconds, RoundClock
+from lightning_gnn_dist.rounds.elastic_rounds import ElasticRounds
+from lightning_gnn_dist.rounds.finite import Nonfinite
+from lightning_gnn_dist.wire.membership import Elastic
 
 Weights = Literal["uniform", "nodes", "steps"]
 
@@ -34,7 +34,7 @@ class TMAStrategy(ElasticRounds):
     All ranks agree on one ``global_step``: that of the rank with most steps. Schedulers go by rounds
     (``"interval": "epoch"``), which is by time.
 
-    Arguments that are not listed are those of :class:`~lightning_gnn_dist.strategies.base.RoundStrategy`.
+    Arguments that are not listed are those of :class:`~lightning_gnn_dist.rounds.base.RoundStrategy`.
 
     Args:
         clock: Decides when a round ends. Default: ``EverySeconds(30)``.

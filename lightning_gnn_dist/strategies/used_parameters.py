@@ -11,7 +11,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from lightning_gnn_dist import collectives
+from lightning_gnn_dist.wire import collectives
 
 
 class UsedParameters:

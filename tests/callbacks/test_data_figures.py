@@ -6,7 +6,7 @@ import lightning.pytorch as pl
 import pytest
 
 from lightning_gnn_dist.callbacks.data_figures import DataFigures
-from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from tests.sage import SAGE

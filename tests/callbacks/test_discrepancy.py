@@ -10,10 +10,10 @@ import lightning.pytorch as pl
 import pytest
 
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
-from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.ranks import run_ranks

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.callbacks import predictions
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
-from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler

@@ -18,10 +18,10 @@ import torch
 from lightning.pytorch import Callback
 
 from lightning_gnn_dist.callbacks.preemption import FILE_NAME, PreemptionCheckpoint
-from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds import EverySeconds, EverySteps
+from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy

@@ -8,14 +8,14 @@ import pytest
 
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.scattered.share import Share
+from lightning_gnn_dist.prepare.shard import Shard
 
 
-def test_a_graph_is_divided_into_shares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_graph_is_divided_into_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     communities(2000).save(tmp_path / "graph")
     main(["divide", str(tmp_path / "graph"), str(tmp_path / "shares"), "--parts", "3", "--partitioner", "random"])
-    assert "3 shares of 666 to 667 nodes" in capsys.readouterr().out
-    assert sum(Share.open(tmp_path / "shares", index).rows.num_nodes for index in range(3)) == 2000
+    assert "3 shards of 666 to 667 nodes" in capsys.readouterr().out
+    assert sum(Shard.open(tmp_path / "shares", index).rows.num_nodes for index in range(3)) == 2000
     with pytest.raises(SystemExit, match="exists already"):
         main(["divide", str(tmp_path / "graph"), str(tmp_path / "shares"), "--parts", "3"])
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.data.links import split_edges
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.links import split_edges
 from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.scattered.share import save_shares
+from lightning_gnn_dist.prepare.shard import save_shards
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_all_files_are_compared_with_what_was_saved(
     graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = Graph.open(graph)
-    save_shares(whole, RandomPartitioner()(whole, 2, 0), tmp_path / "shares")
+    save_shards(whole, RandomPartitioner()(whole, 2, 0), tmp_path / "shares")
     split_edges(whole, negatives=2).save(tmp_path / "links")
     for path in (graph, str(tmp_path / "shares"), str(tmp_path / "links")):
         main(["inspect", "--check", path])

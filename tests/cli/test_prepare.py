@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.scattered.share import Share
+from lightning_gnn_dist.prepare.shard import Shard
 
 
 @pytest.fixture
@@ -119,12 +119,12 @@ def test_a_host_prepares_its_own_share(tmp_path: Path, capsys: pytest.CaptureFix
     np.save(source / "x.npy", np.ones((4, 2), np.float32))
     np.save(source / "train_idx.npy", np.array([0, 3]))
     for index in (0, 1):
-        main(["prepare", str(source), str(out), "--undirected", "--share", str(index), "--num-shares", "2"])
+        main(["prepare", str(source), str(out), "--undirected", "--shard", str(index), "--num-shards", "2"])
         assert f"share-0000{index}: 2 nodes, 4 edges" in capsys.readouterr().out
-    assert [Share.open(out, index).rows.indices.tolist() for index in (0, 1)] == [[1, 3, 0, 2], [1, 3, 0, 2]]
+    assert [Shard.open(out, index).rows.indices.tolist() for index in (0, 1)] == [[1, 3, 0, 2], [1, 3, 0, 2]]
     with pytest.raises(SystemExit, match="exists already"):
-        main(["prepare", str(source), str(out), "--undirected", "--share", "0", "--num-shares", "2"])
-    with pytest.raises(SystemExit, match="--share and --num-shares belong together"):
-        main(["prepare", str(source), str(out), "--share", "0"])
+        main(["prepare", str(source), str(out), "--undirected", "--shard", "0", "--num-shards", "2"])
+    with pytest.raises(SystemExit, match="--share and --num-shards belong together"):
+        main(["prepare", str(source), str(out), "--shard", "0"])
     with pytest.raises(SystemExit, match="add --share"):
         main(["prepare", str(source), str(out), "--assignment", "parts.npy"])

@@ -17,20 +17,20 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
+from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.coverage import Coverage
-from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.coverage import Coverage
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.residency import Redeal
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
-from lightning_gnn_dist.record import RunRecord
-from lightning_gnn_dist.residency import Redeal
-from lightning_gnn_dist.rounds import EveryPass, EverySteps
+from lightning_gnn_dist.prepare.shard import save_shards
+from lightning_gnn_dist.rounds.clock import EveryPass, EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.scattered.share import save_shares
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from tests.ranks import run_ranks
 
@@ -91,9 +91,9 @@ def test_every_strategy_of_the_package_has_a_config() -> None:
 
 def test_any_data_module_has_a_class_path(tmp_path: Path) -> None:
     graph = communities(2000)
-    save_shares(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "shares")
+    save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "shares")
     config = (EXAMPLES / "configs" / "llcg.yaml").read_text()
-    data = f"data: {{class_path: lightning_gnn_dist.ScatteredDataModule, init_args: {{path: {tmp_path}/shares}}}}\n"
+    data = f"data: {{class_path: lightning_gnn_dist.ShardedDataModule, init_args: {{path: {tmp_path}/shares}}}}\n"
     (tmp_path / "shares.yaml").write_text(re.sub(r"data:\n.*?(?=trainer:)", data, config, flags=re.DOTALL))
     options = [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.max_epochs=1", *SMALL[1:]]
     run_ranks(command, 2, "fit", f"--config={tmp_path}/shares.yaml", *options)

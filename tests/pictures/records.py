@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_gnn_dist.record import Measured, PartsRecord, RankRound, RunRecord
+from lightning_gnn_dist.callbacks.record import Measured, PartsRecord, RankRound, RunRecord
 
 
 def record(num_ranks: int = 3, num_rounds: int = 6, *, counted: bool = True, num_classes: int = 4) -> RunRecord:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.pictures.charts import Bars, HeatMap, Lines, metric_of, of_all, of_run, table_of
-from lightning_gnn_dist.record import RunRecord
 from tests.pictures.records import record
 
 

@@ -9,8 +9,8 @@ from math import log1p
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.rng import key
 
 MASK = 2**64 - 1
 

@@ -8,20 +8,21 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_gnn_dist.batches.pool import gather_rows
+from lightning_gnn_dist.engine.rng import key
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.report import GraphReport
+from lightning_gnn_dist.graph.graph_report import GraphReport
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.report import edges_between
+from lightning_gnn_dist.partition.partition_report import edges_between
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
-from lightning_gnn_dist.sampling.base import BatchKey, Sampler
+from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.pool import gather_rows
-from lightning_gnn_dist.sampling.rng import key
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.engine import tensor_rows
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling import device as module
-from lightning_gnn_dist.sampling import tensor_rows
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
-from lightning_gnn_dist.sampling.batch import assemble
+from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import DeviceSampler, drawn_there, draws_anywhere
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
@@ -132,9 +133,9 @@ def assert_same_links(sampler: LinkSampler | HeldLinkSampler, home: Graph, graph
     expected, found = sampler.sample_bulk(home, seeds, keys), drawn_there(sampler, home).sample_bulk(graph, seeds, keys)
     assert_same(expected, found)
     for one, other in zip(expected, found, strict=True):
-        assert one.beside.keys() == other.beside.keys() == {"edge_label_index", "edge_label"}
-        assert all(array.equal(other.beside[name].cpu()) for name, array in one.beside.items())
-        assert {array.device.type for array in other.beside.values()} == {graph.indices.device.type}
+        assert one.extra.keys() == other.extra.keys() == {"edge_label_index", "edge_label"}
+        assert all(array.equal(other.extra[name].cpu()) for name, array in one.extra.items())
+        assert {array.device.type for array in other.extra.values()} == {graph.indices.device.type}
 
 
 LINKED = [NeighborSampler([4, 3]), NeighborSampler([-1, 2]), NeighborSampler([3, 2], weight="edge_weight")]

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, GraphConv, SAGEConv
 
+from lightning_gnn_dist.batches.batch import SampledData, assemble
+from lightning_gnn_dist.engine import scratch
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling import scratch
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
-from lightning_gnn_dist.sampling.batch import SampledData, assemble
+from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler

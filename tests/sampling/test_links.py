@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.sampling.base import BatchKey, Sample
-from lightning_gnn_dist.sampling.batch import assemble
 from lightning_gnn_dist.sampling.far_negatives import FarNegativesSampler
 from lightning_gnn_dist.sampling.links import (
     HeldLinkSampler,
@@ -92,7 +92,7 @@ def test_far_negatives_bring_their_whole_neighbourhood() -> None:
     links = LinkSampler(NeighborSampler([-1, -1]), 3, 40, True)
     seeds = positions_of_links(part, torch.zeros(40, dtype=torch.int64), True)[:4]
     (sample,) = FarNegativesSampler(links, part).sample_bulk(graph, [seeds], [KEY])
-    ends = sample.nodes[sample.beside["edge_label_index"]]
+    ends = sample.nodes[sample.extra["edge_label_index"]]
     assert (ends[0] % 2 == 0).all() and (ends[:, :4] % 2 == 0).all() and (ends[1, 4:] % 2 == 1).any()
     rows = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff())
     targets = {frozenset(pair) for pair in ends[:, :4].T.tolist()}

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_gnn_dist.engine import rng, torch_rng
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling import rng, torch_rng
-from lightning_gnn_dist.sampling.base import BatchKey, Sample, Sampler
+from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.matrix import MatrixSampler, adjacency

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import BatchKey
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from tests.sampling.neighborhoods import PLACE, one, star
 

@@ -10,12 +10,13 @@ from torch import Tensor
 from torch_geometric.nn import GraphConv
 from torch_geometric.utils import k_hop_subgraph
 
+from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.engine import scratch
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.loader import BatchLoader
 from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.sampling import scratch
-from lightning_gnn_dist.sampling.base import BatchKey, OrdersSeeds, Sample, Sampler
-from lightning_gnn_dist.sampling.batch import assemble
+from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler

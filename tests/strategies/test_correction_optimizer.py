@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_gnn_dist import collectives
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
+from lightning_gnn_dist.wire import collectives
 from tests.ranks import RankError, run_ranks
 from tests.strategies.by_hand import ADAM, KINDS, Make, correct, equal, gradient, step_by_hand, weights
 

@@ -13,10 +13,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_gnn_dist import collectives
-from lightning_gnn_dist.rounds import EverySeconds, EverySteps
+from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist.wire import collectives
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import State, differs, fit, state_of
 from tests.strategies.round_fitting import PATIENCE, local_sgd

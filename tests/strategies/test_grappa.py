@@ -12,13 +12,13 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import nn
 from torch.nn import functional
 
-from lightning_gnn_dist import collectives
-from lightning_gnn_dist.coverage import Coverage
+from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist.wire import collectives
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, differs, fit, state_of
 from tests.strategies.weighted_fitting import PATIENCE, Model, data_of, grappa, trainer_of

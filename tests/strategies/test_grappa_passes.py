@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
+from lightning_gnn_dist.data.residency import Redeal, Rotate
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.residency import Redeal, Rotate
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy

@@ -14,8 +14,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_gnn_dist.residency import Rotate
-from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.data.residency import Rotate
+from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.ranks import RankError, run_ranks

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 
-from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE

@@ -15,9 +15,9 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Tim
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 
-from lightning_gnn_dist import collectives
-from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist.wire import collectives
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
 from tests.strategies.round_fitting import PATIENCE, local_sgd, same_start

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_gnn_dist.rounds import EverySteps
-from lightning_gnn_dist.strategies import base, refusals
+from lightning_gnn_dist.rounds import base, refusals
+from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import State, differs, fit, state_of

@@ -16,14 +16,14 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, WeightAveraging
 from torch import Tensor
 
-from lightning_gnn_dist import rounds
-from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
-from lightning_gnn_dist.rounds import EverySeconds, EverySteps, RoundProgress
+from lightning_gnn_dist.rounds import clock
+from lightning_gnn_dist.rounds.base import RoundStrategy
+from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps, RoundProgress
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.base import RoundStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
 from tests.ranks import RankError, run_ranks
@@ -70,7 +70,7 @@ class Slow(Net):
         super().__init__(**options)
         self.seconds, self.now = seconds, 0.0
         self.rounds: list[Round] = []
-        rounds.time = SimpleNamespace(monotonic=lambda: self.now)  # type: ignore[attr-defined]
+        clock.time = SimpleNamespace(monotonic=lambda: self.now)  # type: ignore[attr-defined]
 
     def on_train_epoch_start(self) -> None:
         self.steps, self.start = 0, self.now
@@ -170,7 +170,7 @@ def train_on_parts(rank: int, world_size: int, kind: str) -> tuple[State, float]
     partitioner = SuperNodePartitioner(20) if kind == "SuperTMA" else RandomPartitioner()
     data = PartitionedDataModule(graph, partitioner=partitioner, sampler=sampler, batch_size=32, num_threads=0)
     strategy: RoundStrategy = tma(EverySeconds(0.5))
-    rounds.time = SimpleNamespace(monotonic=count(0.0, (0.01, 0.02)[rank]).__next__)  # type: ignore[attr-defined]
+    clock.time = SimpleNamespace(monotonic=count(0.0, (0.01, 0.02)[rank]).__next__)  # type: ignore[attr-defined]
     if kind == "RandomTMA":
         strategy = tma(unequal(rank), weights="steps", drift="ranks")
     elif kind == "LLCG":

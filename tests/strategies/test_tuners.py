@@ -8,7 +8,7 @@ import pytest
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_gnn_dist.rounds import EverySteps
+from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy

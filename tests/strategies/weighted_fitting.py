@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist.coverage import coverage_mean
-from lightning_gnn_dist.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.coverage import coverage_mean
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.random import RandomPartitioner

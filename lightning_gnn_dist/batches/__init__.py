@@ -1,0 +1,1 @@
+"""A sample becomes a batch, in time."""

@@ -1,0 +1,229 @@
+"""A batch: an ordinary PyG ``Data`` that builds its ``edge_index`` when somebody looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.data.storage import GlobalStorage
+from torch_geometric.data.view import ItemsView, ValuesView
+
+from lightning_gnn_dist.batches.pool import Pool, gather_rows
+from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.quantize import SUFFIX, scale_of
+from lightning_gnn_dist.sampling.block import Block, rebase
+
+PoolOf = Callable[[str], Pool | None]
+
+
+class BatchStore(GlobalStorage):  # type: ignore[misc]
+    """A PyG store whose ``edge_index`` is a promise: whoever reads it gets it built from the blocks.
+
+    The promise is an entry ``edge_index: None``, which PyG's own stores never hold.
+    """
+
+    _blocks: tuple[Block, ...] = ()
+
+    def promise(self, blocks: tuple[Block, ...]) -> None:
+        """Hold these blocks, and promise the edges of the first of them."""
+        self._blocks = blocks
+        self._mapping["edge_index"] = None
+
+    @property
+    def is_pending(self) -> bool:
+        return "edge_index" in self._mapping and self._mapping["edge_index"] is None
+
+    @property
+    def num_edges(self) -> int:
+        return self._blocks[0].num_edges if self.is_pending else super().num_edges
+
+    def __getitem__(self, key: str) -> Any:
+        if key == "edge_index" and self.is_pending:
+            self._mapping[key] = self._blocks[0].edge_index
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        if key == "edge_index":
+            self._blocks = ()  # they describe other edges
+        elif key == "edge_weight":
+            self._set_weight(value)
+
+    def __delitem__(self, key: str) -> None:
+        super().__delitem__(key)
+        if key == "edge_weight":
+            self._set_weight(None)
+
+    def _set_weight(self, weight: Any) -> None:
+        if self._blocks:
+            outermost = replace(self._blocks[0], weight=_weight(weight, self._blocks[0]))
+            self._blocks = rebase(self._blocks, outermost)
+
+    def get(self, key: str, value: Any = None) -> Any:
+        return self[key] if key in self.keys() else value
+
+    def values(self, *args: str) -> ValuesView:
+        return ValuesView(self, *args)  # a view reads one item at a time, through __getitem__
+
+    def items(self, *args: str) -> ItemsView:
+        return ItemsView(self, *args)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), **dict(self.items())}
+
+    def __repr__(self) -> str:
+        return repr(self.to_dict())
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pickled view drags its whole base along: of the views only the sizes travel.
+        sizes = [(block.num_dst, block.num_src, block.num_edges) for block in self._blocks[1:]]
+        return {**super().__getstate__(), "_blocks": (self._blocks[:1], sizes)}
+
+    def __setstate__(self, mapping: dict[str, Any]) -> None:
+        outermost, sizes = mapping["_blocks"]
+        blocks = *outermost, *(outermost[0].head(*size) for size in sizes)
+        super().__setstate__({**mapping, "_blocks": blocks})
+
+    def apply(self, func: Callable[[Tensor], Tensor], *args: str) -> BatchStore:
+        """Like PyG's, but keeps the promise, and moves the one CSR of all blocks once."""
+        blocks = self._blocks
+        super().apply(func, *self._kept(args))
+        if blocks and not args:
+            outermost = blocks[0].apply(func)
+            blocks = blocks if outermost is blocks[0] else rebase(blocks, outermost)
+        self._blocks = blocks
+        return self
+
+    def _kept(self, names: tuple[str, ...]) -> list[str]:
+        """The names, or those of all entries, without a promise."""
+        return [name for name in names or self._mapping if name != "edge_index" or not self.is_pending]
+
+    def apply_(self, func: Callable[[Tensor], Any], *args: str) -> BatchStore:
+        super().apply_(func, *self._kept(args))
+        for block in self._blocks[: 0 if args else 1]:
+            block.apply(func)
+        return self
+
+
+class SampledData(Data):  # type: ignore[misc]
+    """What a loader yields: the nodes and edges of one batch, the seeds first.
+
+    Beside what PyG's ``NeighborLoader`` sets (``n_id``, ``batch_size``, ``num_sampled_nodes``,
+    ``num_sampled_edges``, the graph's arrays), it has ``blocks``: one bipartite CSR per layer, outermost
+    first. A module that reads them never causes ``edge_index`` to be built. Where ``edge_weight`` has one
+    number per edge, the blocks' matrices have these values.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        store = BatchStore(_parent=self)
+        store._mapping = self._store._mapping
+        self.__dict__["_store"] = store
+
+    @property
+    def blocks(self) -> list[Block]:
+        """One block per layer, outermost first. Gone once ``edge_index`` is replaced."""
+        if not self._store._blocks:
+            raise AttributeError  # __getattr__ says why
+        return list(self._store._blocks)
+
+    @blocks.setter
+    def blocks(self, blocks: list[Block]) -> None:
+        self._store._blocks = tuple(blocks)
+
+    @property
+    def num_targets(self) -> int:
+        """What the loss is a mean over: the pairs that are asked for, in a batch of links, else the seeds."""
+        pairs = self._store.get("edge_label_index")
+        return int(self.batch_size if pairs is None else pairs.shape[1])
+
+    @property
+    def is_filler(self) -> bool:
+        """Whether the batch only fills a pass up, with seeds that were in it before, and counts for nothing."""
+        return bool(self._store.get("is_filler", False))
+
+    @is_filler.setter
+    def is_filler(self, is_filler: bool) -> None:
+        self._store["is_filler"] = is_filler
+
+    def __getattr__(self, key: str) -> Any:
+        if key == "blocks":
+            raise AttributeError(
+                "This batch has no blocks: they went when its edge_index was replaced, for they describe the "
+                "edges that were sampled. Use edge_index, or replace it in a copy: copy.copy(batch)."
+            )
+        return super().__getattr__(key)
+
+
+class Arrays(NamedTuple):
+    """Arrays of nodes and edges, in place of a graph's."""
+
+    node_arrays: dict[str, Tensor]
+    edge_arrays: dict[str, Tensor]
+
+
+def assemble(
+    graph: Graph | Arrays, sample: Sample, pool_of: PoolOf = lambda _: None, *, widen: bool = True
+) -> SampledData:
+    """Gather what the graph knows about the nodes and edges of a sample.
+
+    Args:
+        graph: The graph that was sampled.
+        sample: The batch's nodes and edges.
+        pool_of: The pool that lends memory for the array of a name.
+        widen: Make float32 of float16, bfloat16 and of int8 with scales; else arrays come as they are.
+    """
+    data = SampledData()
+    _gather(data, graph.node_arrays, sample.nodes, pool_of, widen=widen)
+    if "n_id" not in graph.node_arrays:
+        data.n_id = sample.nodes
+    if sample.edge_ids is not None:
+        _gather(data, graph.edge_arrays, sample.edge_ids, pool_of, widen=widen)
+    if sample.edge_weight is not None:
+        data.edge_weight = sample.edge_weight
+    if sample.node_norm is not None:
+        data.node_norm = sample.node_norm
+    for name, array in sample.extra.items():
+        data[name] = array
+    data.batch_size = sample.num_sampled_nodes[0]
+    data.num_sampled_nodes = list(sample.num_sampled_nodes)
+    data.num_sampled_edges = list(sample.num_sampled_edges)
+    data._store.promise(_blocks(sample, data))
+    return data
+
+
+def writes_of(batch: SampledData) -> list[int]:
+    """How often something was written into each of the batch's tensors. Does not build what is promised."""
+    tensors = [value for value in batch._store._mapping.values() if isinstance(value, Tensor)]
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]
+
+
+def _gather(data: SampledData, arrays: dict[str, Tensor], rows: Tensor, pool_of: PoolOf, *, widen: bool) -> None:
+    scales = {name: scale_of(name, arrays) if widen else None for name in arrays}
+    used = {name + SUFFIX for name, scale in scales.items() if scale is not None}
+    for name in filter(lambda name: name not in used, arrays):
+        data[name] = gather_rows(arrays[name], rows, pool_of(name), scale=scales[name], widen=widen)
+
+
+def _blocks(sample: Sample, data: SampledData) -> tuple[Block, ...]:
+    x = data.get("x")
+    dtype = x.dtype if isinstance(x, Tensor) and x.is_floating_point() else torch.float32
+    nodes = list(accumulate(sample.num_sampled_nodes))
+    edges = list(accumulate(sample.num_sampled_edges))
+    outermost = Block(nodes[-2], nodes[-1], sample.indptr, sample.indices, None, dtype)
+    outermost = replace(outermost, weight=_weight(data.get("edge_weight"), outermost))
+    inner = range(len(edges) - 2, -1, -1)
+    return outermost, *(outermost.head(nodes[hop], nodes[hop + 1], edges[hop]) for hop in inner)
+
+
+def _weight(edge_weight: Any, block: Block) -> Tensor | None:
+    """The values of the block's matrix, if ``edge_weight`` has one number per edge."""
+    if not isinstance(edge_weight, Tensor) or edge_weight.numel() != block.num_edges:
+        return None
+    return edge_weight.reshape(-1).to(block.dtype)

@@ -1,0 +1,42 @@
+"""What a mapped graph knows of a sample, read without the memory that maps take."""
+
+from __future__ import annotations
+
+import torch
+
+from lightning_gnn_dist.batches.batch import Arrays, SampledData, assemble
+from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage.mapped import MappedRows
+from lightning_gnn_dist.graph.storage.maps import all_maps
+
+
+class FileRows:
+    """Takes the place of a graph where batches are assembled, slower and with less memory.
+
+    Args:
+        graph: The graph. Arrays of it that are in RAM are read there.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        maps = all_maps()
+        self._structure = [MappedRows(graph.indptr, maps), MappedRows(graph.indices, maps)]
+        self._nodes = {name: MappedRows(array, maps) for name, array in graph.node_arrays.items()}
+        self._edges = {name: MappedRows(array, maps) for name, array in graph.edge_arrays.items()}
+
+    def assemble(self, sample: Sample, *, widen: bool = True) -> SampledData:
+        """As :func:`~lightning_gnn_dist.batches.batch.assemble` does."""
+        rows = Arrays({name: array.take(sample.nodes) for name, array in self._nodes.items()}, {})
+        here = sample._replace(nodes=torch.arange(len(sample.nodes)))
+        if sample.edge_ids is not None:
+            edges = {name: array.take(sample.edge_ids) for name, array in self._edges.items()}
+            rows, here = rows._replace(edge_arrays=edges), here._replace(edge_ids=torch.arange(len(sample.edge_ids)))
+        batch = assemble(rows, here, widen=widen)
+        if "n_id" not in self._nodes:
+            batch.n_id = sample.nodes
+        return batch
+
+    def release(self) -> None:
+        """Let go of what sampling has looked at."""
+        for array in self._structure:
+            array.release()

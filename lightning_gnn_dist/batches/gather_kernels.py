@@ -1,0 +1,96 @@
+"""The compiled loops that gather rows of arrays, as they are or as float32.
+
+A row is somewhere in memory, so each is prefetched ``ROWS_AHEAD`` rows before it is read. A row that is widened
+is so while it is in the cache: half the bytes are read, and nothing is written twice.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lightning_gnn_dist.engine.compiling import compiled, inlined, part
+from lightning_gnn_dist.engine.intrinsics import WIDENS_HALVES, copy_bytes, prefetch, widened_half
+from lightning_gnn_dist.engine.kernels import LINE, Array
+
+ROWS_AHEAD = 8  # rows of features in flight
+
+_U = np.uint64
+_W = np.uint32
+
+
+@compiled
+def gather(source: Array, rows: Array, out: Array, width: int) -> None:
+    """Copy ``rows`` of ``source`` to ``out``; both are bytes, and a row has ``width`` of them."""
+    if width == 8:  # labels; a width known to the compiler is one instruction instead of a call
+        _copy_rows(source, rows, out, 8)
+    elif width == 4:
+        _copy_rows(source, rows, out, 4)
+    elif width == 1:  # masks
+        _copy_rows(source, rows, out, 1)
+    else:
+        _copy_rows(source, rows, out, width)
+
+
+@inlined
+def _copy_rows(source: Array, rows: Array, out: Array, width: int) -> None:
+    last = len(rows) - 1
+    ahead = min(width, 8 * LINE)  # the hardware follows a longer row by itself
+    for i in range(len(rows)):
+        start = rows[_U(min(i + ROWS_AHEAD, last))] * width
+        for offset in range(0, ahead, LINE):
+            prefetch(source, start + offset)
+        copy_bytes(out, i * width, source, rows[_U(i)] * width, width)
+
+
+@compiled
+def gather_bfloat16(source: Array, rows: Array, out: Array, width: int) -> None:
+    """``rows`` of ``source``, bits of bfloat16, to ``out``, bits of float32."""
+    for i in range(len(rows)):
+        _prefetch_row(source, rows, i, width, 2)
+        start, to = rows[_U(i)] * width, i * width
+        for j in range(width):
+            out[_U(to + j)] = _W(source[_U(start + j)]) << _W(16)
+
+
+@inlined
+def widened_by_integers(bits: np.uint16) -> np.float32:
+    """The number that ``bits`` are as a float16, on any processor.
+
+    A float16 has 5 bits of exponent and 10 of fraction. Moved to their places in a float32 they are too small by
+    the difference of the two exponents' zeros, 2**112, also where float16 is subnormal.
+    """
+    moved = _W((_W(bits) & _W(0x7FFF)) << _W(13)).view(np.float32)
+    is_special = _W((_W(bits) & _W(0x7C00)) == _W(0x7C00))  # infinite, or not a number
+    sign = (_W(bits) & _W(0x8000)) << _W(16)
+    number = np.float32(moved * np.float32(2.0**112)).view(np.uint32)
+    return _W(number | sign | (is_special * _W(0x7F800000))).view(np.float32)
+
+
+_widened = widened_half if WIDENS_HALVES else widened_by_integers
+
+
+@compiled
+def gather_float16(source: Array, rows: Array, out: Array, width: int) -> None:
+    """``rows`` of ``source``, bits of float16, to ``out``, float32."""
+    for i in range(len(rows)):
+        _prefetch_row(source, rows, i, width, 2)
+        start, to = rows[_U(i)] * width, i * width
+        for j in range(width):
+            out[_U(to + j)] = _widened(source[_U(start + j)])
+
+
+@compiled
+def gather_scaled(source: Array, rows: Array, scales: Array, out: Array, width: int) -> None:
+    """``rows`` of ``source``, int8, times their scales, float32."""
+    for i in range(len(rows)):
+        _prefetch_row(source, rows, i, width, 1)
+        start, to, scale = rows[_U(i)] * width, i * width, scales[_U(rows[_U(i)])]
+        for j in range(width):
+            out[_U(to + j)] = np.float32(source[_U(start + j)]) * scale
+
+
+@part
+def _prefetch_row(source: Array, rows: Array, i: int, width: int, size: int) -> None:
+    start = rows[_U(min(i + ROWS_AHEAD, len(rows) - 1))] * width
+    for offset in range(0, min(width, 8 * LINE // size), LINE // size):
+        prefetch(source, start + offset)

@@ -1,0 +1,87 @@
+"""Batches of the whole graph for every rank: what corrects the replicas after they learned on parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice
+
+from torch import Tensor
+
+from lightning_gnn_dist.batches.batch import SampledData, assemble
+from lightning_gnn_dist.batches.device_stream import DeviceStream, bulk_of, next_of
+from lightning_gnn_dist.batches.pool import Pool
+from lightning_gnn_dist.engine.rng import permutation
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.base import Sampler
+
+ANCHOR = 1 << 41  # added to the seed, so that anchors and local steps draw independently
+
+
+_PURPOSE = 1 << 40  # added to the seed, so that these draws have nothing to do with those for local steps
+_PASSES = 1 << 20  # more than the passes of a round, so that every pass of every round has a number of its own
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalBatches:
+    """Seeds uniform over all training nodes, with their neighbours in the whole graph.
+
+    A batch is a function of the seed, the round and its place in the round. Ranks share it: slice ``p`` of its
+    seeds is rank ``p``'s. With all neighbours the slices see what the whole batch would see. With a fan-out they see
+    more, by some edges in a thousand where seeds are few among the nodes: a seed of another slice that is reached as a
+    neighbour draws neighbours in that hop, too. Where seeds are links, a slice hides its own from messages, and sees
+    those of the others.
+
+    Args:
+        graph: The whole graph, usually a memory map, or on a device with a sampler that draws there.
+        sampler: Draws the neighbourhoods.
+        seeds: The training nodes of the whole graph.
+        batch_size: Seeds of one batch, all slices together.
+        seed: Decides every random choice.
+        widen: Make float32 of narrower features.
+        bulk_size: Batches that are made together. Does not change what is drawn.
+        lane: Brings batches to a device, where they are handed out. None: they stay where they are made.
+    """
+
+    graph: Graph
+    sampler: Sampler
+    seeds: Tensor
+    batch_size: int
+    seed: int
+    widen: bool = True
+    bulk_size: int = 1
+    lane: DeviceStream | None = None
+
+    @property
+    def num_batches(self) -> int:
+        """How many make a pass over the seeds."""
+        return max(1, self.seeds.numel() // self.batch_size)
+
+    def of_round(
+        self, round_idx: int, rank: int = 0, num_slices: int = 1, start: int = 0, stop: int | None = None
+    ) -> Iterator[SampledData]:
+        """The slices of rank ``rank`` of the round's batches ``start`` to ``stop``, or without end."""
+        numbers = islice(count(), start, stop)
+        while bulk := list(islice(numbers, self.bulk_size)):
+            seeds = [self._seeds(round_idx, index).tensor_split(num_slices)[rank] for index in bulk]
+            keys = [BatchKey(self.seed + _PURPOSE, round_idx, index) for index in bulk]
+            made = bulk_of(partial(self.make, seeds, keys), self.lane)
+            while made:
+                yield next_of(made, self.lane)
+
+    def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[SampledData]:
+        """The batches around these seeds."""
+        samples = self.sampler.sample_bulk(self.graph, seeds, keys)
+        return [assemble(self.graph, sample, self._pool_of, widen=self.widen) for sample in samples]
+
+    def _pool_of(self, name: str) -> Pool | None:
+        return None if self.lane is None else self.lane.pool
+
+    def _seeds(self, round_idx: int, index: int) -> Tensor:
+        """The seeds of one batch: pass after pass over all of them, each in an order of its own."""
+        size = min(self.batch_size, self.seeds.numel())
+        number, place = divmod(index, self.num_batches)
+        order = permutation(self.seeds.numel(), self.seed + _PURPOSE, round_idx * _PASSES + number)
+        return self.seeds[order[place * size : (place + 1) * size]]

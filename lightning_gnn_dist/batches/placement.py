@@ -1,0 +1,140 @@
+"""Where batches are made: in RAM, or on the device that trains."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from lightning_gnn_dist.batches.device_stream import DeviceStream
+from lightning_gnn_dist.checks import check_choice
+from lightning_gnn_dist.graph.graph import Graph, checked_graph
+from lightning_gnn_dist.graph.storage.mapped import WINDOW_BYTES, MappedRows
+from lightning_gnn_dist.graph.storage.maps import Map, all_maps
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.device import KINDS, drawn_there, draws_anywhere
+
+log = logging.getLogger(__name__)
+
+SampleOn: TypeAlias = Literal["auto", "cpu", "device"]
+MOST_OF_FREE = 0.5  # for all copies on a device, of what would be free without them; the rest is for model and batches
+
+# By the graph in RAM: when nobody holds that any more, its copy goes too.
+_COPIES: weakref.WeakKeyDictionary[Graph, dict[torch.device, Graph]] = weakref.WeakKeyDictionary()
+
+
+def check_sample_on(sample_on: SampleOn, *samplers: Sampler | None) -> None:
+    """Refuse what is not known, and samplers that do not draw where they have to. None: those that are there do."""
+    check_choice("sample_on", sample_on, SampleOn)
+    for sampler in samplers:
+        if sample_on == "device" and sampler is not None and not draws_anywhere(sampler):
+            kinds = ", ".join(kind.__name__ for kind in KINDS)
+            raise ValueError(
+                f'sample_on="device" needs a sampler that draws there ({kinds}), got {sampler!r}: choose one, or '
+                'sample_on="auto".'
+            )
+
+
+def device_of(trainer: Trainer | None) -> torch.device:
+    """The device that trains."""
+    return trainer.strategy.root_device if trainer is not None else torch.device("cpu")
+
+
+def lane_to(device: torch.device) -> DeviceStream | None:
+    """The way of batches to a device. None: nothing is gained by one."""
+    if device.type != "cuda":
+        return None
+    return DeviceStream(device if device.index is not None else torch.device("cuda", torch.cuda.current_device()))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a CUDA device that nobody uses, with what torch keeps there for later."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Decides where the batches of a graph are sampled and gathered.
+
+    Args:
+        device: The device that trains.
+        sample_on: ``"device"`` there, ``"cpu"`` in RAM; ``"auto"`` there if it is a GPU, the sampler draws there and
+            all graphs there take at most half of the memory that is free without them.
+        free_bytes: How much memory is free.
+        expected_bytes: What graphs that are still to come may take of that half.
+    """
+
+    device: torch.device
+    sample_on: SampleOn
+    free_bytes: Callable[[torch.device], int] = free_bytes
+    expected_bytes: int = 0
+
+    def of(self, graph: Graph, sampler: Sampler) -> tuple[Graph, Sampler]:
+        """The graph where it is to be sampled, and the sampler that draws the same batches there."""
+        if self.sample_on == "cpu" or (self.sample_on == "auto" and not self._is_better(graph, sampler)):
+            return graph, sampler
+        return self._copy(graph), drawn_there(sampler, graph)
+
+    def _is_better(self, graph: Graph, sampler: Sampler) -> bool:
+        if self.device.type != "cuda" or not draws_anywhere(sampler):
+            return False
+        if self.device in _COPIES.get(graph, {}):
+            return True
+        held = sum(copies[self.device].num_bytes for copies in _COPIES.values() if self.device in copies)
+        free = self.free_bytes(self.device) + held
+        others = max(held, self.expected_bytes)
+        fits = graph.num_bytes + others <= MOST_OF_FREE * free
+        if not fits:
+            log.info(
+                "Batches are sampled in RAM: the graph has %.1f GB, others have %.1f GB, and of the %.1f GB that are "
+                "free on %s without them they may take %.0f %%.",
+                graph.num_bytes / 1e9,
+                others / 1e9,
+                free / 1e9,
+                self.device,
+                100 * MOST_OF_FREE,
+            )
+        return fits
+
+    def _copy(self, graph: Graph) -> Graph:
+        copies = _COPIES.setdefault(graph, {})
+        if self.device not in copies:
+            lane = lane_to(self.device)
+            with nullcontext() if lane is None else lane.open():  # the stream that will read it
+                copies[self.device] = _moved(graph, self.device)
+            log.info("Batches are sampled on %s, from a copy of %.1f MB.", self.device, graph.num_bytes / 1e6)
+        return copies[self.device]
+
+
+def release(graph: Graph) -> None:
+    """Forget the copies of a graph that stays in RAM."""
+    _COPIES.pop(graph, None)
+
+
+def _moved(graph: Graph, device: torch.device) -> Graph:
+    maps = all_maps()
+    indptr, indices = (_brought(array, device, maps) for array in (graph.indptr, graph.indices))
+    nodes = {name: _brought(array, device, maps) for name, array in graph.node_arrays.items()}
+    edges = {name: _brought(array, device, maps) for name, array in graph.edge_arrays.items()}
+    return checked_graph(indptr, indices, nodes, edges)  # nobody asks a copy for it
+
+
+def _brought(array: Tensor, device: torch.device, maps: list[Map]) -> Tensor:
+    """The array there. Of a mapped one no more than a window is in RAM at a time."""
+    source = MappedRows(array, maps)
+    if not source.is_read_from_file:
+        return array.to(device)
+    out = torch.empty_like(array, device=device)
+    rows_at_once = max(1, WINDOW_BYTES // max(1, array[:1].numel() * array.element_size()))
+    for to, piece in zip(out.split(rows_at_once), array.split(rows_at_once), strict=True):
+        to.copy_(piece)
+        source.release()
+    return out

@@ -1,0 +1,141 @@
+"""Gathering rows, and buffers that already have their pages.
+
+The features of a batch may be 100 MB. Fresh memory of that size costs several times the copy itself: the
+system maps it page by page and clears every page. So buffers are used again. But a user may keep a batch, or
+three rows of it, or autograd may: a buffer comes back only when no tensor shares its memory any more.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.gather_kernels import gather, gather_bfloat16, gather_float16, gather_scaled
+
+Bytes = npt.NDArray[np.uint8]
+
+SMALL_BYTES = 1 << 16  # torch copies less than this sooner than a kernel is called, and in one thread
+POOLED_BYTES = 1 << 20  # the allocator of the C library keeps smaller pieces by itself
+ALIGNMENT = 64  # bytes of a cache line
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class Pool(Protocol):
+    """Lends memory. What it lends comes back by itself."""
+
+    def take(self, num_bytes: int) -> Tensor:
+        """So many bytes, uint8, whatever they hold."""
+        ...
+
+
+class BufferPool:
+    """Lends byte buffers, and takes one back when the last tensor on it is gone.
+
+    At most ``max_free`` buffers wait here. All others belong to batches that somebody still holds, so there
+    are never more than ``max_free`` plus the batches alive, which the loader's look-ahead bounds.
+
+    Args:
+        max_free: Buffers that wait for their next use; what comes back beyond that is freed.
+    """
+
+    def __init__(self, max_free: int) -> None:
+        # Buffers come back from whichever thread drops the last tensor, even in the middle of a garbage
+        # collection, where a lock could already be held. A deque's append and pop are atomic.
+        self._free: deque[Bytes] = deque(maxlen=max_free)
+        self._largest = 0
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, num_bytes: int) -> Tensor:
+        """A buffer of exactly so many bytes, uint8, with whatever was last written there."""
+        self._largest = max(self._largest, num_bytes)
+        buffer = self._pop(num_bytes)
+        if buffer is None:
+            buffer = np.empty(self._largest + self._largest // 8 + ALIGNMENT, np.uint8)
+        start = -buffer.ctypes.data % ALIGNMENT
+        view = buffer[start : start + num_bytes]
+        # Each loan has a view object of its own. torch.from_numpy() keeps it alive for as long as any
+        # tensor shares the memory, so the end of the view is the end of the loan.
+        weakref.finalize(view, _give_back, weakref.ref(self._free), buffer).atexit = False
+        return torch.from_numpy(view)
+
+    def _pop(self, num_bytes: int) -> Bytes | None:
+        """A waiting buffer that is large enough. Smaller ones are let go: batches have grown."""
+        while self._free:
+            try:
+                buffer = self._free.pop()
+            except IndexError:  # another thread was faster
+                break
+            if buffer.size >= num_bytes + ALIGNMENT:
+                return buffer
+        return None
+
+
+def _give_back(free: weakref.ref[deque[Bytes]], buffer: Bytes) -> None:
+    """A pool that is gone takes nothing back, and what somebody keeps of a loan does not hold the pool."""
+    waiting = free()
+    if waiting is not None:
+        waiting.append(buffer)
+
+
+def gather_rows(
+    array: Tensor, rows: Tensor, pool: Pool | None = None, *, scale: Tensor | None = None, widen: bool = False
+) -> Tensor:
+    """``array[rows]``, one thread, without the interpreter's lock; large results from the pool.
+
+    Args:
+        array: What to take from.
+        rows: Which rows.
+        pool: Lends the memory for large results.
+        scale: One number for each row of ``array``, int8, to multiply it by: the result is float32.
+        widen: Make float32 of float16 and bfloat16.
+    """
+    is_wider = scale is not None or (widen and array.dtype in HALVES)
+    dtype = torch.float32 if is_wider else array.dtype
+    shape = (rows.numel(), *array.shape[1:])
+    num_bytes = prod(shape) * dtype.itemsize
+    if num_bytes < SMALL_BYTES or array.device.type != "cpu" or not array.is_contiguous():
+        return _by_torch(array, rows, scale, dtype)
+    if int(rows.min()) < 0 or int(rows.max()) >= len(array):
+        raise IndexError(
+            f"Rows {int(rows.min())} to {int(rows.max())} are asked for of an array that has {len(array)}."
+        )
+    is_pooled = pool is not None and num_bytes >= POOLED_BYTES
+    out = pool.take(num_bytes) if pool is not None and is_pooled else torch.from_numpy(np.empty(num_bytes, np.uint8))
+    if is_wider:
+        _widen(array, rows, scale, out.numpy())
+    else:
+        gather(_bits(array, torch.uint8), rows.numpy(), out.numpy(), num_bytes // rows.numel())
+    return out.view(dtype).view(shape)
+
+
+def _by_torch(array: Tensor, rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    taken = array.index_select(0, rows).to(dtype)
+    if scale is None:
+        return taken
+    return taken * scale.view(-1)[rows].to(dtype).view(-1, *[1] * (taken.dim() - 1))
+
+
+def _widen(array: Tensor, rows: Tensor, scale: Tensor | None, out: Bytes) -> None:
+    width = array[0].numel()
+    if scale is not None:
+        scales = scale.detach().view(-1).to(torch.float32).numpy()
+        gather_scaled(_bits(array, torch.int8), rows.numpy(), scales, out.view(np.float32), width)
+    elif array.dtype == torch.bfloat16:
+        gather_bfloat16(_bits(array, torch.uint16), rows.numpy(), out.view(np.uint32), width)
+    else:
+        gather_float16(_bits(array, torch.uint16), rows.numpy(), out.view(np.float32), width)
+
+
+def _bits(array: Tensor, dtype: torch.dtype) -> npt.NDArray[Any]:
+    bits: npt.NDArray[Any] = array.detach().view(-1).view(dtype).numpy()
+    return bits

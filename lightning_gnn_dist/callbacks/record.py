@@ -1,0 +1,223 @@
+"""What a run leaves behind of itself: ``report.json``, and the table that a fit ends with."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from lightning_gnn_dist.graph.storage.files import check_entries, is_a, read_json
+
+Record = TypeVar("Record")
+FILE_NAME = "report.json"
+VERSION = 1
+_ROUNDS_IN_TABLE = 10
+_WAY_OUT = "Copy it again, or leave that run out."
+
+
+@dataclass(frozen=True)
+class RankRound:
+    """What one rank did in one round, which is an epoch where a strategy has no rounds.
+
+    Attributes:
+        round_idx: The round, from 1.
+        batches: Batches it trained on.
+        seconds: From the first batch to the end of the round, validation included.
+        validation_seconds: Of these, in validation.
+        data_seconds: Of these, spent waiting for batches and for parts.
+        meeting_seconds: Of these, spent in exchanges with the other ranks, which is mostly waiting for them. Those that
+            hide behind a backward pass are not in it.
+        bytes_sent: What left this rank. Both are ``None`` where the strategy's exchanges are not counted.
+    """
+
+    round_idx: int
+    batches: int
+    seconds: float
+    validation_seconds: float
+    data_seconds: float
+    meeting_seconds: float | None
+    bytes_sent: float | None
+
+    @property
+    def training_seconds(self) -> float:
+        """What is left for the training itself."""
+        others = self.validation_seconds + self.data_seconds + (self.meeting_seconds or 0.0)
+        return max(0.0, self.seconds - others)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was logged at the end of a round, ``elapsed`` seconds after training began."""
+
+    round_idx: int
+    elapsed: float
+    metrics: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class PartsRecord:
+    """What the ranks' parts are like, in the first super-epoch.
+
+    Attributes:
+        nodes: Nodes of each part.
+        edges: Edges from each part (row) to each part (column).
+        classes: The labels of the training nodes.
+        labels: How many training nodes of each class a part has, parts by classes.
+    """
+
+    nodes: list[int]
+    edges: list[list[int]]
+    classes: list[int] = field(default_factory=list)
+    labels: list[list[int]] = field(default_factory=list)
+
+    @property
+    def cut_ratio(self) -> float:
+        """Edges between parts as a share of all."""
+        inside = sum(row[part] for part, row in enumerate(self.edges))
+        return 1 - inside / max(1, sum(map(sum, self.edges)))
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run: who took part, what each rank did in each round, and what came of it.
+
+    Attributes:
+        strategy: How the ranks met.
+        partitioner: How the graph was cut.
+        num_ranks: How many ranks there were.
+        finished: Whether all ranks came to the end together. If not, ``ranks`` holds rank 0 alone.
+        monitor: The metric to look at first.
+        ranks: For each rank what it did, round by round.
+        rounds: What was measured.
+        parts: What the parts are like; ``None`` on one rank, and without a data module that knows.
+        coverage: For each rank the mean coverage of its training nodes at the end, if it has one.
+    """
+
+    strategy: str
+    partitioner: str
+    num_ranks: int
+    finished: bool
+    monitor: str | None
+    ranks: list[list[RankRound]]
+    rounds: list[Measured]
+    parts: PartsRecord | None = None
+    coverage: list[float | None] = field(default_factory=list)
+
+    @property
+    def bytes_sent(self) -> list[float] | None:
+        """What all ranks had sent by the end of each round of rank 0."""
+        by_rank = [{row.round_idx: row.bytes_sent for row in rows} for rows in self.ranks]
+        if not self.ranks or any(sent is None for rows in by_rank for sent in rows.values()):
+            return None
+        return list(accumulate(sum(rows.get(r.round_idx) or 0.0 for rows in by_rank) for r in self.ranks[0]))
+
+    def of_metric(self, name: str | None) -> list[tuple[int, float, float]]:
+        """Where a metric was measured: (round, elapsed seconds, value)."""
+        points = [(m.round_idx, m.elapsed, m.metrics.get(name or "")) for m in self.rounds]
+        return [(round_idx, elapsed, value) for round_idx, elapsed, value in points if value is not None]
+
+    def save(self, folder: Path) -> None:
+        """Write ``report.json``, which is complete at any time."""
+        text = json.dumps({"version": VERSION, **_finite(asdict(self))}, allow_nan=False)
+        draft = folder / f".{FILE_NAME}.{secrets.token_hex(8)}"  # a name that nobody can have taken beforehand
+        try:
+            with draft.open("x") as file:
+                file.write(text)
+            os.replace(draft, folder / FILE_NAME)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, folder: Path) -> RunRecord:
+        """Read what :meth:`save` wrote into a folder."""
+        path = folder / FILE_NAME
+        if not path.exists():
+            near = sorted(str(found.parent) for found in folder.glob(f"*/{FILE_NAME}"))
+            way_out = f"Did you mean {near[-1]}?" if near else "RunReport writes one into the directory of a run."
+            raise FileNotFoundError(f"{folder} has no {FILE_NAME}. {way_out}")
+        content = read_json(path, _WAY_OUT)
+        if content.pop("version", None) != VERSION:
+            raise ValueError(f"{path} is not a report of version {VERSION}, which this package reads.")
+        check_entries(
+            content, {"ranks": list[list[object]], "rounds": list[object], "parts": dict | None}, path, _WAY_OUT
+        )
+        ranks = [[_built(RankRound, row, path) for row in rows] for rows in content["ranks"]]
+        rounds = [_built(Measured, row, path) for row in content["rounds"]]
+        parts = None if content["parts"] is None else _built(PartsRecord, content["parts"], path)
+        record = _built(cls, content | {"ranks": [], "rounds": [], "parts": None}, path)
+        return replace(record, ranks=ranks, rounds=rounds, parts=parts)
+
+    def __str__(self) -> str:
+        return "\n".join([self._heading(), *_aligned([_TITLES, *self._lines()]), *self._progress()])
+
+    def _heading(self) -> str:
+        cut = f", {self.parts.cut_ratio:.1%} of the edges cut" if self.parts else ""
+        known = [share for share in self.coverage if share is not None]
+        covered = f", mean coverage {sum(known) / len(known):.2f}" if known else ""
+        count = len(self.ranks[0]) if self.ranks else 0
+        return f"{self.strategy}: {self.num_ranks} ranks, {count} rounds{cut}{covered}. Where the time went:"
+
+    def _lines(self) -> list[list[str]]:
+        lines = []
+        for rank, rows in enumerate(self.ranks):
+            names = [f"{what}_seconds" for what in ("training", "data", "meeting", "validation")]
+            seconds = [_total([getattr(row, name) for row in rows]) for name in names]
+            sent = _total([row.bytes_sent for row in rows], 1e6)
+            batches = sum(row.batches for row in rows)
+            lines.append([f"{rank}", f"{batches}", *(f"{total} s".replace("- s", "-") for total in seconds), sent])
+        return lines
+
+    def _progress(self) -> list[str]:
+        points = self.of_metric(self.monitor)
+        if not points:
+            return []
+        step = math.ceil(len(points) / _ROUNDS_IN_TABLE)
+        shown = [*points[-1::-step]][::-1]
+        sent = self.bytes_sent
+        of_round = {} if sent is None else dict(zip([row.round_idx for row in self.ranks[0]], sent, strict=True))
+        rows = [["round", "after", "MB sent", str(self.monitor)]]
+        for round_idx, elapsed, value in shown:
+            megabytes = f"{of_round[round_idx] / 1e6:.2f}" if round_idx in of_round else "-"
+            rows.append([str(round_idx), f"{elapsed:.1f} s", megabytes, f"{value:.4f}"])
+        return _aligned(rows)
+
+
+_TITLES = ["rank", "batches", "training", "data", "meetings", "validation", "MB sent"]
+
+
+def _built(kind: type[Record], content: Any, path: Path) -> Record:
+    """A record of what a file says, if that has all entries and no others, each of the type that it should be."""
+    known = {entry.name: entry for entry in fields(kind)}  # type: ignore[arg-type]
+    needed = {name for name, entry in known.items() if entry.default is MISSING and entry.default_factory is MISSING}
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name in needed or name in content}
+    check_entries(content, {name: hint for name, hint in hints.items() if name in known}, path, _WAY_OUT)
+    for name, value in content.items():
+        if is_a(float, value) and value < 0:
+            raise ValueError(f"{path} is damaged (the entry {name!r} is {value}, which is negative). {_WAY_OUT}")
+    if unknown := sorted(content.keys() - known):
+        raise ValueError(f"{path} is damaged (nothing is called {unknown[0]!r:.60}). {_WAY_OUT}")
+    return kind(**content)
+
+
+def _total(values: list[float | None], unit: float = 1.0) -> str:
+    known = [value for value in values if value is not None]
+    return f"{sum(known) / unit:.2f}" if len(known) == len(values) else "-"
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(content) for key, content in value.items()}
+    if isinstance(value, list):
+        return [_finite(content) for content in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,255 @@
+"""Where the time goes, what is sent and what comes of it: in the progress bar, at the end of a fit, and in a file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lightning_gnn_dist.callbacks.record import Measured, PartsRecord, RankRound, RunRecord
+from lightning_gnn_dist.checks import check_folder, check_word, check_words, shown
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.partition.partition_report import edges_between, labels_of_parts
+from lightning_gnn_dist.rounds.base import RoundStrategy
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.wire import collectives
+
+FIGURES = ("round", "MB_sent", "meetings_s", "data_s", "cut", "coverage")
+_SECONDS_BETWEEN_WRITES = 10.0
+
+
+class RunReport(Callback):
+    """Says what a fit costs: while it runs in the progress bar, then in one table, and in ``report.json``.
+
+        trainer = pl.Trainer(..., callbacks=[RunReport()])
+
+    The file holds for every rank and round its batches, seconds (training, waiting for data, meetings, validation) and
+    bytes, the metrics of every round, and what the parts are like: edges between them, and their labels.
+    ``lightning-gnn-dist report`` draws it. It is written by rank 0 as the fit goes on, and with all ranks at its end.
+
+    At the start rank 0 reads all edges once, to count those that are cut. The ranks exchange nothing before the end.
+
+    Args:
+        path: The directory of the file. Default: that of the logger; without a logger nothing is written.
+        progress_bar: What the progress bar shows of ``round``, ``MB_sent``, ``meetings_s``, ``data_s`` (seconds that
+            rank 0 stood in exchanges, and waited for batches), ``cut`` (share of the edges) and ``coverage``.
+        monitor: The metric of the table. Default: that of the fit's checkpoints or early stopping, or else the first
+            whose name has "acc" in it, or the first.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        progress_bar: Sequence[str] = ("round", "MB_sent", "meetings_s", "data_s"),
+        monitor: str | None = None,
+    ) -> None:
+        check_words("progress_bar", progress_bar, '("round", "cut")')
+        if monitor is not None:
+            check_word("monitor", monitor, "val_acc")
+        if unknown := [name for name in progress_bar if name not in FIGURES]:
+            raise ValueError(f"progress_bar may name {list(FIGURES)}, got {shown(unknown)}.")
+        self.path = None if path is None else check_folder("path", path)
+        self.progress_bar = tuple(progress_bar)
+        self.monitor = monitor
+        self.record: RunRecord | None = None  # of the last fit, on rank 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._rows: list[RankRound] = []
+        self._measured: list[Measured] = []
+        self._parts: PartsRecord | None = None
+        self._start = self._round_start = self._validation_start = self._last_write = time.monotonic()
+        self._validation_seconds, self._batches = 0.0, 0
+        self._validates = self._validated = False
+        self._sent = self._sent_before = collectives.traffic.bytes_sent
+        self._stood = self._stood_before = collectives.traffic.seconds
+        self._waited = 0.0
+
+    # What Lightning calls.
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self._begin()  # before the replicas are made equal, which is sent too
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self._parts = _parts_of(trainer)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start = time.monotonic()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._round_start, self._batches, self._validation_seconds = time.monotonic(), 0, 0.0
+        self._stood, self._waited = collectives.traffic.seconds, _waited(trainer)
+        self._validated = False
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self._batches += 1
+        if trainer.is_last_batch:
+            self._log(trainer, pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validation_start = time.monotonic()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._validates = self._validated = True
+            self._validation_seconds += time.monotonic() - self._validation_start
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # All ranks ask for the metrics, for they are reduced over the ranks when they are asked for.
+        metrics = trainer.callback_metrics
+        known = {name: float(value) for name, value in metrics.items() if "/" not in name and name not in FIGURES}
+        # Without a validation in this round its metrics would be those of an earlier one.
+        self._end_round(trainer, known if self._validated or not self._validates else {})
+        if time.monotonic() - self._last_write > _SECONDS_BETWEEN_WRITES:
+            self._write(trainer, [(self._rows, _coverage(trainer))], finished=False)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, SIGTERMException) and _is_counted(trainer):
+            if self._batches:
+                self._end_round(trainer, {})
+            self._finish(trainer)  # the ranks have agreed on it, so all are here
+        elif self._rows:
+            self._write(trainer, [(self._rows, _coverage(trainer))], finished=False)
+
+    # What it does.
+
+    def _log(self, trainer: Trainer, module: LightningModule) -> None:
+        of_data = getattr(trainer.datamodule, "figures", {})  # type: ignore[attr-defined]
+        figures = {} if self._parts is None else {"partition/cut_ratio": self._parts.cut_ratio}
+        if not _is_counted(trainer):  # else the strategy has logged them
+            figures |= of_data
+        bar = {
+            "round": float(_round_of(trainer)),
+            "MB_sent": (collectives.traffic.bytes_sent - self._sent_before) / 1e6 if _is_counted(trainer) else None,
+            "meetings_s": collectives.traffic.seconds - self._stood_before if _is_counted(trainer) else None,
+            "data_s": _waited(trainer),
+            "cut": figures.get("partition/cut_ratio"),
+            "coverage": of_data.get("data/coverage"),
+        }
+        shown = {name: value for name in self.progress_bar if (value := bar[name]) is not None}
+        # With both flags Lightning neither sends nor complains.
+        flags: dict[str, Any] = {"sync_dist": True, "rank_zero_only": True, "on_step": False, "on_epoch": True}
+        module.log_dict(figures, batch_size=1, **flags)
+        module.log_dict(shown, prog_bar=True, logger=False, batch_size=1, **flags)
+
+    def _end_round(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        now, traffic, is_counted = time.monotonic(), collectives.traffic, _is_counted(trainer)
+        row = RankRound(
+            round_idx=_round_of(trainer),
+            batches=self._batches,
+            seconds=now - self._round_start,
+            validation_seconds=self._validation_seconds,
+            data_seconds=max(0.0, _waited(trainer) - self._waited),
+            meeting_seconds=traffic.seconds - self._stood if is_counted else None,
+            bytes_sent=traffic.bytes_sent - self._sent if is_counted else None,
+        )
+        self._rows.append(row)
+        self._measured.append(Measured(row.round_idx, now - self._start, dict(metrics)))
+        self._sent, self._batches = traffic.bytes_sent, 0
+
+    def _finish(self, trainer: Trainer) -> None:
+        own = [asdict(row) for row in self._rows]
+        gathered = collectives.gather_objects((own, _coverage(trainer)))
+        if gathered is not None and self._rows:
+            ranks = [([RankRound(**row) for row in rows], coverage) for rows, coverage in gathered]
+            self._write(trainer, ranks, finished=True)
+            rank_zero_info(f"\n{self.record}")
+
+    def _write(self, trainer: Trainer, ranks: list[tuple[list[RankRound], float | None]], *, finished: bool) -> None:
+        if not trainer.is_global_zero:
+            return
+        self._last_write = time.monotonic()
+        rows, coverage = [rows for rows, _ in ranks], [share for _, share in ranks]
+        self.record = RunRecord(
+            strategy=_name_of_strategy(trainer),
+            partitioner=_name_of_partitioner(trainer),
+            num_ranks=trainer.world_size,
+            finished=finished,
+            monitor=self._monitored(trainer),
+            ranks=rows,
+            rounds=self._measured,
+            parts=self._parts,
+            coverage=coverage,
+        )
+        folder = self.path or _folder_of_logger(trainer)
+        if folder is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            folder.mkdir(parents=True, exist_ok=True)
+            self.record.save(folder)
+
+    def _monitored(self, trainer: Trainer) -> str | None:
+        if self.monitor is not None:
+            return self.monitor
+        names = [name for measured in self._measured[-1:] for name in measured.metrics]
+        names = names or [name for measured in self._measured for name in measured.metrics]
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        wanted = [c.monitor for c in callbacks if isinstance(c, EarlyStopping | ModelCheckpoint) and c.monitor]
+        accuracies = [name for name in names if "acc" in name.lower()]
+        return next(iter([*wanted, *accuracies, *names]), None)
+
+
+def _is_counted(trainer: Trainer) -> bool:
+    """Whether the ledger sees all that the strategy sends."""
+    return isinstance(trainer.strategy, RoundStrategy | GrappaStrategy) or trainer.world_size == 1
+
+
+def _round_of(trainer: Trainer) -> int:
+    """The round that is ending, from 1."""
+    strategy = trainer.strategy
+    return strategy.round_idx if isinstance(strategy, RoundStrategy) else trainer.current_epoch + 1
+
+
+def _waited(trainer: Trainer) -> float:
+    figures: dict[str, float] = getattr(trainer.datamodule, "figures", {})  # type: ignore[attr-defined]
+    return sum(figures.get(name, 0.0) for name in ("data/waited_seconds", "data/switch_waited_seconds"))
+
+
+def _coverage(trainer: Trainer) -> float | None:
+    figures: dict[str, float] = getattr(trainer.datamodule, "figures", {})  # type: ignore[attr-defined]
+    return figures.get("data/coverage")
+
+
+def _parts_of(trainer: Trainer) -> PartsRecord | None:
+    datamodule = trainer.datamodule  # type: ignore[attr-defined]
+    if trainer.world_size == 1 or not hasattr(datamodule, "parts_of_ranks"):
+        return None
+    graph, partition = datamodule.graph, datamodule.parts_of_ranks(trainer.world_size)
+    labels = labels_of_parts(graph, partition.assignment, partition.num_parts)
+    classes, counts = (torch.empty(0), torch.empty(0)) if labels is None else labels
+    edges = edges_between(graph, partition.assignment, partition.num_parts)
+    return PartsRecord(partition.counts().tolist(), edges.tolist(), classes.tolist(), counts.tolist())
+
+
+def _name_of_strategy(trainer: Trainer) -> str:
+    clock = getattr(trainer.strategy, "clock", None)
+    return type(trainer.strategy).__name__ + ("" if clock is None else f" with {clock}")
+
+
+def _name_of_partitioner(trainer: Trainer) -> str:
+    partitioner = getattr(trainer.datamodule, "partitioner", None)  # type: ignore[attr-defined]
+    return type(partitioner).__name__ if isinstance(partitioner, Partition) else str(partitioner)
+
+
+def _folder_of_logger(trainer: Trainer) -> Path | None:
+    """Where the first logger keeps its files."""
+    if not trainer.loggers:
+        return None
+    logger: Any = trainer.loggers[0]
+    if getattr(logger, "log_dir", None) is not None:
+        return Path(logger.log_dir)
+    if logger.save_dir is None:
+        return None
+    return Path(logger.save_dir, str(logger.name), str(logger.version))

@@ -1,0 +1,134 @@
+"""The main job in small: cut a graph in two, train on two processes, judge exactly, compare with one process."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
+from torch import Tensor
+from torch.nn import functional
+from torch_geometric.data import Data
+from torch_geometric.nn import SAGEConv
+from torchmetrics.classification import MulticlassAccuracy
+
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.base import Partitioner
+from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist.wire import collectives
+
+
+class SAGE(pl.LightningModule):
+    """An ordinary module: it knows nothing of ranks. One convolution per block of the batch."""
+
+    def __init__(self, num_features: int, num_classes: int, hidden: int = 64, lr: float = 0.01) -> None:
+        super().__init__()
+        self.convs = torch.nn.ModuleList([SAGEConv(num_features, hidden), SAGEConv(hidden, num_classes)])
+        self.accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.lr = lr
+
+    def forward(self, batch: Data) -> Tensor:
+        x: Tensor = batch.x
+        for layer, (conv, block) in enumerate(zip(self.convs, batch.blocks, strict=True)):
+            x = conv((x, x[: block.num_dst]), block.adj)
+            if layer + 1 < len(self.convs):
+                x = functional.dropout(x.relu(), training=self.training)
+        return x
+
+    def training_step(self, batch: Data) -> Tensor:
+        return functional.cross_entropy(self(batch), batch.y[: batch.batch_size])
+
+    def test_step(self, batch: Data) -> None:
+        self.accuracy(self(batch), batch.y[: batch.batch_size])
+        self.log("accuracy", self.accuracy, batch_size=batch.batch_size)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One line of the table at the end."""
+
+    method: str
+    accuracy: float
+    bytes_sent: float
+    seconds: float
+
+
+def run_demo(graph: Graph, *, ranks: int, rounds: int, steps: int, seed: int = 0) -> list[Outcome] | None:
+    """Train on the whole graph in one process, then on parts of two kinds. Returns nothing on other ranks.
+
+    Every method takes the same number of local steps on each rank; the lone process takes as many alone.
+    """
+    for advice in ("You passed in a `val_dataloader`", ".*isinstance.treespec, LeafSpec.. is deprecated"):
+        warnings.filterwarnings("ignore", advice)
+    torch.set_num_threads(1)  # the same for all methods; batches of a sampled graph are small
+    outcomes = []
+    if LightningEnvironment().local_rank() == 0:  # first, because a process that has joined a group stays in it
+        alone = SingleDeviceStrategy(torch.device("cpu"))
+        outcomes.append(_train("one process, whole graph", graph, None, alone, 1, rounds * steps, seed))
+    clock = EverySteps(steps)
+    methods: list[tuple[str, Partitioner, Strategy]] = [
+        ("local SGD, {} ranks, METIS parts", MetisPartitioner(), LocalSGDStrategy(clock)),
+        ("local SGD, {} ranks, random parts", RandomPartitioner(), LocalSGDStrategy(clock)),
+        ("LLCG, {} ranks, METIS parts", MetisPartitioner(), LLCGStrategy(clock, correction_steps=0.5)),
+        ("LLCG, {} ranks, random parts", RandomPartitioner(), LLCGStrategy(clock, correction_steps=0.5)),
+    ]
+    for name, partitioner, strategy in methods:
+        method = name.format(ranks)
+        outcomes.append(_train(method, graph, partitioner, strategy, ranks, rounds, seed))
+    return outcomes if collectives.rank() == 0 else None
+
+
+def _train(
+    method: str,
+    graph: Graph,
+    partitioner: Partitioner | None,
+    strategy: Strategy,
+    ranks: int,
+    epochs: int,
+    seed: int,
+) -> Outcome:
+    pl.seed_everything(seed, verbose=False)
+    sampler = NeighborSampler([10, 10])
+    data = PartitionedDataModule(graph, partitioner=partitioner, sampler=sampler, batch_size=256, seed=seed)
+    timer = Timer(interval="epoch")  # of the training alone: starting processes takes longer
+    model = SAGE(graph.node_arrays["x"].shape[1], int(graph.node_arrays["y"].max()) + 1)
+    trainer = pl.Trainer(
+        max_epochs=epochs if ranks > 1 else -1,
+        max_steps=epochs if ranks == 1 else -1,
+        callbacks=[timer],
+        accelerator="cpu",
+        devices=ranks,
+        strategy=strategy,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    sent = collectives.traffic.bytes_sent
+    trainer.fit(model, data)
+    sent = collectives.traffic.bytes_sent - sent
+    accuracy = trainer.test(model, data, verbose=False)[0]["accuracy"]
+    return Outcome(method, accuracy, sent * ranks, timer.time_elapsed("train"))
+
+
+def as_table(outcomes: list[Outcome]) -> str:
+    """The outcomes, a line each."""
+    width = max(len(outcome.method) for outcome in outcomes)
+    lines = [f"{'method':{width}}  test accuracy   bytes sent   seconds"]
+    lines += [
+        f"{o.method:{width}}  {o.accuracy:13.3f}  {o.bytes_sent / 1e6:8.2f} MB  {o.seconds:8.1f}" for o in outcomes
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""What a rank reads: data modules, and what they decide by."""

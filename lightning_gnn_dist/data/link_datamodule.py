@@ -1,0 +1,213 @@
+"""Edges as what is learned: every rank those of its own part, and all of them ranked exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.batches.placement import SampleOn
+from lightning_gnn_dist.checks import check_at_least, check_choice, check_instance, check_path, check_seed
+from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
+from lightning_gnn_dist.data.links import LinkSplit
+from lightning_gnn_dist.data.residency import Fixed, Residency
+from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.cluster import ClusterSampler
+from lightning_gnn_dist.sampling.far_negatives import FarNegativesSampler
+from lightning_gnn_dist.sampling.layer import LayerSampler
+from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, edges_at, positions_of_links
+from lightning_gnn_dist.sampling.matrix import MatrixSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.walk import RandomWalkSampler
+
+NegativesFrom = Literal["part", "graph"]
+
+
+class LinkDataModule(GraphDataModule):
+    """Learn to tell edges from pairs that are none: each rank on the edges inside its part.
+
+    A training batch asks for ``batch_size`` edges of the part and ``num_negatives`` false ones for each. None of the
+    edges it asks for carries a message, in either direction. Validation and testing ask for held edges and their fixed
+    negatives with all neighbours in the graph of training edges, and the ranks share them without overlap: exact with
+    :class:`LinkRanking`. On one rank there is nothing to cut: batches come from the whole graph.
+
+    A batch is a PyG ``Data``: the ends of all targets are the first ``batch.batch_size`` nodes. For target ``i``,
+    ``batch.edge_label_index[:, i]`` are the positions of its ends among them, ``batch.edge_label[i]`` is 1 or 0: first
+    all edges, then the first one's negatives, the second one's, ... ``batch.n_id``, ``batch.blocks`` and
+    ``batch.edge_index`` are those of :class:`PartitionedDataModule`. With ``num_batches`` alike for all ranks, every
+    edge inside a part is asked for once a pass; edges between parts are not learned from.
+
+    Args:
+        split: A :class:`LinkSplit`, as :func:`split_edges` makes it, or the path of a saved one. With a path a rank
+            holds no more than its part; the rest stays on disk.
+        partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``.
+        sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``.
+        batch_size: Edges in a training batch, at most: the number of batches is the same on all ranks.
+        eval_batch_size: Held edges evaluated at once, each with all of its negatives. Default: ``batch_size``.
+        num_negatives: False receivers for each training edge.
+        negatives_from: Draw them from the rank's own nodes (``"part"``), or from all nodes (``"graph"``): those that
+            lie elsewhere bring their neighbours along, and all features of a batch are then read from the whole graph.
+        seed: Everything random is drawn from it: partition, order of edges, negatives, neighbours.
+        bulk_size: Batches sampled together. Does not change what is drawn.
+        num_threads: Background threads that sample and gather while the model trains. 0: none.
+        widen_features: Arrays of float16, bfloat16, and of int8 with scales (:func:`quantize_rows`) come as float32.
+            False: as they are stored.
+        sample_on: Where batches are sampled and gathered, as in :class:`PartitionedDataModule`. False receivers are
+            drawn in RAM, and parts' batches with those of ``negatives_from="graph"`` are made there.
+        residency: Which chunks of the partition a rank holds, and when that changes.
+        repartition_every: Passes between two changes. Default: so many that the residency's sweep fits.
+        correction_batch_size: Edges of a batch of the whole graph, shared by all ranks. Default: ``batch_size`` for
+            each rank.
+        correction_sampler: How neighbours are drawn for them. Default: as for local steps, and all neighbours where
+            those take the whole part. A list of all training edges is kept for it, 16 bytes each.
+        cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
+    """
+
+    def __init__(
+        self,
+        split: LinkSplit | str | Path,
+        *,
+        partitioner: Partitioner | Partition | None = None,
+        sampler: Sampler | None = None,
+        batch_size: int = 1024,
+        eval_batch_size: int | None = None,
+        num_negatives: int = 1,
+        negatives_from: NegativesFrom = "part",
+        seed: int = 0,
+        bulk_size: int = 4,
+        num_threads: int = 1,
+        widen_features: bool = True,
+        sample_on: SampleOn = "cpu",
+        residency: Residency = Fixed(),  # noqa: B008  # frozen
+        repartition_every: int | None = None,
+        correction_batch_size: int | None = None,
+        correction_sampler: Sampler | None = None,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        check_at_least(1, num_negatives=num_negatives)
+        check_choice("negatives_from", negatives_from, NegativesFrom)
+        check_seed(seed)
+        for chosen in (sampler, correction_sampler):
+            _check_sampler(chosen)
+        self.split = _as_split(split)
+        super().__init__(
+            self.split.graph,
+            partitioner=partitioner,
+            sampler=sampler,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            seed=seed,
+            bulk_size=bulk_size,
+            num_threads=num_threads,
+            widen_features=widen_features,
+            sample_on=sample_on,
+            residency=residency,
+            repartition_every=repartition_every,
+            extra=ExtraNodes(0.0, "part", seed),
+            halo=Halo(),
+            coverage=None,
+            correction_batch_size=correction_batch_size,
+            correction_sampler=correction_sampler,
+            cache_dir=cache_dir,
+        )
+        if negatives_from == "graph" and sample_on == "device":
+            raise ValueError(
+                'negatives_from="graph" reads a batch from two graphs, which is done in RAM: use sample_on="auto", or '
+                'negatives_from="part".'
+            )
+        if negatives_from == "graph" and self.graph.edge_arrays:
+            raise ValueError(
+                f'negatives_from="graph" reads a batch from two graphs, which {sorted(self.graph.edge_arrays)}, with a '
+                'row per edge, cannot follow: leave these arrays out, or use negatives_from="part".'
+            )
+        self.num_negatives = num_negatives
+        self.negatives_from = negatives_from
+        self._most: dict[int, int] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the split, so that a strategy can tell whether all ranks have the same."""
+        return self.split.fingerprint
+
+    def val_dataloader(self) -> BatchLoader:
+        return self._ranking_loader("val")
+
+    def test_dataloader(self) -> BatchLoader:
+        return self._ranking_loader("test")
+
+    def _ranking_loader(self, name: str) -> BatchLoader:
+        if name not in self.split.edges:
+            raise ValueError(
+                f"The split holds no {name} edges back (it has: {list(self.split.edges)}): give split_edges() a share "
+                f"for them, as in split_edges(graph, {name}=0.1)."
+            )
+        edges, everyone = self.split.edges[name], NeighborSampler([-1] * self.sampler.num_hops)
+        sampler = HeldLinkSampler(everyone, edges, self.split.negatives[name])
+        count = edges.shape[1]
+        return self._eval_loader(sampler, torch.arange(count), f"There are {count} {name} edges", num_ids=count)
+
+    def _most_seeds(self, world_size: int) -> int:
+        if world_size not in self._most:
+            self._most[world_size] = self._count_most(world_size)
+        return self._most[world_size]
+
+    def _count_most(self, world_size: int) -> int:
+        if world_size == 1:
+            return self._all_seeds().numel()
+        assignment = self.partition(world_size).assignment
+
+        def count(owner: Tensor) -> Tensor:
+            rank_of_node = owner[assignment]
+            _, receivers = edges_at(self.graph, positions_of_links(self.graph, rank_of_node, self.split.undirected))
+            return torch.bincount(rank_of_node[receivers], minlength=world_size)
+
+        return self._cut.most(world_size, f"{self.graph.num_edges} training edges", count)
+
+    def _all_seeds(self) -> Tensor:
+        everyone = torch.zeros(1, dtype=torch.int64).expand(self.graph.num_nodes)
+        seeds = positions_of_links(self.graph, everyone, self.split.undirected)
+        if not seeds.numel():
+            raise ValueError("The graph has no edges to learn from.")
+        return seeds
+
+    def _whole_sampler(self) -> Sampler:
+        return self._links(super()._whole_sampler(), self.graph.num_nodes)
+
+    def _batches_of(
+        self, part: Graph, num_batches: int, seed: int, rank: int, num_ranks: int, *, in_background: bool = True
+    ) -> BatchLoader:
+        own = part.node_arrays.get("train_mask", torch.ones(part.num_nodes, dtype=torch.bool))
+        seeds = positions_of_links(part, own.to(torch.int64) - 1, self.split.undirected)
+        links = self._links(self.sampler, int(own.sum()))
+        is_far = self.negatives_from == "graph" and part is not self.graph
+        graph, sampler = (self.graph, FarNegativesSampler(links, part)) if is_far else (part, links)
+        seed = seed * num_ranks + rank  # replicas differ in what they draw
+        ids = part.num_edges
+        return self._loader(graph, sampler, seeds, num_batches, seed, in_background=in_background, num_ids=ids)
+
+    def _links(self, sampler: Sampler, num_candidates: int) -> LinkSampler:
+        return LinkSampler(sampler, self.num_negatives, num_candidates, self.split.undirected)
+
+
+def _check_sampler(sampler: Sampler | None) -> None:
+    """Refuse what repeats nodes, or weighs them for seeds that are nodes drawn at random."""
+    drawn = sampler.sampler if isinstance(sampler, MatrixSampler) else sampler
+    if isinstance(drawn, ShadowSampler | RandomWalkSampler | ClusterSampler | LayerSampler):
+        raise ValueError(
+            "The ends of edges are sampled around by NeighborSampler or WholePartSampler, got "
+            f"{type(drawn).__name__}: its batches or weights are for single nodes."
+        )
+
+
+def _as_split(split: LinkSplit | str | Path) -> LinkSplit:
+    if isinstance(split, str | Path):
+        return LinkSplit.open(check_path("split", split))
+    check_instance("split", split, LinkSplit, "split_edges(graph), or the path of a saved split")
+    return split

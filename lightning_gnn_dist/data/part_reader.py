@@ -1,0 +1,199 @@
+"""What a rank holds: its chunks of the graph, and what it needs around them, copied into RAM with local ids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.data.coverage import Coverage
+from lightning_gnn_dist.data.residency import Residency
+from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo
+from lightning_gnn_dist.graph.convert import index_dtype
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, count_edges, degrees_of
+from lightning_gnn_dist.graph.rows import Lookup, edge_positions, take_rows
+from lightning_gnn_dist.partition.base import Partition
+
+
+@dataclass(frozen=True, eq=False)
+class PartRows:
+    """The in-neighbours of some nodes, as the whole graph has them.
+
+    Attributes:
+        indptr: Where each node's row starts.
+        senders: The rows' entries, ids of the whole graph.
+        edge_arrays: What the graph knows of these edges.
+    """
+
+    indptr: Tensor
+    senders: Tensor
+    edge_arrays: dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What a rank trains on in a super-epoch.
+
+    Attributes:
+        graph: Its nodes and the edges among them: the rank's own nodes first, then others that send messages.
+        rows: The edges as they were read, for the next switch. None: there will be none.
+        bytes_read: What was read from the whole graph for it.
+        seconds: How long that took, with all that it is made of.
+    """
+
+    graph: Graph
+    rows: PartRows | None
+    bytes_read: int
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class PartReader:
+    """Reads what one rank holds in any super-epoch: a function of its arguments, so nothing is agreed upon.
+
+    Args:
+        graph: The whole graph, usually a memory map.
+        partition: Its chunks.
+        residency: Which of them the rank holds.
+        rank: Whose part it is.
+        world_size: How many ranks there are.
+        seed: Decides what is random in any of these.
+        extra: Random nodes of elsewhere that come along, with their edges.
+        halo: In-neighbours from elsewhere that come along, without theirs.
+        coverage: Writes each node's weight to ``node_arrays["coverage"]``. None: no weights.
+    """
+
+    graph: Graph
+    partition: Partition
+    residency: Residency
+    rank: int
+    world_size: int
+    seed: int
+    extra: ExtraNodes
+    halo: Halo
+    coverage: Coverage | None
+
+    def read(self, super_epoch: int, previous: Part | None = None) -> Part:
+        """The part of a super-epoch. What ``previous`` holds already is copied from there."""
+        started = time.perf_counter()
+        # A memory map of its own, closed after the copy: the pages it read are not held on to.
+        graph = Graph.open(self.graph.path) if self.graph.path else self.graph
+        held = self.residency.held(super_epoch, self.rank, self.world_size, self.seed)
+        own = nodes_of(self.partition, held.own)
+        others = nodes_of(self.partition, held.others)
+        residents, num_own = torch.cat([own, others]), own.numel()
+        del own, others  # lists of nodes are as long as the part
+        if self.extra.share:
+            residents = torch.cat([residents, self.extra(residents, self.partition, self.rank)])
+        if self.halo.hops == 0 and self.residency.sweep(self.world_size) == 1:
+            part, rows, num_bytes = _read_once(graph, residents)
+        else:
+            part, rows, num_bytes = self._read_new(graph, residents, previous)
+        nodes = part.node_arrays["n_id"]
+        part.node_arrays["train_mask"][num_own:] = False  # a copy: the graph's own mask stays
+        if self.coverage is not None:
+            part.node_arrays["coverage"] = self.coverage.of(part, degrees_of(graph.indptr, nodes), num_own)
+        return Part(part, rows, num_bytes, time.perf_counter() - started)
+
+    def _read_new(self, graph: Graph, residents: Tensor, previous: Part | None) -> tuple[Graph, PartRows, int]:
+        """The nodes and what is around them, of which ``previous`` has some; whole rows, for the next switch."""
+        rows, new_edges = _read_rows(graph, residents, previous)
+        nodes = torch.cat([residents, self.halo.leaves(graph, residents, rows.indptr, rows.senders, self.seed)])
+        arrays, new_bytes = _read_arrays(graph, nodes, previous)
+        return _induced(rows, nodes, arrays), rows, new_bytes + new_edges * _bytes_per_edge(graph)
+
+
+def nodes_of(partition: Partition, chunks: Iterable[int]) -> Tensor:
+    """The nodes of several chunks, in increasing order."""
+    chosen = torch.zeros(partition.num_parts, dtype=torch.bool)
+    chosen[list(chunks)] = True
+    return chosen[partition.assignment].nonzero().view(-1)
+
+
+def _read_once(graph: Graph, nodes: Tensor) -> tuple[Graph, None, int]:
+    """The nodes and the edges among them, for good: nothing else is held on the way."""
+    part = graph.induced(nodes)
+    part.node_arrays |= {"n_id": nodes, "train_mask": _train_mask(graph, nodes)}
+    num_edges = count_edges(graph.indptr, nodes)
+    num_bytes = nodes.numel() * _bytes_per_row(graph.node_arrays.values()) + num_edges * _bytes_per_edge(graph)
+    return part, None, num_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class _Merge:
+    """Rows of an array, some from the graph and some from a copy that was made before.
+
+    Attributes:
+        fresh: Places in the result, and in the graph's array, of what has to be read.
+        known: Places in the result, and in the copy, of what is there.
+    """
+
+    fresh: tuple[Tensor, Tensor]
+    known: tuple[Tensor, Tensor]
+
+    def __call__(self, array: Tensor, copy: Tensor | None) -> Tensor:
+        if copy is None or not self.known[0].numel():
+            return take_rows(array, self.fresh[1])
+        out = array.new_empty((self.fresh[0].numel() + self.known[0].numel(), *array.shape[1:]))
+        out[self.fresh[0]] = take_rows(array, self.fresh[1])
+        out[self.known[0]] = copy[self.known[1]]
+        return out
+
+
+def _read_rows(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[PartRows, int]:
+    """The rows of ``nodes``, and how many of their edges had to be read."""
+    degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
+    indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+    had, kept = nodes[:0], PartRows(graph.indptr[:1], graph.indices[:0], {})
+    if previous is not None and previous.rows is not None:
+        kept = previous.rows
+        had = previous.graph.node_arrays["n_id"][: kept.indptr.numel() - 1]
+    at, known = Lookup(had)(nodes)
+    merge = _Merge(
+        (edge_positions(indptr, (~known).nonzero().view(-1)), edge_positions(graph.indptr, nodes[~known])),
+        (edge_positions(indptr, known.nonzero().view(-1)), edge_positions(kept.indptr, at)),
+    )
+    edges = {name: merge(array, kept.edge_arrays.get(name)) for name, array in graph.edge_arrays.items()}
+    return PartRows(indptr, merge(graph.indices, kept.senders), edges), merge.fresh[0].numel()
+
+
+def _read_arrays(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[dict[str, Tensor], int]:
+    """What the graph knows of ``nodes``, and how many bytes of that had to be read."""
+    had = previous.graph.node_arrays if previous else {"n_id": nodes[:0]}
+    at, known = Lookup(had["n_id"])(nodes)
+    merge = _Merge(((~known).nonzero().view(-1), nodes[~known]), (known.nonzero().view(-1), at))
+    arrays = {name: merge(array, had.get(name)) for name, array in graph.node_arrays.items()}
+    # Of the copy's some training nodes are unmarked: those that were not the rank's own.
+    arrays |= {"n_id": nodes, "train_mask": _train_mask(graph, nodes)}
+    return arrays, merge.fresh[0].numel() * _bytes_per_row(graph.node_arrays.values())
+
+
+def _train_mask(graph: Graph, nodes: Tensor) -> Tensor:
+    """Without a mask all nodes count: where edges are learned, it tells the rank's own nodes from others."""
+    mask = graph.node_arrays.get("train_mask")
+    return torch.ones(nodes.numel(), dtype=torch.bool) if mask is None else take_rows(mask, nodes)
+
+
+def _induced(rows: PartRows, nodes: Tensor, arrays: dict[str, Tensor]) -> Graph:
+    """The graph among ``nodes``, with local ids. Those beyond the rows are leaves: they receive nothing."""
+    lookup, local, found = Lookup(nodes), [], []
+    for senders in rows.senders.split(EDGES_AT_ONCE):
+        at, is_here = lookup(senders.to(torch.int64))
+        local.append(at.to(index_dtype(nodes.numel())))
+        found.append(is_here)
+    inside = torch.cat(found)
+    upto = torch.cat([rows.indptr[:1], inside.cumsum(0)])[rows.indptr]  # edges kept before each row
+    leaves = nodes.numel() + 1 - upto.numel()
+    edges = {name: array[inside] for name, array in rows.edge_arrays.items()}
+    return Graph(torch.cat([upto, upto[-1:].expand(leaves)]), torch.cat(local), arrays, edges)
+
+
+def _bytes_per_edge(graph: Graph) -> int:
+    return _bytes_per_row([graph.indices, *graph.edge_arrays.values()])
+
+
+def _bytes_per_row(arrays: Iterable[Tensor]) -> int:
+    return sum(array[:1].numel() * array.element_size() for array in arrays)

@@ -1,0 +1,171 @@
+"""How a graph is cut for any number of ranks, and which of them holds what."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.data.coverage import Coverage
+from lightning_gnn_dist.data.part_reader import PartReader
+from lightning_gnn_dist.data.residency import Residency, held_by_all
+from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo
+from lightning_gnn_dist.graph.digest import sampled_digest, sketches
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.partition.cache import cached_partition
+
+_HORIZON = 16  # super-epochs that are looked ahead, however long the run is, to know how many batches a pass needs
+_LONGEST = 1000  # super-epochs that are looked ahead for ranks with nothing to learn from
+
+CountSeeds = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class PartPlan:
+    """The decisions that make parts of a graph. The same on all ranks, which need not talk about it.
+
+    Args:
+        graph: The whole graph.
+        partitioner: How it is cut into chunks, or chunks that are ready.
+        residency: Which chunks a rank holds.
+        extra: Random nodes of elsewhere that come along, with their edges.
+        halo: In-neighbours from elsewhere that come along, without theirs.
+        coverage: Weighs nodes by what is left of their neighbourhoods.
+        seed: Decides everything random.
+        cache_dir: Where partitions are kept.
+    """
+
+    graph: Graph
+    partitioner: Partitioner | Partition
+    residency: Residency
+    extra: ExtraNodes
+    halo: Halo
+    coverage: Coverage | None
+    seed: int
+    cache_dir: Path | None
+    _partitions: dict[int, Partition] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.graph.path is None:  # arrays in RAM may have been changed since the graph was built
+            self.graph.check_edges()
+
+    def partition(self, world_size: int) -> Partition:
+        """The chunks for so many ranks: from the cache, or computed and put there."""
+        num_chunks = self.residency.num_chunks(world_size)
+        if isinstance(self.partitioner, Partition):
+            _check_fits(self.partitioner, num_chunks, world_size, self.graph)
+            return self.partitioner
+        if num_chunks not in self._partitions:
+            partition = cached_partition(self.graph, self.partitioner, num_chunks, self.seed, self.cache_dir)
+            self._partitions[num_chunks] = partition
+        return self._partitions[num_chunks]
+
+    def by_rank(self, world_size: int) -> Partition:
+        """Which rank learns from each node in the first super-epoch."""
+        partition = self.partition(world_size)
+        owner = torch.empty(partition.num_parts, dtype=torch.int32)
+        for rank in range(world_size):
+            owner[list(self.residency.held(0, rank, world_size, self.seed).own)] = rank
+        return Partition(owner[partition.assignment], world_size)
+
+    def digests(self, world_size: int) -> dict[str, Any]:
+        """Of what ranks have to agree on beside edges and masks, of which the graph's fingerprint tells.
+
+        ``arrays``: labels and whatever else the graph knows. ``values``: two numbers for arrays of fractions, such as
+        features. ``parts``: every node's chunk, exactly, and which ranks hold it in the first two super-epochs.
+        """
+        arrays = {f"nodes/{name}": array for name, array in self.graph.node_arrays.items()}
+        arrays |= {f"edges/{name}": array for name, array in self.graph.edge_arrays.items()}
+        parts = hashlib.blake2b(digest_size=16)
+        if world_size > 1:
+            held = [held_by_all(self.residency, super_epoch, world_size, self.seed) for super_epoch in range(2)]
+            parts.update(f"{self.seed} {held}".encode())
+            parts.update(self.partition(world_size).assignment.contiguous().numpy().data)
+        return {"arrays": sampled_digest(arrays), "values": sketches(arrays), "parts": parts.hexdigest()}
+
+    def reader(self, rank: int, world_size: int) -> PartReader:
+        """Reads the parts of one rank."""
+        return PartReader(
+            self.graph,
+            self.partition(world_size),
+            self.residency,
+            rank,
+            world_size,
+            self.seed,
+            self.extra,
+            self.halo,
+            self.coverage,
+        )
+
+    def most_seeds(self, world_size: int) -> int:
+        """The training nodes of the rank that has most, in the super-epochs to come.
+
+        Every rank sees the same counts, so all of them raise or none.
+        """
+        if world_size == 1:
+            return _train_nodes(self.graph).numel()
+        return self.most(world_size, *self._train_nodes_of_ranks(world_size))
+
+    def check_run(self, world_size: int, num_super_epochs: float) -> None:
+        """Every rank needs a training node in each of so many super-epochs. All ranks raise or none."""
+        if world_size > 1 and self.residency.sweep(world_size) > 1:
+            what, count = self._train_nodes_of_ranks(world_size)
+            for super_epoch in range(math.ceil(min(num_super_epochs, _LONGEST))):
+                self._seeds_of_ranks(super_epoch, world_size, what, count)
+
+    def most(self, world_size: int, what: str, count: CountSeeds) -> int:
+        """The seeds of the rank that has most, in the super-epochs to come.
+
+        Args:
+            world_size: How many ranks there are.
+            what: The seeds, for an error.
+            count: From the rank that learns from each chunk to how many seeds each rank has.
+        """
+        super_epochs = range(_HORIZON if self.residency.sweep(world_size) > 1 else 1)
+        return max(int(self._seeds_of_ranks(s, world_size, what, count).max()) for s in super_epochs)
+
+    def _train_nodes_of_ranks(self, world_size: int) -> tuple[str, CountSeeds]:
+        partition, nodes = self.partition(world_size), _train_nodes(self.graph)
+        per_chunk = torch.bincount(partition.assignment[nodes], minlength=partition.num_parts)
+        return f"{nodes.numel()} training nodes", lambda owner: torch.bincount(owner, per_chunk, world_size)
+
+    def _seeds_of_ranks(self, super_epoch: int, world_size: int, what: str, count: CountSeeds) -> Tensor:
+        seeds = count(self._owner(super_epoch, world_size))
+        if bool((seeds == 0).any()):
+            raise ValueError(
+                f"The chunks of rank {int(seeds.argmin())} of {world_size} hold none of the {what} in super-epoch "
+                f"{super_epoch}, so it would have nothing to learn from: use fewer ranks, "
+                'MetisPartitioner(balance="train"), RandomPartitioner() or more super-nodes.'
+            )
+        return seeds
+
+    def _owner(self, super_epoch: int, world_size: int) -> Tensor:
+        """The rank that learns from each chunk."""
+        owner = torch.zeros(self.residency.num_chunks(world_size), dtype=torch.int64)
+        for rank, held in enumerate(held_by_all(self.residency, super_epoch, world_size, self.seed)):
+            owner[list(held.own)] = rank
+        return owner
+
+
+def _train_nodes(graph: Graph) -> Tensor:
+    seeds = graph.split("train")
+    if not seeds.numel():
+        raise ValueError("train_mask marks no node: there is nothing to learn from.")
+    return seeds
+
+
+def _check_fits(partition: Partition, num_chunks: int, world_size: int, graph: Graph) -> None:
+    """A ready partition must be one of this graph, with the chunks that ranks are to hold."""
+    if partition.num_parts != num_chunks or partition.assignment.numel() != graph.num_nodes:
+        raise ValueError(
+            f"The partition has {partition.num_parts} parts of {partition.assignment.numel()} nodes in all, but "
+            f"{world_size} ranks hold {num_chunks} parts of a graph of {graph.num_nodes} nodes: give a partitioner "
+            "instead, or as many parts."
+        )

@@ -1,0 +1,81 @@
+"""What a rank holds now, and the next part, which is read while this one trains."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+from lightning_gnn_dist.batches.loader import THREAD_NAME
+from lightning_gnn_dist.data.part_reader import Part, PartReader
+from lightning_gnn_dist.graph.graph import Graph
+
+log = logging.getLogger(__name__)
+
+
+class PartSwitcher:
+    """The part of the running super-epoch, and in the background that of the next: two at a time, where they change.
+
+    Args:
+        reader: Reads them.
+        in_background: Whether there is a thread for it. Without, a part is read when it is due.
+    """
+
+    def __init__(self, reader: PartReader, *, in_background: bool) -> None:
+        self._reader = reader
+        self._changes = reader.residency.sweep(reader.world_size) > 1
+        self._thread = ThreadPoolExecutor(1, f"{THREAD_NAME}.parts") if in_background and self._changes else None
+        self._current: tuple[int, Part] | None = None
+        self._next: tuple[int, Future[Part]] | None = None
+        self.switches = 0
+        self.bytes_read = 0
+        self.waited_seconds = 0.0
+        self.coverage: float | None = None  # in the mean, of the nodes that the running part learns from
+
+    def at(self, super_epoch: int) -> Graph:
+        """The part of a super-epoch; those of others are forgotten."""
+        super_epoch = super_epoch if self._changes else 0
+        if self._current is None or self._current[0] != super_epoch:
+            started = time.perf_counter()
+            part = self._take(super_epoch)
+            self._record(super_epoch, part, time.perf_counter() - started)
+            self._current = super_epoch, part if self._changes else replace(part, rows=None)
+            self._read_ahead(super_epoch + 1, part)
+        return self._current[1].graph
+
+    def current(self) -> Graph:
+        """The part that was asked for last, at first that of super-epoch 0."""
+        return self.at(self._current[0] if self._current else 0)
+
+    def close(self) -> None:
+        """End what runs in the background."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        self._thread = self._next = self._current = None
+
+    def _take(self, super_epoch: int) -> Part:
+        ahead, self._next = self._next, None
+        if ahead is not None and ahead[0] == super_epoch:
+            return ahead[1].result()
+        return self._reader.read(super_epoch, self._current[1] if self._current else None)
+
+    def _read_ahead(self, super_epoch: int, part: Part) -> None:
+        if self._thread is not None:
+            self._next = super_epoch, self._thread.submit(self._reader.read, super_epoch, part)
+
+    def _record(self, super_epoch: int, part: Part, waited: float) -> None:
+        self.switches += self._current is not None
+        self.bytes_read += part.bytes_read
+        self.waited_seconds += waited
+        if "coverage" in part.graph.node_arrays:
+            self.coverage = float(part.graph.node_arrays["coverage"][part.graph.split("train")].mean())
+        log.info(
+            "Super-epoch %d: %d nodes, %d edges; read %.1f MB in %.2f s, of which training waited %.2f s",
+            super_epoch,
+            part.graph.num_nodes,
+            part.graph.num_edges,
+            part.bytes_read / 1e6,
+            part.seconds,
+            waited,
+        )

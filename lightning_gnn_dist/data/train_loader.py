@@ -1,0 +1,157 @@
+"""Batches across super-epochs: the next part is read in the background while this one trains."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.loader import BatchLoader, NoSeedsError
+from lightning_gnn_dist.graph.graph import Graph
+
+log = logging.getLogger(__name__)
+
+Batches = Generator[SampledData, None, None]
+
+
+class TrainLoader:
+    """The training batches of one rank: pass by pass, or as a stream, over parts that change.
+
+    It can say at which batch of a pass it stands, so that a fit that was stopped there goes on there.
+
+    Args:
+        part_at: The part of a super-epoch.
+        make_loader: The batches of a part.
+        num_batches: Batches a pass.
+        every: Passes in a super-epoch. None: there is only one.
+        num_ranks: For how many ranks it was made.
+        batch_level: Whether all seeds of a batch have their mean coverage.
+        num_used: How many batches of a pass the trainer takes, where it limits them.
+        overfits: Whether all passes are the first one.
+    """
+
+    batch_sampler = None  # Lightning asks any loader that has a sampler for this too
+
+    def __init__(
+        self,
+        part_at: Callable[[int], Graph],
+        make_loader: Callable[[Graph, int], BatchLoader],
+        num_batches: int,
+        *,
+        every: int | None,
+        num_ranks: int,
+        batch_level: bool = False,
+        num_used: Callable[[], float] = lambda: math.inf,
+        overfits: bool = False,
+    ) -> None:
+        self._part_at, self._make_loader = part_at, make_loader
+        self._num_batches, self._every, self._num_used = num_batches, every, num_used
+        self._batch_level, self._overfits = batch_level, overfits
+        self._running: tuple[int, BatchLoader] | None = None
+        self._next_pass = self._skipped = self._done = 0
+        self._waited_before = 0.0
+        self._began: float | None = None
+        self.num_ranks = num_ranks
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    @property
+    def num_seeds(self) -> int:
+        """Training nodes of the rank in the running super-epoch."""
+        return self._loader(self._running[0] if self._running else 0).num_seeds
+
+    @property
+    def waited_seconds(self) -> float:
+        """Time that the consumer stood still, since the loader was made."""
+        return self._waited_before + (self._running[1].waited_seconds if self._running else 0.0)
+
+    @property
+    def waited_share(self) -> float:
+        """The share of that in the time since the first batch was asked for."""
+        return self.waited_seconds / (time.perf_counter() - self._began) if self._began is not None else 0.0
+
+    @property
+    def sampler(self) -> TrainLoader:
+        """The loader itself: Lightning calls ``loader.sampler.set_epoch``, never ``loader.set_epoch``."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Number the next pass that begins. Without this, passes count from 0."""
+        self._next_pass = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        """At which batch of the pass the consumer stands; 0 at its end, where the next one begins."""
+        is_over = self._done >= min(len(self), self._num_used())
+        return {"batches_done": 0 if is_over else self._done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Begin the next pass at the batch of a checkpoint."""
+        self._skipped = self._done = int(state["batches_done"])
+
+    def __iter__(self) -> Batches:
+        # A generator, so that all of this waits for the first batch to be asked for. Lightning creates
+        # the iterator of its first epoch before it calls set_epoch, and of a resumed one too.
+        begin, skipped = 0 if self._overfits else self._next_pass * len(self), self._skipped
+        self._next_pass, self._skipped, self._done = self._next_pass + 1, 0, skipped
+        for batch in self._between(begin + skipped, begin + len(self)):
+            self._done += 1
+            yield batch
+
+    def stream(self, start: int) -> Batches:
+        """Batches without end, from number ``start``; passes are numbered by this alone."""
+        while True:
+            super_epoch = self._super_epoch(start)
+            stop = None if self._every is None else (super_epoch + 1) * self._every * len(self)
+            yield from self._between(start, stop)
+            assert stop is not None
+            start = stop
+
+    def move_to(self, number: int) -> None:
+        """Be at batch ``number`` of the stream, those before it being taken: its part is the running one from here."""
+        before = self._running[0] if self._running else 0
+        try:
+            self._loader(self._super_epoch(number))
+        except NoSeedsError:  # beyond the last round of a fit; within it, who asks for the batch hears of it
+            self._loader(before)
+
+    def close(self) -> None:
+        """End what runs in the background and free the buffers."""
+        if self._running is not None:
+            self._waited_before = self.waited_seconds
+            self._running[1].close()
+        self._running = None
+
+    def _between(self, start: int, stop: int | None) -> Batches:
+        self._began = time.perf_counter() if self._began is None else self._began
+        loader = self._loader(self._super_epoch(start))
+        num_seeds, batches = loader.num_seeds, loader.between(start, stop)
+        del loader  # or the part before would be held here after a switch
+        for number, batch in enumerate(batches, start):
+            if number + 1 == stop:
+                batches.close()  # at the last one already: move_to() may close the loader before more is asked for
+            yield self._weigh(batch, is_repeated=number % len(self) >= num_seeds)
+
+    def _loader(self, super_epoch: int) -> BatchLoader:
+        if self._running is None or self._running[0] != super_epoch:
+            self.close()
+            self._running = super_epoch, self._make_loader(self._part_at(super_epoch), self._num_batches)
+        return self._running[1]
+
+    def _super_epoch(self, number: int) -> int:
+        return 0 if self._every is None else number // len(self) // self._every
+
+    def _weigh(self, batch: SampledData, *, is_repeated: bool) -> SampledData:
+        """A part with fewer seeds than batches repeats some: they count for nothing."""
+        if is_repeated:
+            batch.is_filler = True
+            batch.coverage = torch.zeros(batch.num_nodes, device=batch.n_id.device)
+        elif self._batch_level:
+            mean = batch.coverage[: batch.batch_size].mean()
+            batch.coverage = mean.repeat(batch.num_nodes)  # a number would make the host wait for a device
+        return batch

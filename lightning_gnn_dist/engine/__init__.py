@@ -1,0 +1,1 @@
+"""Loops that draw neighbourhoods: compiled kernels, and their twins in torch operators."""

@@ -1,0 +1,98 @@
+"""One batch, hop by hop: a kernel runs in its thread's scratch, and the batch is copied out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.engine.kernels import DAMAGED, REPEATED_SEED, Array, Work
+from lightning_gnn_dist.engine.rng import key
+from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample, refuse_repeated
+from lightning_gnn_dist.engine.scratch import Scratch, scratch_of_thread
+from lightning_gnn_dist.graph.graph import Graph
+
+# (indptr, indices, seeds, keys, work, table, num_nodes, num_edges) -> entries of the work that it needs
+Kernel = Callable[..., Any]
+
+
+def hop_keys(place: BatchKey, num_hops: int) -> Array:
+    """The key of each hop of a batch."""
+    return np.array([key(*place, hop) for hop in range(num_hops)], np.uint64)
+
+
+def sample_hops(
+    graph: Graph,
+    seeds: Tensor,
+    keys: Array,
+    kernel: Kernel,
+    *,
+    tables: int = 1,
+    weighs: bool = False,
+    with_ids: bool | None = None,
+) -> Sample:
+    """Run ``kernel`` until it has room enough.
+
+    Args:
+        graph: The graph to sample.
+        seeds: The batch's first nodes, as ``check_bulk`` returns them.
+        keys: The key of each hop.
+        kernel: Samples one batch into the work it is given.
+        tables: How many tables it opens.
+        weighs: Whether it gives edges a weight.
+        with_ids: Whether the batch says which edges it has. Default: if the graph has arrays of edges.
+    """
+    scratch = scratch_of_thread(graph.indices.numpy().dtype)
+    reserve(scratch, seeds.numel())
+    num_nodes, num_edges = np.zeros((2, len(keys) + 1), np.int64)
+    csr = graph.indptr.numpy(), graph.indices.numpy()
+    while True:
+        table = scratch.open_table(graph.num_nodes, tables)
+        needed = kernel(*csr, seeds.numpy(), keys, scratch.work, table, num_nodes, num_edges)
+        if needed <= scratch.capacity:
+            break
+        reserve(scratch, needed)
+    if needed == REPEATED_SEED:
+        refuse_repeated(seeds)
+    if needed == DAMAGED:
+        raise graph_is_damaged(graph)
+    with_ids = bool(graph.edge_arrays) if with_ids is None else with_ids
+    return _copied(scratch.work, num_nodes.tolist(), num_edges[:-1].tolist(), with_ids=with_ids, weighs=weighs)
+
+
+def graph_is_damaged(graph: Graph) -> Exception:
+    """What a kernel met that cannot be: found anew, to say where."""
+    try:
+        graph.check_edges()
+    except ValueError as error:
+        where = f"The files of {graph.path} are" if graph.path else "An array of the graph was"
+        return ValueError(f"{where} changed after the graph was checked: {error} Open or build the graph again.")
+    return ValueError("The edges of the graph are being changed while they are sampled: sample a graph that stays.")
+
+
+def _copied(work: Work, num_nodes: list[int], num_edges: list[int], *, with_ids: bool, weighs: bool) -> Sample:
+    """The batch in arrays of its own: the scratch belongs to the next one."""
+    rows, edges = sum(num_nodes[:-1]), sum(num_edges)
+    return Sample(
+        nodes=torch.from_numpy(work.nodes[: sum(num_nodes)].astype(np.int64)),
+        indptr=torch.from_numpy(work.starts[: rows + 1].astype(np.int32)),
+        indices=torch.from_numpy(work.columns[:edges].astype(np.int32)),
+        num_sampled_nodes=num_nodes,
+        num_sampled_edges=num_edges,
+        edge_ids=torch.from_numpy(work.positions[:edges].copy()) if with_ids else None,
+        edge_weight=torch.from_numpy(work.weights[:edges].copy()) if weighs else None,
+    )
+
+
+def reserve(scratch: Scratch, entries: int) -> None:
+    """Make sure of room for so many seeds and edges."""
+    if entries > MAX_ENTRIES:
+        raise ValueError(
+            f"A batch may have {MAX_ENTRIES} edges, but this one needs at least {entries}. "
+            "Use fewer seeds a batch, or a limit instead of -1 in num_neighbors."
+        )
+    if entries > scratch.capacity:
+        scratch.reserve(entries)

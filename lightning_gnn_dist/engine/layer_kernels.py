@@ -1,0 +1,255 @@
+"""The compiled loops of layer-wise sampling: all edges of a frontier, of which those to the drawn nodes stay.
+
+Touch this file after a change in kernels.py: numba keeps compiled kernels until their own file changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_gnn_dist.engine.compiling import compiled, part
+from lightning_gnn_dist.engine.kernels import (
+    ALL,
+    DAMAGED,
+    REPEATED_SEED,
+    ZERO,
+    Array,
+    Rule,
+    Table,
+    Work,
+    expand,
+    is_no_row,
+    open_rows,
+    place,
+    place_seeds,
+)
+from lightning_gnn_dist.engine.rng import draw, unit
+
+_U = np.uint64
+
+
+class Layers(NamedTuple):
+    """What layer-wise samplers differ in.
+
+    Attributes:
+        sizes: Nodes to draw per hop, on average, int64.
+        values: The matrix A, float32 in the order of the graph's edges; empty: 1 / in-degree of the receiver.
+        importance: How likely nodes are, float64, up to ``scales``; empty: their column norms in Q A.
+        scales: Per hop what makes ``min(1, scale * importance)`` the probability of a node, float64.
+        normalize: Scale the weights of each row to the sum that the row has in A.
+    """
+
+    sizes: Array
+    values: Array
+    importance: Array
+    scales: Array
+    normalize: bool
+
+
+@compiled
+def sample_layers(
+    indptr: Array,
+    indices: Array,
+    seeds: Array,
+    keys: Array,
+    rule: Rule,
+    layers: Layers,
+    work: Work,
+    table: Table,
+    num_nodes: Array,
+    num_edges: Array,
+) -> Any:
+    """Sample one batch into ``work``, as :func:`kernels.sample` does; ``rule`` goes unused, as all edges are read.
+
+    The table is opened once a hop: it remembers the nodes that were not drawn.
+    """
+    begin, end = ZERO, place_seeds(seeds, work, table)
+    if end != len(seeds):
+        return REPEATED_SEED
+    num_nodes[0] = end
+    for hop in range(len(keys)):
+        total = open_rows(indptr, len(indices), begin, end, ALL, rule.replace, work)
+        if total < 0:
+            return DAMAGED
+        if end + total > len(work.positions):
+            return end + total
+        met = expand(indices, len(indptr) - 1, begin, end, ALL, keys[hop], rule, work, table)
+        if met < 0:
+            return DAMAGED
+        inverse = _chances(begin, end, met, hop, layers, work)
+        _choose(met, keys[hop], inverse, work)
+        found = _thin(begin, end, met, layers, inverse, work)
+        num_edges[hop] = work.starts[_U(end)] - work.starts[_U(begin)]
+        num_nodes[hop + 1] = found - end
+        begin, end = end, found
+        needed = work.starts[_U(begin)] + end
+        if needed > len(work.positions):
+            return needed
+        table = Table(table.entries, table.shift, table.epoch + len(work.positions))
+        _place_again(end, work.starts[_U(begin)], work, table)
+    return len(seeds) + work.starts[begin]
+
+
+@compiled
+def sample_layer(
+    starts: Array,
+    senders: Array,
+    rows: Array,
+    known: Array,
+    begin: int,
+    key: np.uint64,
+    hop: int,
+    layers: Layers,
+    work: Work,
+    table: Table,
+) -> Any:
+    """One hop of :func:`sample_layers`, where the rows of the frontier were brought from elsewhere.
+
+    Its edges are the first in ``work``, and its nodes, of which the number is returned, begin with ``known``.
+
+    Args:
+        starts: Where each row that was brought starts, int64.
+        senders: The rows' entries.
+        rows: Which of them each node of the frontier has, int64.
+        known: The batch's nodes so far, int64.
+        begin: Where among them the frontier begins.
+        key: That of the hop.
+        hop: Its number.
+        layers: As of all hops, but ``values`` in the order of ``senders``.
+        work: Has room for all nodes and edges.
+        table: Without valid entries.
+    """
+    for at in range(len(known)):
+        work.columns[_U(at)] = known[_U(at)]
+    end = place(ZERO, len(known), work, table, ZERO)
+    if end != len(known):
+        return REPEATED_SEED
+    out = ZERO
+    work.starts[_U(begin)] = out
+    for i in range(begin, end):
+        row = _U(rows[_U(i - begin)])
+        for edge in range(starts[row], starts[row + _U(1)]):
+            work.positions[_U(out)] = edge
+            work.columns[_U(out)] = senders[_U(edge)]
+            out += 1
+        work.degree[_U(i - begin)] = starts[row + _U(1)] - starts[row]
+        work.starts[_U(i + 1)] = out
+    met = place(ZERO, out, work, table, end)
+    inverse = _chances(begin, end, met, hop, layers, work)
+    _choose(met, key, inverse, work)
+    return _thin(begin, end, met, layers, inverse, work)
+
+
+@part
+def _value(edge: int, row: int, begin: int, values: Array, work: Work) -> Any:
+    """The entry of A that belongs to an edge of the frontier row ``row``."""
+    if len(values):
+        return np.float64(values[_U(work.positions[_U(edge)])])
+    return 1.0 / work.degree[_U(row - begin)]
+
+
+@part
+def _chances(begin: int, end: int, met: int, hop: int, layers: Layers, work: Work) -> Any:
+    """For each of the nodes that were met, the probability that it is drawn."""
+    chances = np.zeros(met)
+    if len(layers.importance):
+        scale = layers.scales[hop]
+        for at in range(met):
+            chances[_U(at)] = layers.importance[_U(work.nodes[_U(at)])]
+    else:
+        for row in range(begin, end):
+            for edge in range(work.starts[_U(row)], work.starts[_U(row + 1)]):
+                value = _value(edge, row, begin, layers.values, work)
+                chances[_U(work.columns[_U(edge)])] += value * value
+        scale = scale_to(chances, layers.sizes[hop])
+    for at in range(met):
+        if chances[_U(at)] > 0.0:
+            chances[_U(at)] = min(1.0, scale * chances[_U(at)])
+    return chances
+
+
+@compiled
+def scale_to(importance: Array, size: int) -> Any:
+    """The factor by which ``min(1, factor * importance)`` sums to ``size``; infinite if there are no more entries."""
+    positive = 0
+    for value in importance:
+        positive += value > 0.0
+    if positive <= size:
+        return np.inf
+    factor, previous = 0.0, -1.0
+    while factor > previous:  # the more entries are certain, the more is left for the others
+        room, mass, previous = np.float64(size), 0.0, factor
+        for value in importance:
+            if value * factor >= 1.0:
+                room -= 1.0
+            else:
+                mass += value
+        if room > 0.0 and mass > 0.0:
+            factor = max(factor, room / mass)
+    return factor
+
+
+@part
+def _choose(met: int, key: np.uint64, chances: Array, work: Work) -> None:
+    """Draw nodes, each by itself: turn its probability into the inverse, or into 0 if it is not drawn."""
+    for at in range(met):
+        chance = chances[_U(at)]
+        is_drawn = unit(draw(key, work.nodes[_U(at)], 0)) < chance
+        chances[_U(at)] = 1.0 / chance if is_drawn else 0.0
+
+
+@part
+def _thin(begin: int, end: int, met: int, layers: Layers, inverse: Array, work: Work) -> Any:
+    """Forget the nodes that were not drawn and the edges to them; return how many nodes there are."""
+    moved, found = np.empty(met, np.int64), end
+    for at in range(met):
+        if at < end:
+            moved[_U(at)] = at
+        elif inverse[_U(at)] > 0.0:
+            work.nodes[_U(found)] = work.nodes[_U(at)]
+            moved[_U(at)] = found
+            found += 1
+    low = out = work.starts[_U(begin)]
+    for row in range(begin, end):
+        high, whole, kept, start = work.starts[_U(row + 1)], 0.0, 0.0, out
+        for edge in range(low, high):
+            value, column = _value(edge, row, begin, layers.values, work), _U(work.columns[_U(edge)])
+            whole += value
+            if inverse[column] > 0.0:
+                work.positions[_U(out)] = work.positions[_U(edge)]
+                work.columns[_U(out)] = moved[column]
+                work.weights[_U(out)] = value * inverse[column]
+                kept += value * inverse[column]
+                out += 1
+        work.starts[_U(row + 1)] = out
+        if layers.normalize and kept > 0.0:
+            for edge in range(start, out):
+                work.weights[_U(edge)] *= whole / kept
+        low = high
+    return found
+
+
+@part
+def _place_again(count: int, start: int, work: Work, table: Table) -> None:
+    """Enter the batch's nodes into a new table. Behind the edges, from ``start``, there is room to list them."""
+    for at in range(count):
+        work.columns[_U(start + at)] = work.nodes[_U(at)]
+    place(start, start + count, work, table, ZERO)
+
+
+@compiled
+def add_column_norms(indptr: Array, indices: Array, values: Array, norms: Array) -> bool:
+    """Add to ``norms``, float64, the squared norm of each column of A in these rows. False: there is no such column."""
+    for row in range(len(indptr) - 1):
+        low, high = indptr[row], indptr[row + 1]
+        if is_no_row(low, high, len(indices)):
+            return False
+        for edge in range(low, high):
+            value = np.float64(values[edge]) if len(values) else 1.0 / (high - low)
+            column = _U(indices[edge])
+            if column >= _U(len(norms)):
+                return False
+            norms[column] += value * value
+    return True

@@ -1,0 +1,180 @@
+"""The compiled loops of subgraph sampling: find the nodes, then keep every edge between two of them.
+
+Touch this file after a change in kernels.py: numba keeps compiled kernels until their own file changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lightning_gnn_dist.engine.compiling import compiled, part
+from lightning_gnn_dist.engine.kernels import (
+    DAMAGED,
+    REPEATED_SEED,
+    ZERO,
+    Array,
+    Rule,
+    Table,
+    Work,
+    expand,
+    is_no_row,
+    open_rows,
+    place,
+    place_seeds,
+    slot_of,
+)
+from lightning_gnn_dist.engine.rng import below, draw
+
+_U = np.uint64
+
+
+@compiled
+def walk(indptr: Array, indices: Array, seeds: Array, key: np.uint64, length: int, out: Array) -> bool:
+    """Walk ``length`` steps from each seed, to a random sender each; who has none stays. False: it is no node."""
+    for i in range(len(seeds)):
+        node = np.int64(seeds[_U(i)])
+        for step in range(length):
+            first, last = indptr[_U(node)], indptr[_U(node + 1)]
+            if is_no_row(first, last, len(indices)):
+                return False
+            if last > first:
+                node = np.int64(indices[_U(first + below(draw(key, seeds[_U(i)], step), last - first))])
+            if _U(node) >= _U(len(indptr) - 1):
+                return False
+            out[_U(i * length + step)] = node
+    return True
+
+
+@compiled
+def sample_induced(
+    indptr: Array,
+    indices: Array,
+    seeds: Array,
+    others: Array,
+    work: Work,
+    table: Table,
+    num_nodes: Array,
+    num_edges: Array,
+) -> Any:
+    """The graph among the seeds and ``others``, which may repeat themselves, into ``work``."""
+    needed = len(seeds) + len(others)
+    if needed > len(work.positions):
+        return needed
+    count = place_seeds(seeds, work, table)
+    if count != len(seeds):
+        return REPEATED_SEED
+    for i in range(len(others)):
+        work.columns[_U(i)] = others[_U(i)]
+    count = place(ZERO, len(others), work, table, count)
+    needed = _induce(indptr, indices, count, work, table)
+    if 0 <= needed <= len(work.positions):
+        _count_hops(len(seeds), count, work, num_nodes, num_edges)
+    return needed
+
+
+@compiled
+def sample_egos(
+    indptr: Array,
+    indices: Array,
+    seeds: Array,
+    fanouts: Array,
+    keys: Array,
+    rule: Rule,
+    work: Work,
+    table: Table,
+    roots: Array,
+) -> Any:
+    """For each seed a graph of its own into ``work``, one behind the other; ``roots`` receives where they start.
+
+    Its nodes are those that neighbour sampling finds. Each graph is sampled into views of ``work`` that begin where
+    the one before ended, with an epoch of the table that begins there too.
+    """
+    room, nodes, edges = len(work.positions), ZERO, ZERO
+    work.starts[0] = 0
+    for i in range(len(seeds)):
+        mine = _behind(work, nodes, edges)
+        own = Table(table.entries, table.shift, table.epoch + nodes)
+        count = place_seeds(seeds[i : i + 1], mine, own)
+        begin = ZERO
+        for hop in range(len(fanouts)):
+            total = open_rows(indptr, len(indices), begin, count, fanouts[hop], rule.replace, mine)
+            if total < 0:
+                return DAMAGED
+            if nodes + edges + count + total >= room:
+                return 2 * room + total
+            met = expand(indices, len(indptr) - 1, begin, count, fanouts[hop], keys[hop], rule, mine, own)
+            if met < 0:
+                return DAMAGED
+            begin, count = count, met
+        total = _induce(indptr, indices, count, mine, own)
+        if total < 0:
+            return DAMAGED
+        if nodes + edges + count + total >= room:
+            return 2 * room + total
+        roots[_U(i)] = nodes
+        for row in range(count + 1):
+            mine.starts[_U(row)] += edges
+        nodes, edges = nodes + count, edges + total
+    roots[_U(len(seeds))] = nodes
+    return edges
+
+
+@part
+def _behind(work: Work, nodes: int, edges: int) -> Any:
+    """The parts of ``work`` behind so many nodes and edges."""
+    return Work(
+        work.nodes[nodes:],
+        work.starts[nodes:],
+        work.positions[edges:],
+        work.columns[edges:],
+        work.first,
+        work.degree,
+        work.weights,
+    )
+
+
+@part
+def _induce(indptr: Array, indices: Array, count: int, work: Work, table: Table) -> Any:
+    """Find the edges among the first ``count`` nodes; return how many there are, also where there is no room."""
+    out, room, num_nodes, is_damaged = 0, len(work.positions), _U(len(indptr) - 1), False
+    work.starts[0] = 0
+    for row in range(count):
+        node = _U(work.nodes[_U(row)])
+        first, last = indptr[node], indptr[node + _U(1)]
+        if is_no_row(first, last, len(indices)):
+            return DAMAGED
+        for edge in range(first, last):
+            sender = _U(indices[_U(edge)])
+            is_node = sender < num_nodes
+            is_damaged |= not is_node
+            at = _find(sender * _U(is_node), work, table)  # without a branch, which would take a fifth longer
+            if at >= 0:
+                if out < room:
+                    work.positions[_U(out)] = edge
+                    work.columns[_U(out)] = at
+                out += 1
+        work.starts[_U(row + 1)] = out
+    return DAMAGED if is_damaged else out
+
+
+@part
+def _find(node: np.uint64, work: Work, table: Table) -> Any:
+    """The position of a node in the batch, or -1."""
+    epoch, mask = _U(table.epoch), _U(len(table.entries) - 1)
+    slot = slot_of(node, table.shift)
+    entry = _U(table.entries[slot])
+    if table.shift:
+        while entry >= epoch and _U(work.nodes[entry - epoch]) != node:
+            slot = (slot + _U(1)) & mask
+            entry = _U(table.entries[slot])
+    return np.int64(entry - epoch) if entry >= epoch else np.int64(-1)
+
+
+@part
+def _count_hops(seeds: int, count: int, work: Work, num_nodes: Array, num_edges: Array) -> None:
+    """All nodes are found at the first hop, and all edges by the second."""
+    num_nodes[0], num_nodes[1] = seeds, count - seeds
+    num_edges[0] = work.starts[_U(seeds)]
+    num_edges[1] = work.starts[_U(count)] - work.starts[_U(seeds)]

@@ -1,0 +1,109 @@
+"""A :class:`Stack` for graphs that are in memory anyway: a table of all nodes, in place of sorting those of a bulk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.engine.sample import Sample, refuse_repeated
+from lightning_gnn_dist.engine.stack import Edges
+
+MAX_EDGES = 2**31 - 1  # of a hop of a bulk
+UNSEEN, SEEN = 2**31 - 1, -(2**31)  # a table's entry: nothing, or this bit and the place of a node in its batch
+
+
+class TableStack:
+    """Grows all batches of a bulk by a hop at a time, in as many launches for one batch as for many.
+
+    Node ``v`` of batch ``i`` has the id ``i * n + v``. There is an int32 for each of these ids.
+
+    Args:
+        seeds: The first nodes of each batch, as ``check_bulk`` returns them.
+        num_nodes: Nodes of the graph.
+        device: Where the graph is.
+
+    Attributes:
+        batch: Whose each node of the frontier is, those that were found last; they stand batch by batch.
+        nodes: The nodes of the frontier.
+    """
+
+    def __init__(self, seeds: Sequence[Tensor], num_nodes: int, device: torch.device) -> None:
+        self._seeds = seeds
+        self.num_batches, self.num_nodes = len(seeds), num_nodes
+        self._table = torch.full((len(seeds) * num_nodes,), UNSEEN, dtype=torch.int32, device=device)
+        self._starts = torch.arange(len(seeds) + 1, device=device) * num_nodes
+        self._found = torch.zeros(len(seeds), dtype=torch.int64, device=device)
+        self._nodes: list[Tensor] = []
+        self._degrees: list[Tensor] = []
+        self._columns: list[Tensor] = []
+        self._positions: list[Tensor] = []
+        self._weights: list[Tensor] = []
+        self._counts: list[Tensor] = []  # of nodes and edges in turn, one number for each batch
+        self._enter(torch.cat([ids + i * num_nodes for i, ids in enumerate(seeds)]).to(device))
+
+    def grow(self, edges: Edges) -> None:
+        """Add a hop: the edges of the frontier, and the nodes that they lead to for the first time."""
+        if edges.row.numel() > MAX_EDGES:
+            raise ValueError(
+                f"The batches of a bulk may have {MAX_EDGES} edges a hop, but these have {edges.row.numel()}. "
+                "Use fewer seeds a batch, or a smaller bulk_size."
+            )
+        starts = torch.searchsorted(edges.row, torch.arange(self.nodes.numel() + 1, device=edges.row.device))
+        batch = self.batch[edges.row]
+        self._degrees.append(starts.diff())
+        self._counts.append(torch.searchsorted(batch, torch.arange(len(self._starts), device=batch.device)).diff())
+        self._positions.append(edges.position)
+        if edges.weight is not None:
+            self._weights.append(edges.weight.to(torch.float32))
+        ids = batch * self.num_nodes + edges.column
+        self._enter(ids)
+        self._columns.append(self._table[ids] ^ SEEN)
+
+    def _enter(self, ids: Tensor) -> None:
+        """Give those of the ids that are new a place in their batches, in the order in which they come."""
+        order = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device)
+        self._table.scatter_reduce_(0, ids, order, "amin")  # entries of known nodes are negative, and stay
+        new = ids[self._table[ids] == order]
+        count = torch.searchsorted(new, self._starts).diff()
+        self.batch = torch.arange(self.num_batches, device=ids.device).repeat_interleave(count, output_size=len(new))
+        self.nodes = new - self._starts[self.batch]
+        before = count.cumsum(0) - count
+        place = torch.arange(new.numel(), device=ids.device) + (self._found - before)[self.batch]
+        self._table[new] = place.to(torch.int32) ^ SEEN
+        self._found = self._found + count
+        self._nodes.append(self.nodes)
+        self._counts.append(count)
+
+    def samples(self, *, with_ids: bool) -> list[Sample]:
+        """The batches, each in arrays of its own."""
+        counts = torch.stack(self._counts).tolist()  # the one time that the host waits for all of it
+        num_nodes, num_edges = counts[::2], counts[1::2]
+        for ids, count in zip(self._seeds, num_nodes[0], strict=True):
+            if count < ids.numel():
+                refuse_repeated(ids)
+        nodes, degrees = _dealt(self._nodes, num_nodes), _dealt(self._degrees, num_nodes[:-1])
+        columns, positions = _dealt(self._columns, num_edges), _dealt(self._positions, num_edges)
+        weights = _dealt(self._weights, num_edges)
+        zero = self._starts[:1]
+        return [
+            Sample(
+                nodes=torch.cat(nodes[i]),
+                indptr=torch.cat([zero, *degrees[i]]).cumsum(0, dtype=torch.int32),
+                indices=torch.cat(columns[i]),
+                num_sampled_nodes=[hop[i] for hop in num_nodes],
+                num_sampled_edges=[hop[i] for hop in num_edges],
+                edge_ids=torch.cat(positions[i]) if with_ids else None,
+                edge_weight=torch.cat(weights[i]) if weights else None,
+            )
+            for i in range(self.num_batches)
+        ]
+
+
+def _dealt(hops: list[Tensor], counts: list[list[int]]) -> list[list[Tensor]]:
+    """For each batch its piece of every hop, as views."""
+    if not hops:
+        return []
+    pieces = [hop.split(sizes) for hop, sizes in zip(hops, counts, strict=True)]
+    return [list(of_batch) for of_batch in zip(*pieces, strict=True)]

@@ -1,0 +1,154 @@
+"""Edges drawn from many rows at once, in torch operators: those that the compiled loops of :mod:`kernels` draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.engine.kernels import LEAST_WEIGHT
+from lightning_gnn_dist.engine.torch_rng import below, draw, unit
+
+ENTRIES_AT_ONCE = 1 << 21  # of the matrices that weighted rows are laid out in: several fit a GPU's cache
+LONGEST_ROW = 1 << 40
+
+
+class Rows(NamedTuple):
+    """The rows of a frontier.
+
+    Attributes:
+        key: The key under which each draws.
+        node: Whose row it is.
+        first: Where it starts in the graph's ``indices``.
+        degree: Its length.
+    """
+
+    key: Tensor
+    node: Tensor
+    first: Tensor
+    degree: Tensor
+
+    def at(self, places: Tensor) -> Rows:
+        return Rows(*(vector[places] for vector in self))
+
+
+def rows_of(indptr: Tensor, key: Tensor, node: Tensor) -> Rows:
+    first = indptr[node]
+    return Rows(key, node, first, indptr[node + 1] - first)
+
+
+def every_edge(rows: Rows) -> tuple[Tensor, Tensor]:
+    """For each edge of the rows its row, and its position in ``indices``."""
+    upto = rows.degree.cumsum(0)
+    total = int(upto[-1]) if upto.numel() else 0
+    at = torch.arange(total, device=upto.device)
+    row = torch.arange(upto.numel(), device=upto.device).repeat_interleave(rows.degree, output_size=total)
+    return row, at + (rows.first - upto + rows.degree)[row]
+
+
+def drawn_edges(rows: Rows, size: int, *, replace: bool, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same for ``size`` edges of each row; rows that have no more are taken whole.
+
+    Args:
+        rows: Where to draw.
+        size: How many of each row; -1 takes all.
+        replace: Whether an edge may be drawn more than once; no row that has edges is then taken whole.
+        weights: How likely each edge of the graph is, float32. None: all are.
+    """
+    if size < 0:
+        return every_edge(rows)
+    is_drawn = rows.degree > (0 if replace else size)
+    in_order = torch.arange(size, device=rows.node.device)
+    if weights is None:
+        places = torch.where(is_drawn[:, None], _evenly(rows, size, replace), in_order)
+    else:
+        places = in_order.repeat(rows.node.numel(), 1)
+        for some, drawn in _by_weight(rows, is_drawn, size, replace, weights):
+            places[some] = drawn
+    taken = in_order < torch.where(is_drawn, size, rows.degree)[:, None]
+    chosen = taken.view(-1).nonzero().view(-1)
+    return chosen // size, (rows.first[:, None] + places).view(-1)[chosen]
+
+
+def _evenly(rows: Rows, size: int, replace: bool) -> Tensor:
+    if replace:
+        return below(_words(rows, size), rows.degree[:, None])
+    return distinct(rows.key[:, None], rows.node[:, None], rows.degree[:, None], size)
+
+
+def _words(rows: Rows, count: int) -> Tensor:
+    """The first words of each row."""
+    return draw(rows.key[:, None], rows.node[:, None], torch.arange(count, device=rows.node.device))
+
+
+def distinct(keys: Tensor, nodes: Tensor, degrees: Tensor, size: int) -> Tensor:
+    """Floyd's algorithm, all rows side by side. What it says of rows shorter than ``size`` means nothing."""
+    step = torch.arange(size, device=nodes.device)
+    last = degrees - size + step
+    chosen = below(draw(keys, nodes, step), last + 1)
+    for i in range(1, size):
+        place = chosen[:, i : i + 1]
+        is_taken = (chosen[:, :i] == place).any(1, keepdim=True)
+        chosen[:, i : i + 1] = torch.where(is_taken, last[:, i : i + 1], place)
+    return chosen
+
+
+def _by_weight(
+    rows: Rows, is_drawn: Tensor, size: int, replace: bool, weights: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some rows at a time, of nearly equal length, and what they draw."""
+    drawn = is_drawn.nonzero().view(-1)
+    degree, order = rows.degree[drawn].sort()
+    widths = [1 << i for i in range(LONGEST_ROW.bit_length())]
+    upto = torch.searchsorted(degree, torch.tensor(widths, device=degree.device), right=True).tolist()
+    for width, (start, end) in zip(widths, pairwise([0, *upto]), strict=True):
+        fits = drawn[order[start:end]]
+        for some in fits.split(max(1, ENTRIES_AT_ONCE // width)) if end > start else ():
+            few = rows.at(some)
+            yield some, _high(few, width, size, weights) if replace else _earliest(few, width, size, weights)
+
+
+def _laid_out(rows: Rows, width: int, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights of the rows in a matrix, and which of its entries belong to none."""
+    place = torch.arange(width, device=rows.node.device)
+    last = rows.first + rows.degree - 1
+    position = (rows.first[:, None] + place).minimum(last[:, None])
+    return weights[position].to(torch.float64).clamp_(min=LEAST_WEIGHT), place >= rows.degree[:, None]
+
+
+def _earliest(rows: Rows, width: int, size: int, weights: Tensor) -> Tensor:
+    """The first to arrive at the rates of their weights, the earliest first."""
+    rate, outside = _laid_out(rows, width, weights)
+    arrival = unit(_words(rows, width)).neg_().log1p_().neg_().div_(rate)
+    return least(arrival.masked_fill_(outside, torch.inf), size)
+
+
+def least(matrix: Tensor, size: int) -> Tensor:
+    """Where the ``size`` least entries of each row stand, the least first.
+
+    The entries are dealt to groups. None of the least is in a group whose own least comes after ``size`` others: so two
+    short sorts take the place of a long one.
+    """
+    num_rows, width = matrix.shape
+    depth = 1  # of a group
+    while (2 * depth) ** 2 * size <= width and width % (2 * depth) == 0:
+        depth *= 2
+    if depth == 1:
+        return matrix.sort(dim=1, stable=True).indices[:, :size]
+    num_groups = width // depth
+    groups = matrix.view(num_rows, depth, num_groups).amin(1).sort(dim=1, stable=True).indices[:, :size]
+    layer = num_groups * torch.arange(depth, device=matrix.device)
+    groups = groups.sort(dim=1).values  # in order: ties stay as they are
+    places = (groups[:, None] + layer[:, None]).view(num_rows, depth * size)
+    return places.gather(1, matrix.gather(1, places).sort(dim=1, stable=True).indices[:, :size])
+
+
+def _high(rows: Rows, width: int, size: int, weights: Tensor) -> Tensor:
+    """Where random heights fall among the sums of the weights."""
+    weight, outside = _laid_out(rows, width, weights)
+    heights = weight.masked_fill_(outside, 0.0).cumsum(1)
+    height = unit(_words(rows, size)) * heights[:, -1:]
+    return torch.searchsorted(heights, height, right=True).minimum(rows.degree[:, None] - 1)

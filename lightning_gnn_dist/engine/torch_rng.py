@@ -1,0 +1,52 @@
+"""The draws of :mod:`rng` as torch operators: the same words, for tensors on any device.
+
+int64 arithmetic wraps as uint64 does; a shift to the right only has to lose the sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.engine.rng import key
+from lightning_gnn_dist.engine.sample import BatchKey
+
+
+def _signed(word: int) -> int:
+    return (word + 2**63) % 2**64 - 2**63
+
+
+_NODE, _STEP = _signed(0xD1342543DE82EF95), _signed(0x9E3779B97F4A7C15)
+_MIX_1, _MIX_2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+
+
+def keys_of(places: Sequence[BatchKey], hop: int, device: torch.device) -> Tensor:
+    """The key of a hop in each of several batches."""
+    return torch.tensor([_signed(int(key(*place, hop))) for place in places], device=device)
+
+
+def draw(keys: Tensor, nodes: Tensor, i: Tensor | int) -> Tensor:
+    """The ``i``-th random word of each node under its key; the arguments broadcast."""
+    return _mix_(_mix_(keys + _NODE * nodes) + _STEP * torch.as_tensor(i, device=keys.device))
+
+
+def unit(words: Tensor) -> Tensor:
+    """Numbers in ``[0, 1)``."""
+    return _shift(words, 11).to(torch.float64).mul_(2.0**-53)
+
+
+def below(words: Tensor, bound: Tensor) -> Tensor:
+    """Numbers in ``[0, bound)``; ``bound`` must not exceed ``2**31``."""
+    return (_shift(words, 32) * bound) >> 32
+
+
+def _mix_(words: Tensor) -> Tensor:
+    words.bitwise_xor_(_shift(words, 30)).mul_(_MIX_1)
+    words.bitwise_xor_(_shift(words, 27)).mul_(_MIX_2)
+    return words.bitwise_xor_(_shift(words, 31))
+
+
+def _shift(words: Tensor, bits: int) -> Tensor:
+    return (words >> bits).bitwise_and_((1 << (64 - bits)) - 1)

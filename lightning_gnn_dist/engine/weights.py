@@ -1,0 +1,68 @@
+"""Weights of edges, checked once for each graph."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.engine.kernels import Array
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
+
+NONE: Array = np.empty(0, np.float32)
+
+# Two threads may check the same array at the same time: both find the same.
+_CHECKED: weakref.WeakKeyDictionary[Graph, dict[str, Tensor]] = weakref.WeakKeyDictionary()
+
+
+def check_weight(name: str | None) -> None:
+    """Refuse what names no array."""
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ValueError(f'weight is the name of an edge array, such as "edge_weight", or None, got {shown(name)}.')
+
+
+def edge_weights(graph: Graph, name: str) -> Array:
+    """The edge array ``name`` as float32, one finite number of at least 0 for each edge.
+
+    An array of this type is used as it is, also behind a memory map. Others are copied once: kernels compiled
+    for one more type would cost everybody some seconds.
+    """
+    weights: Array = checked_weights(graph, name).numpy()
+    return weights
+
+
+def checked_weights(graph: Graph, name: str) -> Tensor:
+    """The same as a tensor, where the graph is."""
+    known = _CHECKED.setdefault(graph, {})
+    if name not in known:
+        known[name] = _checked(graph, name)
+    return known[name]
+
+
+def _checked(graph: Graph, name: str) -> Tensor:
+    if name not in graph.edge_arrays:
+        raise ValueError(
+            f"The graph has no edge array {name!r} to weigh edges by (it has: {sorted(graph.edge_arrays)}). "
+            f"Set data.{name}, one number per edge, before Graph.from_pyg(data)."
+        )
+    weights = graph.edge_arrays[name]
+    if weights.numel() != graph.num_edges or weights.dtype == torch.bool or weights.is_complex():
+        raise ValueError(
+            f"Edges are weighed by one number each, but {name} has shape {tuple(weights.shape)} of {weights.dtype}."
+        )
+    weights = weights.to(torch.float32).contiguous().view(-1)
+    for piece in weights.split(EDGES_AT_ONCE):
+        _check_range(piece, name)
+    return weights
+
+
+def _check_range(weights: Tensor, name: str) -> None:
+    wrong = ~torch.isfinite(weights) | (weights < 0)
+    if bool(wrong.any()):
+        raise ValueError(
+            f"Weights of edges must be finite and at least 0, but {name} holds {float(weights[wrong][0])}. "
+            f"For instance: data.{name} = data.{name}.nan_to_num().clamp(min=0)."
+        )

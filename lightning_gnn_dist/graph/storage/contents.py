@@ -1,0 +1,119 @@
+"""What the files of a saved graph hold, read forwards once, in pieces that stay in a cache.
+
+Compiled loops go wherever an edge points. So edges are looked at before the first of them runs, together with the
+checksums of all arrays of one number per node or edge. Arrays with more, such as features, are left to ``verify``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_gnn_dist.graph.storage.checksum import BYTES_AT_ONCE, Checksum, checksum_of
+from lightning_gnn_dist.graph.storage.files import open_file
+from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
+
+_UNSIGNED: dict[Any, np.dtype[Any]] = {np.dtype(np.int32): np.dtype(np.uint32), np.dtype(np.int64): np.dtype(np.uint64)}
+
+
+def check_edges(
+    folder: Path, names: Sequence[str], checksums: Mapping[str, str | None], num_senders: int | None
+) -> None:
+    """Refuse edges that are none, and short arrays that are not what was saved.
+
+    Args:
+        folder: Of the saved graph.
+        names: The short arrays, as :func:`short_arrays` lists them.
+        checksums: Of the arrays by name, where they are known.
+        num_senders: How many nodes may send. Default: those that have rows.
+    """
+    indptr, indices = (NpyFile.of(folder / f"{name}.npy") for name in ("indptr", "indices"))
+    _check_types(indptr, indices)
+    _check_indptr(indptr, indices.shape[0], checksums.get("indptr"))
+    _check_indices(indices, indptr.shape[0] - 1 if num_senders is None else num_senders, checksums.get("indices"))
+    for name in names:
+        if name not in ("indptr", "indices") and checksums[name] is not None:
+            for _ in _pieces(NpyFile.of(folder / f"{name}.npy"), checksums[name]):
+                pass
+
+
+def short_arrays(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Those with one number per row. What belongs to links is looked at where links are opened."""
+    return [name for name, entry in entries.items() if len(entry["shape"]) == 1 and not name.startswith("links/")]
+
+
+def verify(folder: Path, checksums: Mapping[str, str | None]) -> None:
+    """Read every array, and refuse one that is not what was saved."""
+    for name, checksum in checksums.items():
+        file = folder / f"{name}.npy"
+        if checksum is not None:
+            _compare(file, checksum_of(file), checksum)
+
+
+def _check_types(indptr: NpyFile, indices: NpyFile) -> None:
+    for file, types in ((indptr, [np.dtype(np.int64)]), (indices, list(_UNSIGNED))):
+        if len(file.shape) != 1 or file.dtype not in types:
+            names = " or ".join(map(str, types))
+            raise ValueError(
+                f"{file.path} holds {file.dtype} {file.shape}, and a vector of {names} is needed. Save the graph again."
+            )
+    if indptr.shape[0] == 0:
+        raise ValueError(f"{indptr.path} is empty, and needs one entry more than nodes. Save the graph again.")
+
+
+def _check_indptr(file: NpyFile, num_edges: int, checksum: str | None) -> None:
+    at, last = 0, 0
+    for piece in _pieces(file, checksum):
+        falls = piece[1:] < piece[:-1]
+        if piece[0] < last or falls.any() or (at == 0 and piece[0] != 0):
+            row = at - 1 if piece[0] < last else at + int(falls.argmax())
+            raise ValueError(
+                f"{file.path} is damaged (it must begin at 0 and not fall, and does not near row {max(row, 0)}). Save "
+                "the graph again."
+            )
+        at, last = at + piece.size, int(piece[-1])
+    if last != num_edges:
+        raise ValueError(
+            f"{file.path} is damaged (it ends at {last}, and indices.npy has {num_edges} edges). Save the graph again."
+        )
+
+
+def _check_indices(file: NpyFile, num_senders: int, checksum: str | None) -> None:
+    at = 0
+    for piece in _pieces(file, checksum):
+        if int(piece.view(_UNSIGNED[file.dtype]).max()) >= num_senders:  # negative ones are large without a sign
+            edge = int(((piece < 0) | (piece >= num_senders)).argmax())
+            raise ValueError(
+                f"{file.path} is damaged (edge {at + edge} comes from node {int(piece[edge])}, and ids lie in [0, "
+                f"{num_senders})). Save the graph again."
+            )
+        at += piece.size
+
+
+def _pieces(file: NpyFile, checksum: str | None) -> Iterator[Column]:
+    """The numbers in a file; behind the last, its checksum is compared."""
+    found, missing, buffer = Checksum(), file.num_bytes, np.empty(BYTES_AT_ONCE, np.uint8)
+    with open_file(file.path) as stream:
+        found.update(np.frombuffer(stream.read(file.offset), np.uint8))
+        while count := stream.readinto(buffer):  # type: ignore[attr-defined]
+            missing -= count
+            if missing < 0 or count % file.dtype.itemsize:
+                break
+            if checksum is not None:
+                found.update(buffer[:count])
+            yield buffer[:count].view(file.dtype)
+    if missing:
+        raise ValueError(f"{file.path} was changed while it was read. Save the graph again, to another path.")
+    if checksum is not None:
+        _compare(file.path, found.hexdigest(), checksum)
+
+
+def _compare(file: Path, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise ValueError(
+            f"{file} is not the file that was saved: its checksum is {found}, and meta.json says {wanted}. It was "
+            "damaged, or is another graph's: copy the graph again, or save it again."
+        )

@@ -1,0 +1,234 @@
+"""A saved graph: one directory of ``.npy`` files and a ``meta.json`` that describes them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import mmap
+import os
+import platform
+import re
+import resource
+import shutil
+import sys
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.storage import contents, marks
+from lightning_gnn_dist.graph.storage.bus_error import explain_bus_errors
+from lightning_gnn_dist.graph.storage.files import check_entries, flush, make_read_only, open_file, read_json
+from lightning_gnn_dist.graph.storage.npy import NpyFile, save_for_good
+
+FORMAT = "lightning_gnn_dist graph"
+VERSION = 1
+_WAY_OUT = "Copy or save the graph again."
+# Linux's MAP_NORESERVE, which Python's mmap module does not name.
+_NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in {"x86_64", "aarch64"} else 0
+
+
+def write(path: Path, arrays: Mapping[str, Tensor], fingerprint: str, *, overwrite: bool) -> None:
+    """Write under a temporary name beside ``path``, then rename: a reader sees all of it or nothing."""
+    check_target(path, overwrite=overwrite)
+    check_names(arrays)
+    with draft_beside(path) as draft:
+        _write(draft, arrays, fingerprint)
+        replace(draft, path)
+
+
+@contextmanager
+def draft_beside(path: Path) -> Iterator[Path]:
+    """A new folder beside ``path``, to be renamed when all of it is written. It is gone after the block."""
+    draft = unused_name(path)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def unused_name(path: Path) -> Path:
+    """A name beside ``path`` that no other process uses, and that nobody takes for the name of something complete."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+
+
+def check_target(path: Path, *, overwrite: bool) -> None:
+    """Refuse to write where something is that must stay."""
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists already. Choose another path, or pass overwrite=True.")
+    if path.exists() and not (path / "meta.json").exists():
+        raise FileExistsError(f"{path} exists and is not a saved graph, so it is not overwritten. Choose another path.")
+
+
+def read(path: Path, num_senders: int | None = None) -> tuple[dict[str, Tensor], str]:
+    """Map every array. What must not be wrong is read, unless it was when these files were opened before.
+
+    Args:
+        path: The directory.
+        num_senders: How many nodes the edges may come from. Default: those that have rows.
+    """
+    meta = read_meta(path)
+    entries: dict[str, dict[str, Any]] = meta["arrays"]
+    arrays = {name: _map(path / f"{name}.npy", entry) for name, entry in entries.items()}
+    explain_bus_errors(path.resolve())
+    short = contents.short_arrays(entries)
+    sign = marks.signature(path, ["meta.json", *(f"{name}.npy" for name in short)], num_senders=num_senders)
+    if {"indptr", "indices"} <= entries.keys() and not marks.is_marked(path, sign):
+        contents.check_edges(path, short, _checksums(entries), num_senders)
+        marks.mark(path, sign)
+    return arrays, meta["fingerprint"]
+
+
+def verify(path: Path, prefix: str = "") -> list[str]:
+    """Compare every array, or those of a prefix, with its checksum; return the names of those saved without one."""
+    entries = read_meta(path)["arrays"]
+    checksums = _checksums({name: entry for name, entry in entries.items() if name.startswith(prefix)})
+    contents.verify(path, checksums)
+    return [name for name, checksum in checksums.items() if checksum is None]
+
+
+def _checksums(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None]:
+    return {name: entry.get("xxh64") for name, entry in entries.items()}
+
+
+def _write(directory: Path, arrays: Mapping[str, Tensor], fingerprint: str) -> None:
+    checksums = {}
+    for name, tensor in arrays.items():
+        file = directory / f"{name}.npy"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        checksums[name] = save_for_good(file, _as_numpy(tensor))
+    describe(directory, {name: (t.dtype, t.shape) for name, t in arrays.items()}, fingerprint, checksums)
+
+
+def describe(
+    directory: Path,
+    arrays: Mapping[str, tuple[torch.dtype, Sequence[int]]],
+    fingerprint: str,
+    checksums: Mapping[str, str],
+) -> None:
+    """Write ``meta.json``, which makes a directory of arrays a saved graph."""
+    check_names(arrays)
+    entries = {
+        name: {"dtype": _dtype_name(dtype), "shape": list(shape), "xxh64": checksums[name]}
+        for name, (dtype, shape) in arrays.items()
+    }
+    meta = {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "arrays": entries}
+    (directory / "meta.json").write_text(json.dumps(meta, indent=1))
+    flush(directory / "meta.json")
+
+
+def replace(draft: Path, path: Path) -> None:
+    """Put ``draft`` in the place of ``path``, and make its files read-only: a file that is mapped must never change.
+
+    The old directory is moved aside first and removed last. Who has mapped its files keeps them.
+    """
+    if not path.exists():
+        os.rename(draft, path)
+        make_read_only(path)
+        return
+    old = unused_name(path)
+    os.rename(path, old)
+    os.rename(draft, path)
+    make_read_only(path)
+    shutil.rmtree(old)
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """What ``meta.json`` says, if it says all that it should."""
+    file = path / "meta.json"
+    if not file.exists():
+        raise FileNotFoundError(f"{path} is not a saved graph: it has no meta.json. Write one with graph.save(path).")
+    meta = read_json(file, _WAY_OUT)
+    if meta.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a graph saved by this package: its meta.json does not say {FORMAT!r}.")
+    check_entries(meta, {"version": int, "fingerprint": str, "arrays": dict[str, dict[str, object]]}, file, _WAY_OUT)
+    if meta["version"] < 1:
+        raise ValueError(f"{file} is damaged (there is no format version {meta['version']}). {_WAY_OUT}")
+    if meta["version"] > VERSION:
+        raise ValueError(
+            f"{path} was saved in format version {meta['version']}, and this release reads up to {VERSION}: "
+            "upgrade lightning_gnn_dist, or save the graph again with this release."
+        )
+    check_names(meta["arrays"])
+    for entry in meta["arrays"].values():
+        check_entries(entry, {"dtype": str, "shape": list[int]}, file, _WAY_OUT)
+        check_entries({"xxh64": None} | entry, {"xxh64": str | None}, file, _WAY_OUT)
+        if not isinstance(getattr(torch, entry["dtype"], None), torch.dtype):
+            raise ValueError(f"{file} is damaged (torch has no type {entry['dtype']!r:.60}). {_WAY_OUT}")
+    return meta
+
+
+def check_names(names: Iterable[str]) -> None:
+    """A name becomes the name of a file, and must stay inside the directory."""
+    for name in names:
+        if not re.fullmatch(r"indptr|indices|(nodes|edges|links)/\w[^/\\\0]*", name):
+            raise ValueError(
+                f"{name.partition('/')[2] or name!r} cannot be the name of a saved array: start it with a letter, and "
+                "use no slashes."
+            )
+
+
+def _map(file: Path, entry: dict[str, Any]) -> Tensor:
+    dtype = getattr(torch, entry["dtype"])
+    try:
+        tensor = torch.from_numpy(map_npy(file))
+    except (OSError, ValueError, TypeError) as error:  # torch has no tensors of strings, or of another byte order
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            raise MemoryError(
+                f"{file} cannot be mapped: its {file.stat().st_size:,} bytes are more than this process may still map "
+                f"({_limits()}). Maps count in full although they hold no memory: raise that limit, or limit what is "
+                "held instead (a cgroup, SLURM's --mem)."
+            ) from error
+        raise ValueError(f"{file} is missing or truncated ({error}). {_WAY_OUT}") from error
+    if dtype == torch.bfloat16:  # numpy has no bfloat16: its bits are stored as int16
+        tensor = tensor.view(torch.bfloat16)
+    if list(tensor.shape) != entry["shape"] or tensor.dtype != dtype:
+        raise ValueError(
+            f"{file} holds {tensor.dtype} {tuple(tensor.shape)}, but meta.json says {dtype} "
+            f"{tuple(entry['shape'])}: the directory mixes two graphs. Save the graph again."
+        )
+    return tensor
+
+
+def _limits() -> str:
+    """What limits the maps of this process, in words. Both count all of a map that may be written to."""
+    limits = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
+    soft = {name: resource.getrlimit(kind)[0] for name, kind in limits.items()}
+    found = [f"{name}: {limit:,} bytes" for name, limit in soft.items() if limit != resource.RLIM_INFINITY]
+    return " and ".join(found) or "the system allows no more: vm.max_map_count, vm.overcommit_memory"
+
+
+def map_npy(file: Path) -> np.ndarray[Any, Any]:
+    """Map a file, copy on write: torch wants writable memory, and the file must never change.
+
+    Not ``np.load(mmap_mode="c")``: Linux refuses such a map when it is larger than the memory there is, unless
+    told that no page of it needs to be held in reserve.
+    """
+    found = NpyFile.of(file)
+    if found.by_column:
+        raise ValueError("its columns are contiguous")
+    count = math.prod(found.shape)
+    if count == 0:
+        return np.empty(found.shape, found.dtype)
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    with open_file(file) as stream:
+        whole = mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=protection)
+    if len(whole) != found.offset + found.num_bytes:
+        raise ValueError(f"it has {len(whole):,} bytes, and its header promises {found.offset + found.num_bytes:,}")
+    return np.frombuffer(whole, found.dtype, count, found.offset).reshape(found.shape)
+
+
+def _as_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    tensor = tensor.contiguous()
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

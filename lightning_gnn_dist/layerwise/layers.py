@@ -1,0 +1,145 @@
+"""One layer of a model, for many nodes, in batches that keep a budget of memory."""
+
+from __future__ import annotations
+
+import uuid
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch_geometric.data import Data
+
+from lightning_gnn_dist.batches.file_rows import FileRows
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.engine.scratch import DIRECT_NODES
+from lightning_gnn_dist.graph.graph import Graph, checked_graph
+from lightning_gnn_dist.graph.storage.row_file import RowFile, make, rows_of
+from lightning_gnn_dist.graph.storage.store import map_npy
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.wire import collectives
+
+Layer = Callable[[Data], Tensor]
+Rows = np.ndarray[Any, Any]
+OnRows = Callable[[Data, Tensor], object]
+COPIES = 3  # of rows: what a layer reads, and what it makes of that on the way
+_BYTES_OF_AN_EDGE = 120  # in the sampler's working memory and in the batch
+_PLANNED = 0.6  # of the budget; windows of files come on top, and what an allocator keeps of the batch before
+
+
+class HasLayers(Protocol):
+    """A module that can be asked for one layer after the other."""
+
+    def layers(self) -> Sequence[Layer]:
+        """Functions of a batch of one hop, whose ``x`` is what the function before returned; the last one's is kept.
+
+        Each returns a row for each of the first ``batch.batch_size`` nodes. Beside ``x`` the batch is an ordinary one:
+        ``blocks[0]``, ``edge_index``, ``n_id``, and the graph's other arrays.
+        """
+        ...
+
+
+def has_layers(model: LightningModule) -> bool:
+    """Whether it is one. An attribute of that name, such as a list of modules, is something else."""
+    return callable(getattr(type(model), "layers", None))
+
+
+@dataclass
+class LayerWork:
+    """What one rank does. A subclass says of which nodes, and where rows of inner layers go.
+
+    Attributes:
+        model: Has a method ``layers``.
+        path: The file for the rows of the last layer, which all ranks share. None: none is written.
+        budget_bytes: What a batch may take.
+        on_rows: Called with each batch of the last layer and the rows of its seeds.
+        dtype: Of a layer's rows: in a file, bfloat16 is float32.
+    """
+
+    model: LightningModule
+    path: Path | None
+    budget_bytes: int
+    on_rows: OnRows | None
+    dtype: torch.dtype | None = None
+
+    def layers(self) -> list[Layer]:
+        return list(cast(HasLayers, self.model).layers())
+
+    def compute(self, layer: Layer, graph: Graph, nodes: range, on_rows: OnRows | None) -> Iterator[tuple[range, Rows]]:
+        """The rows of some nodes, batch by batch."""
+        start, bytes_out, dtype, source = nodes.start, _bytes_of_row(graph), self.dtype, FileRows(graph)
+        while start < nodes.stop:
+            stop = end_of_batch(graph, start, nodes.stop, self.budget_bytes, bytes_out)
+            batch = _batch(graph, source, torch.arange(start, stop), dtype).to(self.model.device)
+            outputs = layer(batch)
+            rows = rows_of(outputs, stop - start, "a layer")
+            yield range(start, stop), rows
+            if on_rows is not None:
+                on_rows(batch, outputs[: stop - start])
+            start, bytes_out, self.dtype = stop, rows[:1].nbytes, outputs.dtype
+            del batch, outputs, rows  # or two batches would be held while the next is made
+
+    def open_shared(self, draft: Path, num_rows: int, like: Rows) -> RowFile:
+        """Rank 0 makes the file; all open it. Each has its first rows now."""
+        if collectives.rank() == 0:
+            make(draft, num_rows, like)
+        self.meet()
+        if not draft.exists():
+            raise FileNotFoundError(
+                f"Rank {collectives.rank()} does not see {draft}, which rank 0 has made: write to storage that all "
+                "hosts share. Of a sharded graph, on_rows gives every rank its own rows, without a path."
+            )
+        return RowFile(draft, "a layer")
+
+    def agreed_token(self) -> int:
+        token = torch.tensor([uuid.uuid4().int >> 66], device=self.model.device)
+        collectives.broadcast_([token])
+        return int(token)
+
+    def meet(self) -> None:
+        collectives.all_gather_rows(torch.zeros(1, dtype=torch.int64, device=self.model.device)).sum().item()
+
+
+def with_x(graph: Graph, rows: Path) -> Graph:
+    """The graph with other features: what a layer said of its nodes."""
+    x = torch.from_numpy(map_npy(rows))
+    return checked_graph(graph.indptr, graph.indices, graph.node_arrays | {"x": x}, graph.edge_arrays)
+
+
+def end_of_batch(graph: Graph, start: int, end: int, budget_bytes: int, bytes_out: int) -> int:
+    """The node after the last one that can be computed together with ``start`` within the budget."""
+    bytes_in = _bytes_of_row(graph)
+    first = int(graph.indptr[start])
+
+    def cost(stop: int) -> int:
+        edges, nodes = int(graph.indptr[stop]) - first, stop - start
+        senders = min(edges + nodes, graph.num_nodes)
+        of_rows = COPIES * (senders * bytes_in + nodes * bytes_out)
+        return of_rows + edges * _bytes_of_edge(graph) + 4 * min(graph.num_nodes, DIRECT_NODES)
+
+    fitting = bisect_right(range(start + 1, end + 1), _PLANNED * budget_bytes, key=cost)
+    return start + max(fitting, 1)
+
+
+def _batch(graph: Graph, source: FileRows, nodes: Tensor, dtype: torch.dtype | None) -> Data:
+    """These nodes with all that send to them."""
+    (sample,) = NeighborSampler([-1]).sample_bulk(graph, [nodes], [BatchKey(0, 0, 0)])
+    source.release()
+    batch = source.assemble(sample)
+    if dtype is not None:
+        batch.x = batch.x.to(dtype)
+    return batch
+
+
+def _bytes_of_row(graph: Graph) -> int:
+    return sum(array[:1].numel() * array.element_size() for array in graph.node_arrays.values())
+
+
+def _bytes_of_edge(graph: Graph) -> int:
+    arrays = graph.edge_arrays.values()
+    return _BYTES_OF_AN_EDGE + sum(array[:1].numel() * array.element_size() for array in arrays)

@@ -1,0 +1,187 @@
+"""What a model says of every node, one layer at a time.
+
+    h_0 = x,   h_l[v] = layer_l(h_(l-1)[v], {h_(l-1)[u] : u -> v}) for all v, before any h_(l+1)
+
+So a layer is computed once for each node. Batches with all neighbours compute the inner layers of a node again for
+every batch that it is reached from, and hold all that is reached by as many hops as there are layers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from lightning_gnn_dist.checks import (
+    MAX_INTEGER,
+    check_callable,
+    check_instance,
+    check_npy,
+    check_true_or_false,
+    is_integer,
+    shown,
+)
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.joint import HoldsShards
+from lightning_gnn_dist.layerwise.layers import Layer, LayerWork, OnRows, has_layers, with_x
+from lightning_gnn_dist.layerwise.sharded_layers import ShardedWork
+from lightning_gnn_dist.wire import collectives
+
+BUDGET_BYTES = 1 << 30
+LEAST_BYTES = 16 << 20  # with less, the sampler's table of nodes would leave no room for a batch
+
+
+def predict_by_layer(
+    trainer: Trainer,
+    model: LightningModule,
+    graph: Graph | HoldsShards,
+    path: str | Path | None,
+    *,
+    on_rows: OnRows | None = None,
+    budget_bytes: int = BUDGET_BYTES,
+    overwrite: bool = False,
+    **options: Any,
+) -> None:
+    """Write the rows of all nodes to one ``.npy``, row ``v`` for node ``v``, shared by all ranks of the trainer.
+
+        class SAGE(pl.LightningModule):
+            def layers(self):
+                return [lambda batch: self.conv1(batch.x, batch.edge_index).relu(), self.last]
+
+    Of a sharded graph, every rank computes a layer for nodes of its own shard. Before the next one it is sent, once,
+    the rows of the nodes elsewhere that send to them. All these lie in a folder beside the shards, which vanishes: it
+    takes as much as the arrays of those nodes. Rows are written in the order of ``n_id``, that of the graph before it
+    was divided.
+
+    Args:
+        trainer: Starts the ranks, places the model and sets the precision.
+        model: Has a method ``layers``, see :class:`HasLayers`.
+        graph: All ranks need it, and storage that they share for the file and those of inner layers beside it. Or the
+            data module of a graph that no host holds: then only the file itself needs such storage.
+        path: The file. It appears when it is complete. None: ``on_rows`` has what is to be kept. Only for a sharded
+            graph.
+        on_rows: Called on each rank with the batches of the last layer and the rows of their ``batch_size`` seeds. Over
+            all ranks, every node is a seed once: ``metric.update(rows[mask], batch.y[:batch.batch_size][mask])`` with
+            ``mask = batch.test_mask[:batch.batch_size]`` is an exact evaluation.
+        budget_bytes: What a batch may take on each rank, beside what the process has anyway. What a layer makes of
+            every edge, as attention does, comes on top; so do, where there is no ``/proc``, pages of mapped files. A
+            node with more neighbours than the budget allows is a batch of its own.
+        overwrite: Replace a file that is there.
+        options: Those of ``trainer.predict``: ``ckpt_path``, ``weights_only``.
+    """
+    path = None if path is None else check_npy("path", path)
+    check_instance("graph", graph, Graph | HoldsShards, "a Graph or a ShardedDataModule")
+    check_true_or_false(overwrite=overwrite)
+    _check_options(options)
+    if on_rows is not None:
+        check_callable("on_rows", on_rows, "a function of a batch and its rows, such as lambda batch, rows: ...", 0, 0)
+    _check(trainer, model, budget_bytes)
+    _check_path(path, on_rows, is_sharded=isinstance(graph, HoldsShards), overwrite=overwrite)
+    work: _Work | ShardedWork
+    if isinstance(graph, HoldsShards):
+        work = ShardedWork(model, path, budget_bytes, on_rows, folder=graph.shards_path)
+    else:
+        work = _Work(model, path, budget_bytes, on_rows, graph=graph)
+    # As a step of Lightning's own loop: ranks are started, the checkpoint is loaded, and the precision holds.
+    model.predict_step = work.step  # type: ignore[method-assign]
+    try:
+        trainer.predict(model, dataloaders=_Once(), return_predictions=False, **options)
+    finally:
+        del model.predict_step
+
+
+class _Once:
+    """A loader of one batch: Lightning asks for one, and the work is a step's."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield torch.zeros(1)
+
+
+@dataclass(kw_only=True)
+class _Work(LayerWork):
+    """Of a rank that has the whole graph. All of them meet after each layer."""
+
+    graph: Graph
+
+    def step(self, batch: Tensor) -> Tensor:
+        """In the place of the module's own."""
+        assert self.path is not None
+        layers = self.layers()
+        num_nodes, num_ranks = self.graph.num_nodes, collectives.world_size()
+        if num_nodes < num_ranks:
+            raise ValueError(f"{num_nodes} nodes are too few for {num_ranks} ranks to share.")
+        rank_zero_info(f"{len(layers)} layers, one after the other, for {num_nodes:,} nodes.")
+        token = self.agreed_token()
+        drafts = [self.path.parent / f".{self.path.name}.{token:x}.{place}" for place in range(len(layers))]
+        try:
+            for place, layer in enumerate(layers):
+                graph = with_x(self.graph, drafts[place - 1]) if place else self.graph
+                is_last = place == len(layers) - 1
+                self._write_layer(layer, graph, drafts[place], self.on_rows if is_last else None)
+                self.meet()  # the layer is complete
+            if collectives.rank() == 0:
+                os.replace(drafts[-1], self.path)
+            self.meet()  # none looks for the file before it is there
+        finally:
+            if collectives.rank() == 0:
+                for draft in drafts:
+                    draft.unlink(missing_ok=True)
+        return batch
+
+    def _write_layer(self, layer: Layer, graph: Graph, draft: Path, on_rows: OnRows | None) -> None:
+        """This rank's share of the nodes."""
+        rank, num_ranks = collectives.rank(), collectives.world_size()
+        start, end = graph.num_nodes * rank // num_ranks, graph.num_nodes * (rank + 1) // num_ranks
+        file = None
+        for nodes, rows in self.compute(layer, graph, range(start, end), on_rows):
+            file = self.open_shared(draft, graph.num_nodes, rows) if file is None else file
+            file.write(np.arange(nodes.start, nodes.stop), rows)
+        assert file is not None
+        file.close()
+
+
+def _check(trainer: Trainer, model: LightningModule, budget_bytes: int) -> None:
+    check_instance("trainer", trainer, Trainer, "a lightning.pytorch.Trainer")
+    check_instance("model", model, LightningModule, "a LightningModule with a method layers()")
+    if not has_layers(model):
+        raise TypeError(
+            f"model: {type(model).__name__} has no method layers() that returns one function for each layer."
+        )
+    if not is_integer(budget_bytes) or not LEAST_BYTES <= budget_bytes <= MAX_INTEGER:
+        raise ValueError(f"budget_bytes must be at least 16 megabytes, 16 << 20, got {shown(budget_bytes)}.")
+    if isinstance(trainer.limit_predict_batches, int) or trainer.limit_predict_batches != 1.0:
+        raise ValueError(
+            f"limit_predict_batches={trainer.limit_predict_batches!r} would leave rows without a prediction: all nodes "
+            "are written. Leave the limit out."
+        )
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    """Those that ``trainer.predict`` knows, and that are not decided here."""
+    known = inspect.signature(Trainer.predict).parameters.keys() & {"ckpt_path", "weights_only"}
+    if unknown := sorted(options.keys() - known):
+        raise TypeError(
+            f"predict_by_layer() knows no argument {unknown[0]!r}: beside its own it passes on {sorted(known)}."
+        )
+
+
+def _check_path(path: Path | None, on_rows: OnRows | None, *, is_sharded: bool, overwrite: bool) -> None:
+    if path is None and not (is_sharded and on_rows is not None):
+        raise ValueError(
+            "path=None keeps nothing: name a file. Only with on_rows, and of a sharded graph, can it be left out: "
+            "otherwise ranks share the rows of inner layers beside the file."
+        )
+    if path is not None and path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists already. Choose another path, or overwrite=True.")

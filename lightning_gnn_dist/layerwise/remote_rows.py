@@ -1,0 +1,183 @@
+"""Some of the nodes with the rows of all that send to them, in files: what a rank computes a layer on.
+
+    own nodes 0 to n, and behind them their halo: nodes elsewhere, in increasing order of their ids
+
+A row of the halo comes from the rank that computes it, once for each layer, in rounds that bound what a rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.convert import index_dtype
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph
+from lightning_gnn_dist.graph.rows import take_rows
+from lightning_gnn_dist.graph.storage import npy
+from lightning_gnn_dist.graph.storage.row_file import RowFile, make
+from lightning_gnn_dist.graph.storage.store import map_npy
+from lightning_gnn_dist.prepare.shard import Bounds, Shard
+from lightning_gnn_dist.wire.collectives import Channel
+
+_COPIES = 6  # of what a round sends: as rows, as bytes, as what came; and what an allocator holds on to
+_BYTES_OF_AN_EDGE = 80  # while local ids are looked up
+_ROWS_AT_ONCE = 1 << 16
+
+
+class Division:
+    """Which nodes each rank computes: those of a shard, divided among all ranks that hold it.
+
+    Args:
+        bounds: Where the shards begin.
+        num_ranks: A multiple of the number of shards; rank ``r`` has shard ``r % num_shards``.
+    """
+
+    def __init__(self, bounds: Bounds, num_ranks: int) -> None:
+        self._num_shards, self._copies = bounds.num_shards, num_ranks // bounds.num_shards
+        first, last = bounds.nodes[:-1, None], bounds.nodes[1:, None]
+        starts = first + (last - first) * torch.arange(self._copies) // self._copies
+        self.starts = torch.cat([starts.view(-1), bounds.nodes[-1:]])
+        if int(self.starts.diff().min()) < 1:
+            shard = int(self.starts.diff().argmin()) // self._copies
+            raise ValueError(
+                f"Shard {shard} has {int((last - first)[shard])} nodes, which {self._copies} ranks are to compute: "
+                "start fewer ranks, or divide the graph into fewer shards."
+            )
+
+    def nodes(self, rank: int) -> range:
+        place = rank % self._num_shards * self._copies + rank // self._num_shards
+        return range(int(self.starts[place]), int(self.starts[place + 1]))
+
+
+class RemoteRows:
+    """A rank's own nodes and their halo, as a graph whose arrays are files.
+
+    It holds a batch of edges or rows in RAM, and at first some 40 bytes for each node of the halo.
+
+    Args:
+        shard: Has the own nodes.
+        division: Says which they are.
+        channel: All ranks.
+        folder: For the files, on this host.
+        budget_bytes: What a batch of edges, or a round of the exchange, may take.
+    """
+
+    def __init__(self, shard: Shard, division: Division, channel: Channel, folder: Path, budget_bytes: int) -> None:
+        self._channel, self._folder, self._budget_bytes = channel, folder, budget_bytes
+        self._shard, self._own = shard, division.nodes(channel.rank)
+        self._edges_at_once = min(EDGES_AT_ONCE, max(1, budget_bytes // _BYTES_OF_AN_EDGE))
+        self.ids = self._kept("ids", self._outside(_rows_of(shard, self._own).indices))
+        self._small = index_dtype(int(shard.bounds.nodes[-1]))
+        self._cuts = [self._cut(division.nodes(rank)) for rank in range(channel.size)]
+        self._most = self._agreed_most()
+
+    @property
+    def num_own(self) -> int:
+        return len(self._own)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.num_own + self.ids.numel()
+
+    def graph(self) -> Graph:
+        """The rows of the own nodes, and the arrays of all. Collective."""
+        rows = _rows_of(self._shard, self._own)
+        ends = rows.indptr[-1:].expand(self.ids.numel())
+        indptr = self._kept("indptr", torch.cat([rows.indptr, ends]))
+        arrays = {name: self._with_halo(name, array) for name, array in sorted(rows.node_arrays.items())}
+        return checked_graph(indptr, self._local_indices(rows.indices), arrays, rows.edge_arrays)
+
+    def complete(self, path: Path) -> None:
+        """Put the rows of the halo behind the own ones, which are in the file. Collective."""
+        own, file = _map(path)[: self.num_own], RowFile(path, "a layer")
+        for asked, places in self._rounds(own[:1].numel() * own.element_size()):
+            told = self._channel.exchange(asked)
+            answers = [take_rows(own, ids.to(torch.int64) - self._own.start) for ids in told]
+            rows = self._channel.exchange(answers, [len(ids) for ids in asked])
+            for at, piece in zip(places, rows, strict=True):
+                file.write(self.num_own + np.arange(at.start, at.stop), piece.numpy())
+        file.close()
+
+    def _rounds(self, bytes_of_row: int) -> Iterator[tuple[list[Tensor], list[range]]]:
+        """What to ask each rank for, and where in the halo that is: as often on all ranks, also with nothing left.
+
+        At most so many of one rank that neither what is asked nor what is answered exceeds the budget.
+        """
+        size = max(1, self._budget_bytes // (_COPIES * (bytes_of_row + 8) * self._channel.size))
+        for start in range(0, self._most, size):
+            places = [cut[start : start + size] for cut in self._cuts]
+            yield [self.ids[at.start : at.stop].to(self._small) for at in places], places
+
+    def _cut(self, nodes: range) -> range:
+        """Where in the halo another rank's nodes are."""
+        return range(*torch.searchsorted(self.ids, torch.tensor([nodes.start, nodes.stop])).tolist())
+
+    def _outside(self, indices: Tensor) -> Tensor:
+        """The nodes that send to the own ones and are none of them, in increasing order."""
+        found, new = torch.empty(0, dtype=torch.int64), list[Tensor]()
+        for senders in indices.split(self._edges_at_once):
+            new.append(senders[~_is_in(senders, self._own)].unique().to(torch.int64))
+            if sum(map(len, new)) > max(self._edges_at_once, len(found)):  # so that each is sorted a few times
+                found, new = torch.cat([found, *new]).unique(), []
+        every: Tensor = torch.cat([found, *new]).unique()
+        return every
+
+    def _agreed_most(self) -> int:
+        """The most nodes that any rank needs of another."""
+        own = torch.tensor([max(map(len, self._cuts))])
+        return int(torch.cat(self._channel.exchange([own] * self._channel.size)).max())
+
+    def _with_halo(self, name: str, array: Tensor) -> Tensor:
+        path, stored = self._folder / f"nodes-{name}.npy", array
+        if array.dtype == torch.bfloat16:  # numpy has none
+            stored = array.view(torch.int16)
+        make(path, self.num_nodes, stored[:1].numpy())
+        file = RowFile(path)
+        for start in range(0, self.num_own, _ROWS_AT_ONCE):
+            rows = stored[start : start + _ROWS_AT_ONCE].numpy()
+            file.write(np.arange(start, start + len(rows)), rows)
+        file.close()
+        self.complete(path)
+        return _map(path).view(array.dtype)
+
+    def _local_indices(self, indices: Tensor) -> Tensor:
+        """Own nodes by their place among the own, others by that in the halo behind them."""
+        path, dtype = self._folder / "indices.npy", index_dtype(self.num_nodes)
+        npy.write_header(path, _numpy_dtype(dtype), tuple(indices.shape))
+        for senders in indices.split(self._edges_at_once):
+            outside = self.num_own + torch.searchsorted(self.ids, senders.to(torch.int64))
+            local = torch.where(_is_in(senders, self._own), senders - self._own.start, outside)
+            npy.append(path, local.to(dtype).numpy())
+        return _map(path)
+
+    def _kept(self, name: str, array: Tensor) -> Tensor:
+        """The same array in a file, whose pages the system may take back."""
+        npy.save(self._folder / f"{name}.npy", array.numpy())
+        return _map(self._folder / f"{name}.npy")
+
+
+def _rows_of(shard: Shard, nodes: range) -> Graph:
+    """Those of some nodes of a shard, without a copy of what is large."""
+    first, last = nodes.start - shard.first_node, nodes.stop - shard.first_node
+    rows, starts = shard.rows, shard.rows.indptr[first : last + 1]
+    edges = slice(int(starts[0]), int(starts[-1]))
+    arrays = {name: array[first:last] for name, array in rows.node_arrays.items()}
+    of_edges = {name: array[edges] for name, array in rows.edge_arrays.items()}
+    return checked_graph(starts - starts[0], rows.indices[edges], arrays, of_edges)
+
+
+def _is_in(ids: Tensor, nodes: range) -> Tensor:
+    return (ids >= nodes.start) & (ids < nodes.stop)
+
+
+def _map(path: Path) -> Tensor:
+    return torch.from_numpy(map_npy(path))
+
+
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    return torch.empty(0, dtype=dtype).numpy().dtype

@@ -1,0 +1,102 @@
+"""Rows of all nodes of a graph that no host holds, one layer at a time.
+
+    h_l of the own nodes -> those of the halo come from the ranks that have computed them -> h_(l+1) of the own nodes
+
+In sampling, groups of ranks with copies of the same shards ask each other nothing. Here they are one: each rank
+computes some of the nodes of its shard, so that a layer is computed once for each node.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.graph.storage.row_file import RowFile, make
+from lightning_gnn_dist.layerwise.layers import Layer, LayerWork, with_x
+from lightning_gnn_dist.layerwise.remote_rows import Division, RemoteRows
+from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks
+from lightning_gnn_dist.wire import collectives
+
+
+@dataclass(kw_only=True)
+class ShardedWork(LayerWork):
+    """Of a rank that has a shard.
+
+    Attributes:
+        folder: Where the shards are.
+    """
+
+    folder: Path
+
+    def step(self, batch: Tensor) -> Tensor:
+        """In the place of the module's own. All ranks meet before each layer, for its halo."""
+        bounds, num_ranks = Bounds.read(self.folder), collectives.world_size()
+        check_ranks(self.folder, bounds, num_ranks)
+        division = Division(bounds, num_ranks)
+        *inner, last = self.layers()
+        rank_zero_info(f"{len(inner) + 1} layers, one after the other, for {int(bounds.nodes[-1]):,} nodes.")
+        shard = Shard.open(self.folder, collectives.rank() % bounds.num_shards)
+        channel = collectives.open_channel(num_ranks)
+        try:
+            with store.draft_beside(self.folder.resolve()) as folder:  # where shards are there is room for their rows
+                halo = RemoteRows(shard, division, channel, folder, self.budget_bytes)
+                graph = halo.graph()
+                for place, layer in enumerate(inner):
+                    graph = self._next(layer, graph, halo, folder, place)
+                self._write_last(last, graph, range(halo.num_own), int(bounds.nodes[-1]))
+        finally:
+            channel.close()
+        return batch
+
+    def _next(self, layer: Layer, graph: Graph, halo: RemoteRows, folder: Path, place: int) -> Graph:
+        """The graph whose features are what a layer says of the nodes and their halo."""
+        path, file = folder / f"layer-{place}.npy", None
+        for nodes, rows in self.compute(layer, graph, range(halo.num_own), None):
+            if file is None:
+                make(path, halo.num_nodes, rows)
+                file = RowFile(path, "a layer")
+            file.write(np.arange(nodes.start, nodes.stop), rows)
+        assert file is not None
+        file.close()
+        halo.complete(path)
+        (folder / f"layer-{place - 1}.npy").unlink(missing_ok=True)
+        return with_x(graph, path)
+
+    def _write_last(self, layer: Layer, graph: Graph, own: range, num_rows: int) -> None:
+        if self.path is None:
+            for _ in self.compute(layer, graph, own, self.on_rows):
+                pass
+            self.meet()
+            return
+        n_id = _checked(graph.node_arrays["n_id"][own.start : own.stop].numpy(), num_rows)
+        draft, file = self.path.parent / f".{self.path.name}.{self.agreed_token():x}", None
+        try:
+            for nodes, rows in self.compute(layer, graph, own, self.on_rows):
+                file = self.open_shared(draft, num_rows, rows) if file is None else file
+                file.write(n_id[nodes.start : nodes.stop], rows)
+            assert file is not None
+            file.close()
+            self.meet()  # all of it is written
+            if collectives.rank() == 0:
+                os.replace(draft, self.path)
+            self.meet()  # none looks for the file before it is there
+        finally:
+            if collectives.rank() == 0:
+                draft.unlink(missing_ok=True)
+
+
+def _checked(n_id: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
+    if n_id.min() < 0 or n_id.max() >= num_nodes:
+        raise ValueError(
+            f"n_id holds {n_id.min()} to {n_id.max()}, but the graph has {num_nodes} nodes: row v of the file is that "
+            "of node v. Leave path out, and take the rows by on_rows."
+        )
+    return n_id

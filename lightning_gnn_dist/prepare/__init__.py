@@ -1,0 +1,1 @@
+"""Files become a saved graph, or shards of one, in bounded memory."""

@@ -1,0 +1,247 @@
+"""Sorting more edges than fit into memory: dealt into buckets by receiver, which are sorted one after the other.
+
+Three passes, each of which reads and writes forwards: count the edges of every node, which gives ranges of nodes of
+about as many edges each; append every edge to the file of its range; sort each file and append it to the CSR.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.storage.npy import Column, append, cut_back, save, write_header
+from lightning_gnn_dist.prepare.external_kernels import count, deal, unpack
+from lightning_gnn_dist.prepare.external_plan import cut_nodes, edges_at_once
+from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, Piece
+from lightning_gnn_dist.prepare.files.row_files import Carried, RowFiles
+from lightning_gnn_dist.prepare.files.tables import Progress
+from lightning_gnn_dist.prepare.journal import Journal
+
+FEWEST_PLACES = 1 << 10
+
+
+@dataclass(frozen=True)
+class ExternalSort:
+    """Turns a list of edges into ``indptr.npy`` and ``indices.npy``; goes on where the journal says.
+
+    What edges carry is dealt and sorted beside them, into ``edges/``. Of equal edges the first is kept; reverse edges
+    come after all others.
+
+    Args:
+        edges: The edges.
+        carried: What they carry, in the same order.
+        journal: Says what is done. Its folder takes the buckets, about 8 bytes an edge and direction.
+        out: The directory to write the two arrays into.
+        both_ways: Add the reverse of every edge and keep each once; else edges are kept as they are.
+        memory_bytes: What this may take beside arrays as long as the nodes.
+        once: Keep each edge once also where both ways are given.
+        num_senders: How many ids senders have, where receivers are some of the nodes alone, numbered anew.
+        number: What senders are called in the end. None: what they are called in the files.
+    """
+
+    edges: EdgeFiles
+    carried: Carried
+    journal: Journal
+    out: Path
+    both_ways: bool
+    memory_bytes: int
+    once: bool = False
+    num_senders: int | None = None
+    number: Column | None = None
+
+    def count(self, num_nodes: int | None, progress: Progress) -> int:
+        """Count the edges of every node, and return how many nodes there are."""
+        if self.journal.get("num_nodes") is not None:
+            return int(self.journal.get("num_nodes"))
+        degrees = np.zeros(num_nodes or FEWEST_PLACES, np.int64)
+        seen = largest = 0
+        for piece in self.edges.pieces(self._edges_at_once):
+            highest = _check_ends(piece, self.num_senders or num_nodes)
+            largest = max(largest, highest if self.num_senders is None else 0)
+            if largest > degrees.size:
+                degrees = np.concatenate([degrees, np.zeros(max(largest, degrees.size), np.int64)])
+            for ends in (piece.receiver, piece.sender)[: 1 + self.both_ways]:
+                count(ends, degrees)
+            seen += piece.sender.size
+            progress(min(seen / max(self.edges.num_edges, 1), 1.0))
+        degrees = degrees[: num_nodes or largest]
+        save(self._degrees, degrees)
+        self.journal.record([self._degrees], num_nodes=degrees.size, num_edges=seen)
+        return degrees.size
+
+    def deal(self, progress: Progress) -> None:
+        """Append every edge to the file of its bucket."""
+        bounds = self._plan()
+        if self.journal.get("is_dealt"):
+            return
+        self._buckets.mkdir(exist_ok=True)
+        done, sizes = self.journal.get("pieces", 0), self.journal.get("sizes", [0] * (len(bounds) - 1))
+        for bucket, size in enumerate(sizes):
+            cut_back(self._bucket(bucket), size)
+            if self._width:
+                cut_back(self._carried_by(bucket), size // 8 * self._width)
+        bucket_of = np.repeat(np.arange(len(sizes), dtype=np.uint16), np.diff(bounds))
+        seen = sum(sizes) // (8 * (1 + self.both_ways))
+        for piece in self.edges.pieces(self._edges_at_once, skip=done):
+            _check_ends(piece, self.num_senders or bucket_of.size)
+            self._deal_piece(piece, seen, bounds, bucket_of, sizes)
+            seen, done = seen + piece.sender.size, done + 1
+            progress(seen / max(self.journal.get("num_edges"), 1))
+            if self.journal.is_due():
+                self.journal.record(self._files(), pieces=done, sizes=sizes)
+        self._check_dealt(seen)
+        self.journal.record(self._files(), is_dealt=True, sizes=sizes)
+
+    def _deal_piece(self, piece: Piece, first: int, bounds: Column, bucket_of: Column, sizes: list[int]) -> None:
+        keys = np.empty(piece.sender.size * (1 + self.both_ways), np.uint64)
+        edges = np.empty(keys.size if self._width else 0, np.int64)
+        start = deal(*piece[:2], self.both_ways, bucket_of, bounds[:-1], self._bits, int(self._width > 0), keys, edges)
+        carried = self.carried.read(first, piece.sender.size) if self._width else None
+        for bucket in np.flatnonzero(np.diff(start)).tolist():
+            here = slice(int(start[bucket]), int(start[bucket + 1]))
+            append(self._bucket(bucket), keys[here])
+            if carried is not None:
+                append(self._carried_by(bucket), carried[edges[here]])
+            sizes[bucket] += 8 * (here.stop - here.start)
+
+    def sort(self, progress: Progress) -> None:
+        """Sort bucket after bucket, and append it to ``indices.npy``."""
+        bounds, indices, dtype = self._plan(), self.out / "indices.npy", self._dtype
+        done, kept, removed = self.journal.get("buckets", 0), self.journal.get("kept", 0), 0
+        cut_back(indices, write_header(indices, dtype, (0,)) + kept * dtype.itemsize)
+        cut_back(self._rows, 8 * int(bounds[done]))
+        for file, rows in self._edge_arrays():
+            cut_back(file, write_header(file, rows.files[0].dtype, (0, *rows.shape[1:])) + kept * rows.bytes_per_row)
+        for bucket in range(done, len(bounds) - 1):
+            kept += self._sort_bucket(bucket, int(bounds[bucket + 1] - bounds[bucket]))
+            done = bucket + 1
+            progress(done / (len(bounds) - 1))
+            if self.journal.is_due() or done == len(bounds) - 1:
+                written = [indices, self._rows, *(file for file, _ in self._edge_arrays())]
+                self.journal.record(written, buckets=done, kept=kept)
+                for old in range(removed, done):
+                    self._bucket(old).unlink(missing_ok=True)
+                    self._carried_by(old).unlink(missing_ok=True)
+                removed = done
+
+    def _sort_bucket(self, bucket: int, num_rows: int) -> int:
+        """Append one bucket to what is sorted, and return how many edges it has."""
+        size = self.journal.get("sizes")[bucket]
+        keys = _read_all(self._bucket(bucket), np.dtype(np.uint64), size)
+        order = np.argsort(keys, kind="stable") if self._width else np.empty(0, np.int64)
+        if self._width:
+            keys = keys[order]
+        else:
+            keys.sort()
+        senders, degrees = np.empty(keys.size, self._dtype), np.zeros(num_rows, np.int64)
+        places = np.empty(order.size, np.int64)
+        once = self.both_ways or self.once
+        kept = unpack(keys, self._bits, int(self._width > 0), once, senders, degrees, places)
+        append(self.out / "indices.npy", senders[:kept] if self.number is None else self.number[senders[:kept]])
+        append(self._rows, degrees)
+        if self._width:
+            carried = _read_all(self._carried_by(bucket), np.dtype(np.uint8), size // 8 * self._width)
+            carried = carried.reshape(-1, self._width)[order[places[:kept]]]
+            for name, rows in self.carried.split(carried):
+                append(self.out / "edges" / f"{name}.npy", rows)
+        return kept
+
+    def finish(self) -> None:
+        """Write ``indptr.npy``, and into the other files how many edges there are."""
+        num_nodes, num_edges = self.journal.get("num_nodes"), self.journal.get("kept")
+        indptr = np.zeros(num_nodes + 1, np.int64)
+        np.cumsum(np.fromfile(self._rows, np.int64), out=indptr[1:])
+        save(self.out / "indptr.npy", indptr)
+        write_header(self.out / "indices.npy", self._dtype, (num_edges,))
+        for file, rows in self._edge_arrays():
+            write_header(file, rows.files[0].dtype, (num_edges, *rows.shape[1:]))
+
+    def _plan(self) -> Column:
+        """Where each bucket begins and the last one ends: ranges of nodes that fit into memory together."""
+        if self.journal.get("memory_bytes") != self.memory_bytes:
+            self.journal.forget("memory_bytes", "bounds", "pieces", "sizes", "is_dealt", "buckets", "kept")
+            shutil.rmtree(self._buckets, ignore_errors=True)
+            most_nodes = 1 << min(64 - self._bits, 62)
+            bounds = cut_nodes(np.load(self._degrees), self.memory_bytes, self._width, most_nodes)
+            self.journal.record(bounds=bounds, memory_bytes=self.memory_bytes)
+        return np.array(self.journal.get("bounds"))
+
+    def _check_dealt(self, seen: int) -> None:
+        if seen != (counted := self.journal.get("num_edges")):
+            raise ValueError(f"{counted:,} edges were counted and {seen:,} read again: the files changed meanwhile.")
+
+    @property
+    def _edges_at_once(self) -> int:
+        return edges_at_once(self.memory_bytes, self._width)
+
+    @property
+    def _width(self) -> int:
+        return self.carried.bytes_per_edge
+
+    @property
+    def _bits(self) -> int:
+        """Of a key, those that are not the receiver's."""
+        return max(self._num_ids - 1, 1).bit_length() + (self._width > 0)
+
+    @property
+    def _dtype(self) -> np.dtype[np.int32] | np.dtype[np.int64]:
+        is_short = convert.index_dtype(self._num_ids) == torch.int32
+        return np.dtype(np.int32) if is_short else np.dtype(np.int64)
+
+    @property
+    def _num_ids(self) -> int:
+        return self.num_senders or int(self.journal.get("num_nodes"))
+
+    @property
+    def _degrees(self) -> Path:
+        return self.journal.folder / "degrees.npy"
+
+    @property
+    def _rows(self) -> Path:
+        return self.journal.folder / "rows"
+
+    @property
+    def _buckets(self) -> Path:
+        return self.journal.folder / "buckets"
+
+    def _bucket(self, bucket: int) -> Path:
+        return self._buckets / str(bucket)
+
+    def _carried_by(self, bucket: int) -> Path:
+        return self._buckets / f"{bucket}.carried"
+
+    def _edge_arrays(self) -> list[tuple[Path, RowFiles]]:
+        return [(self.out / "edges" / f"{name}.npy", rows) for name, rows in self.carried.arrays.items()]
+
+    def _files(self) -> list[Path]:
+        return [self._buckets, *sorted(self._buckets.iterdir())]
+
+
+def _read_all(path: Path, dtype: np.dtype[Any], size: int) -> Column:
+    """The whole of a file that was written to be so long."""
+    numbers = np.fromfile(path, dtype)
+    if numbers.nbytes != size:
+        raise ValueError(
+            f"{path} has {numbers.nbytes:,} bytes, and {size:,} were written: delete {path.parents[1]} to begin anew."
+        )
+    return numbers
+
+
+def _check_ends(piece: Piece, num_nodes: int | None) -> int:
+    """Refuse ends that are no nodes; return how many nodes there must be at least."""
+    if piece.sender.size == 0:
+        return 0
+    low = min(int(piece.sender.min()), int(piece.receiver.min()))
+    high = max(int(piece.sender.max()), int(piece.receiver.max()))
+    if low < 0 or (num_nodes is not None and high >= num_nodes):
+        raise ValueError(
+            f"{piece.file} names node {low if low < 0 else high}, but "
+            + (f"the graph has {num_nodes} nodes: ids must lie in [0, {num_nodes})." if low >= 0 else "ids begin at 0.")
+        )
+    return high + 1

@@ -1,0 +1,1 @@
+"""Readers: tables, Parquet, arrays and archives."""

@@ -1,0 +1,146 @@
+"""Graphs from arrays: a PyG file, an ``.npz``, a directory of ``.npy``."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import GlobalStorage
+
+from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.storage.npy import Column
+from lightning_gnn_dist.prepare.files.raw import RawGraph, Source, check_drop
+from lightning_gnn_dist.prepare.files.tables import Progress
+
+# Names in use elsewhere (OGB's among them), and what batches call them.
+ALIASES = {
+    "node_feat": "x",
+    "feat": "x",
+    "features": "x",
+    "node_label": "y",
+    "label": "y",
+    "labels": "y",
+    "edge_feat": "edge_attr",
+}
+INDEX_LISTS = {"train_idx": "train", "val_idx": "val", "valid_idx": "val", "test_idx": "test"}
+
+
+def of_pyg(path: Path, drop: Collection[str]) -> Source:
+    """A ``Data`` that was saved by ``torch.save``. Its tensors are mapped, not read."""
+    return _mapped(_read_pyg(path, drop))
+
+
+def of_directory(path: Path, drop: Collection[str]) -> Source:
+    """Arrays that are a file each, mapped."""
+    arrays = {file.stem: np.load(file, mmap_mode="c", allow_pickle=False) for file in sorted(path.glob("*.npy"))}
+    return _mapped(_from_arrays(arrays, path, drop))
+
+
+def of_npz(path: Path, drop: Collection[str]) -> Source:
+    """Arrays in one archive, of which only the sizes are read."""
+    sizes = {}
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as file:
+                np.lib.format.read_magic(file)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+                sizes[name.removesuffix(".npy")] = shape, int(np.prod(shape)) * dtype.itemsize
+    num_edges = sizes["edge_index"][0][-1] if "edge_index" in sizes else 0
+    num_nodes = next((shape[0] for name, (shape, _) in sizes.items() if ALIASES.get(name, name) in ("x", "y")), 0)
+    num_bytes = sum(size for name, (_, size) in sizes.items() if name != "edge_index" and name not in drop)
+
+    def read(on_progress: Progress) -> RawGraph:
+        with np.load(path, allow_pickle=False) as arrays:
+            return _from_arrays(arrays, path, drop)
+
+    return Source(num_nodes, num_edges, num_bytes, read)
+
+
+def _mapped(graph: RawGraph) -> Source:
+    arrays = [*graph.node_arrays.values(), *graph.edge_arrays.values()]
+    num_bytes = sum(array.nbytes for array in arrays)
+    return Source(graph.num_nodes, graph.edge_index.shape[-1], num_bytes, lambda _: graph)
+
+
+def _read_pyg(path: Path, drop: Collection[str]) -> RawGraph:
+    try:
+        with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]):
+            content = torch.load(path, mmap=True, weights_only=True)
+    except Exception as error:
+        raise ValueError(
+            f"{path} cannot be read without running code out of it ({str(error).splitlines()[0]}). If you trust it, "
+            "load it yourself and save the graph: Graph.from_pyg(torch.load(path, weights_only=False)).save(out)."
+        ) from error
+    data = _as_data(content, path)
+    data.num_nodes = data.num_nodes  # which PyG infers from arrays that may be dropped
+    check_drop(drop, data.keys(), path)
+    for name in drop:
+        del data[name]
+    nodes, edges = convert.arrays_of(data)
+    return RawGraph(data.edge_index, int(data.num_nodes), nodes, edges)
+
+
+def _as_data(content: Any, path: Path) -> Data:
+    """A ``Data``, or what ``InMemoryDataset`` saves: its dictionary, and slices if there are several graphs."""
+    if isinstance(content, tuple) and content and isinstance(content[0], dict | Data):
+        if len(content) > 1 and content[1] is not None:
+            raise ValueError(f"{path} holds a data set of several graphs: save the one you want, dataset[0].")
+        content = Data.from_dict(content[0]) if isinstance(content[0], dict) else content[0]
+    if not isinstance(content, Data):
+        raise TypeError(f"{path} holds a {type(content).__name__}, and a torch_geometric.data.Data is needed.")
+    return content
+
+
+def _from_arrays(arrays: Mapping[str, Column], path: Path, drop: Collection[str]) -> RawGraph:
+    check_drop(drop, arrays, path)
+    found = {ALIASES.get(name, name): array for name, array in arrays.items() if name not in drop}
+    if len(found) < len(set(arrays) - set(drop)):
+        raise ValueError(f"{path} holds two arrays for one purpose among {sorted(arrays)}: drop one of them.")
+    if "edge_index" not in found:
+        raise ValueError(f"{path} holds no edge_index, of shape (2, edges), but {sorted(arrays)}.")
+    edge_index = found.pop("edge_index")
+    num_nodes = _num_nodes(found, edge_index, path)
+    tensors = node_tensors(found, num_nodes)
+    data = Data(edge_index=torch.from_numpy(np.ascontiguousarray(edge_index)), num_nodes=num_nodes, **tensors)
+    return RawGraph(data.edge_index, num_nodes, *convert.arrays_of(data))
+
+
+def node_tensors(found: Mapping[str, Column], num_nodes: int) -> dict[str, Tensor]:
+    """Tensors of arrays per node, lists of nodes as masks."""
+    tensors = {
+        name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in _with_masks(found, num_nodes).items()
+    }
+    if "y" in tensors and tensors["y"].dim() == 2 and tensors["y"].shape[1] == 1:
+        tensors["y"] = tensors["y"][:, 0]  # OGB's labels have a column
+    return tensors
+
+
+def _num_nodes(found: dict[str, Column], edge_index: Column, path: Path) -> int:
+    if "num_nodes" in found:
+        return int(found.pop("num_nodes").reshape(-1)[0])
+    for name in ("x", "y", "train_mask"):
+        if name in found:
+            return len(found[name])
+    raise ValueError(f"{path} does not say how many nodes there are: add x, y or num_nodes (edges name only some).")
+
+
+def _with_masks(found: Mapping[str, Column], num_nodes: int) -> dict[str, Column]:
+    """``train_idx`` and its like, which list nodes, as masks."""
+    arrays = {}
+    for name, array in found.items():
+        if name not in INDEX_LISTS:
+            arrays[name] = array
+            continue
+        if array.size and not 0 <= array.min() <= array.max() < num_nodes:
+            raise ValueError(f"{name} names nodes {array.min()} to {array.max()}, but the graph has {num_nodes}.")
+        mask = np.zeros(num_nodes, np.bool_)
+        mask[array] = True
+        arrays[f"{INDEX_LISTS[name]}_mask"] = mask
+    return arrays

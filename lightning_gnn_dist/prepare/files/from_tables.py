@@ -1,0 +1,166 @@
+"""Graphs from tables: one of edges, and one of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.graph.storage.npy import Column
+from lightning_gnn_dist.prepare.files.from_arrays import ALIASES
+from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph, Source, check_drop
+from lightning_gnn_dist.prepare.files.table_files import (
+    columns_of,
+    count_columns,
+    count_rows,
+    ends_first,
+    num_bytes,
+    read_columns,
+)
+from lightning_gnn_dist.prepare.files.tables import Progress
+
+SPLIT_WORDS = {split: split for split in SPLITS} | {"valid": "val", "validation": "val"}
+
+
+def of_tables(edges: Path, nodes: Path | None, drop: Collection[str]) -> Source:
+    """A row per edge: its two ends first, then what it carries. A row per node: its id, and the same."""
+    names = ends_first(columns_of(edges), edges)
+    check_drop(drop, [*names, *(columns_of(nodes) if nodes else ())], edges)
+    num_edges, num_nodes = count_rows(edges), count_rows(nodes) if nodes else 0
+    size = 4 * (num_edges * (count_columns(edges) - 2) + num_nodes * (count_columns(nodes) - 1 if nodes else 0))
+
+    def read(on_progress: Progress) -> RawGraph:
+        share = num_bytes(edges) / (num_bytes(edges) + (num_bytes(nodes) if nodes else 0))
+        pairs = read_columns(edges, set(drop) - set(names[:2]), lambda part: on_progress(part * share))
+        table = _read_nodes(nodes, drop, lambda part: on_progress(share + part * (1 - share))) if nodes else None
+        return _from_tables({name: pairs[name] for name in names if name in pairs}, table, edges, nodes)
+
+    return Source(num_nodes, num_edges, size, read)
+
+
+def _read_nodes(nodes: Path, drop: Collection[str], on_progress: Progress) -> dict[str, Column]:
+    """Their ids first."""
+    id_name = id_of(columns_of(nodes))
+    table = read_columns(nodes, set(drop) - {id_name}, on_progress)
+    return {id_name: table.pop(id_name)} | table
+
+
+def id_of(names: Sequence[str]) -> str:
+    """The column that says which node a row is about."""
+    return next((name for name in names if name.lower() in {"id", "node", "node_id"}), names[0])
+
+
+def _from_tables(
+    pairs: dict[str, Column], table: dict[str, Column] | None, edges: Path, nodes: Path | None
+) -> RawGraph:
+    """Of edges, the two ends come first."""
+    (_, sender), (_, receiver), *others = pairs.items()
+    arrays: dict[str, Tensor] = {}
+    ids = None
+    if table is not None:
+        ids, *_ = table.values()
+        columns = node_columns(dict(islice(table.items(), 1, None)), nodes)
+        arrays = {name: torch.from_numpy(column) for name, column in columns.items()}
+    places = _places(np.concatenate([sender, receiver]), ids, edges, nodes)
+    num_nodes = len(ids) if ids is not None else int(places.max(initial=-1)) + 1
+    weights = {name: torch.from_numpy(column) for name, column in edge_columns(dict(others), edges).items()}
+    return RawGraph(torch.from_numpy(places.reshape(2, -1)), num_nodes, arrays, weights)
+
+
+def edge_columns(columns: Mapping[str, Column], edges: Path, first: int = 0) -> dict[str, Column]:
+    """What edges carry, as numbers whose names tell that they are of edges; ``first`` is that of the first row."""
+    named = {f"edge_{name.removeprefix('edge_')}": column for name, column in columns.items()}
+    return {name: _numbers(name, column, edges, first).astype(np.float32) for name, column in named.items()}
+
+
+def _places(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -> Column:
+    """The node that each end of an edge is: its row in the table of nodes, or the end itself."""
+    for column, table in ((ends, edges), (ids, nodes)):
+        if column is not None and column.dtype.kind == "f":
+            raise ValueError(
+                f"{table} names nodes by numbers with a fraction ({column[0]}): an id is a whole number or a word. "
+                "Empty cells become such numbers: remove those rows, and cast the column to whole numbers."
+            )
+    if ids is None:
+        if ends.dtype != np.int64 or ends.min(initial=0) < 0:
+            raise ValueError(
+                f"{edges} names nodes by {'words' if ends.dtype.kind == 'U' else 'other things than 0, 1, 2, ...'}: "
+                "give the table of nodes that lists them (--nodes)."
+            )
+        return ends
+    if ids.dtype != ends.dtype:
+        ids, ends = ids.astype(np.str_), ends.astype(np.str_)
+    order = np.argsort(ids, kind="stable")
+    in_order = ids[order]
+    if (twice := in_order[1:][in_order[1:] == in_order[:-1]]).size:
+        raise ValueError(f"{nodes} lists node {twice[0]} twice: every node has one row.")
+    at = np.searchsorted(in_order, ends).clip(max=len(ids) - 1)
+    if (unknown := ends[in_order[at] != ends]).size:
+        raise ValueError(f"{edges} names node {unknown[0]}, which {nodes} does not list: add a row for it.")
+    places: Column = order[at]
+    return places
+
+
+def node_columns(columns: Mapping[str, Column], nodes: Path | None, first: int = 0) -> dict[str, Column]:
+    """Labels, masks and, of all other columns, the features ``x``; ``first`` is the number of the first row."""
+    arrays: dict[str, Column] = {}
+    features = []
+    for name, column in columns.items():
+        if ALIASES.get(name, name) == "y":
+            _check_labels(name, column, nodes, first)
+            arrays["y"] = np.unique(column, return_inverse=True)[1] if column.dtype.kind == "U" else column
+        elif name == "split":
+            arrays |= _split_column(column, nodes)
+        elif name.endswith("_mask"):
+            arrays[name] = _numbers(name, column, nodes, first).astype(np.bool_)
+        else:
+            features.append(_numbers(name, column, nodes, first).astype(np.float32))
+    if features:
+        arrays["x"] = np.column_stack(features)
+    return {name: arrays[name] for name in ("x", "y", *sorted(arrays)) if name in arrays}  # as in a directory
+
+
+def _split_column(column: Column, nodes: Path | None) -> dict[str, Column]:
+    words = np.char.lower(column.astype(np.str_))
+    masks = {f"{split}_mask": np.zeros(len(words), np.bool_) for split in SPLITS}
+    for word in np.unique(words):
+        if word in SPLIT_WORDS:
+            masks[f"{SPLIT_WORDS[word]}_mask"] |= words == word
+        elif word not in {"", "none", "-"}:
+            raise ValueError(f"{nodes} puts nodes into the split {str(word)!r}: train, val, test or nothing is known.")
+    return masks
+
+
+def _numbers(name: str, column: Column, table: Path | None, first: int) -> Column:
+    """Refuse what is no finite number. Rows are counted from 1, without a heading."""
+    if column.dtype.kind == "U":
+        bad = next(at for at, cell in enumerate(column) if not _is_number(cell))
+    elif column.dtype.kind == "f" and not np.isfinite(column).all():
+        bad = int((~np.isfinite(column.reshape(len(column), -1))).any(1).argmax())
+    else:
+        return column
+    raise ValueError(
+        f"{table}: column {name!r} holds {str(column[bad])!r} in row {first + bad + 1}, which is no finite number. "
+        f"Give it one, or leave the column out (--drop {name})."
+    )
+
+
+def _check_labels(name: str, column: Column, table: Path | None, first: int) -> None:
+    """An empty word would be a class of its own, before all others."""
+    if column.dtype.kind == "U" and (column == "").any():
+        raise ValueError(
+            f"{table}: column {name!r} is empty in row {first + int((column == '').argmax()) + 1}. Give that node a "
+            "class; where classes are whole numbers, -1 says that a node has none."
+        )
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

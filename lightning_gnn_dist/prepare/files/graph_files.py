@@ -1,0 +1,81 @@
+"""A graph in files that are read in pieces: its edges, and arrays per node and per edge."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
+from lightning_gnn_dist.prepare.files.from_arrays import ALIASES
+from lightning_gnn_dist.prepare.files.raw import check_drop
+from lightning_gnn_dist.prepare.files.row_files import Carried, RowFiles
+
+
+@dataclass(frozen=True)
+class GraphFiles:
+    """A graph that lies in files, of which only headers were read.
+
+    Args:
+        edges: Its edges.
+        arrays: Its arrays per node, and lists of nodes (``train_idx``), by what they are called in a graph.
+        carried: Its arrays per edge.
+        num_nodes: How many nodes; ``None`` where only the edges know.
+    """
+
+    edges: EdgeFiles
+    arrays: dict[str, RowFiles]
+    carried: Carried
+    num_nodes: int | None
+
+    @classmethod
+    def of(cls, source: Path, drop: Collection[str] = ()) -> GraphFiles:
+        """What lies at ``source``: a folder with ``edge_index`` and arrays, or edges alone."""
+        found = _entries(source) if source.is_dir() else {}
+        if "edge_index" not in found:
+            return cls(EdgeFiles.of(source, drop), {}, Carried({}), None)
+        check_drop(drop, found, source)
+        edges = EdgeFiles.of(found.pop("edge_index"))
+        return cls(edges, {}, Carried({}), None)._with(
+            {name: path for name, path in found.items() if name not in drop}, source
+        )
+
+    def with_arrays(self, folder: Path) -> GraphFiles:
+        """The same with the arrays of a folder beside those that are there."""
+        return self._with(_entries(folder), folder)
+
+    def _with(self, found: dict[str, Path], where: Path) -> GraphFiles:
+        files = {name: RowFiles.of(path) for name, path in found.items()}
+        arrays = {ALIASES.get(name, name): rows for name, rows in files.items()}
+        if len(arrays) < len(files) or (arrays.keys() & (self.arrays.keys() | self.carried.arrays.keys())):
+            raise ValueError(f"{where} holds two arrays for one purpose among {sorted(files)}: drop one of them.")
+        convert.check_names(arrays)
+        store.check_names(f"nodes/{name}" for name in arrays)
+        carried = {name: arrays.pop(name) for name in list(arrays) if name.startswith("edge_")}
+        for name, rows in carried.items():
+            if rows.shape[:1] != (self.edges.num_edges,) or self.edges.has_text:
+                raise ValueError(
+                    f"{name} has shape {rows.shape}, and there are {self.edges.num_edges} edges"
+                    f"{' in text, which can carry nothing here' if self.edges.has_text else ''}: leave it out (--drop)."
+                )
+        num_nodes = _num_nodes(arrays) if self.num_nodes is None else self.num_nodes
+        return GraphFiles(self.edges, self.arrays | arrays, Carried(self.carried.arrays | carried), num_nodes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the arrays per node."""
+        return sum(rows.num_bytes for rows in self.arrays.values())
+
+
+def _entries(folder: Path) -> dict[str, Path]:
+    """Arrays by name: ``x.npy``, or ``x/`` with several files."""
+    folders = [path for path in folder.iterdir() if path.is_dir() and any(path.iterdir())]
+    return {path.stem: path for path in sorted([*folder.glob("*.npy"), *folders], key=lambda path: path.stem)}
+
+
+def _num_nodes(arrays: dict[str, RowFiles]) -> int | None:
+    if "num_nodes" in arrays:
+        return int(arrays.pop("num_nodes").files[0].read(0, 1)[0])
+    return next((arrays[name].shape[0] for name in ("x", "y", "train_mask") if name in arrays), None)

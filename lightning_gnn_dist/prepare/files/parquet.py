@@ -1,0 +1,208 @@
+"""Tables in Parquet files, one or a folder of several, read in pieces by pyarrow, which is an extra.
+
+Pages are decoded when they are needed, so that the size of row groups does not matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_gnn_dist.graph.storage.npy import Column
+from lightning_gnn_dist.prepare.files.tables import Progress, places_of_ends
+
+SUFFIXES = {".parquet", ".pq"}
+ROWS_AT_ONCE = 1 << 18
+BUFFER_BYTES = 1 << 20
+MAY_BE_EMPTY = {"split"}  # a node in none of them
+INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether it is named like a Parquet file, or is a folder of such."""
+    return bool(files_of(path))
+
+
+def files_of(path: Path) -> list[Path]:
+    """The file itself, or those of a folder in the order of their names."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [file for file in files if file.suffix in SUFFIXES and not file.is_dir()]
+
+
+def columns_of(path: Path) -> list[str]:
+    """What the columns are called, which is the same in all files of a folder."""
+    first, *others = files_of(path)
+    names = _columns(first)
+    for file in others:
+        if set(found := _columns(file)) != set(names):
+            raise ValueError(f"{file} has the columns {found}, but {first} has {names}: files of one table are alike.")
+    return names
+
+
+def count_rows(path: Path) -> int:
+    """How many rows there are."""
+    return sum(_open(file).metadata.num_rows for file in files_of(path))
+
+
+def count_columns(path: Path) -> int:
+    """How many columns there are, of which a list is several."""
+    metadata = _open(files_of(path)[0]).metadata
+    groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+    numbers = sum(group.column(at).num_values for group in groups for at in range(group.num_columns))
+    return round(numbers / metadata.num_rows) if metadata.num_rows else 0
+
+
+def read_columns(path: Path, drop: Collection[str], on_progress: Progress) -> dict[str, Column]:
+    """The columns by name, lists as arrays with several columns."""
+    names, total, done = [name for name in columns_of(path) if name not in drop], count_rows(path), 0
+    if not total:
+        raise ValueError(f"{path} has no rows.")
+    pieces: list[dict[str, Column]] = []
+    for piece in read_pieces(path, names, ROWS_AT_ONCE):
+        pieces.append(piece)
+        done += len(next(iter(piece.values()), ()))
+        on_progress(done / total)
+    return {name: _joined([piece[name] for piece in pieces], name, path) for name in names}
+
+
+def read_pieces(path: Path, names: Collection[str], rows_at_once: int) -> Iterator[dict[str, Column]]:
+    """Some columns of all rows, so many at a time."""
+    for file in files_of(path):
+        first = 0
+        for batch in _batches(file, names, rows_at_once, None):
+            yield {name: _values(batch.column(name), name, file, first) for name in names}
+            first += batch.num_rows
+
+
+def read_ends(path: Path, rows_at_once: int) -> Iterator[Callable[[], tuple[Column, Column]]]:
+    """The two ends of edges, which are whole numbers, in pieces that are decoded when they are called for."""
+    metadata, names = _open(path).metadata, columns_of(path)
+    ends = [names[place] for place in places_of_ends(names, path)]
+    first = 0
+    for place in range(metadata.num_row_groups):
+        group, num_rows = _RowGroup(path, ends, rows_at_once, place, first), metadata.row_group(place).num_rows
+        for piece in range(-(-num_rows // rows_at_once)):
+            yield partial(group.ends, piece)
+        first += num_rows
+
+
+class _RowGroup:
+    """The ends of a row group's edges. Pieces are called for in their order, and some are left out."""
+
+    def __init__(self, path: Path, names: list[str], rows_at_once: int, place: int, first: int) -> None:
+        self._path, self._names, self._first, self._rows_at_once = path, names, first, rows_at_once
+        self._batches, self._next = _batches(path, names, rows_at_once, place), 0
+
+    def ends(self, piece: int) -> tuple[Column, Column]:
+        for _ in range(piece - self._next):
+            next(self._batches)
+        self._next = piece + 1
+        batch, first = next(self._batches), self._first + piece * self._rows_at_once
+        sender, receiver = (_ids(batch.column(name), name, self._path, first) for name in self._names)
+        return sender, receiver
+
+
+def _ids(array: Any, name: str, file: Path, first: int) -> Column:
+    ids = _values(array, name, file, first)
+    if ids.dtype != np.int64 or ids.ndim > 1:
+        raise ValueError(
+            f"{file}: column {name!r} holds {array.type}, and an end of an edge is a whole number here. Nodes are "
+            "numbered 0, 1, 2, ...: cast the column to int64, or choose other columns as source and target."
+        )
+    return np.require(ids, requirements="W")  # compiled loops know no others
+
+
+def _batches(file: Path, names: Collection[str], rows_at_once: int, group: int | None) -> Iterator[Any]:
+    """Record batches, all of them of so many rows but a row group's last."""
+    table = _open(file)
+    groups = range(table.num_row_groups) if group is None else [group]
+    with _told(file):
+        for place in groups:
+            yield from table.iter_batches(rows_at_once, row_groups=[place], columns=list(names), use_threads=False)
+
+
+def _values(array: Any, name: str, file: Path, first: int) -> Column:
+    """A column of whole numbers as int64, of other numbers as it is, or of words."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if types.is_string(array.type) or types.is_large_string(array.type):
+        words = array.fill_null("") if name in MAY_BE_EMPTY else _filled(array, name, file, first)
+        return np.array(words.to_pylist(), np.str_)
+    array = _filled(array, name, file, first)
+    if types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
+        return _of_lists(array, name, file, first)
+    try:
+        if types.is_integer(array.type) or types.is_boolean(array.type):
+            return _as_numpy(array.cast(pa.int64()))
+        return _as_numpy(array if types.is_floating(array.type) else array.cast(pa.float64()))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ValueError(
+            f"{file}: column {name!r} holds {array.type}, of which no number was made ({error}). Cast it, or leave "
+            f"the column out (--drop {name})."
+        ) from error
+
+
+def _of_lists(array: Any, name: str, file: Path, first: int) -> Column:
+    lengths = array.value_lengths()
+    if len(set(lengths.unique().to_pylist())) > 1:
+        raise ValueError(f"{file}: column {name!r} holds lists of unequal length: leave it out (--drop {name}).")
+    return _values(array.flatten(), name, file, first).reshape(len(array), -1)
+
+
+def _filled(array: Any, name: str, file: Path, first: int) -> Any:
+    if array.null_count:
+        row = first + array.is_null().to_pylist().index(True)
+        raise ValueError(
+            f"{file}: column {name!r} has no value in row {row} (counted from 0). Fill it or remove such rows; a "
+            f"column that carries something can be left out (--drop {name})."
+        )
+    return array
+
+
+def _as_numpy(array: Any) -> Column:
+    values: Column = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _columns(file: Path) -> list[str]:
+    return [name for name in _open(file).schema_arrow.names if not INDEX_OF_PANDAS.fullmatch(name)]
+
+
+def _joined(pieces: list[Column], name: str, path: Path) -> Column:
+    if len({(piece.dtype.kind, piece.shape[1:]) for piece in pieces}) > 1:
+        kinds = sorted({f"{piece.dtype.name}{list(piece.shape[1:]) or ''}" for piece in pieces})
+        raise ValueError(f"{path}: column {name!r} holds {' and '.join(kinds)}: files of one table must be alike.")
+    return np.concatenate(pieces)
+
+
+def _open(file: Path) -> Any:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            f'{file} is read by pyarrow, which is not installed: pip install "lightning-gnn-dist[parquet]".'
+        ) from error
+    with _told(file):
+        return parquet.ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False)
+
+
+@contextmanager
+def _told(file: Path) -> Iterator[None]:
+    """What pyarrow says of a file that it cannot read."""
+    from pyarrow import ArrowInvalid
+
+    try:
+        yield
+    except (ArrowInvalid, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise ValueError(f"{file} is no Parquet file, or is damaged ({error}). Write it again.") from error

@@ -1,0 +1,108 @@
+"""Arrays with a row per node or edge in ``.npy`` files, one or several, read some rows at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
+
+
+@dataclass(frozen=True)
+class RowFiles:
+    """One array, whose rows lie in files that follow each other.
+
+    Args:
+        files: The files, of one type and one length of rows.
+    """
+
+    files: tuple[NpyFile, ...]
+
+    def __post_init__(self) -> None:
+        self.files[0].type  # noqa: B018  refused here, before any work, if torch has no such type
+
+    @classmethod
+    def of(cls, path: Path) -> RowFiles:
+        """A ``.npy``, or all in a folder, in the order of their names."""
+        files = tuple(NpyFile.of(file) for file in (sorted(path.glob("*.npy")) if path.is_dir() else [path]))
+        for file in files:
+            if (file.dtype, file.shape[1:]) != (files[0].dtype, files[0].shape[1:]):
+                raise ValueError(
+                    f"{file.path} holds rows of {file.dtype} {file.shape[1:]}, but {files[0].path} rows of "
+                    f"{files[0].dtype} {files[0].shape[1:]}: files of one array must be alike."
+                )
+            if file.by_column:
+                raise ValueError(f"{file.path} is stored by column: save numpy.ascontiguousarray(array).")
+        return cls(files)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        first = self.files[0].shape
+        return (sum(file.shape[0] for file in self.files), *first[1:]) if first else ()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+    @property
+    def bytes_per_row(self) -> int:
+        return math.prod(self.shape[1:]) * self.files[0].dtype.itemsize
+
+    @property
+    def is_one_number_per_row(self) -> bool:
+        return math.prod(self.shape[1:]) == 1
+
+    def load(self) -> Column:
+        """All of it."""
+        return np.concatenate([file.read(0, math.prod(file.shape)) for file in self.files]).reshape(self.shape)
+
+    def read(self, first: int, count: int) -> Column:
+        """``count`` rows from row ``first`` on."""
+        found, missing = [], count
+        for piece in self.pieces(first, count * self.bytes_per_row) if count else ():
+            found.append(piece[:missing])
+            missing -= len(found[-1])
+            if missing == 0:
+                break
+        return np.concatenate(found) if found else np.empty((0, *self.shape[1:]), self.files[0].dtype)
+
+    def pieces(self, first: int, bytes_at_once: int) -> Iterator[Column]:
+        """The rows from ``first`` on."""
+        at_once = max(1, bytes_at_once // max(self.bytes_per_row, 1))
+        width = math.prod(self.shape[1:])
+        for file in self.files:
+            for start in range(min(first, file.shape[0]), file.shape[0], at_once):
+                count = min(at_once, file.shape[0] - start)
+                yield file.read(start * width, count * width).reshape(count, *self.shape[1:])
+            first = max(first - file.shape[0], 0)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What edges carry: the rows of several arrays side by side, as bytes, which move together.
+
+    Args:
+        arrays: The arrays, by name.
+    """
+
+    arrays: dict[str, RowFiles]
+
+    @property
+    def bytes_per_edge(self) -> int:
+        return sum(rows.bytes_per_row for rows in self.arrays.values())
+
+    def read(self, first: int, count: int) -> Column:
+        """What ``count`` edges from ``first`` on carry, shape ``(count, bytes_per_edge)``."""
+        parts = [rows.read(first, count).reshape(count, -1).view(np.uint8) for rows in self.arrays.values()]
+        return np.concatenate(parts, axis=1)
+
+    def split(self, carried: Column) -> Iterator[tuple[str, Column]]:
+        """Each array's bytes again."""
+        start = 0
+        for name, rows in self.arrays.items():
+            yield name, carried[:, start : start + rows.bytes_per_row]
+            start += rows.bytes_per_row

@@ -1,0 +1,198 @@
+"""Tables in text files (CSV, TSV, gzipped or not): a dictionary of columns, read in pieces."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from io import TextIOWrapper
+from itertools import islice
+from pathlib import Path
+from typing import IO, TypeAlias
+
+import numpy as np
+
+from lightning_gnn_dist.graph.storage.npy import Column
+
+Progress: TypeAlias = Callable[[float], None]
+LINES_AT_ONCE = 1 << 18
+BYTES_COUNTED, PLACES_COUNTED = 1 << 14, 32
+COMPRESSION = 4  # of numbers written as text
+SEPARATORS = ",\t; "
+SUFFIXES = {".csv", ".tsv", ".txt"}
+KINDS = (np.int64, np.float64, np.str_)
+ENDS = [("source", "target"), ("source", "destination"), ("src", "dst"), ("sender", "receiver"), ("from", "to")]
+
+
+def read_table(path: Path, on_progress: Progress = lambda share: None) -> dict[str, Column]:
+    """The columns by name: integers where all cells are, else numbers, else words.
+
+    A first line of numbers is no heading; the columns are then called ``"0"``, ``"1"``, ...
+    """
+    names, separator, has_heading = _heading(path)
+    kinds = [0] * len(names)
+    while (pieces := _read(path, separator, has_heading, kinds, on_progress)) is None:
+        pass  # a piece needed wider kinds, which hold for the pieces before it too
+    return {name: np.concatenate([piece[at] for piece in pieces]) for at, name in enumerate(names)}
+
+
+def _read(
+    path: Path, separator: str, has_heading: bool, kinds: list[int], on_progress: Progress
+) -> list[list[Column]] | None:
+    """Every piece's columns; or None, with ``kinds`` widened, if a piece does not fit them."""
+    pieces = []
+    for first_line, lines in _pieces(path, has_heading, on_progress):
+        try:
+            pieces.append(_parse(lines, separator, kinds))
+        except ValueError as error:
+            wider = _wider_kinds(lines, separator, kinds, f"{path}, {{}} lines after line {first_line}")
+            if wider == kinds:
+                raise ValueError(f"{path}, after line {first_line}: {error}") from error
+            kinds[:] = wider
+            return None
+    if not pieces:
+        raise ValueError(f"{path} has a heading and no rows.")
+    return pieces
+
+
+def read_ends(path: Path) -> Iterator[Callable[[], tuple[Column, Column]]]:
+    """The two ends of edges, which are whole numbers, in pieces that are parsed when they are called for."""
+    names, separator, has_heading = _heading(path)
+    places = places_of_ends(names, path)
+    for first_line, lines in _pieces(path, has_heading, lambda share: None):
+        if lines:
+            yield partial(_parse_ends, path, first_line, lines, separator, places)
+
+
+def places_of_ends(names: Sequence[str], path: Path) -> tuple[int, int]:
+    """Which columns are sender and receiver: those called so, or the first two."""
+    if len(names) < 2:
+        raise ValueError(f"{path} has {len(names)} columns, but an edge has two ends.")
+    places = {name.lower(): place for place, name in enumerate(names)}
+    for sender, receiver in ENDS:
+        if sender in places and receiver in places:
+            return places[sender], places[receiver]
+    for name in (end for ends in ENDS for end in ends):
+        if places.get(name, 0) > 1:
+            raise ValueError(
+                f"{path} has a column {name!r} and none that goes with it, but {list(names)}: call the two ends "
+                "source and target, or put them first under other names."
+            )
+    return 0, 1
+
+
+def _parse_ends(
+    path: Path, first_line: int, lines: Sequence[str], separator: str, places: tuple[int, int]
+) -> tuple[Column, Column]:
+    try:
+        ends = np.loadtxt(
+            lines, np.int64, delimiter=separator if separator != " " else None, quotechar='"', usecols=places, ndmin=2
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}, after line {first_line - 1}: {error}. Nodes are numbered 0, 1, 2, ...") from error
+    return np.ascontiguousarray(ends[:, 0]), np.ascontiguousarray(ends[:, 1])
+
+
+def is_table(path: Path) -> bool:
+    """Whether the name is that of a table."""
+    return path.with_name(path.name.removesuffix(".gz")).suffix in SUFFIXES
+
+
+def count_rows(path: Path) -> int:
+    """About how many rows there are, by the length of some of them."""
+    if path.suffix == ".gz":
+        with _open(path) as (text, _):
+            lines = list(islice(text, 1000))
+        return round(path.stat().st_size * COMPRESSION * len(lines) / max(sum(map(len, lines)), 1))
+    size, ends = path.stat().st_size, []
+    with path.open("rb") as file:
+        for place in range(PLACES_COUNTED):  # ids grow, and with them the lines
+            file.seek(max(size - BYTES_COUNTED, 0) * place // (PLACES_COUNTED - 1))
+            ends.append(max(file.read(BYTES_COUNTED).count(b"\n"), 1))
+    return round(sum(ends) / len(ends) * max(size / BYTES_COUNTED, 1))
+
+
+def columns_of(path: Path) -> list[str]:
+    """What the columns are called."""
+    return _heading(path)[0]
+
+
+def count_columns(path: Path) -> int:
+    """How many columns there are."""
+    return len(columns_of(path))
+
+
+def _heading(path: Path) -> tuple[list[str], str, bool]:
+    with _open(path) as (text, _):
+        first = text.readline().strip()
+    if not first:
+        raise ValueError(f"{path} is empty, or begins with an empty line.")
+    separator = next((mark for mark in SEPARATORS if mark in first), ",")
+    cells = [cell.strip() for cell in next(csv.reader([first], delimiter=separator))]
+    if all(_fits(cell, np.float64) for cell in cells):
+        return [str(at) for at in range(len(cells))], separator, False
+    if len(set(cells)) < len(cells):
+        twice = next(cell for cell in cells if cells.count(cell) > 1)
+        raise ValueError(f"{path} has two columns called {twice!r}: rename one of them.")
+    return cells, separator, True
+
+
+def _pieces(path: Path, has_heading: bool, on_progress: Progress) -> Iterator[tuple[int, list[str]]]:
+    size = max(path.stat().st_size, 1)
+    with _open(path) as (text, raw):
+        if has_heading:
+            text.readline()
+        line = 1 + has_heading
+        while lines := list(islice(text, LINES_AT_ONCE)):
+            yield line, [row for row in lines if not row.isspace()]
+            on_progress(min(raw.tell() / size, 1.0))
+            line += len(lines)
+
+
+def _wider_kinds(lines: Sequence[str], separator: str, kinds: Sequence[int], where: str) -> list[int]:
+    """The kinds that these lines need, at least those already needed."""
+    rows = list(csv.reader(lines, delimiter=separator))
+    ragged = next((at for at, row in enumerate(rows) if len(row) != len(kinds)), None)
+    if ragged is not None:
+        raise ValueError(f"{where.format(ragged)}: {len(rows[ragged])} cells, but there are {len(kinds)} columns.")
+    columns = list(zip(*rows, strict=True))
+    return [
+        next(kind for kind in range(least, len(KINDS)) if all(_fits(cell, KINDS[kind]) for cell in column))
+        for least, column in zip(kinds, columns, strict=True)
+    ]
+
+
+def _parse(lines: Sequence[str], separator: str, kinds: Sequence[int]) -> list[Column]:
+    if 2 in kinds:
+        columns = zip(*csv.reader(lines, delimiter=separator), strict=True)
+        return [
+            np.array([cell.strip() for cell in column]).astype(KINDS[kind])
+            for column, kind in zip(columns, kinds, strict=True)
+        ]
+    dtype = np.dtype([(str(at), KINDS[kind]) for at, kind in enumerate(kinds)])
+    table = np.loadtxt(lines, dtype, delimiter=separator if separator != " " else None, quotechar='"', ndmin=1)
+    return [np.ascontiguousarray(table[str(at)]) for at in range(len(kinds))]
+
+
+def _fits(cell: str, kind: type) -> bool:
+    if kind is np.str_:
+        return True
+    try:
+        return -(2**63) <= int(cell) < 2**63 if kind is np.int64 else float(cell) is not None
+    except ValueError:
+        return False
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[tuple[TextIOWrapper, IO[bytes]]]:
+    """The text, and the file whose position tells how far one has read."""
+    with path.open("rb") as raw:
+        content = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+        with TextIOWrapper(content, encoding="utf-8-sig") as text:
+            try:
+                yield text, raw
+            except (EOFError, zlib.error) as error:
+                raise ValueError(f"{path} is damaged or truncated ({error}). Compress it again.") from error

@@ -1,0 +1,93 @@
+"""Which host owns which node, and what nodes are called there: part after part, in increasing order."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
+
+NODES_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class Numbering:
+    """A part and a new number for every node.
+
+    Attributes:
+        bounds: The first number of each part, and behind the last one the number of nodes.
+        assignment: The part of each node; None where parts are ranges of nodes.
+        number: The new number of each node; None where that is the old one.
+    """
+
+    bounds: Column
+    assignment: Column | None = None
+    number: Column | None = None
+
+    @classmethod
+    def ranges(cls, num_nodes: int, num_parts: int) -> Numbering:
+        """Consecutive nodes, as many in each part as can be."""
+        if num_nodes < num_parts:
+            raise ValueError(f"{num_nodes} nodes cannot be divided into {num_parts} shards: take fewer.")
+        sizes = np.full(num_parts, num_nodes // num_parts)
+        sizes[: num_nodes % num_parts] += 1
+        return cls(np.concatenate([[0], sizes.cumsum()]))
+
+    @classmethod
+    def read(cls, file: Path, num_nodes: int, num_parts: int) -> Numbering:
+        """From a ``.npy`` with the part of each node. Takes 8 to 12 bytes for every node of the graph."""
+        found = NpyFile.of(file)
+        if found.shape != (num_nodes,) or found.dtype.kind not in "iu":
+            raise ValueError(
+                f"{file} holds {found.dtype} of shape {found.shape}, and the part of each of {num_nodes:,} nodes is "
+                "needed: whole numbers, one for every node."
+            )
+        assignment, counts = np.empty(num_nodes, np.int32), np.zeros(num_parts, np.int64)
+        for first in range(0, num_nodes, NODES_AT_ONCE):
+            piece = found.read(first, min(NODES_AT_ONCE, num_nodes - first))
+            if int(piece.min()) < 0 or int(piece.max()) >= num_parts:
+                raise ValueError(
+                    f"{file} names parts {int(piece.min())} to {int(piece.max())}, but there are {num_parts} shards: "
+                    f"parts must lie in [0, {num_parts})."
+                )
+            assignment[first : first + len(piece)] = piece
+            counts += np.bincount(piece, minlength=num_parts)
+        bounds = np.concatenate([[0], counts.cumsum()])
+        return cls(bounds, assignment, _number(assignment, bounds))
+
+    def owned(self, part: int) -> Column:
+        """The nodes of a part, by the numbers that they have in the files."""
+        if self.assignment is None:
+            return np.arange(self.bounds[part], self.bounds[part + 1])
+        return np.flatnonzero(self.assignment == part)
+
+    def rows(self, part: int, nodes: Column) -> tuple[Column, Column]:
+        """The places of a part's nodes among ``nodes``, and their numbers within the part."""
+        if self.assignment is None or self.number is None:
+            places = np.flatnonzero((nodes >= self.bounds[part]) & (nodes < self.bounds[part + 1]))
+            return places, nodes[places] - self.bounds[part]
+        places = np.flatnonzero(self.assignment[nodes] == part)
+        return places, self.number[nodes[places]] - self.bounds[part]
+
+    @property
+    def digest(self) -> str:
+        """Tells two assignments apart."""
+        told = hashlib.blake2b(self.bounds.astype(np.int64).tobytes(), digest_size=16)
+        if self.assignment is not None:
+            told.update(self.assignment.data)
+        return told.hexdigest()
+
+
+def _number(assignment: Column, bounds: Column) -> Column:
+    """Numbers that begin where the part begins, in pieces."""
+    number = np.empty(assignment.size, np.int32 if assignment.size <= np.iinfo(np.int32).max else np.int64)
+    free, num_parts = bounds[:-1].copy(), len(bounds) - 1
+    for first in range(0, assignment.size, NODES_AT_ONCE):
+        piece = assignment[first : first + NODES_AT_ONCE]
+        order, counts = np.argsort(piece, kind="stable"), np.bincount(piece, minlength=num_parts)
+        number[first + order] = np.arange(piece.size) + (free - (counts.cumsum() - counts)).repeat(counts)
+        free += counts
+    return number

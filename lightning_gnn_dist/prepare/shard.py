@@ -1,0 +1,230 @@
+"""A shard of a graph: consecutive nodes with their rows and arrays, in a directory that one host can have alone.
+
+my_shares/shares.json      where each shard begins; every host has this
+my_shares/share-00003/     the rows of shard 3, whose entries are ids of the whole graph
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.checks import check_folder, check_instance
+from lightning_gnn_dist.graph.convert import index_dtype
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, open_rows, row_slices
+from lightning_gnn_dist.graph.rows import edge_positions, take_rows
+from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.graph.storage.files import check_entries, read_json
+from lightning_gnn_dist.partition.base import Partition
+
+FORMAT = "lightning_gnn_dist shares"
+INDEX = "shares.json"
+MOST_STARTS = 1 << 62
+_WAY_OUT = "Copy it again."
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """Where each shard of a graph begins.
+
+    Attributes:
+        nodes: The first node of each shard, and behind the last one the number of nodes, int64.
+        edges: The same for edges. Empty where every host made its own shard, and none counted those of others.
+        fingerprint: Identifies the whole graph.
+    """
+
+    nodes: Tensor
+    edges: Tensor
+    fingerprint: str
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Bounds:
+        """Those of a folder that :func:`save_shards` wrote."""
+        about = _read_index(Path(folder))
+        nodes, edges = (torch.tensor(about.get(name, []), dtype=torch.int64) for name in ("nodes", "edges"))
+        return cls(nodes, edges, about["fingerprint"])
+
+    @property
+    def num_shards(self) -> int:
+        return self.nodes.numel() - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """Consecutive nodes of a graph that is divided among several hosts.
+
+    Attributes:
+        rows: Their rows and arrays. Entries of ``rows.indices`` are ids of the whole graph.
+        index: Which of the shards it is.
+        bounds: Where each shard begins.
+    """
+
+    rows: Graph
+    index: int
+    bounds: Bounds
+
+    @classmethod
+    def open(cls, folder: str | Path, index: int) -> Shard:
+        """Map a shard that :func:`save_shards` wrote. The others need not be on this host."""
+        folder, bounds = Path(folder), Bounds.read(folder)
+        if not 0 <= index < bounds.num_shards:
+            raise ValueError(f"{folder} is divided into {bounds.num_shards} shards, so there is no shard {index}.")
+        path = folder / shard_name(index)
+        if not path.is_dir():
+            raise FileNotFoundError(
+                f"Shard {index} of {bounds.num_shards} is not on this host: copy {path} from where the graph was "
+                f"divided, or make it here from the graph's files (lightning-gnn-dist prepare ... --shard {index})."
+            )
+        shard = cls(open_rows(path, int(bounds.nodes[-1])), index, bounds)
+        shard._check(path)
+        return shard
+
+    @property
+    def first_node(self) -> int:
+        return int(self.bounds.nodes[self.index])
+
+    @property
+    def first_edge(self) -> int:
+        return int(self.bounds.edges[self.index])
+
+    def part(self) -> Graph:
+        """Its nodes and the edges among them, copied into RAM, with ids that begin at 0."""
+        rows, first, filled = self.rows, self.first_node, 0
+        indptr = torch.zeros(rows.num_nodes + 1, dtype=torch.int64)
+        # As long as all rows: of memory that is never written to, the system holds no page.
+        indices = torch.empty(rows.num_edges, dtype=index_dtype(rows.num_nodes))
+        edges = {name: torch.empty_like(array) for name, array in rows.edge_arrays.items()}
+        for some in row_slices(rows.indptr):
+            offsets = rows.indptr[some.start : some.stop + 1]
+            at = slice(int(offsets[0]), int(offsets[-1]))
+            found = (rows.indices[at] >= first) & (rows.indices[at] < first + rows.num_nodes)
+            upto = torch.cat([offsets[:1] * 0, found.cumsum(0)])[offsets - offsets[0]]
+            indptr[some.start + 1 : some.stop + 1] = filled + upto[1:]
+            place = slice(filled, filled + int(upto[-1]))
+            indices[place] = rows.indices[at][found] - first
+            for name, array in rows.edge_arrays.items():
+                edges[name][place] = array[at][found]
+            filled = place.stop
+        arrays = {name: array.clone() for name, array in rows.node_arrays.items()}
+        return Graph(indptr, indices[:filled], arrays, {name: array[:filled] for name, array in edges.items()})
+
+    def _check(self, path: Path) -> None:
+        nodes, edges = int(self.bounds.nodes[self.index + 1]) - self.first_node, self.rows.num_edges
+        if self.bounds.edges.numel():
+            edges = int(self.bounds.edges[self.index + 1]) - self.first_edge
+        if (self.rows.num_nodes, self.rows.num_edges) != (nodes, edges):
+            raise ValueError(
+                f"{path} holds {self.rows.num_nodes} nodes and {self.rows.num_edges} edges, but {INDEX} says {nodes} "
+                f"and {edges}: they come from two divisions. Copy both from the same one."
+            )
+        if "n_id" in self.rows.node_arrays:
+            _check_ids(self.rows.node_arrays["n_id"], path / "nodes" / "n_id.npy")
+
+
+def check_ranks(folder: Path, bounds: Bounds, num_ranks: int) -> None:
+    """Refuse so many ranks that some shards would be held more often than others."""
+    if num_ranks % bounds.num_shards:
+        raise ValueError(
+            f"{folder} is divided into {bounds.num_shards} shards, which {num_ranks} ranks cannot hold evenly: use a "
+            f"multiple of {bounds.num_shards} ranks, or divide the graph into another number of shards."
+        )
+
+
+def save_shards(graph: Graph, partition: Partition, folder: str | Path) -> None:
+    """Write a shard for every part. Nodes are numbered anew, part after part; ``n_id`` holds the old numbers.
+
+    One shard is in RAM at a time, and one number for every node. The folder appears when all of it is written.
+    """
+    check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
+    check_instance("partition", partition, Partition, "a Partition, as MetisPartitioner()(graph, 4, seed=0) makes it")
+    folder = check_folder("folder", folder)
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists already. Choose another path, or remove it.")
+    if partition.assignment.numel() != graph.num_nodes:
+        raise ValueError(
+            f"The partition assigns {partition.assignment.numel()} nodes, but the graph has {graph.num_nodes}: divide "
+            "the graph that was partitioned."
+        )
+    with store.draft_beside(folder) as draft:
+        _write(graph, partition, draft)
+        os.rename(draft, folder)
+
+
+def check_same(fingerprints: list[int]) -> None:
+    """Shards on different hosts must be of one graph. All ranks see the same numbers, so all raise or none."""
+    odd = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
+    if odd:
+        raise ValueError(
+            f"The shards of ranks {odd} are not of the graph of rank 0: make all shards from the same files, "
+            "assignment and settings, or copy them from one division."
+        )
+
+
+def _write(graph: Graph, partition: Partition, folder: Path) -> None:
+    order = partition.assignment.argsort(stable=True)
+    number = torch.empty(graph.num_nodes, dtype=index_dtype(graph.num_nodes))
+    number[order] = torch.arange(graph.num_nodes, dtype=number.dtype)
+    counts, edges = partition.counts(), [0]
+    for index, nodes in enumerate(order.split(counts.tolist())):
+        rows = _rows_of(graph, nodes, number)
+        rows.save(folder / shard_name(index))
+        edges.append(edges[-1] + rows.num_edges)
+    about = {"fingerprint": graph.fingerprint, "nodes": [0, *counts.cumsum(0).tolist()], "edges": edges}
+    write_index(folder, about)
+
+
+def write_index(folder: Path, about: dict[str, Any]) -> None:
+    """Say where each shard begins. A reader sees all of it or nothing."""
+    draft = store.unused_name(folder / INDEX)
+    draft.write_text(json.dumps({"format": FORMAT} | about, indent=1))
+    os.replace(draft, folder / INDEX)
+
+
+def _rows_of(graph: Graph, nodes: Tensor, number: Tensor) -> Graph:
+    degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
+    indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+    positions = edge_positions(graph.indptr, nodes)
+    pieces = [number[graph.indices[at].to(torch.int64)] for at in positions.split(EDGES_AT_ONCE)]
+    arrays = {name: take_rows(array, nodes) for name, array in graph.node_arrays.items()}
+    arrays.setdefault("n_id", nodes)
+    edges = {name: take_rows(array, positions) for name, array in graph.edge_arrays.items()}
+    return Graph(indptr, torch.cat([number[:0], *pieces]), arrays, edges, num_senders=graph.num_nodes)
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    file = folder / INDEX
+    if not file.exists():
+        raise FileNotFoundError(f"{folder} has no {INDEX}. Divide a graph with save_shards(graph, partition, path).")
+    about = read_json(file, _WAY_OUT)
+    if about.get("format") != FORMAT:
+        raise ValueError(f"{file} does not describe shards of a graph: it does not say {FORMAT!r}.")
+    check_entries({"edges": []} | about, {"fingerprint": str, "nodes": list[int], "edges": list[int]}, file, _WAY_OUT)
+    for name in ("nodes", "edges"):
+        starts = about.get(name, [])
+        if starts != sorted(starts) or starts[:1] not in ([0], []) or starts[-1:] > [MOST_STARTS]:
+            raise ValueError(f"{file} is damaged ({name!r} must begin at 0 and not fall). {_WAY_OUT}")
+    if len(about["nodes"]) < 2 or len(about.get("edges", [])) not in (0, len(about["nodes"])):
+        raise ValueError(f"{file} is damaged (it says where no shard begins, or only of some). {_WAY_OUT}")
+    return about
+
+
+def _check_ids(n_id: Tensor, file: Path) -> None:
+    """Each row is about another node."""
+    if n_id.dtype not in (torch.int32, torch.int64) or n_id.dim() != 1:
+        raise ValueError(f"{file} holds {n_id.dtype} {tuple(n_id.shape)}, and ids of nodes are needed. {_WAY_OUT}")
+    ids = n_id.sort().values
+    if ids.numel() and int(ids[0]) < 0:
+        raise ValueError(f"{file} is damaged (it holds node {int(ids[0])}, and ids begin at 0). {_WAY_OUT}")
+    if bool((twice := ids[1:] == ids[:-1]).any()):
+        raise ValueError(f"{file} is damaged (it holds node {int(ids[1:][twice][0])} twice). {_WAY_OUT}")
+
+
+def shard_name(index: int) -> str:
+    """The directory of a shard."""
+    return f"share-{index:05d}"

@@ -1,0 +1,1 @@
+"""What strategies of rounds share."""

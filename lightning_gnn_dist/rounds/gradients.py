@@ -1,0 +1,234 @@
+"""Gradients outside Lightning's loop: of the user's own step, on batches of our choice, at the current weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import Strategy
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torchmetrics import Metric
+
+from lightning_gnn_dist.rounds import finite
+from lightning_gnn_dist.rounds.lightning_internals import takes_batch_idx
+from lightning_gnn_dist.wire import collectives
+
+Step = Callable[[Any], Tensor | None]
+
+
+def trained_parameters(module: nn.Module) -> list[Tensor]:
+    """The parameters that training changes, in the same order on every rank."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def mean_gradient(strategy: Strategy, batches: Iterable[Any]) -> tuple[list[Tensor], float]:
+    r"""The gradient of the mean loss over the targets of all ``batches``, and how many targets those are.
+
+    .. math::
+        \frac{\sum_b n_b \nabla \mathcal{L}_b}{\sum_b n_b},
+        \qquad n_b = \texttt{num\_targets(b)},\; \mathcal{L}_b \text{ the mean over the targets of } b
+
+    Nothing is exchanged. A batch without targets, or whose step returns None, counts for nothing, and no batches give
+    a zero gradient.
+    """
+    module = strategy.lightning_module
+    assert module is not None
+    parameters, step, scale = trained_parameters(module), step_of(module), loss_scale(strategy)
+    total, targets = [torch.zeros_like(parameter) for parameter in parameters], 0
+    for batch in batches:
+        if not (count := num_targets(batch)):
+            continue
+        with torch.enable_grad(), strategy.precision_plugin.train_step_context():
+            loss = _of_any_size(step, strategy.batch_to_device(batch), module)
+        if loss is None:
+            continue
+        gradients = _gradients(loss * scale, parameters, _name_of_step(module))
+        if scale != 1.0 and not all(bool(g.isfinite().all()) for g in gradients if g is not None):
+            continue  # an overflow of half precision: as in training, the batch is skipped
+        for whole, gradient in zip(total, gradients, strict=True):
+            if gradient is not None:
+                whole.add_(gradient, alpha=count / scale)
+        targets += count
+    return [whole.div_(max(targets, 1)) for whole in total], float(targets)
+
+
+def num_targets(batch: Any) -> int:
+    """What the loss of a batch is a mean over: its ``num_targets``, or else its seeds, ``batch_size``."""
+    count = getattr(batch, "num_targets", None)
+    return int(batch.batch_size if count is None else count)
+
+
+def average_gradient_(strategy: Strategy, gradient: list[Tensor], seeds: float) -> None:
+    """Replace what :func:`mean_gradient` gave each rank by the mean over the targets of all. Collective."""
+    try:
+        finite.average_gradient_(gradient, seeds, getattr(strategy, "nonfinite", "refuse"), "correction")
+    except ValueError:  # on all ranks alike: none of them has any
+        require_seeds(strategy, 0.0)
+    if collectives.world_size() == 1:
+        require_seeds(strategy, seeds)
+
+
+def require_seeds(strategy: Strategy, seeds: float) -> None:
+    """Refuse a gradient over nothing, but for overflows of half precision, which pass."""
+    if not seeds and loss_scale(strategy) == 1.0:
+        assert strategy.lightning_module is not None
+        raise ValueError(
+            f"{_name_of_step(strategy.lightning_module)}() returned None for every batch of a correction, which leaves "
+            "nothing to correct by: return the mean loss over the first batch.batch_size nodes."
+        )
+
+
+def has_own_step(module: LightningModule) -> bool:
+    """Whether the module says itself what a correction is."""
+    return callable(getattr(module, "correction_step", None))
+
+
+def step_of(module: LightningModule) -> Step:
+    """The module's ``correction_step(batch)`` if it has one, else its ``training_step``."""
+    step, name = getattr(module, _name_of_step(module)), _name_of_step(module)
+    index = (0,) if not has_own_step(module) and takes_batch_idx(module) else ()
+    return lambda batch: _loss(step(batch, *index), name)
+
+
+@contextmanager
+def unrecorded(module: LightningModule) -> Iterator[None]:
+    """Run steps that are not the user's: what they log and what their metrics count is forgotten."""
+    metrics = [metric for metric in module.modules() if isinstance(metric, Metric)]
+    states = [_metric_state(metric) for metric in metrics]
+    module.log = module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        del module.log, module.log_dict
+        for metric, state in zip(metrics, states, strict=True):
+            metric.__dict__.update(state)
+
+
+@contextmanager
+def without_noise(module: nn.Module, moving: Collection[nn.Module] = ()) -> Iterator[None]:
+    """As in a local step but for dropout, and with every buffer but those of ``moving`` left as it is.
+
+    A gradient that is held against those of local steps must be of the function that they differentiate. A norm
+    in evaluation mode is another one: it divides by statistics kept from earlier batches, so that a control variate
+    taken in that mode is not noise that fades but a bias, which is large while the statistics are young. So modules
+    that keep something from batch to batch stay in training mode, where they have it: batch and instance norms,
+    power iterations of spectral norms, and the user's own. What a step writes into them is put back.
+
+    All others go to evaluation mode. What differs there is noise, as of dropout, of attention coefficients and of
+    edges too: it is drawn by the module or, as in ``functional.dropout(x, training=self.training)``, by whatever module
+    the line stands in, so that no list of classes would find it. A module that is in evaluation mode already, such as
+    a frozen norm, stays there.
+    """
+    training = [child for child in module.modules() if child.training]
+    for child in training:
+        child.training = _keeps_what_batches_show(child)
+    try:
+        with _unmoved(child for child in module.modules() if child not in moving):
+            yield
+    finally:
+        for child in training:
+            child.training = True
+
+
+def _keeps_what_batches_show(module: nn.Module) -> bool:
+    """Whether it has buffers, and no parameters in its children: not a network that keeps class weights."""
+    below = (parameter for child in module.children() for parameter in child.parameters())
+    return any(buffer is not None for buffer in module._buffers.values()) and next(below, None) is None
+
+
+def loss_scale(strategy: Strategy) -> float:
+    """By what mixed precision multiplies the loss, so that half precision holds its gradients."""
+    scaler = getattr(strategy.precision_plugin, "scaler", None)
+    return 1.0 if scaler is None else float(scaler.get_scale())
+
+
+def _name_of_step(module: LightningModule) -> str:
+    return "correction_step" if has_own_step(module) else "training_step"
+
+
+def _loss(output: Any, name: str) -> Tensor | None:
+    loss = output.get("loss", output) if isinstance(output, dict) else output
+    if loss is None:  # Lightning's way to skip a batch
+        return None
+    if problem := _problem(loss):
+        otherwise = "" if name == "correction_step" else ", or define correction_step(batch), which does"
+        raise TypeError(
+            f"{name}() returned {problem}, but a correction needs the mean loss over the first batch.batch_size nodes, "
+            f"with its gradient: return that{otherwise}."
+        )
+    assert isinstance(loss, Tensor)
+    return loss
+
+
+def _problem(loss: Any) -> str | None:
+    if not isinstance(loss, Tensor):
+        return f"a {type(loss).__name__}"
+    if loss.numel() != 1:
+        return f"a tensor of shape {tuple(loss.shape)}"
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        return "a loss without a gradient, detached or computed under no_grad()"
+    return None
+
+
+def _gradients(loss: Tensor, parameters: list[Tensor], name: str) -> Sequence[Tensor | None]:
+    try:
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    except RuntimeError as error:
+        if "second time" not in str(error):
+            raise
+        raise RuntimeError(f"{name}() must return the loss and leave backward() to the strategy.") from error
+    return [g.to_dense() if g is not None and g.is_sparse else g for g in gradients]  # as ranks exchange them
+
+
+def _of_any_size(step: Step, batch: Any, module: nn.Module) -> Tensor | None:
+    """The loss of a batch that may be too small for a norm: a slice can be a single seed.
+
+    One row has no variance. Such a batch is normalised by the kept statistics, as by the ``allow_single_element`` of
+    PyG's norm.
+    """
+    try:
+        return step(copy.copy(batch))  # the step may have put something into it when it fails
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error) and "more than 1 spatial element" not in str(error):
+            raise
+    norms = [child for child in module.modules() if isinstance(child, _NormBase) and child.training]
+    for norm in norms:
+        norm.training = not norm.track_running_stats
+    try:
+        return step(batch)
+    finally:
+        for norm in norms:
+            norm.training = True
+
+
+@contextmanager
+def _unmoved(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """What steps write into the buffers of these modules, without their children's, is forgotten."""
+    saved = [
+        (child._buffers, name, buffer, None if buffer is None else buffer.clone())
+        for child in modules
+        for name, buffer in child._buffers.items()
+    ]
+    try:
+        yield
+    finally:
+        for buffers, name, buffer, value in saved:
+            if buffer is not None and value is not None:
+                buffer.detach().copy_(value)
+            buffers[name] = buffer  # a step may have put another in its place
+
+
+def _metric_state(metric: Metric) -> dict[str, Any]:
+    names = [*metric._defaults, "_update_count", "_computed", "_forward_cache"]
+    return {name: _copied(metric.__dict__[name]) for name in names if name in metric.__dict__}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    return list(value) if isinstance(value, list) else value

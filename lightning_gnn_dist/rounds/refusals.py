@@ -1,0 +1,374 @@
+"""What a strategy of rounds refuses, each with the way out. A refusal at the start beats a hang in the night."""
+
+from __future__ import annotations
+
+import inspect
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
+from torch import nn
+
+from lightning_gnn_dist.checks import check_durations, shown
+from lightning_gnn_dist.rounds.gradients import has_own_step
+from lightning_gnn_dist.wire import collectives
+
+_ACCURACY = 1e-4  # to which ranks compare sums of features
+_RUN_ONCE_PER_RANK = (
+    "Lightning runs the script once per rank, so what is drawn without a seed (a split, a graph, features) differs "
+    "from rank to rank: call lightning.seed_everything(0) first, or save the graph once and give its path."
+)
+
+
+def check_launch(process_group_backend: Any, **durations: Any) -> None:
+    """How ranks find each other, and for how long they wait."""
+    check_durations(**durations)
+    name = process_group_backend
+    if name is not None and not (isinstance(name, str) and name and collectives.has_backend(name)):
+        raise ValueError(
+            'process_group_backend must be "gloo", "nccl" or another that this torch was built with, or None for what '
+            f"fits the device, got {shown(name)}."
+        )
+
+
+def check_clock(clock: Any) -> None:
+    if clock is not None and (isinstance(clock, type) or not callable(getattr(clock, "is_over", None))):
+        raise TypeError(
+            f"clock must say when a round is over, as EverySteps(16) or EveryPass() do, got {shown(clock)}."
+        )
+
+
+def check_trainer(strategy: str, trainer: Trainer, *, has_layer_sync: bool) -> None:
+    """Refuse the Trainer's settings that act in mid-round, where every rank is alone."""
+    found = [reason for applies, reason in _conflicts(trainer, has_layer_sync) if applies]
+    if found:
+        raise ValueError(
+            f"{strategy} trains in rounds, one epoch each, and ranks are alone between meetings. " + " ".join(found)
+        )
+
+
+def check_schedulers(strategy: str, configs: Iterable[Any]) -> None:
+    """With unequal steps, a schedule by steps gives every rank another learning rate."""
+    if any(config.interval == "step" for config in configs):
+        raise ValueError(
+            f"{strategy} lets ranks take unequal numbers of steps in a round, so a scheduler by steps would give every "
+            'rank another learning rate: use {"scheduler": ..., "interval": "epoch"}, which steps once a round, on '
+            "all ranks alike."
+        )
+
+
+def refuse_estimate(clock: Any, why: str) -> None:
+    """A schedule over a number of steps that nobody knows would be a wrong one."""
+    raise ValueError(
+        f"trainer.estimated_stepping_batches cannot be known with {clock}: {why}. Schedule by rounds, whose number is "
+        'known: {"scheduler": ..., "interval": "epoch"} over trainer.max_epochs steps of the scheduler. Or let rounds '
+        "end after as many steps on all ranks, as with EverySteps(16)."
+    )
+
+
+def check_elastic(trainer: Any, drift: str | None) -> None:
+    """Ranks that may die are processes of their own, and share files but no exchange besides the meeting."""
+    conflicts = [
+        (
+            trainer.num_devices * trainer.num_nodes != 1,
+            f"devices={trainer.num_devices}: every rank is a process of its own, so use devices=1, num_nodes=1 and "
+            "start as many processes as ranks (lightning-gnn-dist elastic --ranks 4 -- python train.py).",
+        ),
+        (drift is not None, f"drift={drift!r} exchanges between meetings: leave it out."),
+        (
+            any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks),
+            "WeightAveraging keeps weights that a rank which comes back cannot get: leave it out.",
+        ),
+        (
+            any(_names_files_alone(callback) for callback in trainer.callbacks),
+            "ModelCheckpoint must name files alike on all ranks, whoever writes them: use "
+            "ModelCheckpoint(dirpath=..., enable_version_counter=False), or enable_checkpointing=False.",
+        ),
+    ]
+    found = [reason for applies, reason in conflicts if applies]
+    if found:
+        raise ValueError("With elastic=True ranks may die at any time. " + " ".join(found))
+
+
+def _names_files_alone(callback: Any) -> bool:
+    return isinstance(callback, ModelCheckpoint) and (callback.dirpath is None or callback._enable_version_counter)
+
+
+def refuse_exchange(strategy: str, what: str) -> None:
+    """In a round of unequal steps, an exchange meets nobody, or the wrong one."""
+    raise RuntimeError(
+        f"{what} inside a round: with {strategy} ranks take unequal numbers of steps between meetings, so nobody "
+        "answers. Log with on_step=False, on_epoch=True, which exchanges once a round, or without sync_dist."
+    )
+
+
+class Premises(NamedTuple):
+    """What ranks must have alike, each as an integer of 48 bits; 0 where the data module does not say."""
+
+    graph: int
+    arrays: int
+    parts: int
+    value: int
+    other_value: int
+
+
+def premises_of(trainer: Any) -> Premises:
+    """This rank's."""
+    digests = getattr(trainer.datamodule, "digests", {})
+    said = getattr(trainer.datamodule, "fingerprint", "0"), digests.get("arrays", "0"), digests.get("parts", "0")
+    graph, arrays, parts = (int(digest[:12], 16) for digest in said)
+    first, second = (round(value / _ACCURACY) for value in digests.get("values", (0.0, 0.0)))
+    return Premises(graph, arrays, parts, first, second)
+
+
+def check_ranks(trainer: Any, device: torch.device) -> bool:
+    """Refuse ranks that have not the same data; whether their processors are of different kinds. Collective."""
+    own = torch.tensor([*premises_of(trainer), processor_of(device)], device=device)
+    rows = collectives.all_gather_rows(own).tolist()
+    check_same_premises([Premises(*row[:-1]) for row in rows])
+    return len({row[-1] for row in rows}) > 1
+
+
+def check_same_premises(ranks: list[Premises]) -> None:
+    """All ranks see the same numbers, so all of them raise or none."""
+    check_same_graph([rank.graph for rank in ranks])
+    others = _odd([rank.arrays for rank in ranks])
+    others += [place for place, rank in enumerate(ranks) if _differ(rank, ranks[0]) and place not in others]
+    if others:
+        raise ValueError(
+            f"Ranks {sorted(others)} have other features, labels or further arrays than rank 0. {_RUN_ONCE_PER_RANK}"
+        )
+    if odd := _odd([rank.parts for rank in ranks]):
+        raise ValueError(
+            f"Ranks {odd} deal out the nodes otherwise than rank 0, so that some would be nobody's and others those of "
+            "two: by another Partition, another result of the partitioner, another residency or another seed of the "
+            "data module. Give all ranks the same. Make a Partition once and load it on all ranks, or call "
+            "lightning.seed_everything(0) before it is drawn; a partitioner may depend on its fields, the graph, the "
+            "number of parts and the seed alone."
+        )
+
+
+def _differ(one: Premises, other: Premises) -> bool:
+    """By more than the last digits."""
+    return abs(one.value - other.value) > 1 or abs(one.other_value - other.other_value) > 1
+
+
+def check_same_graph(fingerprints: list[int]) -> None:
+    """All ranks see the same fingerprints, so all of them raise or none."""
+    if odd := _odd(fingerprints):
+        raise ValueError(
+            f"Ranks {odd} have another graph than rank 0: other edges, or other masks. {_RUN_ONCE_PER_RANK}"
+        )
+
+
+def _odd(numbers: list[int]) -> list[int]:
+    """The ranks whose number is not that of rank 0."""
+    return [rank for rank, number in enumerate(numbers) if number != numbers[0]]
+
+
+def processor_of(device: torch.device) -> int:
+    """A number for what the last digits of a result depend on: on equal processors they are equal."""
+    found = [torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()]
+    with suppress(OSError):
+        found += [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")][:1]
+    if device.type == "cuda":
+        found.append(torch.cuda.get_device_name(device))
+    return zlib.crc32(repr(found).encode())
+
+
+def check_ranks_of_loader(loader: Any, world_size: int) -> None:
+    """A loader that was made before the ranks were there serves the whole graph to each of them."""
+    made_for = getattr(loader, "num_ranks", world_size)
+    if made_for != world_size:
+        raise ValueError(
+            f"The training loader was made for {made_for} rank, and {world_size} train: hand the data module itself to "
+            "the trainer, trainer.fit(model, datamodule), so that it can give each rank its part."
+        )
+
+
+def check_lengths(lengths: list[int]) -> None:
+    """All ranks see the same lengths, so all of them raise or none."""
+    if -1 in lengths:
+        raise TypeError(
+            "Gradients are exchanged at every step, so all ranks need as many batches, and this training loader does "
+            "not say how many it has. Use PartitionedDataModule, or a loader with a length."
+        )
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            "Gradients are exchanged at every step, so all ranks need as many batches, but their loaders have "
+            f"{lengths}, in order of rank. Use PartitionedDataModule, which sees to that, or loaders of one length."
+        )
+
+
+def explain_unused_parameters(exception: BaseException, strategy: str) -> None:
+    """Say what to do where a gradient is missing: DDP's own text is long, and Lightning's names another strategy."""
+    if "Expected to have finished reduction in the prior iteration" in str(exception):
+        exception.args = (
+            "Some parameters of the module had no part in the loss that training_step returned. If that is meant, use "
+            f"{strategy}(find_unused_parameters=True); if they never have, freeze them with requires_grad_(False).",
+        )
+
+
+def check_dense(module: nn.Module, strategy: str) -> None:
+    """torch's DDP divides all other gradients by the number of ranks once more where one is sparse."""
+    sparse = [name for name, child in module.named_modules() if getattr(child, "sparse", False) is True]
+    if sparse and collectives.world_size() > 1:
+        raise ValueError(
+            f"{', '.join(sparse)} gives sparse gradients, beside which torch's DDP, and so {strategy}, makes those of "
+            "all other parameters too small: use sparse=False."
+        )
+
+
+def check_unused(names: list[str], strategy: str) -> None:
+    """All ranks see the same names, so all of them raise or none."""
+    if names:
+        raise RuntimeError(
+            f"{', '.join(names)} had no part in the loss that training_step returned, on any rank. If that is meant, "
+            f"use {strategy}(find_unused_parameters=True); if they never have, freeze them with requires_grad_(False)."
+        )
+
+
+def require_num_seeds(loader: Any) -> int:
+    """The training nodes of this rank, as the data module's loader knows them."""
+    num_seeds: int | None = getattr(loader, "num_seeds", None)
+    if num_seeds is None:
+        raise ValueError(
+            'weights="nodes" needs a training loader that knows its num_seeds, as PartitionedDataModule gives; '
+            f'{type(loader).__name__} does not: use weights="uniform".'
+        )
+    return num_seeds
+
+
+def require_batches(trainer: Any, name: str, what: str) -> None:
+    """The data module must give batches for gradients outside the loop."""
+    if not hasattr(trainer.datamodule, name):
+        raise ValueError(
+            f"{what} needs a data module with {name}(round_idx), as PartitionedDataModule has; this fit has "
+            f"{type(trainer.datamodule).__name__}: use trainer.fit(model, PartitionedDataModule(...))."
+        )
+
+
+def check_hops(datamodule: Any) -> None:
+    """One model is fed by both samplers."""
+    sampler, other = getattr(datamodule, "sampler", None), getattr(datamodule, "correction_sampler", None)
+    if sampler is not None and other is not None and sampler.num_hops != other.num_hops:
+        raise ValueError(
+            f"correction_sampler draws {other.num_hops} hops and sampler {sampler.num_hops}, and one model takes the "
+            "batches of both: give them as many hops as the model has layers, as in "
+            f"correction_sampler=NeighborSampler({[-1] * sampler.num_hops})."
+        )
+
+
+def require_step(module: Any) -> None:
+    """A gradient outside the loop needs a step that returns a loss and takes no optimizer step itself."""
+    if not module.automatic_optimization and not has_own_step(module):
+        raise ValueError(
+            "With manual optimisation training_step() takes steps itself, so gradients for corrections cannot come "
+            "from it: define correction_step(batch), which returns the mean loss over the seeds."
+        )
+    if not has_own_step(module):
+        _refuse_near_step(module)
+    else:
+        try:
+            inspect.signature(module.correction_step).bind("batch")
+        except TypeError as error:
+            raise TypeError(f"correction_step(batch) is called with the batch alone: {error}.") from error
+
+
+def _refuse_near_step(module: Any) -> None:
+    """A step of its own that is no method, or has nearly that name, would be passed over in silence."""
+    own = getattr(module, "correction_step", None)
+    if own is not None:
+        raise TypeError(f"correction_step must be a method of the module, correction_step(batch), got {shown(own)}.")
+    methods = [name for level in type(module).__mro__ for name, value in vars(level).items() if callable(value)]
+    known = {name for name in methods if not name.startswith("_") and not hasattr(LightningModule, name)}
+    if near := get_close_matches("correction_step", known, n=1, cutoff=0.9):
+        raise ValueError(f"The module has a method {near[0]}, and corrections call correction_step(batch): rename it.")
+
+
+def check_sizes(sizes: list[int]) -> None:
+    """All ranks see the same sizes, so all of them raise or none."""
+    if len(set(sizes)) > 1:
+        raise RuntimeError(
+            f"The ranks are about to average different numbers of values: {sizes}, in order of rank. An optimizer has "
+            "no state yet, or a parameter is frozen where gradients are averaged too, on some ranks only."
+        )
+
+
+def check_replicas(checksums: list[int], round_idx: int) -> None:
+    """All ranks see the same checksums, so all of them raise or none."""
+    if odd := _odd(checksums):
+        raise RuntimeError(
+            f"After the meeting of round {round_idx} the replicas of ranks {odd} differ from that of rank 0, by more "
+            "than processors of different kinds explain. What runs at a meeting must do the same on all ranks: look "
+            "for a hook or end_round() that acts on some ranks only, draws random numbers, or whose results vary from "
+            "call to call."
+        )
+
+
+def _conflicts(trainer: Any, has_layer_sync: bool) -> list[tuple[bool, str]]:
+    dry_run = bool(trainer.fast_dev_run)  # sets max_steps itself, alike on all ranks
+    return [
+        (has_layer_sync, "sync_batchnorm=True talks to the other ranks in every forward: leave it out."),
+        (
+            trainer.max_steps != -1 and not dry_run,
+            f"max_steps={trainer.max_steps} ends the fit inside a round: use max_epochs, which counts rounds.",
+        ),
+        (
+            trainer.limit_train_batches != 1.0 and not dry_run,
+            f"limit_train_batches={trainer.limit_train_batches} cuts rounds short: shorten them instead, as with "
+            "EverySteps(10).",
+        ),
+        (
+            _validates_inside(trainer),
+            "val_check_interval validates inside a round, where replicas differ: use check_val_every_n_epoch.",
+        ),
+        (
+            trainer.reload_dataloaders_every_n_epochs != 0,
+            "reload_dataloaders_every_n_epochs restarts the stream of batches: leave it out.",
+        ),
+        (
+            trainer.overfit_batches != 0,
+            "overfit_batches is meant for one process: leave the strategy out to overfit.",
+        ),
+        *_callback_conflicts(trainer),
+    ]
+
+
+def _validates_inside(trainer: Any) -> bool:
+    # Of an interval in time, such as "00:05:00", Lightning sets another attribute in place of val_check_interval.
+    return getattr(trainer, "val_check_interval", None) != 1.0 or trainer.check_val_every_n_epoch is None
+
+
+def _callback_conflicts(trainer: Any) -> list[tuple[bool, str]]:
+    conflicts = []
+    for callback in trainer.callbacks:
+        if isinstance(callback, ModelCheckpoint):
+            by_step = bool(callback._every_n_train_steps) or callback._train_time_interval is not None
+            reason = (
+                "ModelCheckpoint by steps or time would save one rank's replica: use "
+                "every_n_epochs, which counts rounds."
+            )
+            conflicts.append((by_step, reason))
+        if isinstance(callback, WeightAveraging):
+            base = EMAWeightAveraging if isinstance(callback, EMAWeightAveraging) else WeightAveraging
+            reason = (
+                f"{base.__name__} by steps averages another model on every rank: subclass WeightAveraging with "
+                "should_update(self, step_idx=None, epoch_idx=None): return epoch_idx is not None."
+            )
+            own = [_overrides(callback, name, base) for name in ("on_train_batch_end", "should_update")]
+            conflicts.append((not any(own), reason))
+        if isinstance(callback, Timer):
+            reason = 'max_time stops ranks by their own clocks: use Timer(duration, interval="epoch") as a callback.'
+            conflicts.append((callback._interval == "step", reason))
+    return conflicts
+
+
+def _overrides(callback: Any, name: str, base: type) -> bool:
+    return getattr(type(callback), name) is not getattr(base, name)

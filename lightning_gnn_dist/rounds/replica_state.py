@@ -1,0 +1,255 @@
+"""What one rank holds and the others do not: it goes into the checkpoint, so that a run resumes exactly.
+
+Weights are equal after a meeting and are saved once, by Lightning. The optimizers' moments, local buffers and
+the generators of random numbers differ from rank to rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_gnn_dist.wire import collectives
+
+KEY = "lightning_gnn_dist"
+VERSION = 1
+TAKES_FIRST = (
+    "Ranks compute on processors of different kinds, whose results differ in the last digits. Where replicas do after "
+    "a meeting, all take rank 0's, which moves the model once more."
+)
+_ROUNDING = 1e-3  # of a tensor's largest number: many steps in float32 end nearer to each other, on any processors
+_OUT = (
+    "Resume from another checkpoint, or start from its weights (Module.load_from_checkpoint(path)) and leave ckpt_path "
+    "out."
+)
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """Where the run stood when the checkpoint was written, as this rank saw it."""
+
+    round_idx: int
+    batches_done: int
+    random_state: Mapping[str, Any]
+    extra: Mapping[str, Any]
+
+
+def random_state() -> dict[str, Any]:
+    """The state of torch's generators."""
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Dropout goes on with the numbers it would have drawn."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def add_to_checkpoint(
+    checkpoint: dict[str, Any],
+    round_idx: int,
+    batches_done: int,
+    own_buffers: Mapping[str, Tensor],
+    extra: Mapping[str, Any],
+) -> None:
+    """Collective. Only tensors, numbers and plain containers: ``torch.load(weights_only=True)`` must read it."""
+    mine = {
+        "batches_done": batches_done,
+        "optimizer_states": checkpoint["optimizer_states"],
+        "buffers": {name: buffer.cpu() for name, buffer in own_buffers.items()},
+        "random_state": random_state(),
+        "extra": dict(extra),
+    }
+    ranks = collectives.gather_objects(mine)
+    checkpoint[KEY] = {"version": VERSION, "round_idx": round_idx, "ranks": ranks}
+
+
+def mark_in_round(checkpoint: dict[str, Any]) -> None:
+    """Say that the weights are those of one replica, before its meeting. Not collective."""
+    rank_zero_warn(
+        "This checkpoint is written inside a round, so it holds rank 0's replica and cannot be resumed. Its weights "
+        "can be loaded. Checkpoints at the end of an epoch, which is a meeting, can be resumed."
+    )
+    checkpoint[KEY] = {"version": VERSION, "ranks": None}
+
+
+def mark_alone(checkpoint: dict[str, Any]) -> None:
+    """Say that one rank wrote this after an exception, and where the others stood nobody knows. Not collective."""
+    rank_zero_warn(
+        "This checkpoint is written after an exception, so it holds rank 0's buffers and cannot be resumed. Its "
+        "weights can be loaded. Checkpoints that all ranks write, at the end of a step or later, can be resumed."
+    )
+    checkpoint[KEY] = {"version": VERSION, "ranks": None, "strategy": "grappa"}
+
+
+def average_buffers_of(checkpoint: dict[str, Any], module: nn.Module) -> None:
+    """Put the mean of all ranks' buffers into the checkpoint; those of the module stay as they are. Collective."""
+    names = [name for name, _ in module.named_buffers(remove_duplicate=False)]
+    for key in ("state_dict", "current_model_state"):  # the second of WeightAveraging
+        state = checkpoint.get(key, {})
+        means = {name: state[name].clone() for name in names if isinstance(state.get(name), Tensor)}
+        collectives.average_(means.values())
+        state.update(means)
+
+
+def take_from_checkpoint(checkpoint: dict[str, Any], path: object = "the checkpoint") -> ReplicaState:
+    """Put this rank's own state in the place of rank 0's, and say where the run stood. ``path`` is for errors."""
+    saved = _saved(checkpoint, path)
+    if saved is None or "strategy" in saved:
+        raise ValueError(
+            "The checkpoint was not written by a strategy of rounds, so it does not say at which round it "
+            "stood. To start from its weights, load them (Module.load_from_checkpoint(path)) and leave ckpt_path out."
+        )
+    if saved["ranks"] is None:
+        raise ValueError(
+            "The checkpoint was written inside a round (after an exception), so it holds one replica and cannot be "
+            "resumed. Resume from one written at a meeting, or start from its weights "
+            "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
+        )
+    if len(saved["ranks"]) != collectives.world_size():
+        raise ValueError(
+            f"The checkpoint was written by {len(saved['ranks'])} ranks, and this fit has "
+            f"{collectives.world_size()}: resume with as many, or start from its weights "
+            "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
+        )
+    _check_whole_number("round_idx", saved.get("round_idx"), path)
+    for state in saved["ranks"]:
+        _check_entries(state, {"optimizer_states": list, "buffers": dict, "random_state": dict, "extra": dict}, path)
+        _check_whole_number("batches_done", state.get("batches_done"), path)
+        _check_optimizers(state["optimizer_states"], checkpoint, path)
+    _check_tensors(saved["ranks"][collectives.rank()], path)
+    mine = saved["ranks"][collectives.rank()]
+    checkpoint["optimizer_states"] = mine["optimizer_states"]
+    checkpoint["state_dict"].update(mine["buffers"])
+    return ReplicaState(saved["round_idx"], mine["batches_done"], mine["random_state"], mine["extra"])
+
+
+def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint") -> dict[str, Any] | None:
+    """What a checkpoint of a strategy that exchanges gradients says of this rank; None where it says nothing."""
+    saved = _saved(checkpoint, path)
+    if saved is None:  # of plain DDP
+        return None
+    if "strategy" not in saved:
+        raise ValueError(
+            "The checkpoint was written by a strategy of rounds, whose epochs are rounds and not passes. To start from "
+            "its weights, load them (Module.load_from_checkpoint(path)) and leave ckpt_path out."
+        )
+    if saved["ranks"] is None:
+        raise ValueError(
+            "The checkpoint was written after an exception, by one rank, so it does not say where the others stood and "
+            "cannot be resumed. Resume from an earlier one, or start from its weights "
+            "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
+        )
+    if len(saved["ranks"]) != collectives.world_size():
+        rank_zero_warn(
+            f"The checkpoint was written by {len(saved['ranks'])} ranks, and this fit has {collectives.world_size()}: "
+            "it goes on with other parts, and other draws of dropout."
+        )
+        return None
+    mine: dict[str, Any] = saved["ranks"][collectives.rank()]
+    _check_entries(mine, {"random_state": dict, "buffers": dict}, path)
+    _check_tensors(mine, path)
+    return mine
+
+
+@torch.no_grad()
+def take_first_(tensors: Sequence[Tensor]) -> None:
+    """Replace tensors by rank 0's, unless they differ by more than rounding: then they stay as they are. Collective.
+
+    For ranks on processors of different kinds: what each computes for itself, though from the same numbers, differs in
+    the last digits.
+    """
+    own = [tensor.clone() for tensor in tensors]
+    collectives.broadcast_(tensors)
+    if not all(_is_rounding(before, tensor) for before, tensor in zip(own, tensors, strict=True)):
+        for before, tensor in zip(own, tensors, strict=True):
+            tensor.copy_(before)
+
+
+def _is_rounding(tensor: Tensor, other: Tensor) -> bool:
+    if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
+        return torch.equal(tensor, other)
+    largest = float(other.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    return torch.allclose(tensor, other, rtol=0.0, atol=_ROUNDING * largest, equal_nan=True)
+
+
+def _saved(checkpoint: dict[str, Any], path: object) -> dict[str, Any] | None:
+    """What this package added to a checkpoint, of a version that is known here."""
+    if KEY not in checkpoint:
+        return None
+    saved = checkpoint[KEY]
+    _check_entries(checkpoint, {KEY: dict}, path)
+    _check_whole_number("version", saved.get("version"), path, least=1)
+    if saved["version"] > VERSION:
+        raise ValueError(
+            f"The checkpoint's state has version {saved['version']}, and this release reads up to {VERSION}: "
+            "upgrade lightning_gnn_dist."
+        )
+    if saved.get("ranks", ()) is not None:
+        _check_entries(saved, {"ranks": list}, path)
+    return {**saved}
+
+
+def _check_entries(content: Any, kinds: Mapping[str, type], path: object) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(content, dict) or not isinstance(content.get(name), kind):
+            found = type(content.get(name)).__name__ if isinstance(content, dict) and name in content else "missing"
+            raise ValueError(
+                f"{path} is damaged (its entry {name!r} must be a {kind.__name__}, and is {found}). {_OUT}"
+            )
+
+
+def _check_whole_number(name: str, value: Any, path: object, least: int = 0) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(
+            f"{path} is damaged (its entry {name!r} must be a whole number of at least {least}, and is {value!r:.60}). "
+            f"{_OUT}"
+        )
+
+
+def _check_optimizers(states: list[Any], checkpoint: Mapping[str, Any], path: object) -> None:
+    """A rank has as many optimizers as the checkpoint."""
+    _check_entries(checkpoint, {"optimizer_states": list, "state_dict": dict}, path)
+    if len(states) != len(checkpoint["optimizer_states"]):
+        raise ValueError(
+            f"{path} is damaged (a rank has the state of {len(states)} optimizers, and there are "
+            f"{len(checkpoint['optimizer_states'])}). {_OUT}"
+        )
+    for state in states:
+        _check_entries(state, {"state": dict, "param_groups": list}, path)
+
+
+def _check_tensors(state: Mapping[str, Any], path: object) -> None:
+    """The buffers of a rank, and what its generators go on from."""
+    _check_entries(state["random_state"], {"cpu": Tensor}, path)
+    _check_entries(state["buffers"], dict.fromkeys(state["buffers"], Tensor), path)
+    generator, known = state["random_state"]["cpu"], torch.get_rng_state()
+    if generator.dtype != known.dtype or generator.shape != known.shape:
+        raise ValueError(f"{path} is damaged (its entry 'cpu' is no state of torch's generator). {_OUT}")
+
+
+def forget_moments(optimizers: Iterable[Optimizer]) -> None:
+    """Let moments that are not finite begin anew."""
+    for tensor in optimizer_tensors(optimizers):
+        if not bool(tensor.isfinite().all()):
+            tensor.zero_()
+
+
+def optimizer_tensors(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """The state of the optimizers, in the same order on every rank."""
+    tensors = []
+    for optimizer in optimizers:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            state = optimizer.state.get(parameter, {})
+            tensors += [state[name] for name in sorted(state) if isinstance(state[name], Tensor)]
+    return tensors

@@ -1,0 +1,113 @@
+"""Layer-wise sampling of a sharded graph: the same draws, bit for bit, as where one host has all rows.
+
+    P = Q A, row by row: the owners of a bulk's frontier nodes send their rows, once for all batches of the bulk
+
+Importances are sums of squares over the rows, and floating point sums depend on their order. So owners do not add up
+what they have, but send entries in the order of the rows, and whoever makes the batch adds as one host would. That is 4
+bytes an edge, where sums by sender would be 12 for each and leave the chosen edges to be sent. A lies in shards of
+rows, so Q A needs no rows of A but those that Q names.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.engine.hops import reserve
+from lightning_gnn_dist.engine.kernels import REPEATED_SEED, Array
+from lightning_gnn_dist.engine.layer_kernels import Layers, sample_layer
+from lightning_gnn_dist.engine.rng import key
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
+from lightning_gnn_dist.engine.scratch import scratch_of_thread
+from lightning_gnn_dist.engine.weights import NONE
+from lightning_gnn_dist.sampling.base import check_seeds
+from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sharded.graph import FetchedRows, ShardedGraph, union
+
+LayerWise = LadiesSampler | FastGCNSampler
+# What FastGCN knows of all nodes, by the name of the weights and the numbers of nodes.
+_KNOWN: weakref.WeakKeyDictionary[ShardedGraph, dict[object, tuple[Array, Array]]] = weakref.WeakKeyDictionary()
+
+
+def sample_layer_wise(
+    graph: ShardedGraph, sampler: LayerWise, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
+) -> list[Sample]:
+    """What ``sampler`` draws from the whole graph. Collective."""
+    importance = _importance(graph, sampler)
+    batches = [_Batch(check_seeds(ids, graph.num_nodes), graph.num_nodes) for ids in seeds]
+    for hop in range(sampler.num_hops):
+        nodes, places = union([batch.frontier for batch in batches])
+        rows = graph.rows(nodes, sampler.weight)
+        values = NONE if rows.weights is None else rows.weights.numpy()
+        layers = Layers(np.array(sampler.num_nodes, np.int64), values, *importance, sampler.normalize)
+        for batch, at, place in zip(batches, places, keys, strict=True):
+            batch.grow(rows, at, key(*place, hop), hop, layers)
+    return [batch.sample() for batch in batches]
+
+
+def _importance(graph: ShardedGraph, sampler: LayerWise) -> tuple[Array, Array]:
+    """As of :meth:`LayerSampler.importance`. Collective, the first time."""
+    if isinstance(sampler, LadiesSampler):
+        return np.empty(0), np.empty(0)
+    known, what = _KNOWN.setdefault(graph, {}), (sampler.weight, sampler.num_nodes)
+    if what not in known:
+        norms = graph.column_norms(sampler.weight).numpy()
+        known[what] = norms, sampler.scales(norms)
+    return known[what]
+
+
+class _Batch:
+    """A batch that grows by a hop at a time.
+
+    Args:
+        seeds: Its first nodes.
+        num_nodes: Of the graph.
+    """
+
+    def __init__(self, seeds: Tensor, num_nodes: int) -> None:
+        self._hops, self._num_nodes = [seeds], num_nodes
+        self._counts: list[Tensor] = []
+        self._columns: list[Tensor] = []
+        self._weights: list[Tensor] = []
+        self._edge_ids: list[Tensor] = []
+
+    @property
+    def frontier(self) -> Tensor:
+        """The nodes that were found last."""
+        return self._hops[-1]
+
+    def grow(self, rows: FetchedRows, at: Tensor, word: np.uint64, hop: int, layers: Layers) -> None:
+        """Draw a layer for the frontier, whose rows are ``at`` among those given."""
+        known, begin = torch.cat(self._hops), sum(map(len, self._hops[:-1]))
+        scratch = scratch_of_thread(rows.senders.numpy().dtype)
+        reserve(scratch, len(known) + int((rows.starts[at + 1] - rows.starts[at]).sum()))
+        work, table = scratch.work, scratch.open_table(self._num_nodes, 1)
+        csr = rows.starts.numpy(), rows.senders.numpy(), at.numpy()
+        found = sample_layer(*csr, known.numpy(), begin, word, hop, layers, work, table)
+        if found == REPEATED_SEED:
+            refuse_repeated(self._hops[0])
+        starts = torch.from_numpy(work.starts[begin : len(known) + 1].copy())
+        edges = int(starts[-1])
+        self._counts.append(starts.diff())
+        self._hops.append(torch.from_numpy(work.nodes[len(known) : found].astype(np.int64)))
+        self._columns.append(torch.from_numpy(work.columns[:edges].astype(np.int32)))
+        self._weights.append(torch.from_numpy(work.weights[:edges].copy()))
+        if rows.first_edges is not None:
+            self._edge_ids.append(rows.edge_ids(torch.from_numpy(work.positions[:edges].copy())))
+
+    def sample(self) -> Sample:
+        degrees = torch.cat(self._counts)
+        return Sample(
+            nodes=torch.cat(self._hops),
+            indptr=torch.cat([degrees.new_zeros(1), degrees.cumsum(0)]).to(torch.int32),
+            indices=torch.cat(self._columns),
+            num_sampled_nodes=[len(nodes) for nodes in self._hops],
+            num_sampled_edges=[len(columns) for columns in self._columns],
+            edge_ids=torch.cat(self._edge_ids) if self._edge_ids else None,
+            edge_weight=torch.cat(self._weights),
+        )

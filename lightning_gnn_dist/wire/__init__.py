@@ -1,0 +1,1 @@
+"""What ranks say to each other, and how they find each other."""

@@ -1,0 +1,345 @@
+"""The only module that calls ``torch.distributed``. It counts every byte it sends.
+
+Every function here is collective: all ranks must call it, in the same order and with tensors of the same
+shapes. With one process they all return at once and send nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import io
+import math
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass
+class Traffic:
+    """What this process has sent, and how long it stood in collectives, since it started.
+
+    Bytes are those that leave this rank in the usual algorithms: a ring for all-reduce and all-gather, where
+    P ranks send 2 (P - 1) / P and (P - 1) / P of the whole, and for broadcast what the source's copies cost,
+    shared by all.
+    """
+
+    bytes_sent: float = 0.0
+    seconds: float = 0.0
+
+
+traffic = Traffic()
+_PATIENCE = timedelta(minutes=5)  # torch's own, of a store
+_BACKLOG = 2048  # connections that wait to be taken
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_keeps_on_host = False  # whether the ports of groups are for this host alone
+_ELEMENTS_AT_ONCE = 1 << 22  # bounds what a checksum holds beside the tensors
+
+
+def world_size() -> int:
+    """Number of ranks, 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """This process's place among the ranks, 0 without a process group."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def leave() -> None:
+    """End the process group before the interpreter ends, whoever made it. Not collective.
+
+    A thread of gloo holds the tensors of a collective for a moment longer than those who waited for it. If the
+    interpreter, to which they belong, is gone by then, the process aborts after all its work.
+    """
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+atexit.register(leave)  # Lightning does so for nccl only
+
+
+def has_backend(name: str) -> bool:
+    """Whether a process group may be made of it here; ``"cpu:gloo,cuda:nccl"`` names several. Not collective."""
+    return all(dist.is_backend_available(part.split(":")[-1]) for part in name.split(","))
+
+
+@torch.no_grad()
+def average_(tensors: Iterable[Tensor], weight: float = 1.0) -> None:
+    """Replace each tensor, in place, by its weighted mean over all ranks; integers by their maximum.
+
+    One collective for each kind of number, whatever the number of tensors. Half precision is summed in
+    float32. Ranks may pass different weights; their sum must be positive.
+    """
+    if world_size() == 1:
+        return
+    for dtype, group in _by_dtype(tensors).items():
+        if not dtype.is_floating_point:
+            flat = torch.cat([t.reshape(-1).to(dtype) for t in group])
+            _all_reduce(flat, dist.ReduceOp.MAX)
+        else:
+            flat = torch.cat([*(t.reshape(-1).to(dtype) for t in group), group[0].new_ones(1, dtype=dtype)])
+            _all_reduce(flat.mul_(weight), dist.ReduceOp.SUM)
+            total = float(flat[-1])
+            if not total > 0:
+                raise ValueError(f"The weights of all ranks add up to {total}: a mean needs a positive sum.")
+            flat = flat[:-1].div_(total)
+        _scatter_back(flat, group)
+
+
+@torch.no_grad()
+def sum_(tensor: Tensor) -> None:
+    """Replace a tensor, in place, by its sum over all ranks."""
+    if world_size() > 1:
+        _all_reduce(tensor, dist.ReduceOp.SUM)
+
+
+def count_all_reduce(tensors: Iterable[Tensor | None]) -> None:
+    """Count what torch's DDP has summed over all ranks by itself. Nothing is exchanged."""
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+    traffic.bytes_sent += _ring_bytes(num_bytes)
+
+
+@torch.no_grad()
+def broadcast_(tensors: Iterable[Tensor], source: int = 0) -> None:
+    """Replace each tensor, in place, by the one on rank ``source``."""
+    if world_size() == 1:
+        return
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    for group in groups.values():
+        flat = torch.cat([t.reshape(-1) for t in group])
+        with _counted(flat.numel() * flat.element_size() * (world_size() - 1) / world_size()):
+            dist.broadcast(flat, source)
+        _scatter_back(flat, group)
+
+
+@torch.no_grad()
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """A number that tells apart tensors whose bits differ. Nothing is exchanged."""
+    total = 0
+    for tensor in tensors:
+        for piece in tensor.detach().resolve_conj().contiguous().view(-1).split(_ELEMENTS_AT_ONCE):
+            if not piece.numel():
+                continue
+            content = piece.view(torch.uint8)
+            words = torch.nn.functional.pad(content, (0, -len(content) % 8)).view(torch.int64)
+            place = torch.arange(1, 2 * len(words), 2, device=words.device)
+            # Folded before it is multiplied, so that no bit, not even the sign of the last number, falls out.
+            mixed = (words ^ ((words >> 32) & 0xFFFFFFFF) ^ (words >> 7)) * (place * 0x9E3779B1 + 1 | 1)
+            total = (total * 31 + int((mixed ^ (mixed >> 32)).sum())) % (1 << 62)
+    return total
+
+
+def all_gather_rows(row: Tensor) -> Tensor:
+    """The rows of all ranks, on every rank: shape ``(P, *row.shape)``."""
+    if world_size() == 1:
+        return row[None]
+    rows = [torch.empty_like(row) for _ in range(world_size())]
+    with _counted(row.numel() * row.element_size() * (world_size() - 1)):
+        dist.all_gather(rows, row.contiguous())
+    return torch.stack(rows)
+
+
+def gather_numbers(numbers: Sequence[int], device: torch.device) -> list[list[int]]:
+    """The numbers of all ranks, each as many, on every rank: a list for each of them."""
+    rows: list[list[int]] = all_gather_rows(torch.tensor([int(number) for number in numbers], device=device)).tolist()
+    return rows
+
+
+def gather_objects(item: Any) -> list[Any] | None:
+    """The objects of all ranks, on rank 0; ``None`` elsewhere. For checkpoints, not for every step.
+
+    Objects are what ``torch.load(weights_only=True)`` reads: tensors, numbers, text and plain containers of them.
+    """
+    if world_size() == 1:
+        return [item]
+    file = io.BytesIO()
+    torch.save(item, file)
+    device = "cpu" if "gloo" in dist.get_backend_config() else f"cuda:{torch.cuda.current_device()}"
+    content = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(device)
+    lengths = [int(length) for length in all_gather_rows(torch.tensor(len(content), device=device))]
+    content = torch.nn.functional.pad(content, (0, max(lengths) - len(content)))  # a gather is of equal lengths
+    pieces = [torch.empty_like(content) for _ in lengths] if rank() == 0 else None
+    with _counted(0.0 if rank() == 0 else len(content)):
+        dist.gather(content, pieces, dst=0)
+    if pieces is None:
+        return None
+    contents = [piece[:length].cpu().numpy().tobytes() for piece, length in zip(pieces, lengths, strict=True)]
+    return [torch.load(io.BytesIO(octets), weights_only=True) for octets in contents]
+
+
+class Channel:
+    """Some of the ranks, which exchange rows among themselves on connections of their own.
+
+    Args:
+        group: Their process group; None for a single rank.
+        size: How many there are.
+        rank: This one's place among them.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, size: int, rank: int) -> None:
+        self._group, self.size, self.rank = group, size, rank
+
+    def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
+        """Send ``pieces[i]`` to rank ``i``; return what each rank sent here. Tensors are those of a CPU.
+
+        Args:
+            pieces: One for each rank, of any lengths; otherwise of one shape and type on all ranks.
+            lengths: Those of what comes, if this rank knows them. Either all ranks give them or none.
+        """
+        if self.size == 1:
+            return list(pieces)
+        lengths = self._lengths(pieces) if lengths is None else lengths
+        empty = pieces[0][:0]
+        width = empty.element_size() * math.prod(empty.shape[1:])
+        sent = torch.cat([octets(piece) for piece in pieces])
+        received = sent.new_empty(sum(lengths) * width)
+        sizes = [len(piece) * width for piece in pieces]
+        with _counted(sum(sizes) - sizes[self.rank]):
+            dist.all_to_all_single(received, sent, [n * width for n in lengths], sizes, group=self._group)
+        rows = received.view(empty.dtype).view(-1, *empty.shape[1:])
+        return list(rows.split(list(lengths)))
+
+    def close(self) -> None:
+        """End the connections. Not collective."""
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+
+    def _lengths(self, pieces: Sequence[Tensor]) -> list[int]:
+        sent = torch.tensor([len(piece) for piece in pieces])
+        received = torch.empty_like(sent)
+        with _counted(sent.element_size() * (self.size - 1)):
+            dist.all_to_all_single(received, sent, group=self._group)
+        lengths: list[int] = received.tolist()
+        return lengths
+
+
+def open_channel(size: int) -> Channel:
+    """Divide the ranks into channels of ``size`` consecutive ones each, and return this rank's."""
+    if world_size() % size:
+        raise ValueError(f"{world_size()} ranks cannot be divided into channels of {size}.")
+    if size == 1:
+        return Channel(None, 1, 0)
+    starts = range(0, world_size(), size)
+    with kept_on_host(_keeps_on_host):
+        groups = [dist.new_group(range(start, start + size), backend="gloo") for start in starts]
+    return Channel(groups[rank() // size], size, rank() % size)
+
+
+def serve_store(address: str, port: int = 0, deadline: timedelta = _PATIENCE) -> Any:
+    """A key-value store in this process that listens at ``address`` alone, or everywhere (``""``). Not collective.
+
+    Raises a RuntimeError if another process listens there.
+    """
+    everywhere = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
+    how: Any = everywhere if not address else {"family": socket.AF_INET6 if ":" in address else socket.AF_INET}
+    options: Any = {"wait_for_workers": False, "multi_tenant": True}
+    try:
+        with socket.create_server((address, port), backlog=_BACKLOG, **how) as listener:
+            port, handle = listener.getsockname()[1], os.dup(listener.fileno())
+        options["master_listen_fd"] = handle  # torch's own would listen at every address, whatever it is told
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        # Torch shares the store that this process has at that port; if another process has it, torch raises.
+    return dist.TCPStore(address or "localhost", port, None, True, deadline, **options)  # type: ignore[attr-defined]
+
+
+def join_store(address: str, port: int, deadline: timedelta) -> Any:
+    """A key-value store that another process serves. Raises a RuntimeError if none answers in time."""
+    return dist.TCPStore(address, port, None, False, deadline, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def own_store() -> Any:
+    """A key-value store for this process alone, at no address. Not collective."""
+    return dist.HashStore()  # type: ignore[attr-defined]
+
+
+def part_of(store: Any, prefix: str) -> Any:
+    """The part of a store whose keys begin with ``prefix``."""
+    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+
+
+def is_joined() -> bool:
+    """Whether this process is in a process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+@contextmanager
+def kept_on_host(kept: bool) -> Iterator[None]:
+    """Whether groups made inside, and channels from then on, open their ports to this host alone.
+
+    Otherwise gloo takes the interface that the host's name stands for. What the user has named holds in any case.
+    """
+    global _keeps_on_host
+    _keeps_on_host = kept
+    added = own_interface() if kept and _INTERFACE not in os.environ else {}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+def own_interface() -> dict[str, str]:
+    """The variable by which gloo opens its ports to this host alone."""
+    own = {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}
+    return {_INTERFACE: own.pop()} if own else {}
+
+
+def octets(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, one after the other. Not collective."""
+    if not tensor.numel():  # numpy's empty arrays have a stride of 0, which no view survives
+        return torch.empty(0, dtype=torch.uint8)
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:
+    with _counted(_ring_bytes(flat.numel() * flat.element_size())):
+        dist.all_reduce(flat, op=op)
+
+
+def _ring_bytes(num_bytes: int) -> float:
+    """What a rank sends for an all-reduce of so many bytes."""
+    return 2 * num_bytes * (world_size() - 1) / world_size()
+
+
+@contextmanager
+def _counted(num_bytes: float) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        traffic.bytes_sent += num_bytes
+        traffic.seconds += time.perf_counter() - start
+
+
+def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
+    """Tensors by the type they are summed in. The order of types is the same on all ranks."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        if not tensor.numel():
+            continue
+        floating = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        groups.setdefault(floating if tensor.is_floating_point() else torch.int64, []).append(tensor)
+    return dict(sorted(groups.items(), key=lambda item: str(item[0])))
+
+
+def _scatter_back(flat: Tensor, tensors: list[Tensor]) -> None:
+    for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(piece.view_as(tensor))  # into the old storage: optimizers and compiled graphs hold it

@@ -1,0 +1,174 @@
+"""Start a lighthouse and elastic ranks on one machine, each a process that nobody else's death takes along."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import urlsplit
+
+from lightning_gnn_dist.wire.collectives import own_interface
+from lightning_gnn_dist.wire.membership import ALIVE, LEFT, LIGHTHOUSE, RANK, RANKS, WAITS, check_available, quorum_of
+from lightning_gnn_dist.wire.processes import end_of, tied
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+
+
+@dataclass
+class Launcher:
+    """Runs ``command`` as so many ranks, until the last of them is gone.
+
+    Args:
+        command: What every rank runs.
+        ranks: How many.
+        restarts: How often, in all, a rank that died is started again while others train.
+        heartbeat_seconds: A rank that is silent for so long is dead.
+        grace_seconds: What ranks get to end in when the launcher itself is told to.
+        tell: Takes a line for the user.
+    """
+
+    command: Sequence[str]
+    ranks: int
+    restarts: int
+    heartbeat_seconds: float
+    grace_seconds: float
+    tell: Callable[[str], None]
+    _running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _finished: set[int] = field(default_factory=set)
+    _marks: str = ""
+
+    def run(self) -> int:
+        """The exit status: 0 if a rank came to the end of the training, as then the others had nothing to add."""
+        check_available()
+        with _told_to_end(), TemporaryDirectory(prefix="elastic-") as self._marks, self._lighthouse() as address:
+            try:
+                for rank in range(self.ranks):
+                    self._start(rank, address)
+                while self._running:
+                    self._look_around(address)
+                    self._end_the_late()
+                    self._end_the_silent()
+                    time.sleep(_SECONDS_BETWEEN_LOOKS)
+            finally:
+                self._end_all()
+        return 0 if self._finished else 1
+
+    @contextmanager
+    def _lighthouse(self) -> Iterator[str]:
+        from torchft.coordination import LighthouseServer
+
+        server = LighthouseServer(
+            bind="127.0.0.1:0",  # all ranks are on this host
+            min_replicas=quorum_of(self.ranks),
+            join_timeout_ms=3_600_000,  # a rank that is slow but alive is waited for
+            quorum_tick_ms=100,
+            heartbeat_timeout_ms=round(1000 * self.heartbeat_seconds),
+        )
+        try:
+            yield f"http://127.0.0.1:{urlsplit(server.address()).port}"
+        finally:
+            server.shutdown()
+
+    def _start(self, rank: int, address: str) -> None:
+        told = {LIGHTHOUSE: address, RANK: str(rank), RANKS: str(self.ranks)}
+        told |= {WAITS: str(self._mark(rank)), ALIVE: str(self._sign(rank))}
+        environment = {"RUST_LOG": "error"} | own_interface() | dict(os.environ) | told
+        # A session of its own: Ctrl-C reaches the launcher alone, and the rank's own children end with it.
+        self._running[rank] = subprocess.Popen(tied(self.command), env=environment, start_new_session=True)
+
+    def _look_around(self, address: str) -> None:
+        for rank, process in list(self._running.items()):
+            if (code := process.poll()) is None:
+                continue
+            _signal_group(process, signal.SIGKILL)
+            del self._running[rank]
+            if code == 0:
+                self._finished.add(rank)
+                continue
+            self.tell(f"Rank {rank} {_cause(code)}; {self._count()}.")
+            if code != LEFT and self.restarts and self._running and not self._finished:
+                self.restarts -= 1
+                self.tell(f"Rank {rank} is started again.")
+                self._mark(rank).unlink(missing_ok=True)
+                self._start(rank, address)
+            elif 0 < len(self._running) < quorum_of(self.ranks) and not self._finished:
+                self.tell(f"They wait for a quorum of {quorum_of(self.ranks)}.")
+
+    def _end_the_late(self) -> None:
+        """Who waits for a quorum when the others have finished, waits in vain."""
+        if not self._finished or len(self._running) >= quorum_of(self.ranks):
+            return
+        for rank in [rank for rank in self._running if self._mark(rank).exists()]:
+            process = self._running.pop(rank)
+            _signal_group(process, signal.SIGKILL)
+            process.wait()
+            self.tell(f"Rank {rank} came back too late to take part, and is ended; {self._count()}.")
+
+    def _end_the_silent(self) -> None:
+        """A rank that stands still is waited for only as long as the others can go on without it."""
+        limit = time.time() - self.heartbeat_seconds - self.grace_seconds
+        silent = [rank for rank in self._running if _is_older(self._sign(rank), limit)]
+        if not silent or len(self._running) - len(silent) >= quorum_of(self.ranks):
+            return
+        for rank in silent:
+            seconds = self.heartbeat_seconds + self.grace_seconds
+            self.tell(f"Rank {rank} stands still for {seconds:g} s, and too few are left without it: it is ended.")
+            self._sign(rank).unlink(missing_ok=True)
+            _signal_group(self._running[rank], signal.SIGKILL)
+
+    def _sign(self, rank: int) -> Path:
+        return Path(self._marks) / f"{rank}-lives"
+
+    def _mark(self, rank: int) -> Path:
+        return Path(self._marks) / f"{rank}-waits"
+
+    def _count(self) -> str:
+        finished = f" and {len(self._finished)} have finished" if self._finished else ""
+        return f"{len(self._running)} of {self.ranks} are alive{finished}"
+
+    def _end_all(self) -> None:
+        for process in self._running.values():
+            _signal_group(process, signal.SIGTERM)
+        deadline = time.monotonic() + self.grace_seconds
+        for process in self._running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            _signal_group(process, signal.SIGKILL)
+            process.wait()
+
+
+def _cause(code: int) -> str:
+    return "was told to end by SIGTERM" if code == LEFT else end_of(code)
+
+
+def _is_older(path: Path, limit: float) -> bool:
+    with suppress(FileNotFoundError):  # the rank does not train yet
+        return path.stat().st_mtime < limit
+    return False
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+@contextmanager
+def _told_to_end() -> Iterator[None]:
+    """SIGTERM, or a terminal that is closed, ends the block as Ctrl-C does: no rank is left behind."""
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,306 @@
+r"""Membership: ranks that may die and come back, by torchft's lighthouse and manager.
+
+Every rank is a world of its own and knows no process group. A lighthouse, one process for all, hears their
+heartbeats and says at each meeting who takes part: the quorum, a majority. Among its members a manager sets up a
+group for one exchange after another, and brings a rank that is behind up to date from one that is not.
+
+A meeting that somebody does not survive is held again without him, so what a member sees is
+
+.. math::
+    \theta \leftarrow \frac{\sum_p w_p \theta_p}{\sum_p w_p} \quad\text{over those who came to the end.}
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.checks import check_at_least, check_positive
+from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.roll_call import is_loopback
+
+LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"  # the variable of the environment that holds its address
+RANK = "LIGHTNING_GNN_DIST_RANK"  # and the one that holds this rank's number, for its name
+RANKS = "LIGHTNING_GNN_DIST_RANKS"  # and how many the launcher started
+WAITS = "LIGHTNING_GNN_DIST_WAITS"  # and a file for it to have while it waits for a quorum
+ALIVE = "LIGHTNING_GNN_DIST_ALIVE"  # and one to touch while it lives
+LEFT = 128 + signal.SIGTERM  # the exit code of a rank that was told to end, and left after a meeting
+State = dict[str, Any]
+_SECONDS_OF_SILENCE = 20.0
+_SECONDS_BETWEEN_SIGNS = 1.0
+_HERE = "127.0.0.1"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """How long members wait for each other.
+
+    Args:
+        patience: Seconds to wait for a quorum before the rank gives up. Longer than a round and its validation: a rank
+            that comes back waits for the next meeting of the others.
+        timeout: Seconds that one exchange may take. Then it is held again, without those who are gone.
+        attempts: How often in a row.
+        ranks: How many to wait for before the first round; those who come later join at a meeting. Default: as many as
+            the launcher started, or those of the first quorum.
+        start: Seconds to wait for them, at most.
+    """
+
+    patience: float = 600.0
+    timeout: float = 30.0
+    attempts: int = 10
+    ranks: int = field(default_factory=lambda: int(os.environ.get(RANKS, "1")))
+    start: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_positive(patience=self.patience, timeout=self.timeout, start=self.start)
+        check_at_least(1, attempts=self.attempts, ranks=self.ranks)
+
+
+class Seat(NamedTuple):
+    """A rank's place among those who take part."""
+
+    place: int
+    of: int
+
+
+def check_available() -> None:
+    """Refuse early what could only fail later."""
+    if importlib.util.find_spec("torchft") is None:
+        raise ValueError("elastic=True needs torchft, which is not installed: pip install lightning-gnn-dist[elastic].")
+
+
+def quorum_of(num_ranks: int) -> int:
+    """How many must be alive: a majority, so that two halves never train apart."""
+    return num_ranks // 2 + 1
+
+
+class Membership:
+    """This rank's part in the meetings.
+
+    Args:
+        elastic: How long to wait.
+        state: What a rank that is behind needs of this one.
+        load_state: Takes what ``state`` of another rank gave.
+        step: How many meetings the checkpoint has seen that this run goes on from.
+    """
+
+    def __init__(self, elastic: Elastic, state: Callable[[], State], load_state: Callable[[State], None], step: int):
+        self.elastic = elastic
+        self.seat = Seat(0, 1)
+        self.was_behind = False
+        self._load_state = load_state
+        self._stays_on_host = is_loopback(urlsplit(_lighthouse()).hostname or "")
+        self._store = collectives.serve_store(_HERE if self._stays_on_host else "")
+        with _ports_kept(self._stays_on_host):
+            self._manager = _manager(elastic, state, self._catch_up, self._store.port, self._stays_on_host)
+        self._left = threading.Event()
+        _show_alive(self._left)
+        self._manager.load_state_dict({"step": step, "batches_committed": 0})
+
+    def meet(
+        self, tensors: Callable[[list[list[int]]], list[Tensor]], weight: float, row: Callable[[], list[int]]
+    ) -> list[list[int]]:
+        """Replace ``tensors(rows)`` by their weighted mean over the members. Returns the rows of all, by place.
+
+        A rank that was behind is brought up to date first, and its weight does not count. Integers are averaged and
+        rounded. If the weights add up to nothing, tensors stay as they are. Each row is what ``row()`` gives a member.
+        """
+        start, self.was_behind = time.perf_counter(), False
+        while True:
+            self._find_quorum()
+            rows = self._exchange(row())
+            values = tensors(rows)
+            flats = _flatten(values, 0.0 if self.was_behind else weight)
+            self._mean_(list(flats.values()))
+            if self._manager.should_commit():
+                break  # else somebody was lost on the way: once more with those who are left
+        _write_back(flats, values)
+        collectives.traffic.seconds += time.perf_counter() - start
+        return rows
+
+    def _exchange(self, row: list[int]) -> list[list[int]]:
+        """The rows of all members, by place. If somebody is lost on the way, any numbers: nobody commits to them."""
+        rows = torch.zeros(self.seat.of, len(row), dtype=torch.float64)  # which holds integers of 53 bits
+        rows[self.seat.place] = torch.tensor(row, dtype=torch.float64)
+        self._mean_([rows])
+        numbers: list[list[int]] = (rows * self.seat.of).round().to(torch.int64).tolist()
+        return numbers
+
+    def leave(self) -> None:
+        """Stop serving others. They go on without this rank."""
+        self._left.set()
+        self._manager.shutdown(wait=False)
+
+    def _find_quorum(self) -> None:
+        reminder = threading.Timer(_SECONDS_OF_SILENCE, _say_waiting, [self.elastic.patience])
+        reminder.daemon = True
+        reminder.start()
+        try:
+            with _seen_waiting():
+                self._manager.start_quorum()
+        except TimeoutError as error:
+            raise RuntimeError(
+                f"No quorum in {self.elastic.patience:g} seconds: fewer ranks are alive than the lighthouse at "
+                f"{os.environ[LIGHTHOUSE]} asks for, or it is gone. The last checkpoint is complete; start again with "
+                "ckpt_path."
+            ) from error
+        finally:
+            reminder.cancel()
+        self.seat = Seat(self._manager.participating_rank(), self._manager.num_participants())
+
+    def _mean_(self, flats: list[Tensor]) -> None:
+        for flat in flats:
+            # All members are here: they hold the same quorum, and each enters this once an attempt.
+            self._manager.allreduce(flat).wait()
+            share = 2 * (self.seat.of - 1) / self.seat.of
+            collectives.traffic.bytes_sent += share * flat.numel() * flat.element_size()
+
+    def _catch_up(self, state: State) -> None:
+        self.was_behind = True
+        self._load_state(state)
+
+
+def _lighthouse() -> str:
+    if LIGHTHOUSE not in os.environ:
+        raise ValueError(
+            f"An elastic rank finds the others by {LIGHTHOUSE}=http://host:port in the environment: start the ranks "
+            "with `lightning-gnn-dist elastic --ranks 4 -- python train.py`, or a torchft_lighthouse of your own."
+        )
+    return os.environ[LIGHTHOUSE]
+
+
+def _manager(
+    elastic: Elastic, state: Callable[[], State], load_state: Callable[[State], None], port: int, stays_on_host: bool
+) -> Any:
+    from torchft import Manager, ProcessGroupGloo
+    from torchft.checkpointing.http_transport import HTTPTransport
+
+    timeout, patience = timedelta(seconds=elastic.timeout), timedelta(seconds=elastic.patience)
+    name = _HERE if stays_on_host else socket.gethostname()
+    transport = HTTPTransport(timeout=timeout, num_chunks=0)
+    if stays_on_host:  # it would tell the others the host's name, where it does not listen
+        transport.address = lambda: f"http://{_HERE}:{transport._server.server_port}/checkpoint/"
+    return Manager(
+        pg=ProcessGroupGloo(timeout=timeout),
+        state_dict=state,
+        load_state_dict=load_state,
+        min_replica_size=1,  # the lighthouse alone says how many a quorum needs, so there is one rule
+        use_async_quorum=False,
+        timeout=timeout,
+        quorum_timeout=patience,
+        connect_timeout=timeout,
+        max_retries=elastic.attempts,
+        rank=0,
+        world_size=1,
+        store_addr=name,
+        store_port=port,
+        replica_id=name_of_rank(),
+        hostname=name,
+        checkpoint_transport=transport,
+    )
+
+
+@contextmanager
+def _ports_kept(on_host: bool) -> Iterator[None]:
+    """Inside, torchft's servers listen to this host alone, for which it has no option. gloo goes on to do so."""
+    if not on_host:
+        yield
+        return
+    from torchft import manager
+    from torchft.checkpointing import http_transport
+
+    served, fetched = manager.ManagerServer, http_transport._IPv6HTTPServer
+    manager.ManagerServer = lambda **options: served(**options | {"bind": f"{_HERE}:0"})
+    http_transport._IPv6HTTPServer = lambda address, handler: ThreadingHTTPServer((_HERE, address[1]), handler)
+    try:
+        yield
+    finally:
+        manager.ManagerServer, http_transport._IPv6HTTPServer = served, fetched
+
+
+def _show_alive(left: threading.Event) -> None:
+    """Let the launcher, if there is one, see that this member runs: it touches a file again and again until it left."""
+    if ALIVE in os.environ:
+        threading.Thread(target=_touch_often, args=[Path(os.environ[ALIVE]), left], daemon=True).start()
+
+
+def _touch_often(sign: Path, left: threading.Event) -> None:
+    with suppress(FileNotFoundError):  # the launcher has ended, and its folder
+        while not left.is_set():
+            sign.touch()
+            left.wait(_SECONDS_BETWEEN_SIGNS)
+        sign.unlink()
+
+
+def name_of_rank() -> str:
+    """What the lighthouse calls this rank. Places follow the order of names."""
+    for variable in (RANK, "SLURM_PROCID", "RANK"):
+        if variable in os.environ:
+            return f"rank{int(os.environ[variable]):05d}"
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+@contextmanager
+def _seen_waiting() -> Iterator[None]:
+    """Lets the launcher, if there is one, see that this rank waits."""
+    if WAITS not in os.environ:
+        yield
+        return
+    mark = Path(os.environ[WAITS])
+    mark.touch()
+    try:
+        yield
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def _say_waiting(patience: float) -> None:
+    _log.warning("%s waits for a quorum, at most %g seconds.", name_of_rank(), patience)
+
+
+def _flatten(tensors: list[Tensor], weight: float) -> dict[torch.dtype, Tensor]:
+    """One vector for each kind of number, weighed, and the weight at its end."""
+    flats = {}
+    for dtype, group in _by_dtype(tensors).items():
+        flat = torch.cat(
+            [*(tensor.detach().reshape(-1).to("cpu", dtype) for tensor in group), torch.ones(1, dtype=dtype)]
+        )
+        flats[dtype] = flat.mul_(weight)
+    return flats
+
+
+def _write_back(flats: dict[torch.dtype, Tensor], tensors: list[Tensor]) -> None:
+    for dtype, group in _by_dtype(tensors).items():
+        flat, total = flats[dtype][:-1], float(flats[dtype][-1])
+        if not total > 0:
+            continue  # nobody has trained yet
+        pieces = flat.div_(total).split([tensor.numel() for tensor in group])
+        for tensor, piece in zip(group, pieces, strict=True):
+            piece = piece if tensor.is_floating_point() else piece.round()
+            tensor.detach().copy_(piece.view_as(tensor))  # into the old storage: optimizers hold it
+
+
+def _by_dtype(tensors: list[Tensor]) -> dict[torch.dtype, list[Tensor]]:
+    groups: dict[torch.dtype, list[Tensor]] = {torch.float32: [], torch.float64: []}
+    for tensor in tensors:
+        tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        exact = tensor.dtype == torch.float64 or not tensor.is_floating_point()
+        groups[torch.float64 if exact else torch.float32].append(tensor)
+    return groups

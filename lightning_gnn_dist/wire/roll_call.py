@@ -1,0 +1,214 @@
+"""The start of a run: all ranks come together in one store, and who does not come is named.
+
+The store listens where it has to and nowhere else: on one host at 127.0.0.1, on several at the address that the
+ranks were given. A run has a key, and its ranks speak under it, so that two runs at one port do not mix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+from lightning_gnn_dist.wire import collectives
+
+RUN = "LIGHTNING_GNN_DIST_RUN"  # the variable of the environment that holds the key of the run
+_OF_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
+_NUM_HOSTS = ("GROUP_WORLD_SIZE", "SLURM_NNODES")  # as torchrun and SLURM say it
+_HERE = "127.0.0.1"
+_calls = count()  # of the roll: all ranks call it equally often
+_SECONDS_BETWEEN_LOOKS = 0.004, 0.1  # at first and at most
+_SECONDS_TO_LEAVE = 5.0  # for all to hear who is missing, before rank 0 takes the store away
+_log = logging.getLogger(__name__)
+
+
+def _nobody() -> Mapping[int, str]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Roll:
+    """Who is to come, and where.
+
+    Args:
+        address: Where rank 0 runs, or the launcher that holds a store for it.
+        port: And at which port.
+        rank: Who calls.
+        num_ranks: How many have to come.
+        deadline: How long to wait for them.
+        num_hosts: On how many hosts they run.
+        lost: Says of ranks that are known to have ended how they did.
+    """
+
+    address: str
+    port: int
+    rank: int
+    num_ranks: int
+    deadline: timedelta
+    num_hosts: int = 1
+    lost: Callable[[], Mapping[int, str]] = _nobody
+
+    @property
+    def is_of_launcher(self) -> bool:
+        """Whether torchrun serves the store."""
+        return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+    @property
+    def on_one_host(self) -> bool:
+        """Whether nobody outside this host has to reach its ports."""
+        told = any(os.environ.get(name) == "1" for name in _NUM_HOSTS)
+        return self.num_hosts == 1 and (told or is_loopback(self.address))
+
+    def call(self) -> Any:
+        """Come back when all ranks are here; or raise, on all that are, and name those that are not.
+
+        For the time before there is a process group, which would wait for half an hour and then name nobody.
+
+        Returns:
+            The store for the process group.
+        """
+        if self.num_ranks == 1:
+            return collectives.own_store()
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        open_to_all = collectives.part_of(self._store(), f"lightning_gnn_dist/{attempt}/{next(_calls)}")
+        store = collectives.part_of(open_to_all, _key())
+        if store.add(f"count/{self.rank}", 1) > 1:
+            raise RuntimeError(
+                f"Rank {self.rank} is already at {self.address}:{self.port}: two processes were given one rank, or two "
+                f"runs one port. Give each run a MASTER_PORT of its own."
+            )
+        store.set(f"here/{self.rank}", socket.gethostname())
+        missing = self._read(store, open_to_all) if self.rank == 0 else self._hear(store, open_to_all)
+        if missing:
+            self._refuse(store, missing)
+        return collectives.part_of(store, "group")
+
+    def _store(self) -> Any:
+        serves = self.rank == 0 and not self.is_of_launcher
+        address = _HERE if self.on_one_host and not self.is_of_launcher else self.address
+        if serves:
+            return self._serve(_HERE if self.on_one_host else _own_address(self.address))
+        try:
+            return collectives.join_store(address, self.port, self.deadline)
+        except RuntimeError as error:
+            raise TimeoutError(self._who_is_missing([0], f"nobody answers at {address}:{self.port}")) from error
+
+    def _serve(self, address: str) -> Any:
+        try:
+            return collectives.serve_store(address, self.port, self.deadline)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"Port {self.port} at {address or 'this host'} is taken, by another run perhaps. Choose another by "
+                "MASTER_PORT."
+            ) from error
+
+    def _read(self, store: Any, open_to_all: Any) -> list[int]:
+        """On rank 0, which decides: so all agree on who came in time."""
+        open_to_all.set("run", _digest())
+        keys = [f"here/{rank}" for rank in range(self.num_ranks)]
+        absent = _look_for(store, keys, self.deadline.total_seconds(), lambda: bool(self.lost()))
+        missing = [rank for rank, key in enumerate(keys) if key in absent]
+        store.set("missing", json.dumps(missing))
+        return missing
+
+    def _hear(self, store: Any, open_to_all: Any) -> list[int]:
+        """On the others. Without a word from rank 0 they see for themselves."""
+        patience = self.deadline + timedelta(seconds=_SECONDS_TO_LEAVE)
+        with suppress(RuntimeError):
+            open_to_all.wait(["run"], patience)
+            self._check_run(open_to_all)
+            store.wait(["missing"], patience)
+            missing: list[int] = json.loads(store.get("missing"))
+            return missing
+        return [rank for rank in range(self.num_ranks) if not store.check([f"here/{rank}"])] or [0]
+
+    def _check_run(self, open_to_all: Any) -> None:
+        if open_to_all.get("run").decode() != _digest():
+            raise ValueError(
+                f"{self.address}:{self.port} is where another run meets: it has another key. Give each run a "
+                f"MASTER_PORT of its own, and all ranks of a run the same {RUN}, or none."
+            )
+
+    def _refuse(self, store: Any, missing: list[int]) -> None:
+        here = [rank for rank in range(self.num_ranks) if rank not in missing]
+        store.set(f"heard/{self.rank}", "")
+        if self.rank == 0:
+            _look_for(store, [f"heard/{rank}" for rank in here], _SECONDS_TO_LEAVE, lambda: False)
+        ended = {rank: how for rank, how in self.lost().items() if rank in missing}
+        if ended:
+            told = "; ".join(f"rank {rank} {how}" for rank, how in ended.items())
+            raise RuntimeError(f"Of {self.num_ranks} ranks, {told} before the start. The others end, too.")
+        names = ", ".join(f"{rank} on {store.get(f'here/{rank}').decode()}" for rank in here)
+        raise TimeoutError(self._who_is_missing(missing, f"here: {names}"))
+
+    def _who_is_missing(self, missing: list[int], detail: str) -> str:
+        named = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {missing}"
+        return (
+            f"Of {self.num_ranks} ranks, {named} did not start within {self.deadline.total_seconds():g} s ({detail}). "
+            "Look into what was to start there, and whether its port can be reached; or give it longer by "
+            "start_timeout."
+        )
+
+
+def give_key() -> None:
+    """Make up a key for the ranks that this process is about to start, all on this host."""
+    os.environ.setdefault(RUN, secrets.token_hex(16))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address or name means this host and can be reached from nowhere else."""
+    with suppress(OSError):
+        return all(ipaddress.ip_address(found).is_loopback for found in _addresses(address))
+    return False
+
+
+def _key() -> str:
+    if RUN in os.environ:
+        return os.environ[RUN]
+    return "/".join(os.environ[name] for name in _OF_LAUNCHERS if name in os.environ) or "run"
+
+
+def _digest() -> str:
+    """Tells one key from another, and not what it is."""
+    return hashlib.sha256(_key().encode()).hexdigest()
+
+
+def _own_address(address: str) -> str:
+    """Which of this host's addresses the ranks were told; all of them (``""``) where that is not to be known."""
+    for found in _addresses(address):
+        if ipaddress.ip_address(found).is_loopback:
+            continue  # the host's name for itself: others know it by another address
+        with suppress(OSError), socket.create_server((found, 0), family=_family(found)):
+            return found
+    _log.warning("%s is no address of this host that others can reach: the store listens at all of them.", address)
+    return ""
+
+
+def _addresses(address: str) -> list[str]:
+    found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]).partition("%")[0] for entry in found]
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _look_for(store: Any, keys: Iterable[str], seconds: float, is_vain: Callable[[], bool]) -> set[str]:
+    """Wait for keys to be set; return those that are not when the time is over, or waiting is in vain."""
+    absent, end = set(keys), time.monotonic() + seconds
+    pause, longest = _SECONDS_BETWEEN_LOOKS
+    while (absent := {key for key in absent if not store.check([key])}) and time.monotonic() < end and not is_vain():
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
+    return absent

@@ -1,0 +1,50 @@
+"""Batches read from files are those that are read through the map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.quantize import quantize_rows
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+
+
+def floats(graph: Graph) -> dict[str, torch.Tensor]:
+    return graph.node_arrays
+
+
+def halves(graph: Graph) -> dict[str, torch.Tensor]:
+    return graph.node_arrays | {"x": graph.node_arrays["x"].bfloat16()}
+
+
+def scaled(graph: Graph) -> dict[str, torch.Tensor]:
+    x, scale = quantize_rows(graph.node_arrays["x"])
+    return graph.node_arrays | {"x": x, "x_scale": scale}
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("form", [floats, halves, scaled])
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_batches_are_the_same(is_saved: bool, form: Callable[..., Any], num_threads: int, tmp_path: Path) -> None:
+    graph = communities(500, 4, num_features=8)
+    weights = {"edge_weight": torch.rand(graph.num_edges)}
+    graph = Graph(graph.indptr, graph.indices, form(graph), weights)
+    if is_saved:
+        graph.save(tmp_path / "graph")
+        graph = Graph.open(tmp_path / "graph")
+    sampler, seeds = NeighborSampler([-1, -1]), torch.arange(500)
+    plain, sparing = (BatchLoader(graph, sampler, seeds, 7, seed=0, num_threads=num_threads) for _ in range(2))
+    sparing.spare_memory()
+    for batch, other in zip(plain, sparing, strict=True):
+        found, expected = other.to_dict(), batch.to_dict()
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert torch.equal(found[name], value) if isinstance(value, torch.Tensor) else found[name] == value, name
+        assert torch.equal(other.blocks[0].adj.values(), batch.blocks[0].adj.values())

@@ -1,0 +1,76 @@
+"""Batches of the whole graph: a function of the round, shared by ranks without overlap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.global_batches import GlobalBatches
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+
+
+@pytest.fixture(scope="module")
+def whole() -> GlobalBatches:
+    graph = communities(300, 3, train_share=0.2)
+    return GlobalBatches(graph, NeighborSampler([3, 3]), graph.split("train"), batch_size=16, seed=5)
+
+
+def seeds(whole: GlobalBatches, *place: int, stop: int = 3) -> list[list[int]]:
+    return [batch.n_id[: batch.batch_size].tolist() for batch in whole.of_round(*place, start=0, stop=stop)]
+
+
+def test_the_slices_of_all_ranks_are_the_batch(whole: GlobalBatches) -> None:
+    batches = seeds(whole, 4)
+    slices = [seeds(whole, 4, rank, 3) for rank in range(3)]
+    assert [len(batch) for batch in batches] == [16, 16, 16]
+    for index, batch in enumerate(batches):
+        assert sum((own[index] for own in slices), []) == batch  # noqa: RUF017
+        assert len(set(batch)) == 16
+
+
+def edges(*batches: SampledData) -> set[tuple[int, int, int]]:
+    """Every edge by hop and by the ids of its ends."""
+    found: set[tuple[int, int, int]] = set()
+    for batch in batches:
+        for hop, block in enumerate(batch.blocks):
+            source, target = batch.n_id[block.edge_index].tolist()
+            found |= {(hop, *edge) for edge in zip(source, target, strict=True)}
+    return found
+
+
+def test_slices_see_what_the_whole_sees_and_with_a_fan_out_a_little_more(whole: GlobalBatches) -> None:
+    everything = replace(whole, sampler=NeighborSampler([-1, -1]))
+    for batches in (everything, whole):
+        slices = edges(*(next(batches.of_round(0, rank, 4)) for rank in range(4)))
+        expected = edges(next(batches.of_round(0)))
+        assert slices == expected if batches is everything else slices > expected
+
+
+def test_a_round_and_a_place_decide(whole: GlobalBatches) -> None:
+    assert seeds(whole, 4) == seeds(whole, 4)
+    everything = [tuple(batch) for round_idx in range(3) for batch in seeds(whole, round_idx)]
+    assert len(set(everything)) == 9
+    later = [batch.n_id.tolist() for batch in whole.of_round(4, start=2, stop=3)]
+    assert later == [list(islice(whole.of_round(4), 3))[2].n_id.tolist()]
+
+
+def test_a_pass_takes_no_seed_twice_and_seeds_are_uniform(whole: GlobalBatches) -> None:
+    one_pass = [node for batch in seeds(whole, 0) for node in batch]
+    assert len(set(one_pass)) == 48
+    counts = torch.zeros(300)
+    for round_idx in range(60):
+        for batch in seeds(whole, round_idx, stop=6):
+            counts[batch] += 1
+    train = whole.seeds
+    assert counts.sum() == counts[train].sum() == 60 * 6 * 16
+    assert counts[train].min() > 0.75 * 96 and counts[train].max() < 1.25 * 96
+
+
+def test_a_batch_larger_than_the_training_nodes_is_all_of_them(whole: GlobalBatches) -> None:
+    large = GlobalBatches(whole.graph, whole.sampler, whole.seeds, 10**9, 5)
+    assert [sorted(batch) for batch in seeds(large, 0, stop=2)] == [whole.seeds.tolist()] * 2

@@ -1,0 +1,284 @@
+"""Where batches are made never changes them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+
+from lightning_gnn_dist.batches import placement
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.placement import Placement, lane_to, release
+from lightning_gnn_dist.data import graph_datamodule
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.data.links import split_edges
+from lightning_gnn_dist.data.residency import Redeal
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.sampling.device import DeviceSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from tests.sampling.reference import random_graph
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+SAMPLER = NeighborSampler([2])
+
+
+def test_a_cpu_keeps_the_compiled_sampler_and_needs_no_lane():
+    graph = random_graph()
+    for sample_on in ("auto", "cpu"):
+        assert Placement(CPU, sample_on).of(graph, SAMPLER) == (graph, SAMPLER)
+    assert lane_to(CPU) is None
+
+
+def test_a_device_that_was_asked_for_is_used():
+    graph = random_graph()
+    copy, sampler = Placement(CPU, "device").of(graph, SAMPLER)
+    assert sampler == DeviceSampler(SAMPLER)
+    assert copy.indices.equal(graph.indices)
+    assert copy.node_arrays.keys() == graph.node_arrays.keys()
+    assert Placement(CPU, "device").of(graph, SAMPLER)[0] is copy
+
+
+def test_a_graph_that_does_not_fit_stays_in_ram(caplog):
+    graph = random_graph()
+    with caplog.at_level(logging.INFO, placement.__name__):
+        found = Placement(CUDA, "auto", lambda _: 2 * graph.num_bytes - 2).of(graph, SAMPLER)
+    assert found == (graph, SAMPLER)
+    assert "free on cuda:0 without them they may take 50 %" in caplog.text
+
+
+def test_one_that_fits_is_copied(monkeypatch):
+    graph, copies = random_graph(), []
+    monkeypatch.setattr(Placement, "_copy", lambda _, one: copies.append(one) or one)
+    _, sampler = Placement(CUDA, "auto", lambda _: 2 * graph.num_bytes).of(graph, SAMPLER)
+    assert sampler == DeviceSampler(SAMPLER)
+    assert copies == [graph]
+
+
+def test_a_sampler_that_does_not_draw_there_stays_in_ram():
+    graph, sampler = random_graph(), ShadowSampler([2], num_hops=1)
+    assert Placement(CUDA, "auto", lambda _: 1 << 40).of(graph, sampler) == (graph, sampler)
+
+
+@pytest.mark.parametrize("how", ["the graph goes", "it is released"])
+def test_copies_go(how):
+    graph = random_graph()
+    copy = weakref.ref(Placement(CPU, "device").of(graph, SAMPLER)[0])
+    assert copy() is not None
+    if how == "it is released":
+        release(graph)
+    else:
+        del graph
+    gc.collect()
+    assert copy() is None
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    """What is copied to a device: here no more than its name."""
+    graphs: list[Graph] = []
+
+    def move(graph: Graph, _: torch.device) -> Graph:
+        graphs.append(graph)
+        return Graph(graph.indptr, graph.indices, graph.node_arrays, graph.edge_arrays)
+
+    monkeypatch.setattr(placement, "_moved", move)
+    monkeypatch.setattr(placement, "lane_to", lambda _: None)
+    return graphs
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_all_copies_together_take_half_of_what_is_free_without_them(copied, spare):
+    part, whole = random_graph(40, 100), random_graph(90, 300)
+    total = 2 * (part.num_bytes + whole.num_bytes) + 2 * spare
+    on_device = Placement(CUDA, "auto", lambda _: total - sum(graph.num_bytes for graph in copied))
+    assert on_device.of(part, SAMPLER)[1] == DeviceSampler(SAMPLER)
+    assert (on_device.of(whole, SAMPLER)[0] is whole) == (spare < 0)
+    on_device.of(part, SAMPLER)
+    assert copied == ([part] if spare < 0 else [part, whole])
+
+
+def test_room_is_kept_for_a_part_that_comes_later(copied):
+    part, whole = random_graph(40, 100), random_graph(90, 300)
+    expects = Placement(CUDA, "auto", lambda _: 4 * whole.num_bytes - 2, expected_bytes=whole.num_bytes)
+    assert expects.of(whole, SAMPLER) == (whole, SAMPLER)
+    assert expects.of(part, SAMPLER)[0] is not part
+    enough = Placement(CUDA, "auto", lambda _: 4 * whole.num_bytes, expected_bytes=whole.num_bytes)
+    assert enough.of(whole, SAMPLER)[0] is not whole
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("state", [TrainerFn.FITTING, TrainerFn.TESTING])
+def test_only_where_ranks_fit_parts_are_expected(ranks, state, monkeypatch):
+    asked: list[int] = []
+
+    def record(device: torch.device, sample_on: str, *, expected_bytes: int) -> Placement:
+        asked.append(expected_bytes)
+        return Placement(device, "cpu", expected_bytes=expected_bytes)
+
+    data = module_of("auto", partitioner=RandomPartitioner())
+    monkeypatch.setattr(graph_datamodule, "Placement", record)
+    monkeypatch.setattr(data, "_world_size", lambda: ranks)
+    monkeypatch.setattr(data, "_trainer_fn", lambda: state)
+    for loader in (data.val_dataloader(), data.train_dataloader()):
+        next(iter(loader))
+    assert asked == [data.graph.num_bytes if ranks > 1 and state == TrainerFn.FITTING else 0, 0]
+    data.teardown("fit")
+
+
+@pytest.mark.parametrize("window", [100, 1 << 20])
+def test_a_mapped_graph_is_copied_window_by_window(window, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(placement, "WINDOW_BYTES", window)
+    graph = communities(300, 3, num_features=5)
+    graph.save(tmp_path / "graph")
+    mapped = Graph.open(tmp_path / "graph")
+    copy, _ = Placement(CPU, "device").of(mapped, SAMPLER)
+    assert copy.indptr.equal(graph.indptr) and copy.indices.equal(graph.indices)
+    assert copy.node_arrays.keys() == graph.node_arrays.keys()
+    assert all(copy.node_arrays[name].equal(array) for name, array in graph.node_arrays.items())
+    assert copy.node_arrays["x"].data_ptr() != mapped.node_arrays["x"].data_ptr()
+
+
+# Data modules: whatever they make.
+
+GRAPH = communities(400, 4, num_features=6, train_share=0.3, seed=3)
+SPLIT = split_edges(communities(240, 4, num_features=6, mean_degree=8.0, seed=3), 0.1, 0.1, negatives=6)
+Batches = Iterable[SampledData]
+ASKED: dict[str, Callable[[Any], Batches]] = {
+    "train": lambda data: data.train_dataloader(),
+    "validate": lambda data: data.val_dataloader(),
+    "test": lambda data: data.test_dataloader(),
+    "predict": lambda data: data.predict_dataloader(),
+    "correct": lambda data: data.correction_batches(3, stop=4),
+    "correct a whole": lambda data: data.correction_batches(3, sliced=False, start=1, stop=3),
+    "anchor": lambda data: data.anchor_batches(2),
+    "anchor to all": lambda data: islice(data.anchor_batches(2, of="graph"), 3),
+}
+
+
+def module_of(sample_on: Any, **options: Any) -> PartitionedDataModule:
+    defaults: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 30, "num_threads": 1}
+    return PartitionedDataModule(GRAPH, sample_on=sample_on, **(defaults | options))
+
+
+def links_of(sample_on: Any, **options: Any) -> LinkDataModule:
+    defaults: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 50, "num_negatives": 2}
+    return LinkDataModule(SPLIT, sample_on=sample_on, **(defaults | options))
+
+
+def assert_same(batches: Batches, others: Batches) -> None:
+    for one, other in zip(batches, others, strict=True):
+        assert one.to_dict().keys() == other.to_dict().keys()
+        for name, value in one.to_dict().items():
+            assert value.equal(other[name]) if isinstance(value, torch.Tensor) else value == other[name], name
+        for mine, theirs in zip(one.blocks, other.blocks, strict=True):
+            assert mine.indptr.equal(theirs.indptr) and mine.indices.equal(theirs.indices)
+
+
+@pytest.mark.parametrize("what", ASKED)
+@pytest.mark.parametrize("make", [module_of, links_of])
+def test_every_batch_is_the_same(make, what, monkeypatch):
+    made: list[int] = []
+    draw = DeviceSampler.sample_bulk
+    monkeypatch.setattr(DeviceSampler, "sample_bulk", lambda *args: made.append(len(args[2])) or draw(*args))
+    plain, other = make("cpu"), make("device")
+    assert_same(ASKED[what](plain), ASKED[what](other))
+    assert made
+    if what in ("validate", "test", "predict"):
+        assert set(made) == {1}  # full neighbourhoods are large
+    for data in (plain, other):
+        data.teardown("fit")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampler": LadiesSampler([30, 30]), "correction_sampler": NeighborSampler([-1, 5])},
+        {"sampler": NeighborSampler([5, -1], replace=True), "widen_features": False, "num_threads": 0},
+    ],
+    ids=["ladies", "replace"],
+)
+def test_other_samplers_make_the_same(options):
+    for what in ("train", "validate", "correct"):
+        plain, other = module_of("cpu", **options), module_of("device", **options)
+        for one, two in zip(ASKED[what](plain), ASKED[what](other), strict=True):
+            assert one.n_id.equal(two.n_id) and one.x.equal(two.x) and one.edge_index.equal(two.edge_index)
+
+
+def test_a_saved_graph_is_predicted_from_its_copy(tmp_path: Path):
+    GRAPH.save(tmp_path / "graph")
+    plain, other = (PartitionedDataModule(tmp_path / "graph", batch_size=90, sample_on=on) for on in ("cpu", "device"))
+    assert_same(plain.predict_dataloader(), other.predict_dataloader())
+
+
+@pytest.mark.parametrize("make", [module_of, links_of])
+def test_all_batches_come_from_one_copy_which_goes_with_the_fit(make, monkeypatch):
+    copies: list[weakref.ref[Graph]] = []
+    move = placement._moved
+
+    def watched(*args: Any) -> Graph:
+        copy = move(*args)
+        copies.append(weakref.ref(copy))
+        return copy
+
+    monkeypatch.setattr(placement, "_moved", watched)
+    data: GraphDataModule = make("device")
+    release(data.graph)
+    for _ in range(2):
+        loaders = [data.train_dataloader(), data.val_dataloader(), data.predict_dataloader()]  # a trainer keeps them
+        for batches in (*loaders, data.correction_batches(0), data.anchor_batches(0)):
+            next(iter(batches))
+        del batches
+        assert [copy() is None for copy in copies] == [False]
+        data.teardown("fit")
+        gc.collect()
+        assert [copy() is None for copy in copies] == [True]
+        copies.clear()
+        assert len(next(iter(loaders[1])).n_id)  # copied anew
+        loaders[1].close()
+        release(data.graph)
+        copies.clear()
+
+
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_the_copy_of_a_part_goes_with_the_part(num_threads, monkeypatch):
+    options = {"partitioner": RandomPartitioner(), "residency": Redeal(12), "repartition_every": 1}
+    data = module_of("device", num_threads=num_threads, **options)
+    monkeypatch.setattr(data, "_world_size", lambda: 2)
+    monkeypatch.setattr(data, "_rank", lambda: 0)
+    loader = data.train_dataloader()
+    stream = loader.stream(0)
+    next(stream)
+    next(iter(data.anchor_batches(0)))
+    part = weakref.ref(data._own_parts().current())
+    copy = weakref.ref(placement._COPIES[part()][CPU])
+    for _ in range(len(loader)):
+        next(stream)
+    gc.collect()
+    assert (part(), copy()) == (None, None)
+    stream.close()
+    data.teardown("fit")
+
+
+def test_what_cannot_be_made_there_is_refused():
+    with pytest.raises(ValueError, match=r"draws there \(NeighborSampler.*got ShadowSampler"):
+        module_of("device", correction_sampler=ShadowSampler([2], num_hops=2))
+    with pytest.raises(ValueError, match=r"draws there .*got WholePartSampler"):
+        links_of("device", sampler=WholePartSampler(2))
+    with pytest.raises(ValueError, match='negatives_from="graph" reads a batch from two graphs'):
+        links_of("device", negatives_from="graph")
+    links_of("auto", negatives_from="graph")

@@ -1,0 +1,252 @@
+"""Rows are copied exactly, and a buffer comes back only when nobody can see it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import numba
+import numpy as np
+import pytest
+import torch
+
+from lightning_gnn_dist.batches import pool as pools
+from lightning_gnn_dist.batches.gather_kernels import widened_by_integers
+from lightning_gnn_dist.batches.pool import BufferPool, gather_rows
+from tests.memory import give_back_at_once, reads_memory, resident_bytes
+from tests.ranks import run_ranks
+
+ROWS = torch.tensor([3, 0, 3, 9, 5])
+
+
+@pytest.fixture
+def pool(monkeypatch) -> BufferPool:
+    """A pool that also takes small arrays."""
+    monkeypatch.setattr(pools, "SMALL_BYTES", 1)
+    monkeypatch.setattr(pools, "POOLED_BYTES", 1)
+    return BufferPool(max_free=2)
+
+
+@pytest.mark.parametrize("shape", [(10,), (10, 1), (10, 7), (10, 64), (10, 3, 5), (10, 1433), (10, 0)])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+    ],
+)
+def test_rows_of_any_type_are_copied(pool, shape, dtype):
+    array = (torch.randn(shape) * 100).to(torch.int64).to(dtype)
+    for rows in (ROWS, ROWS[:0]):
+        out = gather_rows(array, rows, pool)
+        assert out.dtype == dtype
+        assert out.equal(array[rows])
+        assert gather_rows(array, rows).equal(array[rows])
+
+
+@pytest.mark.parametrize("width", [1, 2, 128, 1433])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_half_is_widened_as_torch_does_it(pool, dtype, width):
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    array = every.repeat(-(-10 * width // every.numel()) + 1)
+    array = array[: array.numel() // width * width].view(-1, width)
+    rows = torch.randint(len(array), (70_000 // width + 3,))
+    out, expected = gather_rows(array, rows, pool, widen=True), array[rows].float()
+    assert out.dtype == torch.float32
+    assert out.isnan().equal(expected.isnan())
+    assert out.nan_to_num(0.5).equal(expected.nan_to_num(0.5))
+    assert out.nan_to_num(0.5).signbit().equal(expected.nan_to_num(0.5).signbit())  # a NaN may have any sign
+    assert gather_rows(array, rows[:2], widen=True).nan_to_num(0.5).equal(expected[:2].nan_to_num(0.5))
+    del out
+    assert pool.num_free == 1
+
+
+def test_every_half_is_widened_without_the_processors_help():
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
+
+    @numba.njit
+    def widen(bits, out):
+        for i in range(len(bits)):
+            out[i] = widened_by_integers(bits[i])
+
+    out = torch.empty(len(every))
+    widen(every.view(torch.uint16).numpy(), out.numpy())
+    is_nan = every.isnan()
+    assert out.isnan().equal(is_nan)
+    assert out[~is_nan].view(torch.int32).equal(every.float()[~is_nan].view(torch.int32))
+
+
+@pytest.mark.parametrize("shape", [(10, 7), (10, 3, 5), (10, 1433)])
+@pytest.mark.parametrize("form", [(10,), (10, 1)])
+def test_scaled_integers_are_multiplied(pool, shape, form):
+    array, scale = torch.randint(-127, 128, shape, dtype=torch.int8), torch.rand(form)
+    out = gather_rows(array, ROWS, pool, scale=scale)
+    expected = array[ROWS].float() * scale.view(-1)[ROWS].view(-1, *[1] * (len(shape) - 1))
+    assert out.dtype == torch.float32
+    assert out.equal(expected)
+    assert gather_rows(array, ROWS, scale=scale).equal(expected)
+
+
+def test_without_being_asked_nothing_is_widened():
+    assert gather_rows(torch.ones(4, 3, dtype=torch.float16), ROWS[1:3] * 0).dtype == torch.float16
+    assert gather_rows(torch.ones(4, 3, dtype=torch.float64), ROWS[1:3] * 0, widen=True).dtype == torch.float64
+    assert gather_rows(torch.ones(4, 3, dtype=torch.int8), ROWS[1:3] * 0, widen=True).dtype == torch.int8
+
+
+def test_arrays_with_gaps_are_copied(pool):
+    array = torch.randn(10, 8)[:, ::2]
+    assert gather_rows(array, ROWS, pool).equal(array[ROWS])
+
+
+def test_a_large_copy_is_exact():
+    array, rows = torch.randn(5000, 100), torch.randint(5000, (20_000,))
+    pool = BufferPool(max_free=1)
+    for _ in range(3):
+        assert gather_rows(array, rows, pool).equal(array[rows])
+    assert pool.num_free == 1
+
+
+def test_a_buffer_is_used_again_when_nobody_holds_it(pool):
+    out = gather_rows(torch.randn(10, 8), ROWS, pool)
+    address = out.data_ptr()
+    assert address % 64 == 0
+    assert pool.num_free == 0
+    del out
+    assert pool.num_free == 1
+    assert gather_rows(torch.randn(10, 8), ROWS, pool).data_ptr() == address
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda x: x,
+        lambda x: x[:3],
+        lambda x: x.t(),
+        lambda x: x.view(torch.uint8),
+        lambda x: x.numpy(),
+        lambda x: x.detach(),
+        lambda x: x[0],
+        lambda x: (x * torch.ones(8, requires_grad=True)).sum(),  # autograd saves x
+        lambda x: torch.nn.functional.linear(x, torch.ones(2, 8, requires_grad=True)),
+        lambda x: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x)),
+    ],
+)
+def test_whoever_holds_a_part_of_a_buffer_keeps_it(pool, hold):
+    array = torch.randn(10, 8)
+    held = hold(gather_rows(array, ROWS, pool))
+    gc.collect()
+    assert pool.num_free == 0
+    others = [gather_rows(torch.zeros(10, 8), ROWS, pool) for _ in range(5)]
+    if isinstance(held, torch.Tensor) and held.requires_grad:
+        held.sum().backward()  # reads what was saved
+    del others, held
+    gc.collect()
+    assert pool.num_free == 2
+
+
+def test_what_is_kept_never_changes(pool):
+    array = torch.arange(10.0).repeat(8, 1).t().contiguous()
+    kept = [gather_rows(array, ROWS, pool)[:3] for _ in range(4)]
+    loss = (gather_rows(array, ROWS, pool) * (w := torch.ones(8, requires_grad=True))).sum()
+    for _ in range(10):
+        gather_rows(torch.full((10, 8), -1.0), ROWS, pool)
+    assert all(rows.equal(array[ROWS[:3]]) for rows in kept)
+    loss.backward()
+    assert w.grad is not None
+    assert w.grad.equal(array[ROWS].sum(0))
+
+
+def test_no_more_buffers_wait_than_allowed(pool):
+    batches = [gather_rows(torch.randn(10, 8), ROWS, pool) for _ in range(6)]
+    assert pool.num_free == 0
+    batches.clear()
+    assert pool.num_free == 2
+
+
+def test_buffers_grow_with_the_batches(pool):
+    small = gather_rows(torch.randn(10, 8), ROWS, pool)
+    del small
+    rows = torch.arange(10).repeat(20)
+    array = torch.randn(10, 8)
+    for count in (150, 200, 60, 200):
+        assert gather_rows(array, rows[:count], pool).equal(array[rows[:count]])
+    assert pool.num_free == 1
+
+
+def test_small_results_need_no_pool():
+    pool = BufferPool(max_free=2)
+    gather_rows(torch.randn(10, 8), ROWS, pool)
+    assert pool.num_free == 0
+
+
+def test_a_pool_may_go_before_its_buffers():
+    pool = BufferPool(max_free=2)
+    view = pool.take(1000)
+    view[:] = 7
+    del pool
+    gc.collect()
+    assert (view == 7).all()
+    del view
+
+
+def test_threads_share_a_pool(pool):
+    array = torch.arange(100.0).repeat(16, 1).t().contiguous()
+    wrong = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(200):
+            rows = torch.randint(100, (50,), generator=generator)
+            first, second = gather_rows(array, rows, pool), gather_rows(array, rows.flip(0), pool)
+            if not (first.equal(array[rows]) and second.equal(array[rows.flip(0)])):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert pool.num_free == 2
+
+
+def growth(rank: int, world_size: int) -> int:
+    """Bytes that sixty more batches add."""
+    give_back_at_once()
+    array, pool = torch.randn(20_000, 64), BufferPool(max_free=3)
+    generator = np.random.default_rng(0)
+
+    def some_batches() -> int:
+        for _ in range(60):
+            rows = torch.from_numpy(generator.integers(20_000, size=generator.integers(70_000, 80_000)))
+            x = gather_rows(array, rows, pool)  # 20 MB
+            del x
+        return resident_bytes("RssAnon")
+
+    some_batches()
+    first = some_batches()
+    return some_batches() - first
+
+
+@reads_memory
+def test_memory_stays_flat():
+    assert run_ranks(growth, 1)[0] < 10e6  # half a batch
+
+
+def test_what_is_kept_does_not_hold_what_waits():
+    pool = BufferPool(max_free=4)
+    buffers = [pool.take(1000) for _ in range(4)]
+    kept = buffers[0][:1]
+    del buffers
+    waiting = weakref.ref(pool._free)
+    del pool
+    assert waiting() is None
+    kept.fill_(1)
+    del kept  # and nobody takes it back

@@ -1,0 +1,106 @@
+"""Coverage against its definition, written out node by node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from lightning_gnn_dist.data.coverage import Coverage, coverage_mean
+from lightning_gnn_dist.graph import graph as graph_module
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+
+
+def by_definition(part: Graph, degrees: list[int], hops: int, kappa: float, prior: float) -> list[float]:
+    covered = [1.0] * part.num_nodes
+    for _ in range(hops):
+        before, covered = covered, []
+        for node in range(part.num_nodes):
+            begin, end = part.indptr[node : node + 2].tolist()
+            visible = sum(before[u] for u in part.indices[begin:end].tolist())
+            lonely = degrees[node] == 0
+            covered.append(1.0 if lonely else (visible + kappa * prior) / (degrees[node] + kappa))
+    return covered
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3])
+@pytest.mark.parametrize(("kappa", "prior"), [(0.0, 0.0), (1.0, 0.0), (2.5, 0.4)])
+def test_coverage_is_the_share_of_the_neighbourhood_that_is_visible(hops: int, kappa: float, prior: float) -> None:
+    graph = communities(300, 3, num_features=4, seed=1)
+    nodes = torch.arange(0, 300, 2)
+    part, degrees = graph.induced(nodes), graph.degrees()[nodes]
+    covered = Coverage(hops=hops, shrinkage=kappa, prior=prior).of(part, degrees, 100)
+    expected = torch.tensor(by_definition(part, degrees.tolist(), hops, kappa, prior))
+    assert torch.allclose(covered, expected, atol=1e-6)
+    assert float(covered.min()) >= 0
+    assert float(covered.max()) <= 1
+
+
+def test_coverage_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = communities(300, 3, num_features=4, seed=1)
+    part, degrees = graph.induced(torch.arange(0, 300, 2)), graph.degrees()[::2]
+    at_once = Coverage(hops=2, shrinkage=1.0).of(part, degrees, 100)
+    monkeypatch.setattr(graph_module, "EDGES_PER_PIECE", 7)
+    assert torch.equal(Coverage(hops=2, shrinkage=1.0).of(part, degrees, 100), at_once)
+
+
+def test_by_default_it_shrinks_to_the_mean_of_the_own_nodes() -> None:
+    graph = communities(300, 3, num_features=4, seed=1)
+    nodes = torch.arange(0, 300, 2)
+    part, degrees = graph.induced(nodes), graph.degrees()[nodes]
+    mean = float(Coverage().of(part, degrees, 150)[:100].mean())
+    shrunk = Coverage(shrinkage=3).of(part, degrees, 100)
+    assert torch.allclose(shrunk, Coverage(shrinkage=3, prior=mean).of(part, degrees, 100))
+
+
+def test_the_whole_graph_covers_all() -> None:
+    graph = communities(300, 3, num_features=4, seed=1)
+    assert torch.equal(Coverage().of(graph, graph.degrees(), 300), torch.ones(300))
+
+
+def batch(coverage: Tensor | None) -> Data:
+    data = Data(batch_size=3, num_nodes=4)
+    if coverage is not None:
+        data.coverage = coverage
+    return data
+
+
+@pytest.mark.parametrize(
+    ("coverage", "mean"),
+    [(None, 2.0), ([1.0, 1.0, 1.0, 0.0], 2.0), ([0.0, 0.5, 0.5, 9.0], 2.5), ([0.0, 0.0, 0.0, 1.0], 2.0)],
+)
+def test_the_mean_weighs_seeds(coverage: Any, mean: float) -> None:
+    losses = torch.tensor([1.0, 2.0, 3.0])
+    assert float(coverage_mean(losses, batch(None if coverage is None else torch.tensor(coverage)))) == mean
+
+
+def test_a_batch_that_fills_a_pass_up_has_a_mean_of_nothing() -> None:
+    losses, filler = torch.tensor([1.0, 2.0, 3.0], requires_grad=True), batch(torch.zeros(4))
+    filler.is_filler = True
+    result = coverage_mean(losses, filler)
+    result.backward()  # ranks step together, so there is a gradient
+    assert float(result.detach()) == 0.0 and not losses.grad.any()
+
+
+def test_a_mean_or_too_many_losses_are_refused() -> None:
+    for losses in (torch.tensor(1.0), torch.ones(4)):
+        with pytest.raises(ValueError, match=r'one loss per seed, 3 in this batch.*reduction="none"'):
+            coverage_mean(losses, batch(None))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"level": "edge"},
+        *({"hops": hops} for hops in (0, 1.5, None, True)),
+        *({"shrinkage": shrinkage} for shrinkage in (-1.0, float("inf"), float("nan"), "1", None)),
+        *({"prior": prior} for prior in (1.5, "x", float("nan"))),
+    ],
+)
+def test_arguments_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Coverage(**wrong)

@@ -1,0 +1,348 @@
+"""The data module under Lightning: what ranks train on, and which settings it takes."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+
+from lightning_gnn_dist.batches.loader import THREAD_NAME
+from lightning_gnn_dist.data.coverage import Coverage
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.residency import Rotate
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.quantize import quantize_rows
+from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.sampling.cluster import ClusterSampler
+from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.walk import RandomWalkSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.data_fitting import PATIENCE, fit_with, full_graph_logits, model, small_graph, trainer
+from tests.ranks import RankError, run_ranks
+from tests.sage import SAGE
+from tests.strategies.fitting import State, differs, state_of
+
+# Training.
+
+
+def train(rank: int, world_size: int, graph: Graph | str, options: dict[str, Any]) -> tuple[list[Tensor], list[int]]:
+    data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 4]), **options)
+    module = model()
+    trainer(world_size, LocalSGDStrategy(**PATIENCE)).fit(module, data)
+    part = data.part(rank, world_size)
+    return module.trained, part.node_arrays["n_id"].tolist()
+
+
+@pytest.mark.parametrize("partitioner", [RandomPartitioner(), MetisPartitioner()], ids=["random", "metis"])
+def test_every_training_node_is_a_seed_once_a_pass_on_its_own_rank(partitioner: Any) -> None:
+    graph = small_graph()
+    results = run_ranks(train, 3, graph, {"partitioner": partitioner, "batch_size": 7})
+    batches = {len(trained) for trained, _ in results}
+    assert len(batches) == 1
+    count = batches.pop() // 2
+    assert sorted(node for _, nodes in results for node in nodes) == list(range(600))
+    for first, last in ((0, count), (count, 2 * count)):
+        seeds = [torch.cat(trained[first:last]).tolist() for trained, _ in results]
+        assert sorted(node for own in seeds for node in own) == graph.split("train").tolist()
+        for own, (_, nodes) in zip(seeds, results, strict=True):
+            assert set(own) <= set(nodes)
+    assert results[0][0][0].tolist() != results[0][0][count].tolist()  # another order in every pass
+    assert max(len(seeds) for trained, _ in results for seeds in trained) <= 7
+
+
+def test_a_saved_graph_trains_alike(tmp_path: Path) -> None:
+    graph = small_graph()
+    graph.save(tmp_path / "graph")
+    in_memory = run_ranks(train, 2, graph, {})
+    on_disk = run_ranks(train, 2, str(tmp_path / "graph"), {})
+    for (first, _), (second, _) in zip(in_memory, on_disk, strict=True):
+        assert [seeds.tolist() for seeds in first] == [seeds.tolist() for seeds in second]
+    assert list((tmp_path / "graph" / "partitions").iterdir())
+
+
+def states_after(rank: int, world_size: int, settings: list[dict[str, Any]]) -> list[State]:
+    states = []
+    for options in settings:
+        data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]), batch_size=9, **options)
+        module = model(dropout=0.3)
+        trainer(world_size, LocalSGDStrategy(EverySteps(3), **PATIENCE)).fit(module, data)
+        states.append(state_of(module))
+    return states
+
+
+def test_threads_and_bulks_change_nothing() -> None:
+    settings = [{"num_threads": 0, "bulk_size": 1}, {"num_threads": 1, "bulk_size": 4}]
+    settings += [{"num_threads": 2, "bulk_size": 3}, {"seed": 1}]
+    for plain, threaded, more_threads, other_seed in run_ranks(states_after, 2, settings):
+        assert differs(plain, threaded) == differs(plain, more_threads) == 0.0
+        assert differs(plain, other_seed) > 0
+
+
+def compare_modules(rank: int, world_size: int) -> float:
+    states = []
+    for blocks in (True, False):
+        data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]), batch_size=16)
+        module = model(blocks=blocks)
+        trainer(world_size, LocalSGDStrategy(**PATIENCE)).fit(module, data)
+        states.append(state_of(module))
+    return differs(*states)
+
+
+def test_a_module_on_edge_index_learns_the_same_as_on_blocks() -> None:
+    assert max(run_ranks(compare_modules, 2)) < 1e-4
+
+
+def ddp(rank: int, world_size: int) -> tuple[State, list[Tensor], list[Tensor]]:
+    data = PartitionedDataModule(small_graph(), partitioner=MetisPartitioner(), batch_size=8)
+    module = model()
+    trainer(world_size, DDPStrategy(**PATIENCE), reload_dataloaders_every_n_epochs=1).fit(module, data)
+    count = len(module.trained) // 2
+    return state_of(module), module.trained[:count], module.trained[count:]
+
+
+def test_ddp_takes_it_too_and_lightning_injects_no_sampler() -> None:
+    (first, *one), (second, *two) = run_ranks(ddp, 2)
+    assert differs(first, second) == 0.0
+    everyone = small_graph().split("train").tolist()
+    for mine, yours in zip(one, two, strict=True):
+        assert len(mine) == len(yours)
+        assert sorted(torch.cat([*mine, *yours]).tolist()) == everyone
+    assert one[0][0].tolist() != one[1][0].tolist()
+
+
+def test_one_process_without_a_strategy_trains_on_the_whole_graph() -> None:
+    graph = small_graph()
+    module, data = model(), PartitionedDataModule(graph, sampler=NeighborSampler([4, 4]), batch_size=20)
+    trainer(1).fit(module, data)
+    first, second = torch.cat(module.trained[:5]), torch.cat(module.trained[5:])
+    assert len(module.trained) == 10
+    assert sorted(first.tolist()) == sorted(second.tolist()) == graph.split("train").tolist()
+    assert first.tolist() != second.tolist()
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        NeighborSampler([5, 5], replace=True, weight="edge_weight"),
+        LadiesSampler([60, 60]),
+        FastGCNSampler([200, 200], "edge_weight"),
+        RandomWalkSampler(2, visits=2),
+        ShadowSampler([4, 2], num_hops=2),
+        ClusterSampler(2),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_any_sampler_trains(sampler: Any) -> None:
+    plain = small_graph()
+    chunk = MetisPartitioner()(plain, 12, 0).assignment
+    weight = torch.rand(plain.num_edges, generator=torch.Generator().manual_seed(0))
+    graph = Graph(plain.indptr, plain.indices, plain.node_arrays | {"chunk": chunk}, {"edge_weight": weight})
+    data, module = PartitionedDataModule(graph, sampler=sampler, batch_size=30), model()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    fit = trainer(1)
+    fit.fit(module, data)
+    seeds = torch.cat(module.trained[: len(module.trained) // 2])
+    assert seeds.sort().values.equal(graph.split("train"))
+    assert any(not value.equal(before[name]) for name, value in module.state_dict().items())
+    assert module.evaluated[-1][1].isfinite().all()
+
+
+@pytest.mark.parametrize("form", ["float16", "bfloat16", "int8"])
+def test_narrow_features_on_disk_train_as_float32(tmp_path: Path, form: str) -> None:
+    graph = small_graph()
+    if form == "int8":
+        graph.node_arrays["x"], graph.node_arrays["x_scale"] = quantize_rows(graph.node_arrays["x"])
+    else:
+        graph.node_arrays["x"] = graph.node_arrays["x"].to(getattr(torch, form))
+    graph.save(tmp_path / "graph")
+    data = PartitionedDataModule(tmp_path / "graph", batch_size=30, eval_batch_size=600)
+    module = model()
+    fit = trainer(1, max_epochs=1)
+    fit.fit(module, data)
+    assert next(iter(data.correction_batches(0))).x.dtype == torch.float32
+    (logits,) = [logits for _, logits in fit.predict(module, data)]
+    graph.node_arrays["x"] = next(iter(data.predict_dataloader())).x
+    assert torch.allclose(logits, full_graph_logits(module, graph), atol=1e-4)
+    narrow = PartitionedDataModule(tmp_path / "graph", batch_size=30, widen_features=False)
+    assert next(iter(narrow.train_dataloader())).x.dtype == getattr(torch, form)
+    assert next(iter(narrow.correction_batches(0))).x.dtype == getattr(torch, form)
+
+
+def whole(rank: int, world_size: int) -> tuple[int, State]:
+    data = PartitionedDataModule(small_graph(), sampler=WholePartSampler(num_hops=2), batch_size=10**6)
+    module = model()
+    trainer(world_size, LocalSGDStrategy(EverySteps(4), **PATIENCE)).fit(module, data)
+    return len(module.trained), state_of(module)
+
+
+def test_overfitting_shows_the_same_batches_in_every_epoch() -> None:
+    warnings.filterwarnings("ignore", "You requested to overfit")
+    module = model()
+    trainer(1, overfit_batches=2, max_epochs=3).fit(module, PartitionedDataModule(small_graph(), batch_size=10))
+    first, second = module.trained[:2]
+    assert [seeds.tolist() for seeds in module.trained] == [first.tolist(), second.tolist()] * 3
+
+
+def test_the_part_as_one_batch() -> None:
+    (steps, first), (_, second) = run_ranks(whole, 2)
+    assert steps == 8
+    assert differs(first, second) == 0.0
+
+
+# Baselines.
+
+
+def scopes(rank: int, world_size: int, options: dict[str, Any]) -> tuple[list[int], set[int], int]:
+    data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([-1, -1]), batch_size=7, **options)
+    module = model()
+    trainer(world_size, DDPStrategy(**PATIENCE), max_epochs=1).fit(module, data)
+    batches = list(data.train_dataloader())
+    everyone = {int(node) for batch in batches for node in batch.n_id}
+    return torch.cat(module.trained).tolist(), everyone, sum(batch.num_edges for batch in batches)
+
+
+def test_training_on_the_graph_sees_neighbours_across_the_cut() -> None:
+    graph = small_graph()
+    part = run_ranks(scopes, 2, {})
+    whole = run_ranks(scopes, 2, {"train_on": "graph"})
+    for (mine, near, few), (seeds, far, many) in zip(part, whole, strict=True):
+        assert sorted(mine) == sorted(seeds)
+        assert near < far and few < many
+    assert sorted(part[0][0] + part[1][0]) == graph.split("train").tolist()
+
+
+def test_extra_nodes_send_but_are_not_learned_from() -> None:
+    graph = small_graph()
+    plain = PartitionedDataModule(graph, partitioner=RandomPartitioner())
+    for options, count in (({"extra_nodes": 0.1}, 20), ({"extra_nodes": 0.1, "extra_of": "graph"}, 60)):
+        more = PartitionedDataModule(graph, partitioner=RandomPartitioner(), **options)  # type: ignore[arg-type]
+        for rank in range(3):
+            small, large = plain.part(rank, 3), more.part(rank, 3)
+            assert large.num_nodes == small.num_nodes + count and large.num_edges > small.num_edges
+            own = small.node_arrays["n_id"].tolist()
+            assert large.node_arrays["n_id"].tolist()[: len(own)] == own
+            seeds = [data.node_arrays["n_id"][data.split("train")].tolist() for data in (small, large)]
+            assert seeds[0] == seeds[1]
+    assert int(graph.node_arrays["train_mask"].sum()) == 90
+
+
+# Refusals, and what is left behind.
+
+
+class Stopped(SAGE):
+    """Raises in its fourth step."""
+
+    error: type[BaseException] = ValueError
+
+    def training_step(self, batch: Any) -> Tensor:
+        if len(self.trained) == 3:
+            raise self.error
+        return super().training_step(batch)
+
+
+def threads_after(rank: int, world_size: int, error: type[BaseException]) -> tuple[str, list[str]]:
+    data = PartitionedDataModule(
+        small_graph(), partitioner=RandomPartitioner(), residency=Rotate(), batch_size=4, num_threads=2
+    )
+    module = Stopped(12, 4)
+    module.error = error
+    strategy = LocalSGDStrategy(EverySteps(100), **PATIENCE) if world_size > 1 else "auto"
+    raised = ""
+    try:
+        trainer(world_size, strategy).fit(module, data)
+    except BaseException as caught:
+        raised = type(caught).__name__
+    return raised, [thread.name for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)]
+
+
+@pytest.mark.parametrize(("error", "name"), [(ValueError, "ValueError"), (KeyboardInterrupt, "SystemExit")])
+def test_no_thread_outlives_an_exception_or_ctrl_c(error: type[BaseException], name: str) -> None:
+    assert threads_after(0, 1, error) == (name, [])
+    if error is ValueError:  # Lightning ends a rank that is interrupted by a signal to itself
+        assert run_ranks(threads_after, 2, error) == [(name, [])] * 2
+
+
+def loader_alone(rank: int, world_size: int) -> None:
+    warnings.filterwarnings("ignore", "You defined a `validation_step`")
+    data = PartitionedDataModule(small_graph())
+    trainer(world_size, LocalSGDStrategy(**PATIENCE)).fit(model(), data.train_dataloader())
+
+
+def test_a_loader_made_without_the_trainer_is_refused() -> None:
+    with pytest.raises(RankError, match=r"made for 1 rank, and 2 train.*trainer\.fit\(model, datamodule\)"):
+        run_ranks(loader_alone, 2)
+
+
+def test_a_partitioner_that_cannot_work_fails_on_all_ranks() -> None:
+    with pytest.raises(RankError, match="num_supernodes") as error:
+        run_ranks(fit_with, 2, small_graph(), {"partitioner": SuperNodePartitioner(10**6)})
+    assert set(error.value.failures) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampler": [5, 5]}, r"such as NeighborSampler\(\[15, 10\]\), got \[5, 5\]"),
+        ({"sampler": NeighborSampler}, "sampler must be an object"),
+        ({"partitioner": "metis"}, r"such as MetisPartitioner\(\), or a Partition, got 'metis'"),
+        ({"partitioner": MetisPartitioner}, "partitioner must be an object"),
+        *(
+            ({"coverage": wrong}, r"coverage must be an object such as Coverage\(\)")
+            for wrong in ("batch", True, 0.5, Coverage)
+        ),
+    ],
+)
+def test_wrong_kinds_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        PartitionedDataModule(small_graph(), **options)
+
+
+def test_widening_is_yes_or_no() -> None:
+    with pytest.raises(ValueError, match="widen_features must be True or False, got None"):
+        PartitionedDataModule(small_graph(), widen_features=None)  # type: ignore[arg-type]
+
+
+def test_it_can_be_printed_while_loaders_are_open() -> None:
+    data = PartitionedDataModule(small_graph())
+    data.train_dataloader()
+    assert "num_nodes=600" in str(data) and "MetisPartitioner" in repr(data)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+        ({"eval_batch_size": -1}, "eval_batch_size"),
+        ({"seed": 1.5}, "seed must be an integer"),
+        ({"seed": None}, "seed must be an integer"),
+        ({"num_threads": -1}, "num_threads"),
+        ({"residency": Rotate(), "train_on": "graph"}, "choose one"),
+        ({"halo_bytes": 100}, "set halo=1"),
+        ({"halo": True}, "halo must be 0 or 1 hop, got True"),
+        *(({"halo": 1, "halo_bytes": limit}, "halo_bytes must be an integer") for limit in (1e6, float("nan"), "1MB")),
+        *(({"halo": 1, "halo_neighbors": limit}, "halo_neighbors must be an integer") for limit in (2.5, "2")),
+        ({"halo": 1, "halo_bytes": 10}, "no room for a single node"),
+        ({"repartition_every": 2}, r"repartition_every=2 says how often .* with Fixed\(\) they never do"),
+        ({"repartition_every": 0}, "repartition_every must be an integer of at least 1, got 0"),
+        ({"train_on": "all"}, r"train_on must be one of \['part', 'graph'\], got 'all'"),
+        ({"extra_nodes": 2.0}, "extra_nodes must be a finite number between 0 and 1, got 2.0"),
+        ({"extra_nodes": "10%"}, "extra_nodes must be a finite number between 0 and 1, got '10%'"),
+        ({"extra_nodes": 0.1, "train_on": "graph"}, "choose one"),
+    ],
+)
+def test_arguments_are_checked_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PartitionedDataModule(small_graph(), **options)

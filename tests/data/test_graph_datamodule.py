@@ -1,0 +1,192 @@
+"""What ranks hold and are judged by: evaluation is exact, parts change, and parts of no use are refused."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.residency import Redeal, Rotate
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.data_fitting import PATIENCE, fit_with, full_graph_logits, model, small_graph, trainer
+from tests.ranks import RankError, run_ranks
+
+# Evaluation.
+
+
+def evaluate(rank: int, world_size: int, graph: Graph, options: dict[str, Any]) -> tuple[Any, ...]:
+    data = PartitionedDataModule(graph, **({"eval_batch_size": 50} | options))
+    module = model()
+    strategy = LocalSGDStrategy(**PATIENCE) if world_size > 1 else "auto"
+    run = trainer(world_size, strategy)
+    validated = run.validate(module, data, verbose=False)[0]
+    seen = torch.cat([nodes for nodes, _ in module.evaluated])
+    logits = torch.cat([output for _, output in module.evaluated])
+    module.evaluated.clear()
+    tested = run.test(module, data, verbose=False)[0]
+    return validated, tested, seen, logits, torch.cat([nodes for nodes, _ in module.evaluated])
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("sampler", [NeighborSampler([3, 3]), WholePartSampler(num_hops=2)], ids=["sampled", "whole"])
+def test_evaluation_is_full_graph_inference(world_size: int, sampler: Any) -> None:
+    graph = small_graph()
+    expected = full_graph_logits(model(), graph)
+    results = run_ranks(evaluate, world_size, graph, {"sampler": sampler})
+    val, test = graph.split("val"), graph.split("test")
+    seen = torch.cat([nodes for _, _, nodes, _, _ in results])
+    assert sorted(seen.tolist()) == val.tolist()
+    logits = torch.cat([output for _, _, _, output, _ in results])
+    assert (logits - expected[seen]).abs().max() < 1e-5
+    assert sorted(torch.cat([nodes for *_, nodes in results]).tolist()) == test.tolist()
+    y = graph.node_arrays["y"]
+    for validated, tested, *_ in results:
+        for metrics, nodes in ((validated, val), (tested, test)):
+            accuracy = (expected[nodes].argmax(1) == y[nodes]).float().mean()
+            loss = torch.nn.functional.cross_entropy(expected[nodes], y[nodes])
+            assert metrics["accuracy"] == pytest.approx(float(accuracy), abs=1e-6)
+            assert metrics["loss"] == pytest.approx(float(loss), abs=1e-5)
+
+
+def directed_graph() -> Graph:
+    """Directed, with loops, duplicates, and nodes that nobody sends to."""
+    generator = torch.Generator().manual_seed(0)
+    arrays = {
+        "x": torch.randn(50, 12, generator=generator),
+        "y": torch.randint(4, (50,), generator=generator),
+        **{f"{name}_mask": torch.arange(50) % 3 == place for place, name in enumerate(("train", "val", "test"))},
+    }
+    return Graph.from_edge_index(torch.randint(40, (2, 160), generator=generator), 50, arrays)
+
+
+def test_a_directed_graph_is_evaluated_along_its_edges() -> None:
+    graph = directed_graph()
+    expected = full_graph_logits(model(), graph)
+    results = run_ranks(evaluate, 2, graph, {"eval_batch_size": 3, "partitioner": RandomPartitioner()})
+    for _, _, seen, logits, _ in results:
+        assert (logits - expected[seen]).abs().max() < 1e-5
+
+
+def predict(rank: int, world_size: int) -> list[tuple[Tensor, Tensor]]:
+    data = PartitionedDataModule(small_graph(), eval_batch_size=100)
+    return trainer(world_size, LocalSGDStrategy(**PATIENCE)).predict(model(), data) or []
+
+
+def test_prediction_covers_all_nodes_in_order() -> None:
+    outputs = [pair for rank in run_ranks(predict, 2) for pair in rank]
+    assert torch.cat([nodes for nodes, _ in outputs]).tolist() == list(range(600))
+    assert (torch.cat([y for _, y in outputs]) - full_graph_logits(model(), small_graph())).abs().max() < 1e-5
+
+
+# Refusals.
+
+
+def test_no_training_node_at_all_is_said() -> None:
+    graph = small_graph()
+    graph.node_arrays["train_mask"].zero_()
+    with pytest.raises(ValueError, match="train_mask marks no node"):
+        PartitionedDataModule(graph).train_dataloader()
+
+
+def in_rounds(rank: int, world_size: int) -> list[list[int]]:
+    """The seeds of each pass, where every pass has parts of its own and a round ends in the middle of one."""
+    module = model()
+    data = PartitionedDataModule(small_graph(), batch_size=10, residency=Redeal(24), repartition_every=1)
+    length = -(-data._cut.most_seeds(world_size) // 10)
+    trainer(world_size, LocalSGDStrategy(EverySteps(3), **PATIENCE), max_epochs=length).fit(module, data)
+    passes = [torch.cat(module.trained[at : at + length]).tolist() for at in range(0, 3 * length, length)]
+    return passes
+
+
+def test_parts_that_change_suit_rounds_too() -> None:
+    everyone = small_graph().split("train").tolist()
+    passes = list(zip(*run_ranks(in_rounds, 2), strict=True))
+    assert [sorted(first + second) for first, second in passes] == [everyone] * 3
+    assert set(passes[0][0]) != set(passes[1][0])
+
+
+def test_a_part_without_training_nodes_is_refused_on_all_ranks() -> None:
+    graph = small_graph()
+    assignment = (torch.arange(600) % 2).int()
+    graph.node_arrays["train_mask"] = graph.node_arrays["train_mask"] & (assignment == 0)
+    with pytest.raises(RankError, match=r'The chunks of rank 1 of 2 hold none of the .*balance="train"') as error:
+        run_ranks(fit_with, 2, graph, {"partitioner": Partition(assignment, 2)})
+    assert set(error.value.failures) == {0, 1}
+
+
+def redealt(rank: int, world_size: int, options: dict[str, Any]) -> int:
+    """Labels in four of eight chunks: the first deal that gives one rank none of them is that of super-epoch 26."""
+    graph = small_graph()
+    chunks = Partition((torch.arange(600) // 75).int(), 8)
+    graph.node_arrays["train_mask"] = (torch.arange(600) < 300) & (torch.arange(600) % 15 == 0)
+    data = PartitionedDataModule(graph, partitioner=chunks, residency=Redeal(8), repartition_every=1, batch_size=4)
+    ours = trainer(world_size, GrappaStrategy(**PATIENCE), limit_val_batches=0, **options)
+    module = model()
+    warnings.filterwarnings("ignore", "You defined a `validation_step`")
+    ours.fit(module, data)
+    return len(module.trained)
+
+
+@pytest.mark.parametrize("options", [{"max_epochs": 30}, {"max_epochs": -1, "max_steps": 200}, {"max_epochs": -1}])
+def test_a_deal_without_training_nodes_is_refused_before_the_run(options: dict[str, Any]) -> None:
+    with pytest.raises(RankError, match="none of the 20 training nodes in super-epoch 26") as error:
+        run_ranks(redealt, 2, options)
+    assert set(error.value.failures) == {0, 1}
+    assert "setup" in str(error.value)
+
+
+def test_a_run_that_ends_before_such_a_deal_is_not_refused() -> None:
+    assert run_ranks(redealt, 2, {"max_epochs": -1, "max_steps": 60}) == [60, 60]
+
+
+def test_a_partition_of_something_else_is_refused() -> None:
+    partition = Partition(torch.zeros(600, dtype=torch.int32), 1)
+    with pytest.raises(RankError, match="The partition has 1 parts of 600 nodes in all, but 2 ranks hold 2"):
+        run_ranks(fit_with, 2, small_graph(), {"partitioner": partition})
+
+
+def test_too_few_nodes_to_share_are_refused() -> None:
+    graph = small_graph()
+    graph.node_arrays["val_mask"] = torch.arange(600) == 5
+    with pytest.raises(RankError, match="val_mask marks 1 nodes, but 2 ranks share the evaluation"):
+        run_ranks(fit_with, 2, graph, {})
+
+
+def test_the_length_of_a_super_epoch_survives_in_a_checkpoint() -> None:
+    data = PartitionedDataModule(small_graph(), residency=Rotate())
+    data.trainer = trainer(1, max_epochs=30)
+    data._world_size = lambda: 4  # type: ignore[method-assign]
+    assert data.state_dict() == {"repartition_every": 10}
+    data.trainer.fit_loop.max_epochs = 300  # resumed for longer
+    data.load_state_dict({"repartition_every": 10})
+    assert data._every() == 10
+    chosen = PartitionedDataModule(small_graph(), residency=Rotate(), repartition_every=2)
+    chosen.load_state_dict({"repartition_every": 10})
+    chosen._world_size = lambda: 4  # type: ignore[method-assign]
+    assert chosen._every() == 2
+
+
+def test_a_graph_without_the_split_says_so() -> None:
+    graph = small_graph()
+    del graph.node_arrays["val_mask"]
+    with pytest.raises(ValueError, match=r"The graph has no val_mask \(it has: \['test_mask', 'train_mask'\]\)"):
+        trainer(1).validate(model(), PartitionedDataModule(graph), verbose=False)
+
+
+def test_the_ranks_own_what_their_parts_learn_from() -> None:
+    data = PartitionedDataModule(communities(300, 4), residency=Redeal(10), batch_size=32)
+    ranks = data.parts_of_ranks(3)
+    for rank in range(3):
+        assert ranks.nodes(rank).tolist() == data.part(rank, 3).node_arrays["n_id"].sort().values.tolist()

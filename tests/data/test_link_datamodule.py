@@ -1,0 +1,300 @@
+"""The data module of links: what ranks are asked for, what they do not see, and that ranking is exact."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.data.links import LinkSplit, edges_of, split_edges
+from lightning_gnn_dist.data.residency import Redeal, Rotate
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.matrix import MatrixSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist.strategies.tma import TMAStrategy
+from tests.data_fitting import trainer
+from tests.link_model import LinkSAGE, Targets, held
+from tests.ranks import run_ranks
+from tests.strategies.fitting import State, differs, state_of
+
+PATIENCE = {"timeout": timedelta(seconds=30)}
+NODES, FEATURES = 240, 8
+
+
+def small_split(**options: Any) -> LinkSplit:
+    graph = communities(NODES, 4, num_features=FEATURES, mean_degree=8.0, noise=1.0, seed=3)
+    return split_edges(graph, 0.1, 0.1, **({"negatives": 12} | options))
+
+
+def module_of(split: LinkSplit | str, **options: Any) -> LinkDataModule:
+    defaults: dict[str, Any] = {
+        "sampler": NeighborSampler([4, 4]),
+        "batch_size": 40,
+        "partitioner": RandomPartitioner(),
+    }
+    return LinkDataModule(split, **(defaults | options))
+
+
+def model(**options: Any) -> LinkSAGE:
+    torch.manual_seed(0)
+    return LinkSAGE(FEATURES, **options)
+
+
+def pairs_of(graph: Graph) -> set[tuple[int, int]]:
+    senders, receivers = edges_of(graph)
+    return {(s, r) for s, r in zip(senders.tolist(), receivers.tolist(), strict=True) if s < r}
+
+
+class Outcome(NamedTuple):
+    asked: list[Targets]
+    judged: list[Targets]
+    own: list[int]
+    state: State
+    metrics: dict[str, float]
+
+
+def train(rank: int, world_size: int, strategy: Any, split: LinkSplit | str, options: dict[str, Any]) -> Outcome:
+    data, module = module_of(split, **options), model()
+    fitting = trainer(world_size, strategy)
+    fitting.fit(module, data)
+    (metrics,) = fitting.test(module, data, verbose=False)
+    part = data.part(rank, world_size)
+    return Outcome(module.asked, module.judged, part.node_arrays["n_id"].tolist(), state_of(module), dict(metrics))
+
+
+def test_ranks_are_asked_for_every_edge_inside_their_part_once_a_pass() -> None:
+    split = small_split()
+    everything = pairs_of(split.graph)
+    results = run_ranks(train, 3, LocalSGDStrategy(**PATIENCE), split, {"num_negatives": 2})
+    (batches,) = {len(result.asked) for result in results}
+    for result in results:
+        own, half = set(result.own), batches // 2
+        inside = {pair for pair in everything if own.issuperset(pair)}
+        for batch in (result.asked[:half], result.asked[half:]):
+            true = [tuple(sorted(t[:2])) for targets in batch for t in targets if t[2] == 1.0]
+            assert sorted(true) == sorted(inside)  # type: ignore[type-var]
+        false = [t for targets in result.asked for t in targets if t[2] == 0.0]
+        assert len(false) == 2 * 2 * len(inside)
+        assert all(own.issuperset(t[:2]) and tuple(sorted(t[:2])) not in everything for t in false)
+        first = [t for t in result.asked[0] if t[2] == 1.0]
+        assert [t[0] for t in result.asked[0][len(first) :: 2]] == [t[0] for t in first]
+    assert differs(results[0].state, results[1].state) == 0.0
+
+
+def test_held_edges_are_shared_without_overlap_and_ranked_as_by_one_process() -> None:
+    split = small_split()
+    results = run_ranks(train, 3, LocalSGDStrategy(**PATIENCE), split, {"eval_batch_size": 7})
+    judged = Counter(target for result in results for targets in result.judged for target in targets)
+    assert judged == held(split, "val") + held(split, "val") + held(split, "test")  # two epochs, then the test
+    alone = model()
+    alone.load_state_dict(results[0].state)
+    scores = whole_graph_scores(alone, split, "test")
+    ranks = 1 + (scores[:, 1:] > scores[:, :1]).sum(1) + (scores[:, 1:] == scores[:, :1]).sum(1) / 2
+    for result in results:
+        assert result.metrics["mrr"] == pytest.approx(float((1 / ranks).mean()), rel=1e-5)
+        assert result.metrics["hits@5"] == pytest.approx(float((ranks <= 5).float().mean()), rel=1e-5)
+
+
+def whole_graph_scores(module: LinkSAGE, split: LinkSplit, name: str) -> Tensor:
+    """Scores of each held edge and its negatives, from one forward over the whole graph."""
+    edge_index, x = torch.stack(edges_of(split.graph)), split.graph.node_arrays["x"]
+    edges, negatives = split.edges[name], split.negatives[name]
+    receivers = torch.cat([edges[1][:, None], negatives], 1)
+    with torch.no_grad():
+        hidden = module.convs[1](module.convs[0](x, edge_index).relu(), edge_index)
+        return module.decoder(hidden[edges[0]][:, None] * hidden[receivers]).squeeze(2)
+
+
+@pytest.mark.parametrize("negatives_from", ["part", "graph"])
+def test_targets_send_no_messages(negatives_from: str) -> None:
+    split = small_split()
+    data = module_of(split, sampler=NeighborSampler([-1, -1]), negatives_from=negatives_from)
+    part = data.part(0, 2)
+    here, there = pairs_of(split.graph), set(part.node_arrays["n_id"].tolist())
+    loader = data._batches_of(part, 6, 0, 0, 2)
+    num_dropped = 0
+    for batch in loader:
+        asked = {tuple(sorted(pair)) for pair in batch.n_id[batch.edge_label_index].T.tolist()}
+        true = {pair for pair in asked if pair in here}
+        sent = batch.n_id[batch.edge_index].T.tolist()
+        assert not true & {tuple(sorted(edge)) for edge in sent}
+        assert all(tuple(sorted(edge)) in here for edge in sent)
+        for seed in range(batch.batch_size):  # and all others do
+            node = int(batch.n_id[seed])
+            row = batch.n_id[batch.edge_index[0, batch.edge_index[1] == seed]].tolist()
+            near = {s for pair in here for s in pair if node in pair} - {node}
+            near = near & there if node in there else near
+            asked_of_node = {s for pair in true for s in pair if node in pair}
+            assert sorted(row) == sorted(near - asked_of_node)
+            num_dropped += len(near & asked_of_node)
+        block = batch.blocks[0]
+        assert block.num_edges == batch.edge_index.shape[1] == sum(batch.num_sampled_edges)
+        assert batch.blocks[-1].num_dst == batch.batch_size
+        assert torch.equal(batch.x, split.graph.node_arrays["x"][batch.n_id])
+    assert num_dropped > 50
+
+
+def test_negatives_of_the_graph_come_from_everywhere() -> None:
+    split = small_split()
+    data = module_of(split, negatives_from="graph", num_negatives=4)
+    part = data.part(0, 2)
+    own, everything = set(part.node_arrays["n_id"].tolist()), pairs_of(split.graph)
+    false = [
+        pair
+        for batch in data._batches_of(part, 6, 0, 0, 2)
+        for pair in batch.n_id[batch.edge_label_index[:, batch.edge_label == 0]].T.tolist()
+    ]
+    assert all(tuple(sorted(pair)) not in everything and pair[0] in own for pair in false)
+    outside = sum(pair[1] not in own for pair in false) / len(false)
+    assert 0.4 < outside < 0.6
+    (batch, *_) = data._batches_of(part, 6, 0, 0, 2)
+    receivers = batch.edge_index[1].unique()
+    at = batch.edge_label_index[1][batch.edge_label == 0].unique()
+    assert torch.isin(at, receivers).float().mean() > 0.9  # they bring neighbours along
+
+
+@pytest.mark.parametrize("sampler", [NeighborSampler([4, 4]), WholePartSampler(2)], ids=["neighbor", "whole"])
+def test_threads_and_bulks_change_nothing(sampler: Any) -> None:
+    split = small_split()
+
+    def drawn(**options: Any) -> list[Any]:
+        data = module_of(split, sampler=sampler, **options)
+        loader = data._batches_of(data.part(1, 2), 6, 0, 1, 2)
+        return [
+            (batch.n_id.tolist(), batch.edge_label_index.tolist(), batch.edge_index.tolist())
+            for batch in itertools.islice(loader.stream(3), 6)
+        ]
+
+    plain = drawn(num_threads=0, bulk_size=1)
+    assert drawn(num_threads=2, bulk_size=4) == plain
+    assert drawn(seed=1) != plain
+
+
+def test_a_saved_split_trains_alike(tmp_path: Path) -> None:
+    split = small_split()
+    split.save(tmp_path / "split")
+    strategy = LocalSGDStrategy(EverySteps(3), **PATIENCE)
+    for first, second in zip(
+        run_ranks(train, 2, strategy, split, {}),
+        run_ranks(train, 2, strategy, str(tmp_path / "split"), {}),
+        strict=True,
+    ):
+        assert first.asked == second.asked and first.metrics == second.metrics
+
+
+STRATEGIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "llcg": (LLCGStrategy(EverySteps(3), correction_steps=2, **PATIENCE), {"negatives_from": "graph"}),
+    "tma": (TMAStrategy(EverySeconds(0.3), weights="nodes", **PATIENCE), {"partitioner": SuperNodePartitioner(12)}),
+    "grappa": (GrappaStrategy(**PATIENCE), {"residency": Rotate()}),
+    "redeal": (LocalSGDStrategy(**PATIENCE), {"residency": Redeal(6)}),
+    "ddp": ("ddp", {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_trains_on_links(name: str) -> None:
+    strategy, options = STRATEGIES[name]
+    first, second = run_ranks(train, 2, strategy, small_split(), options)
+    assert differs(first.state, second.state) < 1e-6
+    assert first.metrics == second.metrics
+    assert differs(first.state, state_of(model())) > 0
+
+
+def test_corrections_are_slices_of_batches_of_the_whole_graph() -> None:
+    split = small_split()
+    data = module_of(split, correction_batch_size=31)
+    whole = list(data.correction_batches(4, sliced=False, stop=3))
+    everything = pairs_of(split.graph)
+    for index, batch in enumerate(whole):
+        pairs = batch.n_id[batch.edge_label_index].T.tolist()
+        assert batch.edge_label.tolist() == [1.0] * 31 + [0.0] * 31
+        assert all(tuple(sorted(pair)) in everything for pair in pairs[:31])
+        data._rank, data._world_size = lambda: 1, lambda: 2  # type: ignore[method-assign]
+        (half,) = data.correction_batches(4, start=index, stop=index + 1)
+        del data._rank, data._world_size
+        mine = half.n_id[half.edge_label_index].T.tolist()
+        assert mine[:15] == pairs[16:31] and mine[15:] == pairs[31 + 16 :]
+    (anchor, *_) = data.anchor_batches(2)
+    assert int(anchor.edge_label.sum()) > 0
+
+
+def test_a_model_learns_to_rank() -> None:
+    split = small_split()
+    before, after = model(), model()
+    data = module_of(split, batch_size=128)
+    untrained = trainer(1).test(before, data, verbose=False)[0]["mrr"]
+    fitting = trainer(1, max_epochs=20)
+    fitting.fit(after, data)
+    assert fitting.test(after, data, verbose=False)[0]["mrr"] > untrained + 0.05
+
+
+def test_embeddings_of_all_nodes_can_be_predicted() -> None:
+    split = small_split()
+    batches = list(module_of(split).predict_dataloader())
+    nodes = [node for batch in batches for node in batch.n_id[: batch.batch_size].tolist()]
+    assert nodes == list(range(NODES))
+
+
+def directed_ring() -> Graph:
+    nodes = torch.arange(60)
+    edge_index = torch.cat([torch.stack([nodes, (nodes + step) % 60]) for step in (1, 2, 5)], 1)
+    return Graph.from_pyg(Data(x=torch.randn(60, 3), edge_index=edge_index))
+
+
+def test_directions_of_a_directed_graph_are_kept() -> None:
+    split = split_edges(directed_ring(), 0.1, 0.1, negatives=3)
+    data = module_of(split)
+    for batch in data.train_dataloader():
+        sender, receiver = batch.n_id[batch.edge_label_index[:, batch.edge_label == 1]]
+        assert set(((receiver - sender) % 60).tolist()) <= {1, 2, 5}
+
+
+def test_what_cannot_work_is_refused() -> None:
+    split = small_split()
+    with pytest.raises(ValueError, match="num_negatives must be an integer of at least 1, got 0"):
+        module_of(split, num_negatives=0)
+    with pytest.raises(ValueError, match="NeighborSampler or WholePartSampler, got ShadowSampler"):
+        module_of(split, sampler=ShadowSampler([5], num_hops=2))
+    with pytest.raises(ValueError, match="NeighborSampler or WholePartSampler, got LadiesSampler"):
+        module_of(split, sampler=MatrixSampler(LadiesSampler([5, 5])))
+    with pytest.raises(ValueError, match=r"one of \['part', 'graph'\], got 'local'"):
+        module_of(split, negatives_from="local")
+    with pytest.raises(TypeError, match=r"split must be split_edges\(graph\)"):
+        module_of(split.graph)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"no test edges back .*split_edges\(graph, test=0.1\)"):
+        module_of(small_split_without_test()).test_dataloader()
+    weighted = Graph(split.graph.indptr, split.graph.indices, {}, {"edge_weight": torch.ones(split.graph.num_edges)})
+    with pytest.raises(ValueError, match=r"\['edge_weight'\]"):
+        module_of(LinkSplit(weighted, {}, {}), negatives_from="graph")
+    apart = Partition((torch.arange(60) % 5).to(torch.int32), 5)  # 0 -> 5 stays inside, so all parts have edges
+    ring = split_edges(directed_ring(), 0.0, 0.0)
+    assert module_of(ring, partitioner=apart)._most_seeds(5) == 12
+    alone = torch.zeros(60, dtype=torch.int32)
+    alone[7] = 1
+    with pytest.raises(ValueError, match="rank 1 of 2 hold none of the 180 training edges"):
+        module_of(ring, partitioner=Partition(alone, 2))._most_seeds(2)
+
+
+def small_split_without_test() -> LinkSplit:
+    graph = communities(NODES, 4, num_features=FEATURES)
+    return split_edges(graph, 0.1, 0.0, negatives=3)

@@ -1,0 +1,142 @@
+"""Parts: what is read is what the graph has, also when most of it comes from the part before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.data.coverage import Coverage
+from lightning_gnn_dist.data.part_reader import PartReader, nodes_of
+from lightning_gnn_dist.data.residency import Fixed, Redeal, Residency, Rotate
+from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.random import RandomPartitioner
+
+RANKS = 4
+
+
+def weighted_graph() -> Graph:
+    graph = communities(500, 4, num_features=6, train_share=0.3, seed=2)
+    weights = torch.rand(graph.num_edges, 2, generator=torch.Generator().manual_seed(0))
+    return Graph(graph.indptr, graph.indices, graph.node_arrays, {"edge_attr": weights})
+
+
+def reader(graph: Graph, residency: Residency, rank: int = 1, **options: Any) -> PartReader:
+    partition = RandomPartitioner()(graph, residency.num_chunks(RANKS), 0)
+    settings: dict[str, Any] = {"extra": ExtraNodes(0.0, "part", 0), "halo": Halo(), "coverage": None}
+    return PartReader(graph, partition, residency, rank, RANKS, 0, **(settings | options))
+
+
+def edges_of(graph: Graph) -> set[tuple[int, int, float]]:
+    """Every edge by the ids of the whole graph, with what it carries."""
+    ids = graph.node_arrays.get("n_id", torch.arange(graph.num_nodes))
+    receivers = ids.repeat_interleave(graph.degrees()).tolist()
+    carried = graph.edge_arrays["edge_attr"][:, 1].tolist()
+    return set(zip(ids[graph.indices.long()].tolist(), receivers, carried, strict=True))
+
+
+def edges_among(graph: Graph, senders: Tensor, receivers: Tensor) -> set[tuple[int, int, float]]:
+    allowed = set(senders.tolist()), set(receivers.tolist())
+    return {edge for edge in edges_of(graph) if edge[0] in allowed[0] and edge[1] in allowed[1]}
+
+
+@pytest.mark.parametrize("residency", [Fixed(), Rotate(), Redeal(12)], ids=repr)
+def test_a_part_is_the_graph_among_its_nodes(residency: Residency) -> None:
+    graph, seeds = weighted_graph(), set()
+    for rank in range(RANKS):
+        ours = reader(graph, residency, rank)
+        held = residency.held(3, rank, RANKS, 0)
+        own, nodes = nodes_of(ours.partition, held.own), nodes_of(ours.partition, held.own + held.others)
+        part = ours.read(3).graph
+        ids = part.node_arrays["n_id"]
+        assert sorted(ids.tolist()) == nodes.tolist()
+        assert edges_of(part) == edges_among(graph, nodes, nodes)
+        assert torch.equal(part.node_arrays["x"], graph.node_arrays["x"][ids])
+        learned = ids[part.split("train")]
+        assert set(learned.tolist()) <= set(own.tolist())
+        seeds |= set(learned.tolist())
+    assert sorted(seeds) == graph.split("train").tolist()
+
+
+@pytest.mark.parametrize("residency", [Rotate(), Redeal(12)], ids=repr)
+@pytest.mark.parametrize("halo", [Halo(), Halo(1), Halo(1, max_neighbors=2)], ids=repr)
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_switch_gives_what_reading_anew_gives(
+    residency: Residency, halo: Halo, on_disk: bool, tmp_path: Path
+) -> None:
+    graph = weighted_graph()
+    if on_disk:
+        graph.save(tmp_path / "graph")
+        graph = Graph.open(tmp_path / "graph")
+    ours = reader(graph, residency, halo=halo, coverage=Coverage())
+    part = ours.read(0)
+    for super_epoch in range(1, 5):
+        part, anew = ours.read(super_epoch, part), ours.read(super_epoch)
+        assert torch.equal(part.graph.indptr, anew.graph.indptr)
+        assert torch.equal(part.graph.indices, anew.graph.indices)
+        for kind in ("node_arrays", "edge_arrays"):
+            switched, fresh = getattr(part.graph, kind), getattr(anew.graph, kind)
+            assert switched.keys() == fresh.keys()
+            assert all(torch.equal(switched[name], fresh[name]) for name in fresh)
+        assert part.bytes_read <= anew.bytes_read
+
+
+def test_a_switch_reads_the_variable_chunk_alone() -> None:
+    graph = weighted_graph()
+    ours = reader(graph, Rotate())
+    part = ours.read(1, ours.read(0))
+    fresh = nodes_of(ours.partition, Rotate().held(1, 1, RANKS, 0).others)
+    per_node = sum(array[:1].numel() * array.element_size() for array in graph.node_arrays.values())
+    edges = int(graph.degrees()[fresh].sum())
+    assert part.bytes_read == fresh.numel() * per_node + edges * (graph.indices.element_size() + 8)
+
+
+def test_a_halo_shows_every_neighbour_and_nothing_more() -> None:
+    graph = weighted_graph()
+    ours = reader(graph, Fixed(), halo=Halo(1), coverage=Coverage(hops=1))
+    own = nodes_of(ours.partition, (1,))
+    part = ours.read(0).graph
+    assert edges_of(part) == edges_among(graph, torch.arange(500), own)
+    assert part.num_nodes == own.numel() + graph.halo(own).numel()
+    assert torch.equal(part.node_arrays["coverage"][: own.numel()], torch.ones(own.numel()))
+
+
+def test_a_halo_stays_within_its_bytes_and_keeps_what_is_asked_for_most() -> None:
+    graph = weighted_graph()
+    per_node = sum(array[:1].numel() * array.element_size() for array in graph.node_arrays.values())
+    own = nodes_of(reader(graph, Fixed()).partition, (1,))
+    part = reader(graph, Fixed(), halo=Halo(1, max_bytes=40 * per_node + 3)).read(0).graph
+    leaves = set(part.node_arrays["n_id"][own.numel() :].tolist())
+    asked = dict.fromkeys(graph.halo(own).tolist(), 0)
+    for sender, _, _ in edges_among(graph, graph.halo(own), own):
+        asked[sender] += 1
+    assert len(leaves) == 40
+    assert min(asked[node] for node in leaves) >= max(asked[node] for node in asked.keys() - leaves)
+
+
+def test_a_node_asks_for_no_more_leaves_than_it_may() -> None:
+    graph = weighted_graph()
+    own = nodes_of(reader(graph, Fixed()).partition, (1,))
+    few, all_of_them = (reader(graph, Fixed(), halo=Halo(1, max_neighbors=limit)).read(0).graph for limit in (1, 10**6))
+    assert own.numel() < few.num_nodes < all_of_them.num_nodes
+    assert few.num_nodes <= 2 * own.numel()
+    assert all_of_them.num_nodes == own.numel() + graph.halo(own).numel()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ((2,), "0 or 1 hop"),
+        ((1, 0), "halo_bytes must be an integer"),
+        ((0, 5), "set halo=1"),
+        ((1, None, 0), "halo_nei"),
+    ],
+)
+def test_limits_of_a_halo_are_checked(wrong: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Halo(*wrong)

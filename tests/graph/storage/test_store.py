@@ -1,0 +1,180 @@
+"""A saved graph: the same after opening, cheap to open, refused when damaged, never half-written."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage import store
+from tests.graph.test_graph import edge_pairs, random_edges
+from tests.ranks import run_ranks
+
+
+@pytest.fixture
+def graph() -> Graph:
+    edges = random_edges()
+    arrays = {
+        "x": torch.randn(40, 3, generator=torch.Generator().manual_seed(0)),
+        "half": torch.randn(40, 2).bfloat16(),
+        "y": torch.arange(40),
+        "train_mask": torch.arange(40) < 9,
+    }
+    return Graph.from_edge_index(edges, 40, arrays, {"edge_type": edges[0] % 3})
+
+
+@pytest.fixture
+def saved(graph: Graph, tmp_path: Path) -> Path:
+    graph.save(tmp_path / "graph")
+    return tmp_path / "graph"
+
+
+def test_everything_comes_back(graph: Graph, saved: Path) -> None:
+    opened = Graph.open(saved)
+    assert edge_pairs(opened) == edge_pairs(graph)
+    assert opened.fingerprint == graph.fingerprint and opened.path == saved
+    for before, after in ((graph.node_arrays, opened.node_arrays), (graph.edge_arrays, opened.edge_arrays)):
+        assert before.keys() == after.keys()
+        for name in before:
+            assert after[name].dtype == before[name].dtype and torch.equal(after[name], before[name])
+
+
+def test_a_graph_without_edges_comes_back(tmp_path: Path) -> None:
+    Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.long), 3).save(tmp_path / "graph")
+    opened = Graph.open(str(tmp_path / "graph"))
+    assert (opened.num_nodes, opened.num_edges) == (3, 0)
+
+
+def test_writing_to_an_opened_graph_does_not_reach_the_file(graph: Graph, saved: Path) -> None:
+    Graph.open(saved).node_arrays["x"].zero_()
+    assert torch.equal(Graph.open(saved).node_arrays["x"], graph.node_arrays["x"])
+
+
+def test_an_opened_graph_travels_as_its_path(saved: Path) -> None:
+    sent = pickle.dumps(Graph.open(saved))
+    assert len(sent) < 500 and pickle.loads(sent).num_nodes == 40
+
+
+def test_opening_reads_no_features(tmp_path: Path) -> None:
+    num_nodes = 1000
+    edges = torch.zeros(2, 0, dtype=torch.long)
+    Graph.from_edge_index(edges, num_nodes, {"x": torch.zeros(num_nodes, 4)}).save(tmp_path / "graph")
+    huge = tmp_path / "graph" / "nodes" / "x.npy"  # a sparse file: 400 GB that nobody could read
+    np.lib.format.open_memmap(huge, mode="w+", dtype=np.float32, shape=(num_nodes, 100_000_000)).flush()
+    meta = json.loads((tmp_path / "graph" / "meta.json").read_text())
+    meta["arrays"]["nodes/x"]["shape"] = [num_nodes, 100_000_000]
+    (tmp_path / "graph" / "meta.json").write_text(json.dumps(meta))
+    assert Graph.open(tmp_path / "graph").node_arrays["x"].shape == (num_nodes, 100_000_000)
+
+
+def test_an_existing_path_is_kept_unless_asked(graph: Graph, saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        graph.save(saved)
+    other = Graph.from_edge_index(random_edges(), 50)
+    other.save(saved, overwrite=True)
+    assert Graph.open(saved).num_nodes == 50
+    (tmp_path / "precious").mkdir()
+    with pytest.raises(FileExistsError, match="not a saved graph"):
+        graph.save(tmp_path / "precious", overwrite=True)
+
+
+def test_a_graph_is_not_saved_onto_itself(saved: Path) -> None:
+    with pytest.raises(ValueError, match="another path"):
+        Graph.open(saved).save(saved, overwrite=True)
+
+
+def test_a_failure_leaves_nothing_behind(
+    graph: Graph, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*args: object, **kwargs: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(store, "save_for_good", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        graph.save(tmp_path / "second")
+    with pytest.raises(OSError, match="No space left"):
+        graph.save(saved, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph"]
+    assert Graph.open(saved).num_nodes == 40
+
+
+def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="not a saved graph"):
+        Graph.open(tmp_path)
+    (tmp_path / "meta.json").write_text('{"format": "parquet"}')
+    with pytest.raises(ValueError, match="not a graph saved by this package"):
+        Graph.open(tmp_path)
+    (tmp_path / "meta.json").write_text('{"format": ')
+    with pytest.raises(ValueError, match="damaged"):
+        Graph.open(tmp_path)
+
+
+def test_a_name_cannot_leave_the_directory(graph: Graph, saved: Path, tmp_path: Path) -> None:
+    graph.node_arrays["../../evil"] = torch.zeros(40)
+    with pytest.raises(ValueError, match=r"'\.\./\.\./evil' cannot be the name|\.\./\.\./evil cannot be the name"):
+        graph.save(tmp_path / "second")
+    meta = json.loads((saved / "meta.json").read_text())
+    meta["arrays"]["nodes/../../secret"] = meta["arrays"]["nodes/y"]
+    (saved / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match="cannot be the name"):
+        Graph.open(saved)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph"]
+
+
+@pytest.mark.parametrize("missing", ["arrays", "version", "fingerprint"])
+def test_an_incomplete_description_is_refused(saved: Path, missing: str) -> None:
+    meta = json.loads((saved / "meta.json").read_text())
+    del meta[missing]
+    (saved / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match="damaged"):
+        Graph.open(saved)
+
+
+def test_a_newer_version_is_refused(saved: Path) -> None:
+    meta = json.loads((saved / "meta.json").read_text())
+    (saved / "meta.json").write_text(json.dumps(meta | {"version": 99}))
+    with pytest.raises(ValueError, match=r"version 99.*upgrade"):
+        Graph.open(saved)
+
+
+@pytest.mark.parametrize("keep", [0, 50, -4])
+def test_a_truncated_array_is_refused(saved: Path, keep: int) -> None:
+    file = saved / "nodes" / "x.npy"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"x\.npy is missing or truncated"):
+        Graph.open(saved)
+
+
+def test_a_missing_or_exchanged_array_is_refused(saved: Path) -> None:
+    np.save(saved / "nodes" / "y.npy", np.zeros(7))
+    with pytest.raises(ValueError, match="mixes two graphs"):
+        Graph.open(saved)
+    (saved / "nodes" / "y.npy").unlink()
+    with pytest.raises(ValueError, match=r"y\.npy is missing"):
+        Graph.open(saved)
+
+
+def open_under_a_limit(rank: int, world_size: int, path: str) -> str:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + 20_000_000
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        Graph.open(path)
+    except MemoryError as error:
+        return str(error).replace(f"{limit:,}", "LIMIT")
+    return ""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+def test_a_limit_on_maps_is_named(tmp_path: Path) -> None:
+    x = torch.zeros(1000, 100_000, dtype=torch.int8)
+    Graph.from_edge_index(torch.zeros(2, 1, dtype=torch.int64), 1000, {"x": x}).save(tmp_path / "graph")
+    (said,) = run_ranks(open_under_a_limit, 1, str(tmp_path / "graph"))
+    assert "x.npy cannot be mapped: its 100,000,128 bytes" in said
+    assert "ulimit -v: LIMIT bytes" in said

@@ -1,0 +1,213 @@
+"""One layer at a time gives what the whole graph at once gives, in a budget, on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GATv2Conv, GCNConv, GINEConv, SAGEConv
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layerwise import layers
+from lightning_gnn_dist.layerwise.layers import has_layers
+from lightning_gnn_dist.layerwise.prediction import predict_by_layer
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.memory import Peak, give_back_at_once, reads_memory
+from tests.ranks import RankError, run_ranks
+
+NUM_NODES, NUM_FEATURES = 1_501, 12
+
+
+class Deep(pl.LightningModule):
+    """Three layers of any kind, the whole graph at once or one after the other."""
+
+    def __init__(self, make: Callable[[int, int], torch.nn.Module], *, with_edges: bool = False) -> None:
+        super().__init__()
+        sizes = [NUM_FEATURES, 16, 16, 5]
+        self.convs = torch.nn.ModuleList([make(*pair) for pair in pairwise(sizes)])
+        self.dropout = torch.nn.Dropout(0.5)
+        self.with_edges = with_edges
+        self.num_seeds: list[int] = []
+
+    def layer(self, conv: torch.nn.Module, data: Any) -> Tensor:
+        self.num_seeds.append(data.get("batch_size", data.num_nodes))
+        edges = [data.edge_attr] if self.with_edges else []
+        x = conv(data.x, data.edge_index, *edges)
+        return x if conv is self.convs[-1] else self.dropout(x.relu())
+
+    def layers(self) -> Sequence[Callable[[Any], Tensor]]:
+        return [partial(self.layer, conv) for conv in self.convs]
+
+
+def graph(num_nodes: int = NUM_NODES) -> Graph:
+    """With a hub, nodes that nobody sends to, an edge that is there twice, and edge features."""
+    generator = torch.Generator().manual_seed(1)
+    edge_index = torch.randint(num_nodes, (2, 6 * num_nodes), generator=generator)
+    edge_index[1, : 2 * num_nodes] = 7
+    edge_index[1][edge_index[1] % 10 == 3] = 8
+    edge_index[:, -1] = edge_index[:, -2]
+    x = torch.randn(num_nodes, NUM_FEATURES, generator=generator)
+    weights = {"edge_attr": torch.randn(edge_index.shape[1], 16, generator=generator)}
+    return Graph.from_edge_index(edge_index, num_nodes, {"x": x}, weights)
+
+
+def whole(graph: Graph) -> Data:
+    receiver = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
+    edge_index = torch.stack([graph.indices.long(), receiver])
+    return Data(graph.node_arrays["x"], edge_index, edge_attr=graph.edge_arrays["edge_attr"])
+
+
+def model_of(kind: str) -> Deep:
+    torch.manual_seed(0)
+    return {
+        "sage": lambda: Deep(SAGEConv),
+        "sage-max": lambda: Deep(partial(SAGEConv, aggr="max")),
+        "attention": lambda: Deep(partial(GATv2Conv, heads=2, concat=False, add_self_loops=False)),
+        "edges": lambda: Deep(lambda a, b: GINEConv(torch.nn.Linear(a, b), edge_dim=16), with_edges=True),
+    }[kind]()
+
+
+def quiet(world_size: int = 1, **options: Any) -> pl.Trainer:
+    off = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
+    return pl.Trainer(accelerator="cpu", devices=world_size, **(off | options))
+
+
+@pytest.mark.parametrize("kind", ["sage", "sage-max", "attention", "edges"])
+def test_every_kind_of_layer_is_exact(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "end_of_batch", lambda graph, start, end, *_: min(start + 100, end))
+    model = model_of(kind)
+    predict_by_layer(quiet(), model, graph(), tmp_path / "logits.npy")
+    assert len(model.num_seeds) == 3 * 16  # each layer once for each node, a hundred at a time
+    found = torch.from_numpy(np.load(tmp_path / "logits.npy"))
+    model.eval()
+    expected = whole(graph())
+    for layer in model.layers():
+        expected.x = layer(expected).detach()
+    torch.testing.assert_close(found, expected.x, atol=1e-5, rtol=1e-5)
+    assert [file.name for file in tmp_path.iterdir()] == ["logits.npy"]
+    assert "predict_step" not in vars(model)
+
+
+STRATEGIES = {"ddp": lambda: "ddp", "local_sgd": LocalSGDStrategy, "grappa": GrappaStrategy}
+
+
+def on_ranks(rank: int, world_size: int, name: str, path: Path, folder: Path) -> bool:
+    trainer = quiet(world_size, strategy=STRATEGIES[name]())
+    predict_by_layer(trainer, model_of("sage"), Graph.open(folder), path)
+    return path.exists()  # on every rank, as soon as it returns
+
+
+@pytest.mark.parametrize(("name", "world_size"), [("ddp", 2), ("local_sgd", 3), ("grappa", 2)])
+def test_ranks_share_the_nodes_of_every_layer(name: str, world_size: int, tmp_path: Path) -> None:
+    graph().save(tmp_path / "graph")
+    predict_by_layer(quiet(), model_of("sage"), graph(), tmp_path / "alone.npy")
+    assert run_ranks(on_ranks, world_size, name, tmp_path / "logits.npy", tmp_path / "graph") == [True] * world_size
+    np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), np.load(tmp_path / "alone.npy"), atol=1e-5)
+    assert {file.name for file in tmp_path.iterdir()} == {"graph", "alone.npy", "logits.npy"}
+
+
+def test_a_checkpoint_and_the_precision_hold(tmp_path: Path) -> None:
+    trained, fresh = model_of("sage"), Deep(SAGEConv)
+    trainer = quiet()
+    trainer.strategy.connect(trained)
+    trainer.save_checkpoint(tmp_path / "trained.ckpt", weights_only=True)
+    predict_by_layer(trainer, trained, graph(), tmp_path / "trained.npy")
+    predict_by_layer(quiet(), fresh, graph(), tmp_path / "fresh.npy", ckpt_path=tmp_path / "trained.ckpt")
+    expected = np.load(tmp_path / "trained.npy")
+    assert np.array_equal(np.load(tmp_path / "fresh.npy"), expected)
+    predict_by_layer(quiet(precision="bf16-mixed"), model_of("sage"), graph(), tmp_path / "half.npy")
+    half = np.load(tmp_path / "half.npy")
+    assert half.dtype == np.float32 and 0 < np.abs(half - expected).max() < 0.05 * np.abs(expected).max()
+
+
+def test_a_batch_stays_within_the_budget() -> None:
+    many, bytes_in = graph(200_000), 4 * NUM_FEATURES
+    start, sizes = 0, []
+    while start < many.num_nodes:
+        stop = layers.end_of_batch(many, start, many.num_nodes, 16 << 20, bytes_in)
+        edges = int(many.indptr[stop] - many.indptr[start])
+        sizes.append(stop - start)
+        rows = min(edges + stop - start, many.num_nodes) + stop - start
+        assert 3 * rows * bytes_in + edges * (120 + 64) <= 16 << 20 or stop == start + 1
+        start = stop
+    assert 1 in sizes and max(sizes) > 1000  # the hub is alone; nodes that nobody sends to are many
+    assert start == many.num_nodes
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    class Listed(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([GCNConv(2, 2)])
+
+    path = tmp_path / "rows.npy"
+    assert not has_layers(Listed()) and has_layers(model_of("sage"))
+    with pytest.raises(TypeError, match=r"Listed has no method layers\(\)"):
+        predict_by_layer(quiet(), Listed(), graph(), path)
+    with pytest.raises(ValueError, match=r"and '.*rows\.pt' ends otherwise"):
+        predict_by_layer(quiet(), model_of("sage"), graph(), tmp_path / "rows.pt")
+    with pytest.raises(ValueError, match="at least 16 megabytes"):
+        predict_by_layer(quiet(), model_of("sage"), graph(), path, budget_bytes=1000)
+    with pytest.raises(ValueError, match="limit_predict_batches=1 would leave rows without a prediction"):
+        predict_by_layer(quiet(limit_predict_batches=1), model_of("sage"), graph(), path)
+    path.touch()
+    with pytest.raises(FileExistsError, match=r"rows\.npy exists already.*overwrite=True"):
+        predict_by_layer(quiet(), model_of("sage"), graph(), path)
+    predict_by_layer(quiet(), model_of("sage"), graph(), path, overwrite=True)
+    assert np.load(path).shape == (NUM_NODES, 5)
+
+
+class Breaks(Deep):
+    def layers(self) -> Sequence[Callable[[Any], Tensor]]:
+        return [*super().layers()[:2], lambda batch: batch.x[:3]]
+
+
+def break_on_ranks(rank: int, world_size: int, path: Path) -> None:
+    predict_by_layer(quiet(world_size, strategy="ddp"), Breaks(SAGEConv), graph(), path)
+
+
+def test_a_layer_that_says_too_little_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match=r"What a layer returns .* it returned a tensor of \(3, 16\)"):
+        run_ranks(break_on_ranks, 2, tmp_path / "rows.npy")
+    assert not list(tmp_path.iterdir())
+
+
+class Bipartite(Deep):
+    """Reads the blocks, so that nothing is held for an edge."""
+
+    def layer(self, conv: torch.nn.Module, data: Any) -> Tensor:
+        block = data.blocks[0]
+        return conv((data.x, data.x[: block.num_dst]), block.adj)
+
+
+def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> int:
+    """Bytes of this process, mapped pages among them, beyond what it has after a first and small prediction."""
+    give_back_at_once()
+    model = Bipartite(SAGEConv)
+    graph().save(folder / "small")
+    predict_by_layer(quiet(), model, Graph.open(folder / "small"), folder / "small.npy")
+    with Peak("VmRSS") as peak:
+        predict_by_layer(quiet(), model, Graph.open(folder / "graph"), folder / "rows.npy", budget_bytes=budget_bytes)
+    return peak.added_bytes
+
+
+@pytest.mark.slow
+@reads_memory
+def test_a_prediction_stays_within_its_budget(tmp_path: Path) -> None:
+    nodes = 2_000_000
+    edge_index = torch.randint(nodes, (2, 5 * nodes))
+    Graph.from_edge_index(edge_index, nodes, {"x": torch.rand(nodes, NUM_FEATURES)}).save(tmp_path / "graph")
+    budget = 48 << 20
+    (most,) = run_ranks(most_memory, 1, tmp_path, budget)
+    assert 4 * nodes * NUM_FEATURES > 1.5 * budget  # neither the features nor the edges would have fitted
+    assert budget / 8 < most < budget

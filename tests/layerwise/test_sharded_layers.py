@@ -1,0 +1,231 @@
+"""Layers of a graph that no host holds say what those of the whole graph say, and each halo is sent once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GATv2Conv, GCNConv, SAGEConv
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layerwise import layers, remote_rows
+from lightning_gnn_dist.layerwise.prediction import predict_by_layer
+from lightning_gnn_dist.layerwise.remote_rows import Division, RemoteRows
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.prepare.shard import Bounds, Shard, save_shards
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
+from lightning_gnn_dist.wire.collectives import open_channel, traffic
+from tests.memory import Peak, give_back_at_once, reads_memory
+from tests.ranks import RankError, run_ranks
+from tests.sharded.graphs import in_order_of_parts, small_graph, some_partition
+
+CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
+    "sage": SAGEConv,
+    "gcn": partial(GCNConv, normalize=False),
+    "attention": partial(GATv2Conv, add_self_loops=False),
+}
+
+
+class Deep(pl.LightningModule):
+    """Three layers."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        self.convs = torch.nn.ModuleList([CONVS[kind](*pair) for pair in pairwise([5, 8, 8, 3])])
+
+    def layer(self, conv: torch.nn.Module, batch: Data) -> Tensor:
+        weight = [batch.edge_weight] if self.kind == "gcn" else []
+        x: Tensor = conv(batch.x, batch.edge_index, *weight)
+        return x if conv is self.convs[-1] else x.relu()
+
+    def layers(self) -> Sequence[Callable[[Data], Tensor]]:
+        return [partial(self.layer, conv) for conv in self.convs]
+
+
+def weighted_graph() -> Graph:
+    """With GCN's weights, and ten nodes without any edge."""
+    edges = small_graph()
+    generator = torch.Generator().manual_seed(2)
+    ends = torch.stack([edges.indices.long(), torch.arange(300).repeat_interleave(edges.degrees())])
+    nodes = {name: torch.cat([array, array[:10]]) for name, array in edges.node_arrays.items()}
+    nodes |= {"n_id": torch.arange(310), "x": torch.randn(310, 5, generator=generator).half()}
+    degrees = torch.bincount(ends[1], minlength=310).clamp(min=1).float()
+    weight = (degrees[ends[0]] * degrees[ends[1]]).rsqrt()
+    return Graph.from_edge_index(ends, 310, nodes, {"edge_weight": weight})
+
+
+def uneven(num_parts: int) -> Partition:
+    """The nodes without any edge are a part of their own, and another part is small."""
+    assignment = torch.randint(0, num_parts - 1, (310,), generator=torch.Generator().manual_seed(1))
+    if num_parts > 2:
+        assignment[(assignment == 1) & (torch.arange(310) > 40)] = 0
+    assignment[300:] = num_parts - 1
+    return Partition(assignment.int(), num_parts)
+
+
+def quiet(world_size: int) -> pl.Trainer:
+    off = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
+    strategy: Any = DDPStrategy(timeout=timedelta(seconds=30)) if world_size > 1 else "auto"
+    return pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, **off)
+
+
+def in_small_pieces() -> None:
+    """Batches of 7 nodes, and rounds of a few rows."""
+    layers.end_of_batch = lambda graph, start, end, *_: min(start + 7, end)
+    remote_rows._COPIES = 1 << 15
+
+
+def predict(rank: int, world_size: int, folder: Path, kind: str) -> list[Tensor]:
+    in_small_pieces()
+    seen: list[Tensor] = []
+
+    def evaluate(batch: Data, rows: Tensor) -> None:
+        seen.append(torch.cat([batch.n_id[: batch.batch_size, None], rows], 1))
+
+    data = ShardedDataModule(folder / "shares")
+    predict_by_layer(quiet(world_size), Deep(kind), data, folder / "rows.npy", on_rows=evaluate, budget_bytes=16 << 20)
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world_size", "shards", "kind"),
+    [(2, 2, "sage"), (4, 4, "gcn"), (4, 2, "attention"), (1, 1, "gcn")],
+    ids=["two", "one copy", "two copies", "alone"],
+)
+def test_layers_of_shards_are_those_of_the_whole(tmp_path: Path, world_size: int, shards: int, kind: str) -> None:
+    graph = weighted_graph()
+    save_shards(graph, uneven(shards) if shards > 1 else some_partition(graph, 1), tmp_path / "shares")
+    predict_by_layer(quiet(1), Deep(kind), graph, tmp_path / "alone.npy")
+    results = run_ranks(predict, world_size, tmp_path, kind)
+    expected, found = np.load(tmp_path / "alone.npy"), np.load(tmp_path / "rows.npy")
+    np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
+    seen = torch.cat([torch.cat(rows) for rows in results])
+    assert seen[:, 0].sort().values.tolist() == list(range(310))
+    assert np.array_equal(seen[seen[:, 0].argsort(), 1:].numpy(), found)
+    assert {file.name for file in tmp_path.iterdir()} == {"shards", "alone.npy", "rows.npy"}
+
+
+def count(rank: int, world_size: int, folder: Path, shards: int) -> tuple[float, float, int]:
+    """Bytes sent for a layer, what the formula says, and rounds."""
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    channel, bounds = open_channel(world_size), Bounds.read(folder / "shares")
+    shard, division = Shard.open(folder / "shares", rank % shards), Division(bounds, world_size)
+    own = RemoteRows(shard, division, channel, _made(folder / f"{rank}"), 1 << 14)
+    rows = np.zeros((own.num_nodes, 16), np.float32)
+    nodes = division.nodes(rank)
+    rows[: own.num_own] = np.arange(nodes.start, nodes.stop)[:, None]
+    np.save(folder / f"{rank}.npy", rows)
+    before, rounds = traffic.bytes_sent, len(list(own._rounds(64)))
+    own.complete(folder / f"{rank}.npy")
+    spent = traffic.bytes_sent - before
+    assert np.array_equal(np.load(folder / f"{rank}.npy")[own.num_own :, 0], own.ids.numpy())
+    dist.destroy_process_group()
+    return spent, own.ids.numel() * (4 + 64), rounds
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("shards", [4, 2], ids=["one copy", "two copies"])
+def test_a_halo_is_sent_once(tmp_path: Path, shards: int) -> None:
+    graph = small_graph(4000, 20_000)
+    save_shards(graph, some_partition(graph, shards), tmp_path / "shares")
+    spent, formula, rounds = zip(*run_ranks(count, 4, tmp_path, shards), strict=True)
+    assert abs(sum(spent) / sum(formula) - 1) < 0.1
+    assert len(set(rounds)) == 1 and rounds[0] > 10
+
+
+def test_every_node_is_computed_once(tmp_path: Path) -> None:
+    graph = small_graph()
+    save_shards(graph, some_partition(graph, 2), tmp_path / "shares")
+    bounds = Bounds.read(tmp_path / "shares")
+    division = Division(bounds, 6)
+    nodes = [division.nodes(rank) for rank in range(6)]
+    assert sorted(node for own in nodes for node in own) == list(range(300))
+    for rank, own in enumerate(nodes):
+        assert bounds.nodes[rank % 2] <= own.start and own.stop <= bounds.nodes[rank % 2 + 1]
+    with pytest.raises(ValueError, match=r"Shard 0 has .* nodes, which 400 ranks are to compute"):
+        Division(bounds, 800)
+
+
+def test_a_part_with_halo_is_a_graph(tmp_path: Path) -> None:
+    graph = small_graph(edge_arrays=True)
+    graph.node_arrays["half"] = graph.node_arrays["x"].bfloat16()
+    save_shards(graph, some_partition(graph, 1), tmp_path / "shares")
+    shard = Shard.open(tmp_path / "shares", 0)
+    whole = in_order_of_parts(graph, some_partition(graph, 1))
+    own = RemoteRows(shard, Division(shard.bounds, 1), open_channel(1), _made(tmp_path / "0"), 1 << 20).graph()
+    assert torch.equal(own.indptr, whole.indptr) and torch.equal(own.indices, whole.indices)
+    assert all(torch.equal(own.node_arrays[name], array) for name, array in whole.node_arrays.items())
+    assert all(torch.equal(own.edge_arrays[name], array) for name, array in whole.edge_arrays.items())
+
+
+def predict_on_three(rank: int, world_size: int, folder: Path) -> None:
+    predict_by_layer(quiet(world_size), Deep("sage"), ShardedDataModule(folder / "shares"), folder / "rows.npy")
+
+
+def test_ranks_hold_shards_evenly(tmp_path: Path) -> None:
+    save_shards(weighted_graph(), uneven(2), tmp_path / "shares")
+    with pytest.raises(RankError, match="2 shards, which 3 ranks cannot hold evenly"):
+        run_ranks(predict_on_three, 3, tmp_path)
+
+
+def test_what_keeps_nothing_is_refused(tmp_path: Path) -> None:
+    save_shards(weighted_graph(), uneven(2), tmp_path / "shares")
+    with pytest.raises(ValueError, match="path=None keeps nothing: name a file"):
+        predict_by_layer(quiet(1), Deep("sage"), ShardedDataModule(tmp_path / "shares"), None)
+    with pytest.raises(ValueError, match="Only with on_rows, and of a sharded graph"):
+        predict_by_layer(quiet(1), Deep("sage"), weighted_graph(), None, on_rows=lambda batch, rows: None)
+
+
+class Bipartite(Deep):
+    """Reads the blocks, so that nothing is held for an edge."""
+
+    def layer(self, conv: torch.nn.Module, batch: Any) -> Tensor:
+        (block,) = batch.blocks
+        x: Tensor = conv((batch.x, batch.x[: block.num_dst]), block.adj)
+        return x
+
+
+def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> tuple[int, int]:
+    """Bytes of this process alone, beyond what it has after a first and small prediction; and nodes of its halo."""
+    give_back_at_once()
+    model, trainer = Bipartite("sage"), quiet(world_size)
+    predict_by_layer(trainer, model, ShardedDataModule(folder / "small"), folder / "small.npy")
+    halos, graph = [], RemoteRows.graph
+    RemoteRows.graph = lambda self: halos.append(self.ids.numel()) or graph(self)  # type: ignore[func-returns-value]
+
+    with Peak("RssAnon") as peak:
+        shards = ShardedDataModule(folder / "shares")
+        predict_by_layer(trainer, model, shards, folder / "rows.npy", budget_bytes=budget_bytes)
+    return peak.added_bytes, halos[0]
+
+
+@pytest.mark.slow
+@reads_memory
+def test_neither_a_shard_nor_its_halo_is_held(tmp_path: Path) -> None:
+    nodes, budget = 4_000_000, 128 << 20
+    graph = Graph.from_edge_index(torch.randint(nodes, (2, 2 * nodes)), nodes, {"x": torch.rand(nodes, 5)})
+    graph.node_arrays["z"] = torch.rand(nodes, 15)
+    for name, whole in (("shards", graph), ("small", small_graph())):
+        save_shards(whole, some_partition(whole, 2), tmp_path / name)
+    for most, halo_nodes in run_ranks(most_memory, 2, tmp_path, budget, timeout=600):
+        assert budget / 8 < most < 0.8 * budget
+        assert min(nodes // 2, halo_nodes) * 4 * 20 > 0.7 * budget  # beside either, no batch would have fitted

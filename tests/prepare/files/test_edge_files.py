@@ -1,0 +1,177 @@
+"""Edges in files: whatever they lie in, the same edges piece by piece; and no edge out of a damaged file."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
+from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
+from tests.prepare.test_prepare_graph import prepared
+
+Edges = NDArray[np.int64]
+EDGES: Edges = np.random.default_rng(0).integers(0, 40, (2, 101))
+
+
+def one_npy(folder: Path) -> Path:
+    np.save(folder / "edges.npy", EDGES)
+    return folder / "edges.npy"
+
+
+def by_column(folder: Path) -> Path:
+    np.save(folder / "edges.npy", np.asfortranarray(EDGES))
+    return folder / "edges.npy"
+
+
+def pairs(folder: Path) -> Path:
+    np.save(folder / "edges.npy", np.ascontiguousarray(EDGES.T).astype(np.uint32))
+    return folder / "edges.npy"
+
+
+def pairs_by_column(folder: Path) -> Path:
+    np.save(folder / "edges.npy", EDGES.T.astype(np.int32))
+    return folder / "edges.npy"
+
+
+def several(folder: Path) -> Path:
+    np.save(folder / "000.npy", EDGES[:, :40])
+    np.save(folder / "001.npy", EDGES[:, 40:60].T.astype(">i8"))
+    (folder / "002.csv").write_text("\n".join(f"{sender},{receiver}" for sender, receiver in EDGES[:, 60:].T))
+    return folder
+
+
+def table(folder: Path) -> Path:
+    rows = [f"{sender}\t{receiver}\n" for sender, receiver in EDGES.T]
+    (folder / "edges.tsv").write_text("".join(["source\ttarget\n", *rows, "\n"]))
+    return folder / "edges.tsv"
+
+
+def zipped(folder: Path) -> Path:
+    rows = "".join(f"{sender} {receiver}\n" for sender, receiver in EDGES.T)
+    (folder / "edges.txt.gz").write_bytes(gzip.compress(rows.encode()))
+    return folder / "edges.txt.gz"
+
+
+FORMS = [one_npy, by_column, pairs, pairs_by_column, several, table, zipped]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "edges").mkdir()
+    return tmp_path / "edges"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_edges_in_order(form: Callable[[Path], Path], folder: Path) -> None:
+    files = EdgeFiles.of(form(folder))
+    found = list(files.pieces(7))
+    assert np.array_equal(np.concatenate([np.stack(piece[:2]) for piece in found], axis=1), EDGES)
+    assert all(piece.sender.size <= 7 for piece in found if piece.file.suffix == ".npy")
+    assert 80 < files.num_edges < 250  # of a zipped table one knows little beforehand
+    again = list(files.pieces(7, skip=len(found) - 1))
+    assert len(again) == 1 and np.array_equal(again[0].receiver, found[-1].receiver)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_graph(form: Callable[[Path], Path], folder: Path, tmp_path: Path) -> None:
+    graph = prepared(form(folder), tmp_path / "graph", memory_bytes=500)
+    order = np.lexsort((EDGES[0], EDGES[1]))
+    assert graph.num_nodes == EDGES.max() + 1
+    assert np.array_equal(graph.indices.numpy(), EDGES[0][order])
+    assert np.array_equal(graph.degrees().numpy(), np.bincount(EDGES[1]))
+
+
+def truncated_npy(folder: Path) -> str:
+    file = one_npy(folder)
+    file.write_bytes(file.read_bytes()[:-1])
+    return r"is truncated: it has 1,743 bytes, and its header promises 1,744"
+
+
+def truncated_header(folder: Path) -> str:
+    file = one_npy(folder)
+    file.write_bytes(file.read_bytes()[:50])
+    return "is no .npy file, or is truncated"
+
+
+def truncated_gzip(folder: Path) -> str:
+    file = zipped(folder)
+    file.write_bytes(file.read_bytes()[:-20])
+    return "is damaged or truncated"
+
+
+def truncated_row(folder: Path) -> str:
+    (folder / "edges.csv").write_text("1,2\n3,4\n5")
+    return "edges.csv, after line 0: .*Nodes are numbered"
+
+
+def words(folder: Path) -> str:
+    (folder / "edges.csv").write_text("from,to\nann,bob\n")
+    return "edges.csv, after line 1: .*'ann'.*Nodes are numbered"
+
+
+def negative(folder: Path) -> str:
+    np.save(folder / "edges.npy", np.array([[0], [-3]]))
+    return r"edges.npy names node -3, but ids begin at 0"
+
+
+def weights(folder: Path) -> str:
+    (folder / "edges.csv").write_text("from,to,weight\n0,1,0.5\n")
+    return r"has the column 'weight'.*--drop weight"
+
+
+def no_edges(folder: Path) -> str:
+    np.save(folder / "x.npy", np.zeros((5, 3)))
+    return r"x.npy must hold integers of shape \(2, E\) or \(E, 2\), got float64 \(5, 3\)"
+
+
+def objects(folder: Path) -> str:
+    np.save(folder / "edges.npy", np.array([[{}], [{}]]))
+    return "holds Python objects"
+
+
+def empty(folder: Path) -> str:
+    return "holds no edges: give a .npy"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        truncated_npy,
+        truncated_header,
+        truncated_gzip,
+        truncated_row,
+        words,
+        negative,
+        weights,
+        no_edges,
+        objects,
+        empty,
+    ],
+)
+def test_what_is_no_list_of_edges_is_refused(damage: Callable[[Path], str], folder: Path, tmp_path: Path) -> None:
+    message = damage(folder)
+    with pytest.raises(ValueError, match=message):
+        prepare_graph(folder, tmp_path / "graph", memory_bytes=500)
+    assert not (tmp_path / "graph").exists()
+
+
+def test_ids_beyond_the_nodes_are_refused_with_their_file(folder: Path, tmp_path: Path) -> None:
+    (folder / "edge_index").mkdir()
+    np.save(folder / "edge_index" / "000.npy", EDGES)
+    np.save(folder / "y.npy", np.zeros(30, np.int64))
+    with pytest.raises(ValueError, match=r"000.npy names node 39, but the graph has 30 nodes"):
+        prepare_graph(folder, tmp_path / "graph")
+
+
+def test_columns_that_are_not_wanted_are_dropped(folder: Path, tmp_path: Path) -> None:
+    (folder / "edges.csv").write_text("from,to,note\n0,1,hello\n1,2,there\n")
+    prepare_graph(folder / "edges.csv", tmp_path / "graph", drop=["note"])
+    assert Graph.open(tmp_path / "graph").num_edges == 2
+    with pytest.raises(ValueError, match="has no 'nothing' to drop"):
+        prepare_graph(folder / "edges.csv", tmp_path / "second", drop=["nothing"])

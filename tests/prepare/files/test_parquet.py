@@ -1,0 +1,308 @@
+"""Parquet: the graphs that CSV gives, in memory and on disk, and what is wrong in which column."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.prepare.files.parquet import count_columns, count_rows, is_parquet, read_columns, read_ends
+from lightning_gnn_dist.prepare.files.sources import find_source
+from lightning_gnn_dist.prepare.prepare_graph import Preparation, prepare_graph
+from tests.prepare.test_prepare_graph import content, prepared
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+NUM_NODES, NUM_EDGES = 60, 500
+
+
+def edges() -> dict[str, Any]:
+    generator = np.random.default_rng(0)
+    pairs = generator.integers(0, NUM_NODES, (2, NUM_EDGES))
+    pairs[0, 0] = NUM_NODES - 1
+    return {"source": pairs[0], "target": pairs[1], "weight": generator.integers(1, 9, NUM_EDGES) / 4}
+
+
+def nodes() -> dict[str, Any]:
+    generator = np.random.default_rng(1)
+    splits = generator.choice(["train", "val", "test", ""], NUM_NODES)
+    return {
+        "id": np.arange(NUM_NODES),
+        "label": generator.integers(0, 5, NUM_NODES),
+        "split": splits,
+        **{f"f{place}": generator.integers(-8, 8, NUM_NODES) / 8 for place in range(3)},
+    }
+
+
+def write(path: Path, columns: dict[str, Any], **options: Any) -> Path:
+    pq.write_table(pa.table(columns), path, **options)
+    return path
+
+
+def write_text(path: Path, columns: dict[str, Any]) -> Path:
+    rows = zip(*(np.asarray(column).tolist() for column in columns.values()), strict=True)
+    path.write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]))
+    return path
+
+
+def write_several(folder: Path, columns: dict[str, Any]) -> Path:
+    """A folder as other programs leave it."""
+    folder.mkdir()
+    (folder / "_SUCCESS").touch()
+    size = len(next(iter(columns.values())))
+    for number, start in enumerate(range(0, size, 37)):
+        rows = {name: column[start : start + 37] for name, column in columns.items()}
+        write(folder / f"part-{number:05}.snappy.parquet", rows, row_group_size=10)
+    return folder
+
+
+@pytest.fixture(params=["one file", "several"])
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Path]:
+    form = write_several if request.param == "several" else write
+    suffix = "" if request.param == "several" else ".parquet"
+    return {
+        "path": form(tmp_path / f"edges{suffix}", edges()),
+        "nodes": form(tmp_path / f"nodes{suffix}", nodes()),
+    }
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> dict[str, Path]:
+    return {"path": write_text(tmp_path / "edges.csv", edges()), "nodes": write_text(tmp_path / "nodes.csv", nodes())}
+
+
+def saved(out: Path, **where: Any) -> dict[str, bytes]:
+    find_source(**where).read(lambda share: None).build().save(out)
+    return content(out)
+
+
+def test_it_gives_the_graph_that_text_gives(tables: dict[str, Path], texts: dict[str, Path], tmp_path: Path) -> None:
+    expected = saved(tmp_path / "expected", **texts)
+    assert {"x.npy", "y.npy", "train_mask.npy", "edge_weight.npy"} <= {Path(name).name for name in expected}
+    assert saved(tmp_path / "graph", **tables) == expected
+    source = find_source(**tables)
+    assert (source.num_nodes, source.num_edges) == (NUM_NODES, NUM_EDGES)
+    assert abs(source.stored_bytes(undirected=False) - Graph.open(tmp_path / "graph").num_bytes) < 8 * NUM_NODES
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+def test_out_of_core_gives_the_same(undirected: bool, tables: dict[str, Path], tmp_path: Path) -> None:
+    raw = find_source(**tables).read(lambda share: None)
+    (raw.undirected() if undirected else raw).build().save(tmp_path / "expected")
+    prepare_graph(tables["path"], tmp_path / "graph", nodes=tables["nodes"], undirected=undirected, memory_bytes=20_000)
+    assert content(tmp_path / "graph") == content(tmp_path / "expected")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_edges_alone_and_beside_arrays_are_sorted_on_disk(tmp_path: Path) -> None:
+    pairs = {name: column for name, column in edges().items() if name != "weight"}
+    (tmp_path / "source").mkdir()
+    write_several(tmp_path / "source" / "edge_index", pairs)
+    np.save(tmp_path / "source" / "x.npy", np.ones((NUM_NODES, 2), np.float32))
+    np.save(tmp_path / "source" / "edge_kind.npy", edges()["weight"].astype(np.float32))
+    graph = prepared(tmp_path / "source", tmp_path / "graph", memory_bytes=5000)
+    alone = prepared(tmp_path / "source" / "edge_index", tmp_path / "alone", memory_bytes=5000)
+    assert torch.equal(graph.indices, alone.indices) and torch.equal(graph.indptr, alone.indptr)
+    expected = prepared(write(tmp_path / "edges.parquet", edges()), tmp_path / "whole", memory_bytes=5000)
+    assert torch.equal(graph.edge_arrays["edge_kind"], expected.edge_arrays["edge_weight"])
+
+
+def test_columns_that_are_not_wanted_are_dropped(tables: dict[str, Path], tmp_path: Path) -> None:
+    drop = ["weight", "f1", "split"]
+    expected = saved(tmp_path / "expected", **tables, drop=drop)
+    prepare_graph(tables["path"], tmp_path / "graph", nodes=tables["nodes"], drop=drop)
+    assert content(tmp_path / "graph") == expected
+    graph = Graph.open(tmp_path / "graph")
+    assert graph.node_arrays.keys() == {"x", "y"} and graph.node_arrays["x"].shape[1] == 2 and not graph.edge_arrays
+    with pytest.raises(ValueError, match="has no 'colour' to drop"):
+        prepare_graph(tables["path"], tmp_path / "other", nodes=tables["nodes"], drop=["colour"])
+    with pytest.raises(ValueError, match="has no 'colour' to drop"):
+        find_source(**tables, drop=["colour"])
+
+
+def test_pieces_are_the_same_after_a_skip(tmp_path: Path) -> None:
+    path = write(tmp_path / "edges.parquet", edges(), row_group_size=90)
+    found = [read() for read in read_ends(path, 40)]
+    assert [len(sender) for sender, _ in found[:4]] == [40, 40, 10, 40]
+    assert np.array_equal(np.concatenate([receiver for _, receiver in found]), edges()["target"])
+    later = list(read_ends(path, 40))[4:]
+    assert all(np.array_equal(read()[0], found[place + 4][0]) for place, read in enumerate(later))
+
+
+def test_ends_are_found_by_name_and_else_are_the_first_two(tmp_path: Path) -> None:
+    table = {"weight": [0.5, 1.0], "dst": [1, 2], "Src": [0, 1]}
+    for path in (write(tmp_path / "e.parquet", table), write_text(tmp_path / "e.csv", table)):
+        graph = find_source(path).read(lambda share: None)
+        assert graph.edge_index.tolist() == [[0, 1], [1, 2]] and graph.edge_arrays["edge_weight"].tolist() == [0.5, 1.0]
+        onto = tmp_path / f"{path.suffix}"
+        assert prepared(path, onto, drop=["weight"]).indices.tolist() == [0, 1]
+    other = find_source(write(tmp_path / "o.parquet", {"a": [0], "b": [1], "c": [2.0]})).read(lambda share: None)
+    assert other.edge_index.tolist() == [[0], [1]]
+
+
+def test_words_lists_and_other_kinds_are_read(tmp_path: Path) -> None:
+    words = pa.array(["ann", "bob"]).dictionary_encode()
+    lists = pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32()))
+    table = {
+        "name": words,
+        "embedding": lists,
+        "is_new": [True, False],
+        "split": pa.array(["train", None]),
+        "y": pa.array([1, 0], pa.uint8()),
+    }
+    path = write(tmp_path / "nodes.parquet", table)
+    assert count_columns(path) == 6 and count_rows(path) == 2
+    assert read_columns(path, [], lambda share: None)["split"].tolist() == ["train", ""]
+    pairs = write(tmp_path / "edges.parquet", {"from": ["bob"], "to": ["ann"]})
+    graph = find_source(pairs, nodes=path).read(lambda share: None).build()
+    assert graph.node_arrays["x"].tolist() == [[1, 2, 1], [3, 4, 0]] and graph.node_arrays["y"].tolist() == [1, 0]
+    assert graph.indices.tolist() == [1] and graph.split("train").tolist() == [0]
+
+
+def test_the_index_of_pandas_is_no_column(tmp_path: Path) -> None:
+    path = write(tmp_path / "e.parquet", {"__index_level_0__": [7], "a": [0], "b": [1]})
+    assert find_source(path).read(lambda share: None).edge_index.tolist() == [[0], [1]]
+
+
+def floats(folder: Path) -> str:
+    write(folder / "e.parquet", {"source": [0.0, 1.0], "target": [1, 2]})
+    return "names nodes by numbers with a fraction|column 'source' holds double.*cast the column to int64"
+
+
+def no_value(folder: Path) -> str:
+    write(folder / "e.parquet", {"source": [0, 1, 5], "target": pa.array([1, 2, None])})
+    return r"column 'target' has no value in row 2 .*remove such rows"
+
+
+def no_partner(folder: Path) -> str:
+    write(folder / "e.parquet", {"weight": [1.0], "kind": [2], "source": [0]})
+    return "has a column 'source' and none that goes with it.*source and target"
+
+
+def one_column(folder: Path) -> str:
+    write(folder / "e.parquet", {"source": [0]})
+    return "has 1 columns, but an edge has two ends"
+
+
+def no_parquet(folder: Path) -> str:
+    (folder / "e.parquet").write_text("source,target\n0,1\n")
+    return "e.parquet is no Parquet file, or is damaged"
+
+
+def truncated(folder: Path) -> str:
+    path = write(folder / "e.parquet", edges())
+    path.write_bytes(path.read_bytes()[:-9])
+    return "e.parquet is no Parquet file, or is damaged"
+
+
+def damaged_pages(folder: Path) -> str:
+    path = write(folder / "e.parquet", edges(), compression="snappy")
+    whole = bytearray(path.read_bytes())
+    whole[4:300] = b"\xff" * 296
+    path.write_bytes(whole)
+    return "e.parquet is no Parquet file, or is damaged"
+
+
+def unlike(folder: Path) -> str:
+    write(folder / "a.parquet", {"source": [0], "target": [1]})
+    write(folder / "b.parquet", {"source": [0], "target": [1], "weight": [1.0]})
+    return r"b.parquet has the columns \[.*'weight'\].*alike"
+
+
+def make(on_disk: bool, path: Path, out: Path, nodes: Path | None = None) -> None:
+    if on_disk:
+        prepare_graph(path, out, nodes=nodes)
+    else:
+        find_source(path, nodes=nodes).read(lambda share: None).build().save(out)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize(
+    "damage", [floats, no_value, no_partner, one_column, no_parquet, truncated, damaged_pages, unlike]
+)
+def test_what_is_wrong_is_named(damage: Any, on_disk: bool, tmp_path: Path) -> None:
+    (tmp_path / "e").mkdir()
+    message = damage(tmp_path / "e")
+    with pytest.raises(ValueError, match=message):
+        make(on_disk, tmp_path / "e", tmp_path / "graph")
+    assert not (tmp_path / "graph").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"f0": pa.array([None] + [1.0] * (NUM_NODES - 1))}, r"'f0' has no value in row 0.*--drop f0"),
+        ({"f0": pa.array([[1.0]] * (NUM_NODES - 1) + [[1.0, 2.0]])}, "lists of unequal length"),
+        ({"f0": pa.array([0] * NUM_NODES, pa.timestamp("ms"))}, r"'f0' holds timestamp\[ms\], of which no number"),
+        ({"split": ["dev"] * NUM_NODES}, "into the split 'dev'"),
+        ({"f0": ["tall"] * NUM_NODES}, "'f0' holds 'tall' in row 1"),
+    ],
+)
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_what_is_wrong_with_nodes_is_named(change: dict[str, Any], message: str, on_disk: bool, tmp_path: Path) -> None:
+    pairs = write(tmp_path / "edges.parquet", edges())
+    table = write(tmp_path / "nodes.parquet", nodes() | change)
+    with pytest.raises(ValueError, match=message):
+        make(on_disk, pairs, tmp_path / "graph", table)
+
+
+def test_nodes_that_only_memory_can_sort_are_refused(tmp_path: Path) -> None:
+    pairs = write(tmp_path / "edges.parquet", edges())
+    unsorted = nodes() | {"id": np.arange(NUM_NODES)[::-1]}
+    with pytest.raises(ValueError, match=r"row 0 is about node 59.*sort the table by 'id'"):
+        prepare_graph(pairs, tmp_path / "graph", nodes=write(tmp_path / "n.parquet", unsorted))
+    named = nodes() | {"label": ["cat"] * NUM_NODES}
+    with pytest.raises(ValueError, match=r"'label' holds words.*number them"):
+        prepare_graph(pairs, tmp_path / "other", nodes=write(tmp_path / "w.parquet", named))
+    with pytest.raises(ValueError, match="read from Parquet alone"):
+        prepare_graph(pairs, tmp_path / "third", nodes=write_text(tmp_path / "n.csv", nodes()))
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "edges.parquet", edges())
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert is_parquet(path)
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "lightning-gnn-dist\[parquet\]"'):
+        find_source(path)
+
+
+def test_a_large_row_group_is_not_held(tmp_path: Path) -> None:
+    many = np.random.default_rng(0).integers(0, 1000, (2, 2_000_000))
+    path = write(tmp_path / "e.parquet", {"source": many[0], "target": many[1]}, row_group_size=2_000_000)
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    most = 0
+    for read in read_ends(path, 10_000):
+        read()
+        most = max(most, pa.total_allocated_bytes() - before)
+    _, python = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most + python < many.nbytes / 3
+
+
+def test_the_estimate_knows_the_columns(tables: dict[str, Path], tmp_path: Path) -> None:
+    estimate = Preparation(tables["path"], tmp_path / "graph", nodes=tables["nodes"]).estimate()
+    prepare_graph(tables["path"], tmp_path / "graph", nodes=tables["nodes"])
+    assert estimate.num_edges == NUM_EDGES
+    assert abs(estimate.stored_bytes - Graph.open(tmp_path / "graph").num_bytes) < 16 * NUM_NODES
+
+
+@pytest.mark.parametrize("stage", ["reading columns", "counting edges", "dealing edges into buckets"])
+def test_it_goes_on_after_it_was_stopped(stage: str, tables: dict[str, Path], tmp_path: Path) -> None:
+    expected = saved(tmp_path / "expected", **tables)
+
+    def stop(name: str, share: float) -> None:
+        if name == stage:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_graph(tables["path"], tmp_path / "graph", nodes=tables["nodes"], memory_bytes=20_000, on_progress=stop)
+    assert not (tmp_path / "graph").exists()
+    prepare_graph(tables["path"], tmp_path / "graph", nodes=tables["nodes"], memory_bytes=20_000)
+    assert content(tmp_path / "graph") == expected

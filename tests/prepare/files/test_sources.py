@@ -1,0 +1,257 @@
+"""Everything that a graph can be read from gives the same graph, and says what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import coalesce, to_undirected
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.prepare.files.sources import find_source
+
+
+def small() -> Data:
+    generator = torch.Generator().manual_seed(0)
+    pairs = torch.randperm(36, generator=generator)[:15]  # distinct, in no order
+    return Data(
+        x=torch.rand(6, 3, generator=generator),
+        y=torch.tensor([0, 1, 2, 0, 1, 2]),
+        edge_index=torch.stack([pairs // 6, pairs % 6]),
+        edge_weight=torch.rand(15, generator=generator),
+        train_mask=torch.tensor([True, True, False, False, False, False]),
+        val_mask=torch.tensor([False, False, True, True, False, False]),
+        test_mask=torch.tensor([False, False, False, False, True, True]),
+    )
+
+
+def as_pyg(data: Data, folder: Path) -> dict[str, Any]:
+    torch.save(data, folder / "data.pt")
+    return {"path": folder / "data.pt"}
+
+
+def as_data_set(data: Data, folder: Path) -> dict[str, Any]:
+    torch.save((data.to_dict(), None, Data), folder / "data.pt")
+    return {"path": folder / "data.pt"}
+
+
+def ogb_arrays(data: Data) -> dict[str, np.ndarray[Any, Any]]:
+    splits = {"train": data.train_mask, "valid": data.val_mask, "test": data.test_mask}
+    lists = {f"{name}_idx": mask.nonzero().view(-1).numpy() for name, mask in splits.items()}
+    arrays = {"edge_index": data.edge_index, "node_feat": data.x, "labels": data.y[:, None]}
+    return {name: array.numpy() for name, array in (arrays | {"edge_weight": data.edge_weight}).items()} | lists
+
+
+def as_archive(data: Data, folder: Path) -> dict[str, Any]:
+    np.savez(folder / "data.npz", **ogb_arrays(data))
+    return {"path": folder / "data.npz"}
+
+
+def as_directory(data: Data, folder: Path) -> dict[str, Any]:
+    (folder / "arrays").mkdir()
+    for name, array in ogb_arrays(data).items():
+        np.save(folder / "arrays" / f"{name}.npy", array)
+    return {"path": folder / "arrays"}
+
+
+def as_tables(data: Data, folder: Path) -> dict[str, Any]:
+    """Nodes have names, and stand in no order that edges would know."""
+    pairs = zip(*data.edge_index.tolist(), data.edge_weight.tolist(), strict=True)
+    edges = ["from,to,weight", *(f"n{a},n{b},{weight!r}" for a, b, weight in pairs)]
+    splits = ["train", "train", "valid", "val", "test", "test"]
+    rows = zip(range(6), data.x.tolist(), data.y.tolist(), splits, strict=True)
+    nodes = ["a,b,c,id,label,split"]
+    nodes += [f"{','.join(map(repr, x))},n{node},{'pqr'[y]},{split}" for node, x, y, split in rows]
+    (folder / "edges.csv").write_text("\n".join(edges))
+    (folder / "nodes.csv").write_text("\n".join(nodes))
+    return {"path": folder / "edges.csv", "nodes": folder / "nodes.csv"}
+
+
+FORMS = [as_pyg, as_data_set, as_archive, as_directory, as_tables]
+
+
+def read(**where: Any) -> Graph:
+    return find_source(**where).read(lambda share: None).build()
+
+
+def same(graph: Graph, other: Graph) -> None:
+    assert torch.equal(graph.indptr, other.indptr) and torch.equal(graph.indices, other.indices)
+    for arrays, others in ((graph.node_arrays, other.node_arrays), (graph.edge_arrays, other.edge_arrays)):
+        assert arrays.keys() == others.keys()
+        for name, array in arrays.items():
+            assert array.dtype == others[name].dtype and torch.equal(array, others[name]), name
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_graph(form: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    same(read(**form(small(), tmp_path)), Graph.from_pyg(small()))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sizes_are_known_before_reading(form: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    source = find_source(**form(small(), tmp_path))
+    assert (source.num_nodes, source.num_edges) == (6, 15) or form is as_tables
+    stored, exact = source.stored_bytes(undirected=False), Graph.from_pyg(small()).num_bytes
+    assert abs(stored - exact) <= 60  # lists of nodes are longer than masks
+
+
+def test_a_table_of_edges_is_enough(tmp_path: Path) -> None:
+    (tmp_path / "edges.txt").write_text("0 2\n2 1\n")
+    graph = read(path=tmp_path / "edges.txt")
+    assert graph.num_nodes == 3 and graph.indices.tolist() == [2, 0] and not graph.edge_arrays
+
+
+def edges_of(graph: Graph) -> tuple[Tensor, Tensor]:
+    receiver = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
+    return torch.stack([graph.indices.long(), receiver]), graph.edge_arrays["edge_weight"]
+
+
+def test_undirected_edges_go_both_ways_once(tmp_path: Path) -> None:
+    data = small()
+    data.edge_index = torch.cat([data.edge_index, data.edge_index[:, :4]], dim=1)  # duplicates
+    data.edge_weight = torch.cat([data.edge_weight, -torch.ones(4)])
+    raw = find_source(**as_pyg(data, tmp_path)).read(lambda share: None)
+    edge_index, weight = edges_of(raw.undirected().build())
+    expected = to_undirected(data.edge_index)
+    assert torch.equal(coalesce(edge_index), expected) and edge_index.shape == expected.shape
+    weights = dict(zip(map(tuple, data.edge_index.t().tolist()), data.edge_weight.tolist(), strict=False))
+    originals = dict(zip(map(tuple, small().edge_index.t().tolist()), small().edge_weight.tolist(), strict=True))
+    assert weights.keys() == originals.keys()
+    for pair, found in zip(map(tuple, edge_index.t().tolist()), weight.tolist(), strict=True):
+        assert found == originals.get(pair, originals.get(pair[::-1]))  # its own; its reverse's if it had none
+
+
+def test_a_split_is_dealt_among_labelled_nodes(tmp_path: Path) -> None:
+    data = Data(y=torch.arange(100) % 5 - 1, edge_index=torch.tensor([[0], [1]]), num_nodes=100)
+    raw = find_source(**as_pyg(data, tmp_path)).read(lambda share: None)
+    graph, again, other = (raw.with_split([0.5, 0.25, 0.25], seed).build() for seed in (3, 3, 4))
+    split = [graph.split(name) for name in ("train", "val", "test")]
+    assert [nodes.numel() for nodes in split] == [40, 20, 20]
+    assert torch.cat(split).sort().values.tolist() == (data.y >= 0).nonzero().view(-1).tolist()
+    assert graph.fingerprint == again.fingerprint != other.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("edges", "nodes", "message"),
+    [
+        ("a,b\nn1,n2\n", None, r"names nodes by words: give the table of nodes that lists them \(--nodes\)"),
+        ("a,b\n-1,2\n", None, "names nodes by other things than 0, 1, 2"),
+        ("a\n1\n", None, "has 1 columns, but an edge has two ends"),
+        ("a,b\nn1,n9\n", "id,f\nn1,1\nn2,2\n", "edges.csv names node n9, which .*nodes.csv does not list"),
+        ("a,b\n1,2\n", "id,f\n1,1\n1,2\n", "lists node 1 twice"),
+        ("a,b\n1,2\n", "id,f\n1,1\n2,tall\n", r"'f' holds 'tall' in row 2.*--drop f"),
+        ("a,b\n1,2\n", "id,split\n1,train\n2,dev\n", "into the split 'dev'"),
+        ("a,b,kind\n1,2,road\n", "id\n1\n2\n", "'edge_kind' holds 'road' in row 1"),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named(edges: str, nodes: str | None, message: str, tmp_path: Path) -> None:
+    (tmp_path / "edges.csv").write_text(edges)
+    where: dict[str, Any] = {"path": tmp_path / "edges.csv"}
+    if nodes is not None:
+        (tmp_path / "nodes.csv").write_text(nodes)
+        where["nodes"] = tmp_path / "nodes.csv"
+    with pytest.raises(ValueError, match=message):
+        read(**where)
+
+
+def test_columns_and_arrays_can_be_left_out(tmp_path: Path) -> None:
+    where = as_tables(small(), tmp_path)
+    graph = read(**where, drop=["b", "split", "weight"])
+    assert graph.node_arrays.keys() == {"x", "y"} and graph.node_arrays["x"].shape == (6, 2) and not graph.edge_arrays
+    for form in (as_pyg, as_archive):
+        name = "x" if form is as_pyg else "node_feat"
+        assert "x" not in read(**form(small(), tmp_path), drop=[name]).node_arrays
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_to_be_left_out_must_be_there(form: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no 'colour' to drop, but"):
+        read(**form(small(), tmp_path), drop=["colour"])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros((3, 1))}, "holds no edge_index"),
+        ({"edge_index": np.zeros((2, 1), int)}, "does not say how many nodes"),
+        ({"edge_index": np.zeros((2, 1), int), "num_nodes": np.array(3), "train_idx": np.array([3])}, "has 3"),
+        ({"edge_index": np.zeros((2, 1), int), "y": np.zeros(3, int), "labels": np.zeros(3, int)}, "for one purpose"),
+        ({"edge_index": np.zeros((1, 2), int), "num_nodes": np.array(3)}, r"must be integers of shape \(2, E\)"),
+        ({"edge_index": np.array([[0], [3]]), "num_nodes": np.array(3)}, "names node 3"),
+    ],
+)
+def test_what_is_wrong_with_arrays_is_named(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(ValueError, match=message):
+        read(path=tmp_path / "data.npz")
+
+
+def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    torch.save(np.random.default_rng, tmp_path / "data.pt")
+    with pytest.raises(ValueError, match=r"without running code out of it.*weights_only=False"):
+        read(path=tmp_path / "data.pt")
+    torch.save({"x": 1}, tmp_path / "data.pt")
+    with pytest.raises(TypeError, match="holds a dict"):
+        read(path=tmp_path / "data.pt")
+    torch.save((small().to_dict(), {"x": torch.arange(3)}, Data), tmp_path / "data.pt")
+    with pytest.raises(ValueError, match=r"several graphs: save the one you want, dataset\[0\]"):
+        read(path=tmp_path / "data.pt")
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "graph.gml").write_text("graph []")
+    with pytest.raises(ValueError, match="is no graph that is known here"):
+        find_source(tmp_path / "graph.gml")
+    (tmp_path / "edges.csv.zip").write_bytes(b"PK")
+    with pytest.raises(ValueError, match="is no graph that is known here"):
+        find_source(tmp_path / "edges.csv.zip")
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+        find_source(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="goes with a table of edges"):
+        find_source(tmp_path, nodes=tmp_path / "graph.gml")
+
+
+def test_bad_splits_are_refused(tmp_path: Path) -> None:
+    raw = find_source(**as_pyg(small(), tmp_path)).read(lambda share: None)
+    with pytest.raises(ValueError, match=r"has \['test_mask', 'train_mask', 'val_mask'\] already"):
+        raw.with_split([0.5, 0.2, 0.2], 0)
+    data = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=4)
+    raw = find_source(**as_pyg(data, tmp_path)).read(lambda share: None)
+    with pytest.raises(ValueError, match=r"three shares of at most 1 in all, got \[0.9, 0.2, 0.2\]"):
+        raw.with_split([0.9, 0.2, 0.2], 0)
+
+
+NODES = ["id,label,f", "0,a,1", "1,b,2", "2,c,3"]
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "message"),
+    [
+        (2, "1,,2", r"nodes\.csv: column 'label' is empty in row 2"),
+        (3, "2,c,nan", r"nodes\.csv: column 'f' holds 'nan' in row 3"),
+        (1, "0,a,inf", r"nodes\.csv: column 'f' holds 'inf' in row 1"),
+        (2, "1,b,", r"nodes\.csv: column 'f' holds '' in row 2"),
+    ],
+)
+def test_cells_that_say_nothing_are_refused(row: int, text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "edges.csv").write_text("source,target,weight\n0,1,1.0\n1,2,2.0\n")
+    nodes = [*NODES[:row], text, *NODES[row + 1 :]]
+    (tmp_path / "nodes.csv").write_text("\n".join(nodes) + "\n")
+    with pytest.raises(ValueError, match=message):
+        read(path=tmp_path / "edges.csv", nodes=tmp_path / "nodes.csv")
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "edges.csv").write_text("source,target,weight\n0,1,1.0\n1,2,nan\n")
+    with pytest.raises(ValueError, match=r"edges\.csv: column 'edge_weight' holds 'nan' in row 2"):
+        read(path=tmp_path / "edges.csv")
+    edges = np.array([[0, 1], [1, 2]])
+    np.savez(tmp_path / "graph.npz", edge_index=edges, y=np.zeros(3, int), edge_weight=np.array([1.0, np.inf]))
+    with pytest.raises(ValueError, match=r"edge_weight holds NaN or infinite values \(the first at edge 1\)"):
+        read(path=tmp_path / "graph.npz")

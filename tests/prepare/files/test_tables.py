@@ -1,0 +1,76 @@
+"""Text tables: headings, kinds of columns, pieces, and what is wrong in which line."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_gnn_dist.prepare.files import tables
+from lightning_gnn_dist.prepare.files.tables import count_columns, count_rows, read_table
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("separator", [",", "\t", ";", " "])
+def test_columns_have_names_and_kinds(separator: str, tmp_path: Path) -> None:
+    rows = [["id", "size", "name"], ["7", "0.5", "ada"], ["-3", "2", "bob"]]
+    table = read_table(write(tmp_path / "t.csv", "\n".join(separator.join(row) for row in rows)))
+    assert table["id"].tolist() == [7, -3] and table["id"].dtype == np.int64
+    assert table["size"].tolist() == [0.5, 2.0]
+    assert table["name"].tolist() == ["ada", "bob"]
+
+
+def test_numbers_without_a_heading_and_gzipped(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "edge.csv.gz", "wt") as file:
+        file.write("0,1\n1,2\n")
+    assert {name: column.tolist() for name, column in read_table(tmp_path / "edge.csv.gz").items()} == {
+        "0": [0, 1],
+        "1": [1, 2],
+    }
+
+
+def test_a_later_piece_may_widen_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "LINES_AT_ONCE", 2)
+    path = write(tmp_path / "t.csv", "a,b,c\n1,1,1\n2,2,2\n3,3.5,x\n\n4,4,4\n")
+    shares: list[float] = []
+    table = read_table(path, shares.append)
+    assert table["a"].tolist() == [1, 2, 3, 4]
+    assert table["b"].tolist() == [1.0, 2.0, 3.5, 4.0]
+    assert table["c"].tolist() == ["1", "2", "x", "4"]
+    assert all(0 < share <= 1 for share in shares) and shares[-1] == 1.0
+
+
+def test_quotes_hold_separators(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path / "t.csv", 'id,name\n1,"a, b"\n'))
+    assert table["name"].tolist() == ["a, b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("a,b\n", "has a heading and no rows"),
+        ("a,a\n1,2\n", "two columns called 'a'"),
+        ("a,b\n1,2\n1,2,3\n", "1 lines after line 2: 3 cells, but there are 2 columns"),
+    ],
+)
+def test_what_is_no_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_table(write(tmp_path / "t.csv", text))
+
+
+def test_sizes_are_known_beforehand(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "a,b,c\n" + "1,2,3\n" * 5000)
+    assert count_columns(path) == 3
+    assert 4900 < count_rows(path) < 5100
+
+
+def test_rows_are_counted_where_lines_grow(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "a,b\n" + "".join(f"{row},{row * row}\n" for row in range(100_000)))
+    assert abs(count_rows(path) - 100_000) < 4000

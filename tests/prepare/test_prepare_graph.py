@@ -1,0 +1,321 @@
+"""Preparing in pieces: the graph that memory would give, after kills and full disks too, or no graph at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch_geometric.data import Data
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.prepare import journal
+from lightning_gnn_dist.prepare.files.sources import find_source
+from lightning_gnn_dist.prepare.prepare_graph import Preparation, prepare_graph
+from tests.ranks import start_ranks
+
+NUM_NODES, NUM_EDGES = 300, 5000
+TINY = 3000  # bytes: dozens of buckets, a hundred pieces
+SMALL = 20_000  # bytes: a few of both
+STAGES = [
+    "counting edges",
+    "copying arrays",
+    "dealing edges into buckets",
+    "sorting buckets",
+    "taking the fingerprint",
+]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    np.save(folder / "edge_index.npy", generator.integers(0, NUM_NODES, (2, NUM_EDGES)))
+    np.save(folder / "x.npy", generator.normal(size=(NUM_NODES, 7)).astype(np.float16))
+    np.save(folder / "y.npy", generator.integers(0, 5, (NUM_NODES, 1)))
+    np.save(folder / "train_idx.npy", np.arange(50))
+    return folder
+
+
+def prepared(source: Path, out: Path, **settings: Any) -> Graph:
+    prepare_graph(source, out, **settings)
+    return Graph.open(out)
+
+
+def from_memory(source: Path, out: Path, *, undirected: bool) -> dict[str, bytes]:
+    raw = find_source(source).read(lambda share: None)
+    (raw.undirected() if undirected else raw).build().save(out)
+    return content(out)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("memory_bytes", [TINY, 20_000, 10**9])
+@pytest.mark.parametrize("undirected", [False, True])
+def test_it_is_the_graph_of_memory_to_the_byte(
+    source: Path, tmp_path: Path, undirected: bool, memory_bytes: int
+) -> None:
+    expected = from_memory(source, tmp_path / "expected", undirected=undirected)
+    graph = prepared(source, tmp_path / "graph", undirected=undirected, memory_bytes=memory_bytes)
+    assert content(tmp_path / "graph") == expected
+    assert graph.path == tmp_path / "graph"
+    assert not (tmp_path / ".graph.preparing").exists()
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+def test_edges_carry_their_arrays(source: Path, tmp_path: Path, undirected: bool) -> None:
+    generator = np.random.default_rng(1)
+    pairs = generator.integers(0, 40, (2, NUM_EDGES))  # each several times, and both ways
+    np.save(source / "edge_index.npy", pairs)
+    np.save(source / "edge_weight.npy", generator.random(NUM_EDGES).astype(np.float32))
+    np.save(source / "edge_attr.npy", generator.integers(0, 100, (NUM_EDGES, 3)).astype(np.int16))
+    expected = from_memory(source, tmp_path / "expected", undirected=undirected)
+    interrupted(source, tmp_path / "graph", "sorting buckets", undirected=undirected, memory_bytes=2 * SMALL)
+    prepare_graph(source, tmp_path / "graph", undirected=undirected, memory_bytes=2 * SMALL)
+    assert content(tmp_path / "graph") == expected
+
+
+def test_it_is_the_graph_of_pyg(to_pyg: Callable[..., Data], tmp_path: Path) -> None:
+    data = to_pyg("cora.npz", split=0)
+    Graph.from_pyg(data).save(tmp_path / "expected")
+    (tmp_path / "source").mkdir()
+    for name, tensor in data.to_dict().items():
+        np.save(tmp_path / "source" / f"{name}.npy", tensor)
+    prepare_graph(tmp_path / "source", tmp_path / "graph", memory_bytes=10_000)
+    expected, found = content(tmp_path / "expected"), content(tmp_path / "graph")
+    metas = [json.loads(files.pop("meta.json")) for files in (expected, found)]
+    assert found == expected and metas[0] == metas[1]
+
+
+def test_a_split_is_dealt_as_from_memory(source: Path, tmp_path: Path) -> None:
+    shares = (0.6, 0.2, 0.2)
+    find_source(source, drop=["train_idx"]).read(lambda share: None).with_split(shares, 3).build().save(
+        tmp_path / "expected"
+    )
+    prepare_graph(source, tmp_path / "graph", split=shares, seed=3, drop=["train_idx"], memory_bytes=TINY)
+    assert content(tmp_path / "graph") == content(tmp_path / "expected")
+
+
+def peak_bytes(source: Path, out: Path, memory_bytes: int) -> int:
+    tracemalloc.start()
+    try:
+        prepare_graph(source, out, undirected=True, memory_bytes=memory_bytes)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("num_carried", [0, 1, pytest.param(9, marks=pytest.mark.slow)])
+def test_memory_stays_within_the_budget(tmp_path: Path, num_carried: int) -> None:
+    (tmp_path / "source").mkdir()
+    generator = np.random.default_rng(0)
+    np.save(tmp_path / "source" / "edge_index.npy", generator.integers(0, 1000, (2, 100_000)))  # 1.6 MB
+    np.save(tmp_path / "source" / "x.npy", generator.random((1000, 1000)))  # 8 MB
+    if num_carried:
+        np.save(tmp_path / "source" / "edge_attr.npy", generator.random((100_000, num_carried)))
+    budget = 400_000
+    prepare_graph(tmp_path / "source", tmp_path / "warm", undirected=True, memory_bytes=budget)
+    # The least of two: now and then Python enlarges a table of its own, by megabytes.
+    peak = min(peak_bytes(tmp_path / "source", tmp_path / f"graph{run}", budget) for run in range(2))
+    assert peak < budget + 24 * 1000 + 200_000  # of Python itself
+
+
+def prepare_and_die(rank: int, world_size: int, source: Path, out: Path, stage: str, calls: int) -> None:
+    left = calls
+
+    def die(name: str, share: float) -> None:
+        nonlocal left
+        left -= name == stage
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    journal.RECORD_SECONDS = 0.0
+    prepare_graph(source, out, undirected=True, memory_bytes=SMALL, on_progress=die)
+
+
+@pytest.mark.parametrize(
+    ("stage", "calls"), [*((stage, 1) for stage in STAGES), ("dealing edges into buckets", 4), ("sorting buckets", 3)]
+)
+def test_after_a_kill_it_goes_on_where_it_was(source: Path, tmp_path: Path, stage: str, calls: int) -> None:
+    out, folder = tmp_path / "graph", tmp_path / ".graph.preparing"
+    with start_ranks(prepare_and_die, 1, source, out, stage, calls) as ranks:
+        assert ranks.results(may_die={0}) == [None]
+    assert not out.exists()
+    for half in (folder, folder / "graph"):
+        with pytest.raises(FileNotFoundError, match="not a saved graph"):
+            Graph.open(half)
+    told: list[tuple[str, float]] = []
+    prepare_graph(source, out, undirected=True, memory_bytes=SMALL, on_progress=lambda *now: told.append(now))
+    assert content(out) == from_memory(source, tmp_path / "expected", undirected=True)
+    assert told[0][0] == stage  # what came before was not done again
+    assert calls == 1 or told[0][1] > 0.2  # nor what came before in this stage
+    assert not folder.exists()
+
+
+def prepare_on_a_small_disk(rank: int, world_size: int, source: Path, out: Path, limit: int) -> str:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        prepare_graph(source, out, undirected=True, memory_bytes=50_000)
+    except OSError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return "it fitted"
+
+
+@pytest.mark.parametrize("limit", [100, 2000, 4000, 20_000, 30_000])
+def test_a_full_disk_leaves_no_graph_and_loses_nothing(source: Path, tmp_path: Path, limit: int) -> None:
+    out = tmp_path / "graph"
+    with start_ranks(prepare_on_a_small_disk, 1, source, out, limit) as ranks:
+        (said,) = ranks.results()
+    assert "is full, or a file may not grow" in said and "repeat the command to go on" in said
+    assert not out.exists()
+    prepare_graph(source, out, undirected=True, memory_bytes=50_000)
+    assert content(out) == from_memory(source, tmp_path / "expected", undirected=True)
+
+
+def test_a_disk_that_is_too_small_is_seen_beforehand(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 99}))
+    with pytest.raises(OSError, match="has 99 bytes free, and about"):
+        prepare_graph(source, tmp_path / "graph")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+def interrupted(source: Path, out: Path, stage: str, **settings: object) -> None:
+    def stop(name: str, share: float) -> None:
+        if name == stage:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Preparation(source, out, **settings).run(stop)  # type: ignore[arg-type]
+
+
+def test_too_little_memory_is_told_and_nothing_lost(source: Path, tmp_path: Path) -> None:
+    def exhausted(name: str, share: float) -> None:
+        if name == "sorting buckets":
+            raise MemoryError("Unable to allocate 1.00 GiB.")
+
+    with pytest.raises(MemoryError, match=r"1.00 GiB. Sorting was given 50,000 bytes, .* repeat the command with less"):
+        prepare_graph(source, tmp_path / "graph", undirected=True, memory_bytes=50_000, on_progress=exhausted)
+    prepare_graph(source, tmp_path / "graph", undirected=True, memory_bytes=SMALL)
+    assert content(tmp_path / "graph") == from_memory(source, tmp_path / "expected", undirected=True)
+
+
+def test_other_settings_do_not_go_on_with_it(source: Path, tmp_path: Path) -> None:
+    interrupted(source, tmp_path / "graph", "sorting buckets", memory_bytes=TINY)
+    with pytest.raises(ValueError, match=r"unfinished work with undirected = False, not True: .* or delete the folder"):
+        prepare_graph(source, tmp_path / "graph", undirected=True, memory_bytes=TINY)
+
+
+def test_files_that_changed_are_noticed(source: Path, tmp_path: Path) -> None:
+    interrupted(source, tmp_path / "graph", "sorting buckets", memory_bytes=TINY)
+    np.save(source / "y.npy", np.zeros(NUM_NODES, np.int64))
+    os.utime(source / "y.npy", ns=(0, 0))  # writes within a tick of the system's clock look alike
+    with pytest.raises(ValueError, match="unfinished work with files"):
+        prepare_graph(source, tmp_path / "graph", memory_bytes=TINY)
+
+
+@pytest.mark.parametrize("stage", STAGES[2:])
+def test_it_may_go_on_with_less_memory(source: Path, tmp_path: Path, stage: str) -> None:
+    interrupted(source, tmp_path / "graph", stage, memory_bytes=20_000, undirected=True)
+    prepare_graph(source, tmp_path / "graph", undirected=True, memory_bytes=TINY)
+    assert content(tmp_path / "graph") == from_memory(source, tmp_path / "expected", undirected=True)
+
+
+def test_too_little_memory_in_between_does_no_harm(source: Path, tmp_path: Path) -> None:
+    interrupted(source, tmp_path / "graph", "sorting buckets", memory_bytes=SMALL, undirected=True)
+    with pytest.raises(ValueError, match=r"memory_bytes=.* are too few"):
+        prepare_graph(source, tmp_path / "graph", undirected=True, memory_bytes=200)
+    prepare_graph(source, tmp_path / "graph", undirected=True, memory_bytes=SMALL)
+    assert content(tmp_path / "graph") == from_memory(source, tmp_path / "expected", undirected=True)
+
+
+def test_a_bucket_that_lost_bytes_is_not_sorted(source: Path, tmp_path: Path) -> None:
+    interrupted(source, tmp_path / "graph", "sorting buckets", memory_bytes=TINY)
+    bucket = tmp_path / ".graph.preparing" / "buckets" / "7"
+    os.truncate(bucket, bucket.stat().st_size - 8)
+    with pytest.raises(ValueError, match=r"7 has .* bytes, and .* were written: delete .* to begin anew"):
+        prepare_graph(source, tmp_path / "graph", memory_bytes=TINY)
+    assert not (tmp_path / "graph").exists()
+
+
+def test_two_do_not_work_in_one_folder(source: Path, tmp_path: Path) -> None:
+    def again(name: str, share: float) -> None:
+        prepare_graph(source, tmp_path / "graph")
+
+    with pytest.raises(BlockingIOError, match="Another process works in"):
+        prepare_graph(source, tmp_path / "graph", on_progress=again)
+
+
+def test_a_graph_is_replaced_only_when_asked(source: Path, tmp_path: Path) -> None:
+    prepare_graph(source, tmp_path / "graph")
+    with pytest.raises(FileExistsError, match="exists already"):
+        prepare_graph(source, tmp_path / "graph")
+    prepare_graph(source, tmp_path / "graph", undirected=True, overwrite=True)
+    assert content(tmp_path / "graph") == from_memory(source, tmp_path / "expected", undirected=True)
+
+
+def test_what_a_graph_must_not_hold_is_refused(source: Path, tmp_path: Path) -> None:
+    x = np.ones((NUM_NODES, 7), np.float32)
+    x[222, 3] = np.nan
+    np.save(source / "x.npy", x)
+    with pytest.raises(ValueError, match="the first at node 222"):
+        prepare_graph(source, tmp_path / "graph", memory_bytes=TINY)
+    np.save(source / "x.npy", np.ones((NUM_NODES, 7)))
+    np.save(source / "y.npy", np.zeros(NUM_NODES, np.float32))
+    with pytest.raises(ValueError, match="float_labels=True"):
+        prepare_graph(source, tmp_path / "second")
+    np.save(source / "y.npy", np.zeros(NUM_NODES - 1, np.int64))
+    with pytest.raises(ValueError, match=r"y has shape \(299,\), but the graph has 300 nodes"):
+        prepare_graph(source, tmp_path / "third")
+    np.save(source / "y.npy", np.zeros(NUM_NODES, np.int64))
+    np.save(source / "blocks.npy", np.ones((NUM_NODES, 2)))
+    with pytest.raises(ValueError, match="names that batches use themselves"):
+        prepare_graph(source, tmp_path / "fourth")
+
+
+def test_a_node_with_too_many_edges_for_the_memory_is_named(source: Path, tmp_path: Path) -> None:
+    edges = np.zeros((2, 400), np.int64)
+    edges[1] = 5
+    np.save(source / "edge_index.npy", edges)
+    with pytest.raises(ValueError, match="Node 5 has 400 edges, which take 6,400 bytes"):
+        prepare_graph(source, tmp_path / "graph", memory_bytes=TINY)
+
+
+def test_a_graph_without_edges(source: Path, tmp_path: Path) -> None:
+    np.save(source / "edge_index.npy", np.zeros((2, 0), np.int64))
+    graph = prepared(source, tmp_path / "graph", undirected=True)
+    assert (graph.num_nodes, graph.num_edges) == (NUM_NODES, 0)
+    np.save(tmp_path / "none.npy", np.zeros((2, 0), np.int64))
+    with pytest.raises(ValueError, match="does not say how many nodes"):
+        prepare_graph(tmp_path / "none.npy", tmp_path / "second")
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    np.save(tmp_path / "source" / "edge_index.npy", np.array([[0, 1, 2], [1, 2, 0]]))
+    np.save(tmp_path / "source" / "edge_weight.npy", np.array([1.0, 2.0, np.nan]))
+    with pytest.raises(ValueError, match=r"edge_weight holds NaN or infinite values \(the first at edge 2\)"):
+        prepare_graph(tmp_path / "source", tmp_path / "graph", undirected=True)
+
+
+def test_what_it_writes_carries_checksums(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    np.save(tmp_path / "source" / "edge_index.npy", np.array([[0, 1, 2], [1, 2, 0]]))
+    np.save(tmp_path / "source" / "x.npy", np.ones((3, 2), np.float32))
+    prepare_graph(tmp_path / "source", tmp_path / "graph")
+    assert store.verify(tmp_path / "graph") == []
+    assert not (tmp_path / "graph" / "nodes" / "x.npy").stat().st_mode & 0o222

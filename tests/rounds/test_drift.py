@@ -1,0 +1,272 @@
+"""Drift correction is what it says, on several gloo ranks and real parts."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.residency import Fixed, Redeal
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.drift import DriftCorrection
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.ranks import run_ranks
+from tests.sage import SAGE
+from tests.strategies.fitting import State, differs, state_of
+from tests.strategies.graph_fitting import PATIENCE, data_module, fit, model, small_graph
+
+
+def shifted(rank: int, world_size: int, drift: str) -> tuple[list[Tensor], list[Tensor]]:
+    """The gradient of the first local step after an anchor at the same weights, and the one of the whole graph."""
+    seen: list[list[Tensor]] = []
+
+    class Watch(pl.Callback):
+        def on_before_optimizer_step(self, trainer: pl.Trainer, module: Any, optimizer: Any) -> None:
+            if not seen:
+                seen.append([parameter.grad.clone() for parameter in module.parameters()])
+
+    whole = WholePartSampler(num_hops=2)
+    strategy = LLCGStrategy(EverySteps(2), correction_steps=0, drift=drift, **PATIENCE)  # type: ignore[arg-type]
+    data = data_module(sampler=whole, batch_size=10**6, partitioner=MetisPartitioner())
+    module = model()
+    graph = small_graph()
+    alone = PartitionedDataModule(graph, sampler=whole, batch_size=10**6)
+    batch = next(iter(alone.train_dataloader()))
+    expected = torch.autograd.grad(module.training_step(batch), list(module.parameters()))
+    fit(strategy, module, data, world_size, max_epochs=1, callbacks=[Watch()])
+    return seen[0], list(expected)
+
+
+def test_at_the_anchor_every_rank_steps_along_the_global_gradient() -> None:
+    for gradient, expected in run_ranks(shifted, 3, "global"):
+        for left, right in zip(gradient, expected, strict=True):
+            assert (left - right).abs().max() < 1e-5
+
+
+def test_at_the_anchor_every_rank_steps_along_the_mean_gradient() -> None:
+    (first, expected), (second, _), (third, _) = run_ranks(shifted, 3, "ranks")
+    for left, middle, right in zip(first, second, third, strict=True):
+        assert (left - middle).abs().max() < 1e-6 and (left - right).abs().max() < 1e-6
+    assert max(float((left - right).abs().max()) for left, right in zip(first, expected, strict=True)) > 1e-4
+
+
+def test_the_shift_fades_with_the_steps_and_starts_anew_at_an_anchor() -> None:
+    weight = torch.zeros(2, requires_grad=True)
+    frozen = torch.zeros(2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight, frozen], lr=1.0)
+    drift = DriftCorrection(decay=0.5)
+    for _ in range(2):
+        drift.anchor([weight, frozen], [torch.tensor([3.0, 0.0])] * 2, [torch.tensor([1.0, 1.0])] * 2)
+        seen = []
+        for _ in range(3):
+            weight.grad = torch.zeros(2)
+            drift.apply_(optimizer)
+            seen.append(weight.grad.tolist())
+        assert seen == [[2.0, -1.0], [1.0, -0.5], [0.5, -0.25]]
+    assert frozen.grad is None
+
+
+# A few rounds, with norms and with parts that change, are what twenty lines make of them.
+
+
+class Normed(SAGE):
+    """In float64, with a norm between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 4, blocks=False)
+        self.norm = torch.nn.BatchNorm1d(16)
+        self.double()
+
+    def layers(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.convs[1](self.norm(self.convs[0](x, edge_index)).relu(), edge_index)
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.layers(batch.x, batch.edge_index)[: batch.batch_size]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def normed() -> Normed:
+    torch.manual_seed(0)
+    return Normed()
+
+
+def double_graph() -> Graph:
+    graph = small_graph()
+    graph.node_arrays["x"] = graph.node_arrays["x"].double()
+    return graph
+
+
+STEPS, ROUNDS = 2, 4
+
+
+def in_rounds(rank: int, world_size: int, residency: Any) -> tuple[State, list[list[Tensor]]]:
+    """The state after some rounds, and the nodes of each rank's part in each super-epoch."""
+    graph, module = double_graph(), normed()
+    chunks = residency.num_chunks(world_size)
+    assignment = (torch.arange(400).sqrt() / 20 * chunks).int()  # parts of unequal sizes
+    every = None if isinstance(residency, Fixed) else STEPS
+    data = PartitionedDataModule(
+        graph,
+        partitioner=Partition(assignment, chunks),
+        sampler=WholePartSampler(2),
+        batch_size=10**6,
+        residency=residency,
+        repartition_every=every,
+    )
+    strategy = LocalSGDStrategy(EverySteps(STEPS), drift="ranks", **PATIENCE)
+    fit(strategy, module, data, world_size, max_epochs=ROUNDS, limit_val_batches=0)
+    parts = [[data.part(r, world_size, s).node_arrays["n_id"] for r in range(world_size)] for s in range(ROUNDS + 1)]
+    return {name: value for name, value in state_of(module).items() if not name.startswith("accuracy")}, parts
+
+
+def by_hand(parts: list[list[Tensor]]) -> State:
+    """Drift correction with anchors of the round's own parts, in training mode, statistics put back."""
+    graph, replicas = double_graph(), [normed() for _ in parts[0]]
+    x, y, train = (graph.node_arrays[name] for name in ("x", "y", "train_mask"))
+    edges = torch.stack([graph.indices.long(), torch.arange(400).repeat_interleave(graph.degrees())])
+
+    def gradient(net: Normed, nodes: Tensor) -> tuple[Tensor, ...]:
+        place = torch.full((400,), -1).index_put((nodes,), torch.arange(len(nodes)))
+        inside = place[edges][:, (place[edges] >= 0).all(0)]
+        logits = net.layers(x[nodes], inside)[train[nodes]]
+        return torch.autograd.grad(functional.cross_entropy(logits, y[nodes][train[nodes]]), list(net.parameters()))
+
+    for nodes in parts[:ROUNDS]:
+        own = [gradient(copy.deepcopy(net), part) for net, part in zip(replicas, nodes, strict=True)]
+        shared = [sum(tensors) / len(replicas) for tensors in zip(*own, strict=True)]
+        for net, part, anchor in zip(replicas, nodes, own, strict=True):
+            for step in range(STEPS):
+                moves = zip(net.parameters(), gradient(net, part), shared, anchor, strict=True)
+                for parameter, g, whole, mine in moves:
+                    parameter.data -= 0.1 * (g + 0.8**step * (whole - mine))
+        for tensors in zip(*([*net.parameters(), *net.norm.buffers()] for net in replicas), strict=True):
+            mean = torch.stack([tensor.data.double() for tensor in tensors]).mean(0)
+            for tensor in tensors:
+                tensor.data.copy_(mean)
+    return state_of(replicas[0])
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize(
+    ("world_size", "residency"), [(3, Fixed()), (2, Redeal(7))], ids=["norms", "parts that change"]
+)
+def test_rounds_with_drift_are_those_by_hand(world_size: int, residency: Any) -> None:
+    state, parts = run_ranks(in_rounds, world_size, residency)[0]
+    expected = by_hand(parts)
+    assert max(float((state[name] - expected[name]).abs().max()) for name in state) < 1e-13
+
+
+def one_rank_drift(rank: int, world_size: int) -> tuple[State, State]:
+    states = []
+    for options in ({}, {"drift": "ranks", "drift_decay": 1.0}):
+        module = model(dropout=0.3)
+        torch.manual_seed(0)
+        fit(LocalSGDStrategy(EverySteps(4), **PATIENCE, **options), module, data_module(), world_size)
+        states.append(state_of(module))
+    return states[0], states[1]
+
+
+def test_alone_there_is_no_drift_to_correct() -> None:
+    plain, drift = run_ranks(one_rank_drift, 1)[0]
+    assert differs(plain, drift) == 0.0
+
+
+class Table(SAGE):
+    """With rows of its own that it learns, of which a batch touches some."""
+
+    def __init__(self, *args: Any, table: Any = torch.nn.Embedding, sparse: bool = True, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.rows = table(400, 12, sparse=sparse)
+
+    def forward(self, batch: Any) -> Tensor:
+        ids = batch.n_id if isinstance(self.rows, torch.nn.Embedding) else batch.n_id[:, None]
+        batch.x = batch.x + self.rows(ids)
+        return super().forward(batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("strategy", [LLCGStrategy, LocalSGDStrategy])
+@pytest.mark.parametrize("table", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_sparse_gradients_are_refused_before_the_fit(strategy: Any, table: Any) -> None:
+    module = model(Table, table=table)
+    with pytest.raises(ValueError, match=f"rows is an {table.__name__} with sparse=True, .*400 rows.* by drift=None"):
+        fit(strategy(drift="ranks", **PATIENCE), module, data_module(), 1)
+    assert not module.trained
+
+
+class Functional(Table):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.rows = torch.nn.Linear(12, 400, bias=False)  # type: ignore[assignment]
+
+    def forward(self, batch: Any) -> Tensor:
+        batch.x = batch.x + functional.embedding(batch.n_id, self.rows.weight, sparse=True)
+        return SAGE.forward(self, batch)
+
+
+def test_sparse_gradients_of_no_table_are_explained() -> None:
+    with pytest.raises(ValueError, match=r"shape \(400, 12\) has a sparse gradient, .*sparse=False"):
+        fit(LLCGStrategy(**PATIENCE), model(Functional), data_module(), 1)
+
+
+def test_corrections_of_sparse_gradients_are_those_of_dense_ones() -> None:
+    states = []
+    for sparse in (True, False):
+        module = model(Table, sparse=sparse)
+        fit(LLCGStrategy(EverySteps(2), drift=None, **PATIENCE), module, data_module(), 1)
+        states.append(state_of(module))
+    assert differs(*states) < 1e-6
+
+
+# Rows that one rank alone trains.
+
+
+class Rows(pl.LightningModule):
+    """A class for each row, and a rate for the table that is some times that of the rest."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows, self.head, self.times = torch.nn.Embedding(400, 4), torch.nn.Linear(4, 4), times
+        torch.nn.init.zeros_(self.rows.weight)
+
+    def training_step(self, batch: Any) -> Tensor:
+        seeds = slice(batch.batch_size)
+        return functional.cross_entropy(self.head(self.rows(batch.n_id[seeds])), batch.y[seeds])
+
+    def configure_optimizers(self) -> Any:
+        groups = [{"params": self.rows.parameters(), "lr": 0.01 * self.times}, {"params": self.head.parameters()}]
+        return torch.optim.Adam(groups, lr=0.01)
+
+
+def moved(rank: int, world_size: int, times: int) -> float:
+    data, module = data_module(sampler=WholePartSampler(2), batch_size=10**6), Rows(times)
+    strategy: Any = LocalSGDStrategy(EverySteps(1), **PATIENCE)
+    fit(strategy, module, data, world_size, max_epochs=5, limit_val_batches=0)
+    return float(module.rows.weight.detach()[small_graph().split("train")].abs().mean())
+
+
+@pytest.mark.filterwarnings("ignore:.*validation_step")
+def test_a_row_of_one_rank_moves_as_far_at_as_many_times_the_rate() -> None:
+    alone, small, enough = moved(0, 1, 1), run_ranks(moved, 2, 1)[0], run_ranks(moved, 2, 2)[0]
+    assert small == pytest.approx(alone / 2, rel=0.02) and enough == pytest.approx(alone, rel=0.02)
+
+
+def test_local_sgd_offers_no_global_drift() -> None:
+    with pytest.raises(ValueError, match=r"drift must be one of \['ranks', None\], got 'global'"):
+        LocalSGDStrategy(drift="global")  # type: ignore[arg-type]

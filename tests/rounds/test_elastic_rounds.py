@@ -1,0 +1,398 @@
+"""Ranks that die, stand still and come back. The others go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
+from torch import Tensor
+
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.data.links import LinkSplit, split_edges
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist.wire.membership import LEFT, LIGHTHOUSE, WAITS, Elastic, Membership
+from tests.link_model import LinkSAGE, held
+from tests.ranks import RankError, run_ranks, start_ranks
+from tests.sage import SAGE
+from tests.strategies.fitting import Net, State, differs, fit, state_of
+
+torchft = pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
+
+HEARTBEAT_SECONDS = 1.5
+TIMEOUT_SECONDS = 8  # of an exchange with a rank that says nothing
+AWAITED = "awaited"  # a file that is there until the rank that comes back is about to begin
+
+
+@pytest.fixture
+def lighthouse(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer(
+        bind="[::]:0",
+        min_replicas=2,
+        join_timeout_ms=60_000,
+        quorum_tick_ms=50,
+        heartbeat_timeout_ms=int(1000 * HEARTBEAT_SECONDS),
+    )
+    monkeypatch.setenv(LIGHTHOUSE, server.address())
+    monkeypatch.setenv("RUST_LOG", "error")
+    yield
+    server.shutdown()
+
+
+class Outcome(NamedTuple):
+    rounds: int
+    members: list[int]
+    state: State
+    steps: int
+    seconds: list[float]
+
+
+class Fate(NamedTuple):
+    """What happens to a rank in its third round."""
+
+    rank: int = -1
+    where: str = "step"
+    signal: int = signal.SIGKILL
+
+
+class Watched(Net):
+    """Takes its time, and notes how many took part in every round and how long it lasted."""
+
+    def __init__(self, rank: int, folder: str, fate: Fate) -> None:
+        super().__init__(optimizer="Adam", dropout=0.2)
+        self.rank, self.folder, self.fate = rank, Path(folder), fate
+        self.members: list[int] = []
+        self.ends: list[float] = [time.monotonic()]
+
+    def meet_fate(self, where: str) -> None:
+        if self.fate.rank == self.rank and self.fate.where == where and self.current_epoch == 2:
+            fate, self.fate = self.fate, Fate()
+            (self.folder / "died").touch()
+            if fate.signal == signal.SIGSTOP:
+                os.system(f"(sleep {3 * HEARTBEAT_SECONDS}; kill -CONT {os.getpid()}) &")
+            os.kill(os.getpid(), fate.signal)
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        if self.trainer.training:
+            time.sleep(0.02 * (1 + self.rank))
+            self.meet_fate("step")
+            while self.current_epoch >= 8 and (self.folder / AWAITED).exists():
+                time.sleep(0.05)
+        return super().training_step(batch)
+
+    def on_validation_start(self) -> None:
+        self.meet_fate("validation")
+
+    def on_train_epoch_end(self) -> None:
+        self.members.append(len(self.trainer.strategy.batches_of_ranks))
+        self.ends.append(time.monotonic())
+
+
+def train(
+    rank: int,
+    world_size: int,
+    folder: str,
+    rounds: int,
+    fate: Fate = Fate(),  # noqa: B008
+    ckpt_path: str | None = None,
+) -> Outcome:
+    torch.manual_seed(rank)  # replicas that start unequal, to be made equal
+    module = Watched(rank, folder, fate)
+    if fate.where == "meeting":
+        mean = Membership._mean_
+
+        def mean_or_die(member: Membership, flats: list[Tensor]) -> None:
+            module.meet_fate("meeting")
+            mean(member, flats)
+
+        Membership._mean_ = mean_or_die  # type: ignore[method-assign]
+    saver = ModelCheckpoint(f"{folder}/saved", save_last=True, enable_version_counter=False)
+    elastic = Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
+    strategy = TMAStrategy(EverySeconds(0.4), elastic=elastic)
+    options: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True, "ckpt_path": ckpt_path}
+    with told_to_leave():
+        fit(rank, strategy, module, devices=1, max_epochs=rounds, validate=True, **options)
+    trainer = module.trainer
+    seconds = [after - before for before, after in pairwise(module.ends)]
+    return Outcome(trainer.current_epoch, module.members, state_of(module), trainer.global_step, seconds)
+
+
+@contextmanager
+def told_to_leave() -> Iterator[None]:
+    """Lightning's own way out after SIGTERM, with an exit code that says so."""
+    try:
+        yield
+    except SystemExit as left:
+        if left.code != LEFT:
+            raise RuntimeError(f"It ends with exit code {left.code}.") from left
+
+
+class RoundEMA(WeightAveraging):
+    def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+        return epoch_idx is not None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lighthouse")
+def test_ranks_meet_without_a_process_group(tmp_path: Path) -> None:
+    first, second, third = run_ranks(train, 3, str(tmp_path), 4)
+    assert differs(first.state, second.state) == differs(first.state, third.state) == 0.0
+    assert first.rounds == second.rounds == third.rounds == 4
+    assert first.steps == second.steps == third.steps
+    assert first.members[-1] == 3
+    assert len(list((tmp_path / "saved").glob("*.ckpt"))) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lighthouse")
+@pytest.mark.parametrize(
+    "fate",
+    [Fate(0, "step"), Fate(1, "step"), Fate(2, "validation"), Fate(0, "meeting"), Fate(2, "meeting")],
+    ids=lambda fate: f"{fate.rank}-{fate.where}",
+)
+def test_when_a_rank_is_killed_the_others_go_on(tmp_path: Path, fate: Fate) -> None:
+    with start_ranks(train, 3, str(tmp_path), 6, fate) as ranks:
+        results = ranks.results(may_die={fate.rank})
+    assert results[fate.rank] is None
+    one, two = (result for result in results if result is not None)
+    assert differs(one.state, two.state) == 0.0
+    assert one.rounds == two.rounds == 6 and one.steps == two.steps
+    assert one.members[0] == two.members[0] == 3 and one.members[-1] == two.members[-1] == 2
+    # One round, the silence, a new group; nobody waits for an answer of the dead.
+    assert max(one.seconds[2:] + two.seconds[2:]) < TIMEOUT_SECONDS
+    assert (tmp_path / "saved" / "last.ckpt").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lighthouse")
+def test_a_rank_that_stood_still_catches_up(tmp_path: Path) -> None:
+    first, second, third = run_ranks(train, 3, str(tmp_path), 14, Fate(1, "step", signal.SIGSTOP))
+    assert differs(first.state, second.state) == differs(first.state, third.state) == 0.0
+    assert 2 in first.members and first.members[-1] == second.members[-1] == 3
+    assert first.rounds == second.rounds == 14 and len(second.members) < 14  # it missed some
+
+
+def come_back(rank: int, world_size: int, name: int, folder: str, rounds: int, ckpt_path: str | None) -> Outcome:
+    os.environ["LIGHTNING_GNN_DIST_RANK"] = str(name)
+    Path(folder, AWAITED).unlink()
+    return train(name, world_size, folder, rounds, ckpt_path=ckpt_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lighthouse")
+@pytest.mark.parametrize("from_file", [False, True])
+def test_a_rank_that_comes_back_is_healed_and_takes_part(tmp_path: Path, from_file: bool) -> None:
+    rounds = 32
+    (tmp_path / AWAITED).touch()
+    with start_ranks(train, 3, str(tmp_path), rounds, Fate(1)) as ranks:
+        while not (tmp_path / "died").exists():
+            time.sleep(0.1)
+        time.sleep(HEARTBEAT_SECONDS + 2)  # until the others have met without it
+        ckpt_path = str(tmp_path / "saved" / "last.ckpt") if from_file else None
+        (second,) = run_ranks(come_back, 1, 1, str(tmp_path), rounds, ckpt_path)
+        first, _, third = ranks.results(may_die={1})
+    assert differs(first.state, second.state) == differs(first.state, third.state) == 0.0
+    assert first.steps == second.steps and second.rounds == rounds
+    assert 2 in first.members and first.members[-1] == 3 and len(second.members) < rounds - 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lighthouse")
+def test_a_run_goes_on_from_a_checkpoint_with_another_number_of_ranks(tmp_path: Path) -> None:
+    run_ranks(train, 3, str(tmp_path), 2)
+    path = str(tmp_path / "saved" / "last.ckpt")
+    saved = torch.load(path, weights_only=True)
+    first, second = run_ranks(train, 2, str(tmp_path), 4, Fate(), path)
+    assert first.rounds == 4 and len(first.members) == 2 and first.members == second.members
+    assert first.steps == second.steps > saved["global_step"]
+    assert differs(first.state, second.state) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lighthouse")
+def test_a_rank_that_is_told_to_end_leaves_after_a_meeting(tmp_path: Path) -> None:
+    first, second, third = run_ranks(train, 3, str(tmp_path), 6, Fate(0, "step", signal.SIGTERM))
+    assert first.rounds == 2 and second.rounds == third.rounds == 6  # in its third round, before the end of the epoch
+    assert differs(second.state, third.state) == 0.0 and second.members == third.members == [3, 3, 3, 2, 2, 2]
+
+
+def share_a_graph(rank: int, world_size: int, folder: str, fate: Fate) -> tuple[list[int], list[int], float, State]:
+    class Sharing(SAGE):
+        seeds: list[int] = []  # noqa: RUF012
+        members: list[int] = []  # noqa: RUF012
+
+        def on_train_epoch_start(self) -> None:
+            self.seeds.append(self.trainer.strategy._round_loader.loader.num_seeds)
+            self.members.append(len(self.trainer.strategy.batches_of_ranks))
+
+        def training_step(self, batch: Any) -> Tensor:
+            if self.current_epoch == fate_round and fate.rank == rank:
+                os.kill(os.getpid(), fate.signal)
+            return super().training_step(batch)
+
+    fate_round = 2
+    graph, sampler = communities(600, 4, num_features=32, noise=2.0), NeighborSampler([4, 4])
+    data = PartitionedDataModule(
+        graph, partitioner=RandomPartitioner(), sampler=sampler, batch_size=8, num_threads=0, cache_dir=folder
+    )
+    module = Sharing(32, 4, lr=0.03)
+    strategy = TMAStrategy(EverySteps(5), elastic=Elastic(patience=60, timeout=8, ranks=world_size), weights="nodes")
+    trainer = fit(rank, strategy, module, devices=1, train=data, max_epochs=6)
+    return module.seeds, module.members, float(trainer.callback_metrics["accuracy"]), state_of(module)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lighthouse")
+def test_the_part_of_a_dead_rank_is_dealt_to_the_others(tmp_path: Path) -> None:
+    with start_ranks(share_a_graph, 3, str(tmp_path), Fate(0)) as ranks:
+        _, one, two = ranks.results(may_die={0})
+    num_train = int(communities(600, 4, num_features=32, noise=2.0).node_arrays["train_mask"].sum())
+    assert one[1] == two[1] == [3, 3, 3, 2, 2, 2]
+    assert one[0][2] + two[0][2] < num_train  # the third had its share
+    assert one[0][-1] + two[0][-1] == num_train
+    assert one[2] == two[2] > 0.5  # both evaluate on everything
+    assert differs(one[3], two[3]) == 0.0
+
+
+class Judged(NamedTuple):
+    targets: Counter[tuple[int, int, float]]
+    mrr: float
+    state: State
+
+
+def small_split() -> LinkSplit:
+    return split_edges(communities(300, 4, num_features=8), negatives=60)
+
+
+def share_links(rank: int, world_size: int, folder: str, fate: Fate) -> Judged:
+    class Judging(LinkSAGE):
+        def training_step(self, batch: Any) -> Tensor:
+            if self.current_epoch == 1 and fate.rank == rank:
+                os.kill(os.getpid(), fate.signal)
+            return super().training_step(batch)
+
+        def on_validation_start(self) -> None:
+            self.judged.clear()
+
+    sampler, options = NeighborSampler([4, 4]), {"batch_size": 32, "num_threads": 0, "cache_dir": folder}
+    data = LinkDataModule(small_split(), partitioner=RandomPartitioner(), sampler=sampler, **options)
+    strategy = TMAStrategy(EverySteps(4), elastic=Elastic(patience=60, timeout=8, ranks=world_size))
+    module = Judging(8)
+    trainer = fit(rank, strategy, module, devices=1, train=data, max_epochs=4)
+    targets = Counter(target for batch in module.judged for target in batch)
+    return Judged(targets, float(trainer.callback_metrics["mrr"]), state_of(module))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lighthouse")
+def test_those_who_remain_judge_all_held_edges(tmp_path: Path) -> None:
+    with start_ranks(share_links, 3, str(tmp_path), Fate(0)) as ranks:
+        _, one, two = ranks.results(may_die={0})
+    assert one.targets == two.targets == held(small_split(), "val")
+    assert one.mrr == two.mrr > 0
+    assert differs(one.state, two.state) == 0.0
+
+
+def wait_in_vain(rank: int, world_size: int) -> None:
+    fit(rank, TMAStrategy(EverySeconds(0.2), elastic=Elastic(patience=2)), Net(), devices=1)
+
+
+@pytest.mark.usefixtures("lighthouse")
+def test_without_a_quorum_a_rank_gives_up_and_says_so() -> None:
+    with pytest.raises(RankError, match=r"No quorum in 2 seconds: fewer ranks are alive than the lighthouse at http"):
+        run_ranks(wait_in_vain, 1)
+
+
+def wait_with_a_mark(rank: int, world_size: int, mark: str) -> None:
+    os.environ[WAITS] = mark
+    wait_in_vain(rank, world_size)
+
+
+@pytest.mark.usefixtures("lighthouse")
+def test_the_launcher_can_see_who_waits(tmp_path: Path) -> None:
+    mark = tmp_path / "waits"
+    with start_ranks(wait_with_a_mark, 1, str(mark)) as ranks:
+        while not mark.exists():
+            time.sleep(0.02)
+        with pytest.raises(RankError, match="No quorum in 2 seconds"):
+            ranks.results()
+    assert not mark.exists()
+
+
+class Taught(Net):
+    """With a copy that no gradient reaches, and that every rank moves its own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = torch.nn.Linear(4, 8).requires_grad_(False)
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        for own, other in zip(self.teacher.parameters(), self.layers[0].parameters(), strict=True):
+            own.data.lerp_(other.data, 0.5)
+
+
+def teach(rank: int, world_size: int) -> State:
+    torch.manual_seed(rank)
+    module, elastic = Taught(), Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
+    fit(rank, TMAStrategy(EverySteps(3), elastic=elastic), module, devices=1)
+    return state_of(module)
+
+
+def test_what_needs_no_gradient_is_equal_after_a_meeting_too(lighthouse: None) -> None:
+    first, second = run_ranks(teach, 2)
+    assert differs(first, second) == 0.0
+
+
+def see_other_labels(rank: int, world_size: int) -> None:
+    graph = communities(600, 4, num_features=32)
+    graph.node_arrays["y"] = graph.node_arrays["y"].roll(rank, 0)
+    strategy = TMAStrategy(EverySteps(5), elastic=Elastic(patience=60, timeout=8, ranks=world_size))
+    data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), num_threads=0)
+    fit(rank, strategy, SAGE(32, 4), devices=1, train=data)
+
+
+def test_ranks_with_other_labels_are_told_when_they_join(lighthouse: None) -> None:
+    with pytest.raises(RankError, match=r"Ranks \[1\] have other features, labels or further arrays than rank 0"):
+        run_ranks(see_other_labels, 2)
+
+
+def saves(**options: Any) -> dict[str, Any]:
+    return {"callbacks": [ModelCheckpoint(**options)], "enable_checkpointing": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": 2}, "devices=2: every rank is a process of its own"),
+        (saves(), "enable_version_counter=False"),
+        (saves(dirpath="somewhere"), "enable_version_counter=False"),
+        ({"callbacks": [RoundEMA()]}, "WeightAveraging keeps weights"),
+    ],
+)
+def test_what_needs_the_others_is_refused(options: dict[str, Any], message: str) -> None:
+    options = {"devices": 1} | options
+    with pytest.raises(ValueError, match=message):
+        fit(0, TMAStrategy(EverySeconds(1), elastic=True), Net(), **options)
+
+
+def test_a_rank_without_a_lighthouse_is_told_how_to_start() -> None:
+    with pytest.raises(ValueError, match="lightning-gnn-dist elastic --ranks 4"):
+        fit(0, TMAStrategy(EverySeconds(1), elastic=True), Net(), devices=1)
+    with pytest.raises(ValueError, match="patience must be a positive number, got 0"):
+        Elastic(patience=0)

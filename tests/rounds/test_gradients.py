@@ -1,0 +1,400 @@
+"""A correction's loss is that of the user's own step: which steps give one, and what is said of the others."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor
+from torch.nn import functional
+from torch_geometric.nn import HeteroBatchNorm
+
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.data.links import split_edges
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.gradients import average_gradient_, mean_gradient, step_of, without_noise
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist.wire import collectives
+from tests.ranks import RankError, run_ranks
+from tests.sage import SAGE
+from tests.strategies.fitting import State, differs, state_of
+from tests.strategies.graph_fitting import PATIENCE, data_module, fit, model
+
+
+def sliced_gradient(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
+    found: list[list[Tensor]] = []
+
+    class Watch(LLCGStrategy):
+        def end_round(self) -> None:
+            super().end_round()  # from here on all ranks stand at the same weights
+            sampled = self._module().trainer.datamodule  # type: ignore[attr-defined]
+            for sliced in (True, False):
+                gradient, seeds = mean_gradient(self, [next(sampled.correction_batches(0, sliced=sliced))])
+                if sliced:
+                    collectives.average_(gradient, seeds)
+                found.append(gradient)
+
+    data = data_module(correction_batch_size=31, correction_sampler=NeighborSampler([-1, -1]))
+    fit(Watch(EverySteps(1), correction_steps=0, drift=None, **PATIENCE), model(), data, world_size, max_epochs=1)
+    return found[0], found[1]
+
+
+def test_the_sliced_gradient_is_the_whole_batchs_to_1e_6() -> None:
+    for sliced, whole in run_ranks(sliced_gradient, 3):
+        for left, right in zip(sliced, whole, strict=True):
+            assert (left - right).abs().max() < 1e-6
+
+
+# In which mode gradients are taken.
+
+
+def spectral(make: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    with warnings.catch_warnings(action="ignore"):
+        module: torch.nn.Module = make(torch.nn.Linear(3, 3))
+    return module
+
+
+class Network(torch.nn.Module):
+    """Drops features itself, and keeps a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("class_weight", torch.ones(3))
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(self.linear(x), 0.5, self.training) * self.class_weight
+
+
+class OwnNorm(torch.nn.Module):
+    """Batch statistics in training, kept ones after it, and no name that anybody knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.full((3,), 5.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.center = 0.9 * self.center + 0.1 * x.detach().mean(0)
+            return x - x.mean(0)
+        return x - self.center
+
+
+class Types(HeteroBatchNorm):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x, torch.arange(len(x)) % 2)
+
+
+DEPENDS_ON_THE_BATCH = {
+    "batch norm": lambda: torch.nn.BatchNorm1d(3),
+    "of PyG": lambda: pyg.BatchNorm(3),
+    "inside another": lambda: pyg.DiffGroupNorm(3, groups=2),
+    "by type": lambda: Types(3, 2),
+    "instance norm": lambda: pyg.InstanceNorm(3, affine=True, track_running_stats=True),
+    "spectral norm": lambda: spectral(torch.nn.utils.parametrizations.spectral_norm),
+    "old spectral norm": lambda: spectral(torch.nn.utils.spectral_norm),
+    "the user's own": OwnNorm,
+}
+DRAWS = {
+    "dropout": lambda: torch.nn.Dropout(0.5),
+    "alpha dropout": lambda: torch.nn.AlphaDropout(0.5),
+    "slopes": lambda: torch.nn.RReLU(),
+    "functional dropout": Network,
+}
+
+
+def outputs_in(module: torch.nn.Module) -> tuple[Tensor, Tensor]:
+    """In training mode, and where gradients are measured, both from the same buffers; none of which have moved."""
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
+    expected = copy.deepcopy(module)(x)
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with without_noise(module):
+        found = module(x)
+    assert all(torch.equal(before[name], buffer) for name, buffer in module.named_buffers())
+    assert all(child.training for child in module.modules())
+    return expected, found
+
+
+@pytest.mark.parametrize("kind", DEPENDS_ON_THE_BATCH)
+def test_what_depends_on_the_batch_is_as_in_a_local_step(kind: str) -> None:
+    expected, found = outputs_in(DEPENDS_ON_THE_BATCH[kind]())
+    assert torch.equal(expected, found)
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_what_draws_noise_draws_none(kind: str) -> None:
+    module = DRAWS[kind]()
+    _, found = outputs_in(module)
+    assert torch.equal(outputs_in(module)[1], found)
+
+
+def test_attention_is_not_dropped_and_a_frozen_norm_stays_frozen() -> None:
+    module = torch.nn.ModuleDict({"conv": pyg.GATConv(3, 3, dropout=0.5), "norm": torch.nn.BatchNorm1d(3)})
+    module["norm"].eval()
+    with without_noise(module):
+        assert not module["conv"].training and not module["norm"].training
+    assert module["conv"].training and not module["norm"].training
+
+
+class NormedSeeds(SAGE):
+    """A norm over the seeds alone: a batch of one seed has no variance."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def forward(self, batch: Any) -> Tensor:
+        batch.x = 2 * batch.x  # twice would be too much
+        return self.norm(super().forward(batch))
+
+
+def test_a_batch_of_one_seed_is_normalised_by_kept_statistics() -> None:
+    found: list[list[Tensor]] = []
+
+    class Watch(LLCGStrategy):
+        def end_round(self) -> None:
+            data = self._module().trainer.datamodule  # type: ignore[attr-defined]
+            for in_eval_mode in (False, True):
+                self._module().norm.train(not in_eval_mode)  # type: ignore[union-attr,operator]
+                found.append(mean_gradient(self, data.correction_batches(0, stop=2))[0])
+                self._module().norm.train()  # type: ignore[union-attr,operator]
+            super().end_round()
+
+    module = model(NormedSeeds)
+    fit(Watch(EverySteps(1), **PATIENCE), module, data_module(correction_batch_size=1), 1, max_epochs=1)
+    assert module.norm.training
+    assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
+
+
+# What a batch counts for: the pairs it asks for, whatever the number of their ends.
+
+
+class Products(pl.LightningModule):
+    """Looks at features alone, so that slices see what the whole batch sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8)).double()
+
+    def training_step(self, batch: Any) -> Tensor:
+        sender, receiver = self.layers(batch.x)[batch.edge_label_index]
+        logits = (sender * receiver).sum(1)
+        return functional.binary_cross_entropy_with_logits(logits, batch.edge_label.double())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def link_data(**options: Any) -> LinkDataModule:
+    graph = communities(120, 4, num_features=12, mean_degree=6.0, seed=3)
+    graph.node_arrays["x"] = graph.node_arrays["x"].double()
+    cut = Partition((torch.arange(120) > 80).int(), 2)
+    split = split_edges(graph, 0.1, 0.1, negatives=5)
+    return LinkDataModule(split, sampler=NeighborSampler([2]), batch_size=40, partitioner=cut, **options)
+
+
+def link_gradients(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor], list[int]]:
+    """Of a global batch by slices, of the whole of it by hand, and what counts there are."""
+    data, module = link_data(correction_batch_size=51, num_negatives=2), Products()
+    found: list[Any] = []
+
+    class Watch(LLCGStrategy):
+        def end_round(self) -> None:
+            super().end_round()
+            if not found:
+                (own,) = data.correction_batches(0, stop=1)
+                gradient, targets = mean_gradient(self, [own])
+                average_gradient_(self, gradient, targets)
+                (whole,) = data.correction_batches(0, stop=1, sliced=False)
+                expected = torch.autograd.grad(module.training_step(whole), list(module.parameters()))
+                found.extend((gradient, list(expected), [int(targets), own.edge_label.numel(), own.batch_size]))
+
+    fit(Watch(EverySteps(1), **PATIENCE), module, data, world_size, max_epochs=1, limit_val_batches=0)
+    return found[0], found[1], found[2]
+
+
+@pytest.mark.filterwarnings("ignore:.*validation_step")
+def test_slices_of_links_give_the_gradient_of_the_whole_batch() -> None:
+    for sliced, whole, (counted, targets, ends) in run_ranks(link_gradients, 2):
+        assert counted == targets in (3 * 25, 3 * 26) and ends != targets
+        assert max(float((left - right).abs().max()) for left, right in zip(sliced, whole, strict=True)) < 1e-14
+
+
+def link_step(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor], int]:
+    """The gradient that a step went along; the gradient of this rank's batch, and its targets."""
+    module, seen = Products(), []
+
+    class Watch(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            gradient = torch.autograd.grad(module.training_step(batch), list(module.parameters()))
+            seen.append((list(gradient), batch.edge_label.numel()))
+
+    options: dict[str, Any] = {"max_epochs": 1, "max_steps": 1, "limit_val_batches": 0, "callbacks": [Watch()]}
+    fit(GrappaStrategy(**PATIENCE), module, link_data(), world_size, **options)
+    moved = [100 * (old - new).detach() for old, new in zip(Products().parameters(), module.parameters(), strict=True)]
+    return moved, *seen[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*validation_step")
+def test_grappa_weighs_links_by_their_targets() -> None:
+    (moved, first, few), (_, second, many) = run_ranks(link_step, 2)
+    assert few != many
+    for step, one, other in zip(moved, first, second, strict=True):
+        assert (step - (few * one + many * other) / (few + many)).abs().max() < 1e-6  # shares are float32
+
+
+class Own(SAGE):
+    """Manual optimisation, and its own idea of a correction."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.automatic_optimization = False
+        self.corrections = 0
+
+    def training_step(self, batch: Any) -> None:  # type: ignore[override]
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch))
+        optimizer.step()
+
+
+class Corrected(Own):
+    def correction_step(self, batch: Any) -> Tensor:
+        self.corrections += 1
+        return SAGE.training_step(self, batch)
+
+
+def manual(rank: int, world_size: int, kind: type[Own]) -> tuple[int, State]:
+    module = model(kind)
+    fit(LLCGStrategy(EverySteps(2), correction_steps=2, drift=None, **PATIENCE), module, data_module(), world_size)
+    return module.corrections, state_of(module)
+
+
+def test_a_module_may_define_its_correction_step() -> None:
+    (count, first), (_, second) = run_ranks(manual, 2, Corrected)
+    assert count == 3 * 2 and differs(first, second) == 0.0
+
+
+def test_manual_optimisation_without_one_is_refused() -> None:
+    with pytest.raises(RankError, match=r"define correction_step\(batch\)"):
+        run_ranks(manual, 2, Own)
+
+
+class WithOptions(SAGE):
+    def training_step(self, batch: Any, **options: Any) -> Tensor:
+        return super().training_step(batch)
+
+
+class WithDefaults(SAGE):
+    def training_step(self, batch: Any, batch_idx: int = -1, *, scale: float = 1.0) -> Tensor:
+        assert batch_idx >= 0
+        return scale * super().training_step(batch)
+
+
+class WithAny(SAGE):
+    def training_step(self, *args: Any) -> Tensor:
+        batch, _ = args
+        return super().training_step(batch)
+
+
+@pytest.mark.parametrize("kind", [SAGE, WithOptions, WithDefaults, WithAny])
+def test_a_step_is_called_as_lightning_calls_it(kind: type[SAGE]) -> None:
+    data, module = data_module(), model(kind)
+    batch = next(data.correction_batches(0))
+    loss = step_of(module)(batch)
+    assert loss is not None and loss.requires_grad
+    fit("auto", module, data, 1, fast_dev_run=1)
+
+
+class Gathers(SAGE):
+    def training_step(self, batch: Any) -> Tensor:
+        loss = super().training_step(batch)
+        assert self.all_gather(loss.detach()).shape == (2,)
+        return loss
+
+
+def gathering(rank: int, world_size: int, correction: str) -> None:
+    strategy = LLCGStrategy(EverySteps(2), correction=correction, **PATIENCE)  # type: ignore[arg-type]
+    fit(strategy, model(Gathers), data_module(), world_size)
+
+
+@pytest.mark.filterwarnings("ignore:.*functional.all_gather is deprecated")
+def test_an_exchange_is_fine_where_all_correct_and_refused_where_one_does() -> None:
+    run_ranks(gathering, 2, "sliced")
+    with pytest.raises(RankError, match=r'all_gather\(\) exchanges inside a correction: with correction="rank0"'):
+        run_ranks(gathering, 2, "rank0")
+
+
+class Vector(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(self(batch), batch.y[: batch.batch_size], reduction="none")
+
+
+class Detached(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        return self.training_step(batch).detach()
+
+
+class Number(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        return 1.0
+
+
+class NoLoss(SAGE):
+    def training_step(self, batch: Any) -> Any:
+        return {"logits": self(batch)}
+
+
+class Backward(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        loss = self.training_step(batch)
+        loss.backward()
+        return loss
+
+
+class Skips(SAGE):
+    def correction_step(self, batch: Any) -> None:
+        return None
+
+
+class TwoArguments(SAGE):
+    def correction_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.training_step(batch)
+
+
+def correct_by(rank: int, world_size: int, kind: type[SAGE], options: dict[str, Any]) -> None:
+    fit(LLCGStrategy(EverySteps(1), **options, **PATIENCE), model(kind), data_module(batch_size=6), world_size)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Vector, r"correction_step\(\) returned a tensor of shape \(\d,\), but a correction needs the mean loss"),
+        (Detached, r"correction_step\(\) returned a loss without a gradient, detached"),
+        (Number, r"correction_step\(\) returned a float, .* with its gradient: return that\."),
+        (NoLoss, r"training_step\(\) returned a dict, .* or define correction_step\(batch\)"),
+        (Backward, r"correction_step\(\) must return the loss and leave backward\(\) to the strategy"),
+        (Skips, r"correction_step\(\) returned None for every batch"),
+        (TwoArguments, r"correction_step\(batch\) is called with the batch alone: missing .*'batch_idx'"),
+    ],
+)
+def test_a_step_without_a_loss_is_named(kind: type[SAGE], message: str) -> None:
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
+        correct_by(0, 1, kind, {})
+
+
+@pytest.mark.parametrize("options", [{}, {"drift": None}, {"drift": None, "correction": "rank0"}])
+def test_ranks_that_skip_every_batch_say_so(options: dict[str, Any]) -> None:
+    with pytest.raises(RankError, match=r"correction_step\(\) returned None for every batch"):
+        run_ranks(correct_by, 2, Skips, options)

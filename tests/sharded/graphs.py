@@ -1,0 +1,44 @@
+"""A small graph divided into shards, and the same graph whole, numbered as the shards number it."""
+
+from __future__ import annotations
+
+import torch
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.base import Partition
+
+
+def small_graph(num_nodes: int = 300, num_edges: int = 3000, *, edge_arrays: bool = False) -> Graph:
+    generator = torch.Generator().manual_seed(0)
+    ends = torch.randint(0, num_nodes, (2, num_edges), generator=generator)
+    ends[0] = ends[0] * ends[0] // num_nodes  # some nodes are named more often than others
+    nodes = {
+        "x": torch.randn(num_nodes, 5, generator=generator),
+        "y": torch.randint(0, 3, (num_nodes,), generator=generator),
+        "train_mask": torch.rand(num_nodes, generator=generator) < 0.5,
+        "n_id": torch.arange(num_nodes),
+    }
+    nodes |= {"val_mask": ~nodes["train_mask"], "test_mask": ~nodes["train_mask"]}
+    edges = {}
+    if edge_arrays:
+        edges["edge_attr"] = torch.randn(num_edges, 2, generator=generator)
+        edges["edge_weight"] = torch.rand(num_edges, generator=generator)
+    return Graph.from_edge_index(ends, num_nodes, nodes, edges)
+
+
+def some_partition(graph: Graph, num_parts: int) -> Partition:
+    generator = torch.Generator().manual_seed(1)
+    return Partition(torch.randint(0, num_parts, (graph.num_nodes,), generator=generator).int(), num_parts)
+
+
+def in_order_of_parts(graph: Graph, partition: Partition) -> Graph:
+    """The same graph with its nodes numbered part after part."""
+    order = partition.assignment.argsort(stable=True)
+    number = order.argsort()
+    rows = [graph.indices[graph.indptr[v] : graph.indptr[v + 1]].long() for v in order.tolist()]
+    at = [torch.arange(int(graph.indptr[v]), int(graph.indptr[v + 1])) for v in order.tolist()]
+    counts = torch.tensor([len(row) for row in rows])
+    nodes = {name: array[order] for name, array in graph.node_arrays.items()}
+    edges = {name: array[torch.cat(at)] for name, array in graph.edge_arrays.items()}
+    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return Graph(indptr, number[torch.cat(rows)].to(graph.indices.dtype), nodes, edges)

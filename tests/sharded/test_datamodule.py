@@ -1,0 +1,165 @@
+"""Training on shards is training on parts: to the bit, with every exchange across shards."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+
+from lightning_gnn_dist.callbacks.predictions import PredictionWriter
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.prepare.shard import save_shards
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.ranks import RankError, run_ranks
+from tests.sage import SAGE
+from tests.sharded.graphs import in_order_of_parts
+
+PATIENCE: dict[str, Any] = {"timeout": timedelta(seconds=30)}
+OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 8, "eval_batch_size": 70}
+
+MORE: dict[str, dict[str, Any]] = {
+    "ddp": {"train_on": "graph"},
+    "llcg with layers": {"correction_sampler": LadiesSampler([60, 60])},
+}
+Result = tuple[list[Tensor], dict[str, float]]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same graph in shards and whole, with the same numbers for nodes."""
+    folder = tmp_path_factory.mktemp("graph")
+    graph = communities(400, 4, num_features=12, train_shard=0.2, noise=2.0, seed=3)
+    graph.node_arrays["n_id"] = torch.arange(graph.num_nodes)
+    partition = Partition((torch.arange(graph.num_nodes) * 7 % 5 // 3).to(torch.int32), 2)
+    save_shards(graph, partition, folder / "shares")
+    in_order_of_parts(graph, partition).save(folder / "whole")
+    return folder
+
+
+def strategy_of(name: str) -> Any:
+    if name.startswith("llcg"):
+        return LLCGStrategy(EverySteps(4), **PATIENCE)
+    return GrappaStrategy(**PATIENCE) if name == "grappa" else DDPStrategy(**PATIENCE)
+
+
+def fit(rank: int, world_size: int, folder: str, name: str, kind: str) -> Result:
+    options = OPTIONS | MORE.get(name, {})
+    data: pl.LightningDataModule
+    if kind == "shards":
+        data = ShardedDataModule(f"{folder}/shards", cache_bytes=2000, bulk_size=3, **options)
+    else:
+        whole = Graph.open(f"{folder}/whole")
+        sizes = [240, 160]
+        partition = Partition(torch.arange(2, dtype=torch.int32).repeat_interleave(torch.tensor(sizes)), 2)
+        data = PartitionedDataModule(whole, partitioner=partition, **options)
+    pl.seed_everything(0, verbose=False)
+    model = SAGE(12, 4, dropout=0.5)
+    writer = PredictionWriter(f"{folder}/{kind}.npy", overwrite=True)
+    model.predict_step = model.forward  # type: ignore[method-assign]
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=world_size,
+        strategy=strategy_of(name),
+        max_epochs=3,
+        enable_checkpointing=False,
+        callbacks=[writer],
+        **quiet,
+    )
+    trainer.fit(model, data)
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    metrics = {key: float(trainer.callback_metrics[key]) for key in ("loss", "accuracy")}
+    (tested,) = trainer.test(model, data, verbose=False)
+    trainer.predict(model, data, return_predictions=False)
+    return weights, metrics | {f"test_{key}": value for key, value in tested.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llcg", "llcg with layers", "grappa", "ddp"])
+def test_training_on_shards_is_training_on_parts(saved: Path, name: str) -> None:
+    shards, parts = (run_ranks(fit, 2, str(saved), name, kind) for kind in ("shards", "whole"))
+    for (ours, figures), (theirs, expected) in zip(shards, parts, strict=True):
+        assert all(torch.equal(left, right) for left, right in zip(ours, theirs, strict=True))
+        assert figures == expected
+    ours, theirs = ((saved / f"{kind}.npy").read_bytes() for kind in ("shards", "whole"))
+    assert ours == theirs
+
+
+def evaluate(rank: int, world_size: int, folder: str) -> tuple[list[Tensor], list[Tensor]]:
+    """What each rank trains on and evaluates, where two groups of ranks have a copy each."""
+    data = ShardedDataModule(f"{folder}/shards", **OPTIONS)
+    model = SAGE(12, 4)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    strategy = LocalSGDStrategy(EverySteps(2), **PATIENCE)
+    options = {"enable_checkpointing": False, "num_sanity_val_steps": 0, "max_epochs": 8}
+    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, **options, **quiet)
+    trainer.fit(model, data)
+    model.evaluated.clear()
+    trainer.validate(model, data, verbose=False)
+    return model.trained, [ids for ids, _ in model.evaluated]
+
+
+def test_copies_divide_the_nodes_among_them(saved: Path) -> None:
+    whole = Graph.open(saved / "whole")
+    n_id = whole.node_arrays["n_id"]
+    results = run_ranks(evaluate, 4, str(saved))
+    evaluated = torch.cat([ids for _, shown in results for ids in shown])
+    assert evaluated.sort().values.tolist() == n_id[whole.split("val")].sort().values.tolist()
+    shards = [set(n_id[:240].tolist()), set(n_id[240:].tolist())]
+    trained = [set(torch.cat(seeds).tolist()) for seeds, _ in results]
+    assert trained[0] <= shards[0] and trained[2] <= shards[0] and not trained[0] & trained[2]
+    assert trained[1] <= shards[1] and trained[3] <= shards[1] and not trained[1] & trained[3]
+    assert set().union(*trained) == set(n_id[whole.split("train")].tolist())
+
+
+def start(rank: int, world_size: int, folder: str, strategy: str) -> None:
+    data = ShardedDataModule(f"{folder}/shards", **OPTIONS)
+    chosen = LLCGStrategy(EverySteps(2), correction=strategy, **PATIENCE)  # type: ignore[arg-type]
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=chosen, fast_dev_run=True, **quiet)
+    trainer.fit(SAGE(12, 4), data)
+
+
+def test_ranks_hold_shards_evenly(saved: Path) -> None:
+    with pytest.raises(RankError, match="2 shards, which 3 ranks cannot hold evenly"):
+        run_ranks(start, 3, str(saved), "sliced")
+
+
+def test_one_rank_cannot_make_a_global_batch(saved: Path) -> None:
+    with pytest.raises(RankError, match='use correction="sliced"'):
+        run_ranks(start, 2, str(saved), "rank0")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
+        ({"correction_sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
+        ({"cache_bytes": -1}, "cache_bytes must be an integer of at least 0"),
+        ({"train_on": "shards"}, "train_on"),
+    ],
+)
+def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ShardedDataModule(saved / "shares", **options)
+
+
+def test_a_path_without_shards_is_refused(saved: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="save_shards"):
+        ShardedDataModule(saved / "whole")

@@ -1,0 +1,166 @@
+"""Batches of a sharded graph are those of the whole graph, and cost what the formula says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.prepare.shard import Shard, save_shards
+from lightning_gnn_dist.sampling.cluster import ClusterSampler
+from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sharded.graph import ShardedGraph
+from lightning_gnn_dist.sharded.loader import ShardedGlobalBatches
+from lightning_gnn_dist.sharded.sampling import ShardedSampler, batches, check_sampler
+from lightning_gnn_dist.wire.collectives import Channel, open_channel, traffic
+from tests.ranks import run_ranks
+from tests.sharded.graphs import in_order_of_parts, small_graph, some_partition
+
+FANOUTS = [4, 3]
+
+
+def seeds_of(rank: int, size: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(10 + rank)
+    return [torch.randperm(300, generator=generator)[: size + i] for i in range(rank + 1)]
+
+
+def sent(rank: int, world_size: int, folder: str, shards: int, sampler: ShardedSampler) -> tuple[float, float]:
+    """Bytes that a rank sent for its batches, and what the formula says."""
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    channel = open_channel(shards)
+    graph = ShardedGraph(Shard.open(folder, channel.rank), channel)
+    seeds, keys = [torch.arange(100 * rank, 100 * rank + 100) * 4], [BatchKey(rank, 0, 0)]
+    before = traffic.bytes_sent
+    (batch,) = batches(graph, sampler, seeds, keys)
+    spent = traffic.bytes_sent - before
+    dist.destroy_process_group()
+    expanded = batch.n_id[: sum(batch.num_sampled_nodes[:-1])]
+    others = 1 - 1 / shards  # of random nodes
+    width = sum(batch[name][:1].numel() * batch[name].element_size() for name in ARRAYS)
+    # As an asker 4 bytes for each node of the frontier and 8 for each node of the batch, and as an owner the answers
+    # to the others, who ask for as much: of layer-wise samplers, whole rows.
+    whole = int(small_graph(4000, 80_000).degrees()[expanded].sum())
+    edges = sum(batch.num_sampled_edges) if isinstance(sampler, NeighborSampler) else whole
+    return spent, others * (expanded.numel() * (4 + 4) + edges * 4 + batch.num_nodes * (8 + width))
+
+
+ARRAYS = ("x", "y", "train_mask", "val_mask", "test_mask", "n_id")
+
+
+@pytest.mark.parametrize("shards", [4, 2], ids=["one copy", "two copies"])
+@pytest.mark.parametrize("sampler", [NeighborSampler([10, 5]), LadiesSampler([200, 200])], ids=["neighbor", "ladies"])
+def test_what_is_sent(tmp_path: Path, shards: int, sampler: ShardedSampler) -> None:
+    graph = small_graph(4000, 80_000)
+    save_shards(graph, some_partition(graph, shards), tmp_path / "shares")
+    spent, formula = zip(*run_ranks(sent, 4, str(tmp_path / "shares"), shards, sampler), strict=True)
+    assert abs(sum(spent) / sum(formula) - 1) < 0.1
+
+
+def as_dict(data: Any) -> dict[str, Any]:
+    return data.to_dict() | {"indptr": data.blocks[0].indptr, "indices": data.blocks[0].indices}
+
+
+def drawn(rank: int, world_size: int, folder: str, shards: int, sampler: ShardedSampler, cache: int) -> list[Any]:
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    channel = open_channel(shards)
+    graph = ShardedGraph(Shard.open(folder, channel.rank), channel, cache_bytes=cache)
+    found = []
+    for bulk in range(2):
+        seeds = seeds_of(rank, 0 if rank == world_size - 1 else 20)
+        keys = [BatchKey(7 + rank, bulk, i) for i in range(len(seeds))]
+        found += batches(graph, sampler, seeds, keys)
+    dist.destroy_process_group()
+    return [*map(as_dict, found), graph.cache.hits]
+
+
+def test_samplers_that_look_for_edges_among_nodes_are_refused() -> None:
+    for sampler in (ClusterSampler(2), ShadowSampler([5], num_hops=1)):
+        with pytest.raises(ValueError, match="NeighborSampler, LadiesSampler or FastGCNSampler"):
+            check_sampler(sampler)
+    assert check_sampler(NeighborSampler([5])) == NeighborSampler([5])
+
+
+@pytest.mark.parametrize(
+    ("world_size", "shards", "sampler", "edge_arrays", "cache"),
+    [
+        (4, 4, NeighborSampler(FANOUTS), False, 0),
+        (4, 2, NeighborSampler(FANOUTS, replace=True), True, 0),
+        (3, 3, NeighborSampler([-1, 2, 1]), True, 2000),
+        (1, 1, NeighborSampler(FANOUTS), True, 0),
+        (4, 4, NeighborSampler(FANOUTS, weight="edge_weight"), True, 0),
+        (4, 4, LadiesSampler([60, 40]), False, 0),
+        (4, 2, LadiesSampler([60, 40], weight="edge_weight", normalize=True), True, 0),
+        (3, 3, FastGCNSampler([90, 60], weight="edge_weight"), True, 0),
+        (1, 1, FastGCNSampler([90, 60]), False, 0),
+    ],
+    ids=["one copy", "two copies", "cache", "alone", "weights", "ladies", "ladies twice", "fastgcn", "fastgcn alone"],
+)
+def test_batches_are_those_of_the_whole_graph(
+    tmp_path: Path, world_size: int, shards: int, sampler: ShardedSampler, edge_arrays: bool, cache: int
+) -> None:
+    graph = small_graph(edge_arrays=edge_arrays)
+    partition = some_partition(graph, shards)
+    save_shards(graph, partition, tmp_path / "shares")
+    whole = in_order_of_parts(graph, partition)
+    results = run_ranks(drawn, world_size, str(tmp_path / "shares"), shards, sampler, cache)
+    for rank, (*found, hits) in enumerate(results):
+        assert (hits > 0) == (cache > 0)
+        expected = []
+        for bulk in range(2):
+            seeds = seeds_of(rank, 0 if rank == world_size - 1 else 20)
+            keys = [BatchKey(7 + rank, bulk, i) for i in range(len(seeds))]
+            expected += [assemble(whole, sample) for sample in sampler.sample_bulk(whole, seeds, keys)]
+        assert len(found) == len(expected)
+        for ours, theirs in zip(found, map(as_dict, expected), strict=True):
+            assert ours.keys() == theirs.keys()
+            for name, value in theirs.items():
+                assert torch.equal(ours[name], value) if isinstance(value, Tensor) else ours[name] == value, name
+
+
+class CountingChannel(Channel):
+    """Knows how often its ranks exchanged something."""
+
+    exchanges = 0
+
+    def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
+        self.exchanges += 1
+        return super().exchange(pieces, lengths)
+
+
+def corrected(rank: int, world_size: int, folder: str, sampler: ShardedSampler) -> list[Any]:
+    """For bulks of one and of four: batches of a round, exchanges, and bytes sent."""
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    found: list[Any] = []
+    for bulk_size in (1, 4):
+        channel = CountingChannel(dist.group.WORLD, world_size, rank)
+        graph = ShardedGraph(Shard.open(folder, rank), channel)
+        options = {"whole": graph, "bulk_size": bulk_size}
+        source = ShardedGlobalBatches(graph.shard.rows, sampler, graph.split("train"), 32, 0, **options)
+        exchanges, before = channel.exchanges, traffic.bytes_sent
+        made = [as_dict(batch) for batch in source.of_round(3, rank, world_size, start=2, stop=8)]
+        found.append((made, channel.exchanges - exchanges, traffic.bytes_sent - before))
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("sampler", [NeighborSampler(FANOUTS), LadiesSampler([30, 30])], ids=["neighbor", "ladies"])
+def test_corrections_are_made_in_bulks(tmp_path: Path, sampler: ShardedSampler) -> None:
+    graph = small_graph()
+    save_shards(graph, some_partition(graph, 2), tmp_path / "shares")
+    for (one, exchanges, spent), (four, fewer, less) in run_ranks(corrected, 2, str(tmp_path / "shares"), sampler):
+        assert len(one) == len(four) == 6
+        for left, right in zip(one, four, strict=True):
+            for name, value in left.items():
+                assert torch.equal(value, right[name]) if isinstance(value, Tensor) else value == right[name], name
+        assert exchanges == 3 * fewer and less < spent  # bulks of four and of two in place of six

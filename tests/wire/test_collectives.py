@@ -1,0 +1,119 @@
+"""Averages, broadcasts and the count of bytes, on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_gnn_dist.wire import collectives
+from tests.ranks import RankError, run_ranks
+
+
+def grouped(rank: int, world_size: int, function: Callable[[int], Any]) -> Any:
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    return function(rank)
+
+
+def average(rank: int) -> list[Tensor]:
+    tensors = [
+        torch.tensor([[1.0, 2.0], [3.0, 4.0]]) * rank,
+        torch.tensor(float(rank), dtype=torch.float64),
+        torch.tensor([10 * rank]),  # integers: the maximum
+        torch.full((3,), rank, dtype=torch.bfloat16),
+        torch.empty(0),
+        torch.tensor([1.0 + 1.0j]) * rank,
+    ]
+    before = [tensor.data_ptr() for tensor in tensors]
+    collectives.average_(tensors, weight=1.0 if rank < 2 else 2.0)
+    assert before == [tensor.data_ptr() for tensor in tensors]
+    return tensors
+
+
+def test_average_weighs_floats_and_takes_the_maximum_of_integers() -> None:
+    mean = (0 * 1 + 1 * 1 + 2 * 2) / 4
+    for matrix, number, count, half, _, wave in run_ranks(grouped, 3, average):
+        assert torch.equal(matrix, torch.tensor([[1.0, 2.0], [3.0, 4.0]]) * mean)
+        assert number.item() == mean
+        assert number.dtype == torch.float64
+        assert count.tolist() == [20]
+        assert half.tolist() == [mean] * 3
+        assert wave.tolist() == [(1 + 1j) * mean]
+
+
+def no_weight(rank: int) -> None:
+    collectives.average_([torch.ones(2)], weight=0.0)
+
+
+def test_weights_must_have_a_positive_sum() -> None:
+    with pytest.raises(RankError, match="add up to 0"):
+        run_ranks(grouped, 2, no_weight)
+
+
+def broadcast(rank: int) -> list[Tensor]:
+    tensors = [torch.full((2, 2), float(rank)), torch.tensor([rank == 1]), torch.tensor(rank)]
+    collectives.broadcast_(tensors, source=1)
+    return tensors
+
+
+def test_broadcast_keeps_types_and_shapes() -> None:
+    for floats, flag, number in run_ranks(grouped, 3, broadcast):
+        assert floats.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+        assert flag.tolist() == [True]
+        assert number.item() == 1
+
+
+def gather(rank: int) -> tuple[Tensor, Any]:
+    return collectives.all_gather_rows(torch.tensor([rank, -rank])), collectives.gather_objects({"rank": rank})
+
+
+def test_gather() -> None:
+    (first, objects), (second, nothing) = run_ranks(grouped, 2, gather)
+    assert first.tolist() == second.tolist() == [[0, 0], [1, -1]]
+    assert objects == [{"rank": 0}, {"rank": 1}]
+    assert nothing is None
+
+
+def count(rank: int) -> float:
+    start = collectives.traffic.bytes_sent
+    collectives.average_([torch.ones(999)])  # and one more for the sum of weights
+    return collectives.traffic.bytes_sent - start
+
+
+def test_bytes_are_those_of_a_ring() -> None:
+    assert run_ranks(grouped, 4, count) == [2 * 4000 * 3 / 4] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.cfloat])
+def test_a_checksum_sees_every_bit(dtype: torch.dtype) -> None:
+    tensor = torch.randn(37, generator=torch.Generator().manual_seed(0)).to(dtype)
+    sums = {collectives.checksum([torch.zeros(3), tensor])}
+    octets = tensor.view(torch.uint8)
+    bits = range(8 * octets.numel()) if dtype != torch.bool else range(0, 8 * octets.numel(), 8)
+    for bit in bits:
+        octets[bit // 8] ^= 1 << bit % 8
+        sums.add(collectives.checksum([torch.zeros(3), tensor]))
+        octets[bit // 8] ^= 1 << bit % 8
+    assert len(sums) == 1 + len(bits)
+    assert collectives.checksum([torch.zeros(3), tensor.clone()]) in sums
+    assert collectives.checksum([tensor, torch.zeros(3)]) not in sums
+
+
+def test_a_checksum_takes_empty_and_strided_tensors() -> None:
+    matrix = torch.arange(12.0).view(3, 4)
+    assert collectives.checksum([torch.empty(0), matrix.t()]) == collectives.checksum([matrix.t().contiguous()]) != 0
+
+
+def test_alone_everything_is_a_no_op() -> None:
+    tensor = torch.tensor([1.0, 2.0])
+    collectives.average_([tensor], weight=0.0)
+    collectives.broadcast_([tensor])
+    assert tensor.tolist() == [1.0, 2.0]
+    assert collectives.all_gather_rows(tensor).tolist() == [[1.0, 2.0]]
+    assert collectives.gather_objects("me") == ["me"]
+    assert (collectives.rank(), collectives.world_size()) == (0, 1)
