@@ -27,6 +27,7 @@ from torch_geometric.utils import trim_to_layer
 from lightning_gnn_dist.batches.batch import SampledData, assemble
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.pool import BufferPool, gather_rows
+from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph
@@ -261,7 +262,8 @@ def bench_loader(graph: Graph, num_neighbors: list[int], batch_size: int, repeat
 def loader_of(
     graph: Graph, sampler: Sampler, seeds: Tensor, bulk_size: int, num_threads: int, num_batches: int = 10
 ) -> BatchLoader:
-    return BatchLoader(graph, sampler, seeds, num_batches, seed=0, bulk_size=bulk_size, num_threads=num_threads)
+    source = GraphSource(graph, sampler)
+    return BatchLoader(source, seeds, num_batches, seed=0, bulk_size=bulk_size, num_threads=num_threads)
 
 
 def in_large_pages(graph: Graph) -> Graph:

@@ -22,7 +22,8 @@ from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
-from lightning_gnn_dist.batches.placement import Placement, lane_to
+from lightning_gnn_dist.batches.placement import Placement, stream_to
+from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph
@@ -111,7 +112,8 @@ def bench_ways(graph: Graph, device: torch.device, num_neighbors: list[int], siz
         yield from bench_way(f"made there, bulks of {bulk_size}", loader, device, repeats)
     loader = loader_of(graph, NeighborSampler(num_neighbors), seeds, 4, device)
     yield from bench_way("made in RAM, pinned", loader, device, repeats)
-    loader = BatchLoader(graph, NeighborSampler(num_neighbors), seeds, NUM_BATCHES, seed=0, bulk_size=4)
+    plain = GraphSource(graph, NeighborSampler(num_neighbors))
+    loader = BatchLoader(plain, seeds, NUM_BATCHES, seed=0, bulk_size=4)
     yield from bench_way("made in RAM, batch.to()", loader, device, repeats)
     if not WITH_PYG_LIB and not WITH_TORCH_SPARSE:
         yield "  PyG: neither pyg-lib nor torch-sparse is installed"
@@ -124,7 +126,8 @@ def bench_ways(graph: Graph, device: torch.device, num_neighbors: list[int], siz
 
 
 def loader_of(graph: Graph, sampler: Sampler, seeds: Tensor, bulk_size: int, device: torch.device) -> BatchLoader:
-    return BatchLoader(graph, sampler, seeds, NUM_BATCHES, seed=0, bulk_size=bulk_size, lane=lane_to(device))
+    source = GraphSource(graph, sampler, stream=stream_to(device))
+    return BatchLoader(source, seeds, NUM_BATCHES, seed=0, bulk_size=bulk_size)
 
 
 def bench_way(name: str, loader: BatchLoader, device: torch.device, repeats: int) -> Iterator[str]:
@@ -145,30 +148,29 @@ def bench_others(graph: Graph, device: torch.device, size: int, repeats: int) ->
     seeds, everyone = permutation(graph.num_nodes, 1, 0), NeighborSampler([-1, -1])
     some, nodes = seeds[: NUM_OTHERS * (size // 4 or 1)], NeighborSampler([15, 10])
     yield f"evaluation, {size // 4 or 1} seeds with all neighbours of two hops, in bulks of 1"
-    for name, (source, sampler) in ways(graph, everyone, device):
-        loader = BatchLoader(
-            source, sampler, some, NUM_OTHERS, seed=0, shuffle=False, bulk_size=1, lane=lane_to(device)
-        )
+    for name, source in ways(graph, everyone, device):
+        loader = BatchLoader(source, some, NUM_OTHERS, seed=0, shuffle=False, bulk_size=1)
         yield row(name, wall_ms(device, partial(pass_over, loader, device), repeats) / NUM_OTHERS)
         loader.close()
     yield f"corrections, {size} seeds [15, 10], one batch at a time"
-    for name, (source, sampler) in ways(graph, nodes, device):
-        batches = GlobalBatches(source, sampler, seeds, size, seed=0, lane=lane_to(device))
+    for name, source in ways(graph, nodes, device):
+        batches = GlobalBatches(source, seeds, size, seed=0)
         yield row(name, wall_ms(device, partial(correct, batches, device), repeats) / NUM_OTHERS)
     yield f"links, {size} edges and a false one each, [15, 10], bulks of 4"
     links = LinkSampler(nodes, 1, graph.num_nodes, undirected=False)
     edges = permutation(graph.num_edges, 1, 0)[: NUM_OTHERS * size]
-    for name, (source, sampler) in ways(graph, links, device):
-        loader = BatchLoader(
-            source, sampler, edges, NUM_OTHERS, seed=0, bulk_size=4, num_ids=graph.num_edges, lane=lane_to(device)
-        )
+    for name, source in ways(graph, links, device, graph.num_edges):
+        loader = BatchLoader(source, edges, NUM_OTHERS, seed=0, bulk_size=4)
         yield row(name, wall_ms(device, partial(pass_over, loader, device), repeats) / NUM_OTHERS)
         loader.close()
 
 
-def ways(graph: Graph, sampler: Sampler, device: torch.device) -> Iterator[tuple[str, tuple[Graph, Sampler]]]:
-    yield "made there", Placement(device, "device").of(graph, sampler)
-    yield "made in RAM, pinned", (graph, sampler)
+def ways(
+    graph: Graph, sampler: Sampler, device: torch.device, num_ids: int | None = None
+) -> Iterator[tuple[str, GraphSource]]:
+    there, drawn = Placement(device, "device").of(graph, sampler)
+    yield "made there", GraphSource(there, drawn, num_ids=num_ids, stream=stream_to(device))
+    yield "made in RAM, pinned", GraphSource(graph, sampler, num_ids=num_ids, stream=stream_to(device))
 
 
 def correct(batches: GlobalBatches, device: torch.device) -> None:
@@ -182,7 +184,7 @@ def pass_over(batches: Iterable[Data], device: torch.device) -> None:
 def bench_step(graph: Graph, device: torch.device, num_neighbors: list[int], size: int, repeats: int) -> Iterator[str]:
     """The step alone, on a batch that is there."""
     resident, sampler = Placement(device, "device").of(graph, NeighborSampler(num_neighbors))
-    batch = next(iter(BatchLoader(resident, sampler, torch.arange(size), 1, seed=0, num_threads=0)))
+    batch = next(iter(BatchLoader(GraphSource(resident, sampler), torch.arange(size), 1, seed=0, num_threads=0)))
     net = Net().to(device)
     yield row("a training step alone", wall_ms(device, lambda: net.step(net.by_adj, batch), repeats))
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.loader import THREAD_NAME, BatchLoader
+from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -25,7 +26,9 @@ SEEDS = torch.arange(10, 67)
 
 def loader(num_batches: int = 5, *, seeds: Tensor = SEEDS, sampler: object = None, **options: object) -> BatchLoader:
     sampler = NeighborSampler([3, 2]) if sampler is None else sampler
-    return BatchLoader(options.pop("graph", GRAPH), sampler, seeds, num_batches, **{"seed": 0} | options)
+    of_source = {name: options.pop(name) for name in ("widen", "num_ids", "placement", "stream") if name in options}
+    source = GraphSource(options.pop("graph", GRAPH), sampler, **of_source)
+    return BatchLoader(source, seeds, num_batches, **{"seed": 0} | options)
 
 
 def threads() -> list[threading.Thread]:

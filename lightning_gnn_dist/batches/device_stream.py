@@ -48,7 +48,7 @@ Bulk: TypeAlias = deque[SampledData | Sent]
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all lanes of a device: what one of them leaves in a cache, another may read."""
+    """One stream for a device: what one loader leaves in a cache, another may read."""
     return torch.cuda.Stream(device)
 
 
@@ -104,14 +104,14 @@ class DeviceStream:
         return sent.batch
 
 
-def bulk_of(make: Callable[[], Iterable[SampledData]], lane: DeviceStream | None) -> Bulk:
-    """The batches that ``make`` makes, on the lane if there is one."""
-    if lane is None:
+def bulk_of(make: Callable[[], Iterable[SampledData]], stream: DeviceStream | None) -> Bulk:
+    """The batches that ``make`` makes, on the stream if there is one."""
+    if stream is None:
         return deque(make())
-    with lane.open():
-        return lane.load(make())
+    with stream.open():
+        return stream.load(make())
 
 
-def next_of(bulk: Bulk, lane: DeviceStream | None) -> SampledData:
+def next_of(bulk: Bulk, stream: DeviceStream | None) -> SampledData:
     """Take the first batch. Nothing holds on to it but who gets it."""
-    return cast(SampledData, bulk.popleft()) if lane is None else lane.receive(bulk)
+    return cast(SampledData, bulk.popleft()) if stream is None else stream.receive(bulk)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import count, islice
 
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, assemble
-from lightning_gnn_dist.batches.device_stream import DeviceStream, bulk_of, next_of
-from lightning_gnn_dist.batches.pool import Pool
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.base import Sampler
 
 ANCHOR = 1 << 41  # added to the seed, so that anchors and local steps draw independently
 
@@ -35,24 +31,18 @@ class GlobalBatches:
     those of the others.
 
     Args:
-        graph: The whole graph, usually a memory map, or on a device with a sampler that draws there.
-        sampler: Draws the neighbourhoods.
+        source: Makes batches of the whole graph.
         seeds: The training nodes of the whole graph.
         batch_size: Seeds of one batch, all slices together.
         seed: Decides every random choice.
-        widen: Make float32 of narrower features.
         bulk_size: Batches that are made together. Does not change what is drawn.
-        lane: Brings batches to a device, where they are handed out. None: they stay where they are made.
     """
 
-    graph: Graph
-    sampler: Sampler
+    source: BatchSource
     seeds: Tensor
     batch_size: int
     seed: int
-    widen: bool = True
     bulk_size: int = 1
-    lane: DeviceStream | None = None
 
     @property
     def num_batches(self) -> int:
@@ -67,17 +57,9 @@ class GlobalBatches:
         while bulk := list(islice(numbers, self.bulk_size)):
             seeds = [self._seeds(round_idx, index).tensor_split(num_slices)[rank] for index in bulk]
             keys = [BatchKey(self.seed + _PURPOSE, round_idx, index) for index in bulk]
-            made = bulk_of(partial(self.make, seeds, keys), self.lane)
-            while made:
-                yield next_of(made, self.lane)
-
-    def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[SampledData]:
-        """The batches around these seeds."""
-        samples = self.sampler.sample_bulk(self.graph, seeds, keys)
-        return [assemble(self.graph, sample, self._pool_of, widen=self.widen) for sample in samples]
-
-    def _pool_of(self, name: str) -> Pool | None:
-        return None if self.lane is None else self.lane.pool
+            made = self.source.make(seeds, keys)
+            for _ in bulk:
+                yield next(made)  # nothing holds on to a batch but who gets it
 
     def _seeds(self, round_idx: int, index: int) -> Tensor:
         """The seeds of one batch: pass after pass over all of them, each in an order of its own."""

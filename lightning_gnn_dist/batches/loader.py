@@ -1,8 +1,7 @@
-"""Batches in time: the next bulk is sampled and its features gathered while this one trains."""
+"""Batches in time: the next bulk is made while this one trains."""
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 import time
@@ -14,27 +13,19 @@ from typing import Generic, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, assemble, writes_of
-from lightning_gnn_dist.batches.device_stream import Bulk, DeviceStream, bulk_of, next_of
-from lightning_gnn_dist.batches.file_rows import FileRows
-from lightning_gnn_dist.batches.pool import BufferPool, Pool
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.engine.rng import permutation
-from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.large_pages import enlarge_pages
-from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler, check_seeds
+from lightning_gnn_dist.engine.sample import BatchKey, refuse_repeated
+from lightning_gnn_dist.sampling.base import check_seeds
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Place: TypeAlias = Callable[[Graph, Sampler], tuple[Graph, Sampler]]
+Made: TypeAlias = tuple[int, Iterator[SampledData]]
 
 THREAD_NAME = "lightning_gnn_dist.batches.loader"
 CLOSED = "The loader was closed while it was iterated over. Iterate over it anew."
-WRITTEN = (
-    "Something was written into a batch of the whole part, whose tensors all its batches share: write into a copy, "
-    "batch.clone()."
-)
 FORKED = "This iterator belongs to the process that this one was forked from. Iterate over the loader anew."
 
 Batches = Generator[SampledData, None, None]
@@ -54,33 +45,27 @@ class BatchLoader:
 
     Iterating starts nothing before the first batch is asked for, and no thread outlives its iterator.
     At most ``(prefetch + 1) * bulk_size + 1`` batches exist at a time, and as many buffers for each large
-    array, beside the batches that the user keeps. With a ``lane`` at most ``prefetch + 3`` of them are on the device
-    if they are made on the CPU, and all of them if the graph is on the device.
+    array, beside the batches that the user keeps. Of batches that a source sends to a device at most ``prefetch + 3``
+    are there if they are made on the CPU, and all of them if they are made on the device.
 
     Args:
-        graph: The graph to sample, in RAM or memory-mapped, or on a device with a sampler that draws there.
-        sampler: Draws the neighbourhoods.
-        seeds: Ids of the nodes to compute on, none twice. A sampler of its own kind may take ids of other things.
+        source: Makes the batches.
+        seeds: Ids of what is computed on, none twice.
         num_batches: Batches a pass.
         seed: Decides every random choice, together with the pass, the batch and the node.
         shuffle: Deal the seeds in another order every pass, instead of in the order given.
-        bulk_size: Batches that are sampled together.
-        num_threads: Threads that sample in the background. With 0, a bulk is sampled when it is due.
+        bulk_size: Batches that are made together.
+        num_threads: Threads that make batches in the background. With 0, a bulk is made when it is due; so it is from a
+            source that may not run ahead.
         prefetch: Bulks made ahead of the one being consumed. Default: one for each thread and one more.
-        widen: Make float32 of float16, bfloat16 and of int8 with scales, as they are gathered.
-        num_ids: How many ids there are. Default: as many as nodes.
-        lane: Brings batches to a device, where they are handed out. None: they stay where they are made.
-        place: Says where the graph is sampled and by whom, when the first batch is asked for. It holds until the loader
-            is closed. None: the graph and the sampler as they are.
+        num_ranks: For how many ranks the loader was made.
     """
 
-    num_ranks = 1  # whoever makes loaders for several ranks says so
     batch_sampler = None  # Lightning asks any loader that has a sampler for this too
 
     def __init__(
         self,
-        graph: Graph,
-        sampler: Sampler,
+        source: BatchSource,
         seeds: Tensor,
         num_batches: int,
         *,
@@ -89,32 +74,24 @@ class BatchLoader:
         bulk_size: int = 2,
         num_threads: int = 1,
         prefetch: int | None = None,
-        widen: bool = True,
-        num_ids: int | None = None,
-        lane: DeviceStream | None = None,
-        place: Place | None = None,
+        num_ranks: int = 1,
     ) -> None:
         check_at_least(1, num_batches=num_batches, bulk_size=bulk_size)
         check_at_least(0, num_threads=num_threads, seed=seed)
         prefetch = num_threads + 1 if prefetch is None else prefetch
         check_at_least(max(1, num_threads), prefetch=prefetch)
-        if not isinstance(sampler, Sampler) or isinstance(sampler, type):
-            raise TypeError(f"sampler must be one like NeighborSampler([15, 10]), got {sampler!r}.")
-        seeds = check_seeds(seeds, graph.num_nodes if num_ids is None else num_ids)
+        seeds = check_seeds(seeds, source.num_ids)
         refuse_repeated(seeds)
         if seeds.numel() == 0:
             raise NoSeedsError("There are no seeds to make batches of: is the mask that marks them all false?")
-        self._home = self._graph, self._sampler = graph, sampler
-        self._place, self._is_placed = place, False
-        self._seeds, self._num_batches = seeds, num_batches
-        self._seed, self._shuffle, self._widen = seed, shuffle, widen
-        self._bulk_size, self._num_threads, self._prefetch = bulk_size, num_threads, prefetch
-        self._next_pass, self._lane = 0, lane
-        self._files: FileRows | None = None
+        source.keep_buffers((prefetch + 1) * bulk_size + 1)
+        self._source, self._seeds, self._num_batches = source, seeds, num_batches
+        self._seed, self._shuffle, self._bulk_size = seed, shuffle, bulk_size
+        self._num_threads, self._prefetch = num_threads if source.may_run_ahead else 0, prefetch
+        self._next_pass = 0
         self._orders: dict[int, Tensor] = {}
-        self._pools: dict[str, BufferPool] = {}
-        self._constant: tuple[Sample, SampledData, list[int]] | None = None
-        self._running: set[_Ahead[list[int], Bulk]] = set()
+        self._running: set[_Ahead[list[int], Made]] = set()
+        self.num_ranks = num_ranks
         self.waited_seconds = 0.0  # time that the consumer stood still, since the loader was made
 
     def __len__(self) -> int:
@@ -125,8 +102,8 @@ class BatchLoader:
         return self._seeds.numel()
 
     def spare_memory(self) -> None:
-        """From here on hold no pages of a mapped graph, which takes longer. Not where a copy of it is sampled."""
-        self._files = FileRows(self._graph)
+        """From here on hold no pages of mapped files, which takes longer."""
+        self._source.spare_memory()
 
     @property
     def sampler(self) -> BatchLoader:
@@ -157,83 +134,47 @@ class BatchLoader:
         """End what runs in the background and free the buffers. Iterators that are open fail from here on."""
         for ahead in list(self._running):
             ahead.close()
-        self._pools.clear()
-        self._constant = None
-        (self._graph, self._sampler), self._is_placed = self._home, False
+        self._source.close()
 
     def _batches(self, numbers: Iterable[int]) -> Batches:
-        if self._place is not None and not self._is_placed:
-            (self._graph, self._sampler), self._is_placed = self._place(*self._home), True
         ahead = _Ahead(self._make, _chunks(numbers, self._bulk_size), self._num_threads, self._prefetch)
         self._running.add(ahead)
         try:
-            while bulk := self._wait_for(ahead):
-                while bulk:
-                    yield next_of(bulk, self._lane)
+            while made := self._wait_for(ahead):
+                for _ in range(made[0]):
+                    yield next(made[1])  # nothing holds on to a batch but who gets it
                     ahead.check()
         finally:
             ahead.close()
             self._running.discard(ahead)
 
-    def _wait_for(self, ahead: _Ahead[list[int], Bulk]) -> Bulk | None:
+    def _wait_for(self, ahead: _Ahead[list[int], Made]) -> Made | None:
         start = time.perf_counter()
         try:
             return ahead.next()
         finally:
             self.waited_seconds += time.perf_counter() - start
 
-    def _make(self, numbers: list[int]) -> Bulk:
+    def _make(self, numbers: list[int]) -> Made:
         """One bulk, a pure function of the numbers of its batches. Runs in several threads at once."""
-        enlarge_pages(self._graph)
-        places = [BatchKey(self._seed, *divmod(number, len(self))) for number in numbers]
-        seeds = [self._seeds_of(place) for place in places]
-        return bulk_of(lambda: self._batches_around(seeds, places), self._lane)
+        keys = [BatchKey(self._seed, *divmod(number, len(self))) for number in numbers]
+        return len(keys), self._source.make([self._seeds_of(key) for key in keys], keys)
 
-    def _batches_around(self, seeds: list[Tensor], places: list[BatchKey]) -> Iterable[SampledData]:
-        """A batch for every entry of ``seeds``, made here and now."""
-        samples = self._sampler.sample_bulk(self._graph, seeds, places)
-        if self._files is None or self._graph is not self._home[0]:
-            return map(self._assemble, samples)
-        self._files.release()
-        return [self._files.assemble(sample, widen=self._widen) for sample in samples]
-
-    def _seeds_of(self, place: BatchKey) -> Tensor:
-        begin, end = (batch * self.num_seeds // len(self) for batch in (place.batch, place.batch + 1))
+    def _seeds_of(self, key: BatchKey) -> Tensor:
+        begin, end = (batch * self.num_seeds // len(self) for batch in (key.batch, key.batch + 1))
         if self.num_seeds < len(self):
-            begin = place.batch % self.num_seeds
+            begin = key.batch % self.num_seeds
             end = begin + 1
-        return self._seeds[self._order(place.epoch)[begin:end]] if self._shuffle else self._seeds[begin:end]
+        return self._seeds[self._order(key.epoch)[begin:end]] if self._shuffle else self._seeds[begin:end]
 
     def _order(self, epoch: int) -> Tensor:
         order = self._orders.get(epoch)
         if order is None:
-            if isinstance(self._sampler, OrdersSeeds):
-                order = self._sampler.order(self._graph, self._seeds, self._seed, epoch)
-            else:
-                order = permutation(self.num_seeds, self._seed, epoch)
+            order = self._source.order(self._seeds, self._seed, epoch)
+            order = permutation(self.num_seeds, self._seed, epoch) if order is None else order
             # Kept for two passes, as a bulk may belong to both. Two threads may compute the same order.
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) == 1} | {epoch: order}
         return order
-
-    def _assemble(self, sample: Sample) -> SampledData:
-        if not sample.is_constant:
-            return assemble(self._graph, sample, self._pool_of, widen=self._widen)
-        kept = self._constant
-        if kept is None or kept[0] is not sample:
-            whole = assemble(self._graph, sample, widen=self._widen)
-            whole = whole if self._lane is None else whole.to(self._lane.device)
-            self._constant = kept = sample, whole, writes_of(whole)
-        elif kept[2] != writes_of(kept[1]):
-            raise RuntimeError(WRITTEN)
-        return copy.copy(kept[1])  # the user may set attributes of a batch, or drop them
-
-    def _pool_of(self, name: str) -> Pool:
-        if self._lane is not None:
-            return self._lane.pool
-        pool = self._pools.get(name)
-        if pool is None:  # one for each array, whose batches are all of nearly the same size
-            pool = self._pools.setdefault(name, BufferPool((self._prefetch + 1) * self._bulk_size + 1))
-        return pool
 
 
 class _Ahead(Generic[Item, Result]):

@@ -47,7 +47,7 @@ def device_of(trainer: Trainer | None) -> torch.device:
     return trainer.strategy.root_device if trainer is not None else torch.device("cpu")
 
 
-def lane_to(device: torch.device) -> DeviceStream | None:
+def stream_to(device: torch.device) -> DeviceStream | None:
     """The way of batches to a device. None: nothing is gained by one."""
     if device.type != "cuda":
         return None
@@ -107,8 +107,8 @@ class Placement:
     def _copy(self, graph: Graph) -> Graph:
         copies = _COPIES.setdefault(graph, {})
         if self.device not in copies:
-            lane = lane_to(self.device)
-            with nullcontext() if lane is None else lane.open():  # the stream that will read it
+            stream = stream_to(self.device)
+            with nullcontext() if stream is None else stream.open():  # the stream that will read it
                 copies[self.device] = _moved(graph, self.device)
             log.info("Batches are sampled on %s, from a copy of %.1f MB.", self.device, graph.num_bytes / 1e6)
         return copies[self.device]

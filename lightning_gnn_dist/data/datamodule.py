@@ -164,7 +164,8 @@ class PartitionedDataModule(GraphDataModule):
             seeds = seeds[self.partition(num_ranks).assignment[seeds] == rank]
         self._values.of_training(part, seeds)
         seed = seed * num_ranks + rank  # replicas differ in what they draw
-        return self._loader(part, self.sampler, seeds, num_batches, seed, in_background=in_background)
+        source = self._source(part, self.sampler)
+        return self._loader(source, seeds, num_batches, seed, in_background=in_background)
 
 
 def _check_train_on(train_on: Scope, *, has_part: bool) -> None:

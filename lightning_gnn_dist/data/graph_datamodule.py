@@ -16,7 +16,8 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist.batches.global_batches import ANCHOR, GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader, batches_of_ranks
-from lightning_gnn_dist.batches.placement import Placement, SampleOn, check_sample_on, device_of, lane_to, release
+from lightning_gnn_dist.batches.placement import Placement, SampleOn, check_sample_on, device_of, release, stream_to
+from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.checks import (
     check_at_least,
     check_at_least_if_given,
@@ -319,9 +320,8 @@ class GraphDataModule(LightningDataModule):
     def _global_batches(self) -> GlobalBatches:
         if self._whole is None:
             size = self.correction_batch_size or self.batch_size * self._world_size()
-            (graph, sampler), seeds = self._placed(self.graph, self._whole_sampler()), self._all_seeds()
-            lane = lane_to(device_of(self.trainer))
-            self._whole = GlobalBatches(graph, sampler, seeds, size, self.seed, self.widen_features, lane=lane)
+            source = self._source(self.graph, self._whole_sampler())
+            self._whole = GlobalBatches(source, self._all_seeds(), size, self.seed)
         return self._whole
 
     def _whole_sampler(self) -> Sampler:
@@ -347,16 +347,14 @@ class GraphDataModule(LightningDataModule):
         share = seeds.tensor_split(world_size)[self._rank()]
         num_batches = batches_of_ranks(count, world_size, self.eval_batch_size)
         bulk_size = self.bulk_size if self.sample_on == "cpu" else 1  # full neighbourhoods are large for a device
-        loader = self._loader(
-            self.graph, sampler, share, num_batches, self.seed, shuffle=False, num_ids=num_ids, bulk_size=bulk_size
-        )
+        source = self._source(self.graph, sampler, num_ids)
+        loader = self._loader(source, share, num_batches, self.seed, shuffle=False, bulk_size=bulk_size)
         self._loaders.append(loader)
         return loader
 
     def _loader(
         self,
-        graph: Graph,
-        sampler: Sampler,
+        source: BatchSource,
         seeds: Tensor,
         num_batches: int,
         seed: int,
@@ -364,31 +362,32 @@ class GraphDataModule(LightningDataModule):
         shuffle: bool = True,
         bulk_size: int | None = None,
         in_background: bool = True,
-        num_ids: int | None = None,
     ) -> BatchLoader:
-        loader = BatchLoader(
-            graph,
-            sampler,
+        return BatchLoader(
+            source,
             seeds,
             num_batches,
             seed=seed,
             shuffle=shuffle,
             bulk_size=(bulk_size or self.bulk_size) if in_background else 1,
             num_threads=self.num_threads if in_background else 0,
-            widen=self.widen_features,
-            num_ids=num_ids,
-            lane=lane_to(device_of(self.trainer)),
-            place=self._placed,
+            num_ranks=self._world_size(),
         )
-        loader.num_ranks = self._world_size()
-        return loader
 
-    def _placed(self, graph: Graph, sampler: Sampler) -> tuple[Graph, Sampler]:
-        """The graph where it is to be sampled, and who draws there."""
+    def _source(self, graph: Graph, sampler: Sampler, num_ids: int | None = None) -> GraphSource:
+        """Batches of a part or of the whole graph, made where ``sample_on`` says."""
         device, is_fit = device_of(self.trainer), self._trainer_fn() == TrainerFn.FITTING
         # A part comes first, though it may be asked for later; it has no more than the whole graph.
         waits = graph is self.graph and is_fit and self._is_cut() and draws_anywhere(self.sampler)
-        return Placement(device, self.sample_on, expected_bytes=graph.num_bytes if waits else 0).of(graph, sampler)
+        placement = Placement(device, self.sample_on, expected_bytes=graph.num_bytes if waits else 0)
+        return GraphSource(
+            graph,
+            sampler,
+            widen=self.widen_features,
+            num_ids=num_ids,
+            placement=placement,
+            stream=stream_to(device),
+        )
 
     def _world_size(self) -> int:
         return self.trainer.world_size if self.trainer is not None else 1

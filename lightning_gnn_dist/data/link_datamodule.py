@@ -189,8 +189,8 @@ class LinkDataModule(GraphDataModule):
         is_far = self.negatives_from == "graph" and part is not self.graph
         graph, sampler = (self.graph, FarNegativesSampler(links, part)) if is_far else (part, links)
         seed = seed * num_ranks + rank  # replicas differ in what they draw
-        ids = part.num_edges
-        return self._loader(graph, sampler, seeds, num_batches, seed, in_background=in_background, num_ids=ids)
+        source = self._source(graph, sampler, part.num_edges)
+        return self._loader(source, seeds, num_batches, seed, in_background=in_background)
 
     def _links(self, sampler: Sampler, num_candidates: int) -> LinkSampler:
         return LinkSampler(sampler, self.num_negatives, num_candidates, self.split.undirected)

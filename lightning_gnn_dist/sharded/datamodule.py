@@ -10,9 +10,10 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.batches.global_batches import ANCHOR
+from lightning_gnn_dist.batches.global_batches import ANCHOR, GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader, batches_of_ranks
-from lightning_gnn_dist.batches.placement import device_of, lane_to
+from lightning_gnn_dist.batches.placement import device_of, stream_to
+from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given, check_path, check_true_or_false
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.depth import DepthCheck
@@ -24,8 +25,8 @@ from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_s
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sharded.graph import ShardedGraph
-from lightning_gnn_dist.sharded.loader import ShardedGlobalBatches, ShardedLoader
 from lightning_gnn_dist.sharded.sampling import check_sampler
+from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.wire.collectives import all_gather_rows, open_channel
 
 
@@ -252,31 +253,23 @@ class ShardedDataModule(LightningDataModule):
         if self.train_on == "graph":
             ids = self._own_seeds() + self._whole().shard.first_node
             return self._sharded_loader(self.sampler, ids, self._num_batches, seed, shuffle=True)
+        source = GraphSource(
+            self._own_part(), self.sampler, widen=self.widen_features, stream=stream_to(device_of(self.trainer))
+        )
         return BatchLoader(
-            self._own_part(),
-            self.sampler,
+            source,
             self._own_seeds(),
             self._num_batches,
             seed=seed,
             bulk_size=self.bulk_size if in_background else 1,
             num_threads=self.num_threads if in_background else 0,
-            widen=self.widen_features,
-            lane=lane_to(device_of(self.trainer)),
+            num_ranks=self._world_size(),
         )
 
-    def _global_batches(self) -> ShardedGlobalBatches:
-        whole = self._whole()
+    def _global_batches(self) -> GlobalBatches:
         size = self.correction_batch_size or self.batch_size * self._world_size()
-        return ShardedGlobalBatches(
-            whole.shard.rows,
-            self.correction_sampler,
-            whole.split("train"),
-            size,
-            self.seed,
-            self.widen_features,
-            self.bulk_size,
-            whole=whole,
-        )
+        source = self._shards(self.correction_sampler)
+        return GlobalBatches(source, self._whole().split("train"), size, self.seed, self.bulk_size)
 
     def _eval_loader(self, nodes: Tensor, whose: str) -> BatchLoader:
         """This rank's share of ``nodes``, with all their neighbours. Mostly nodes of its own shard."""
@@ -295,20 +288,20 @@ class ShardedDataModule(LightningDataModule):
 
     def _sharded_loader(
         self, sampler: Sampler, seeds: Tensor, num_batches: int, seed: int, *, shuffle: bool
-    ) -> ShardedLoader:
-        loader = ShardedLoader(
-            self._whole(),
-            sampler,
+    ) -> BatchLoader:
+        return BatchLoader(
+            self._shards(sampler),
             seeds,
             num_batches,
             seed=seed,
             shuffle=shuffle,
             bulk_size=self.bulk_size,
-            widen=self.widen_features,
-            lane=lane_to(device_of(self.trainer)),
+            num_ranks=self._world_size(),
         )
-        loader.num_ranks = self._world_size()
-        return loader
+
+    def _shards(self, sampler: Sampler) -> ShardedSource:
+        stream = stream_to(device_of(self.trainer))
+        return ShardedSource(self._whole(), sampler, widen=self.widen_features, stream=stream)
 
     def _world_size(self) -> int:
         return self.trainer.world_size if self.trainer is not None else 1

@@ -17,6 +17,7 @@ from lightning_gnn_dist.batches.batch import SampledData, assemble
 from lightning_gnn_dist.batches.device_stream import DeviceStream, Sent
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.device import DeviceSampler
@@ -96,11 +97,11 @@ def tensors(batch: SampledData) -> list[Tensor]:
 
 
 def test_a_batch_is_sent_while_the_one_before_it_trains(device):
-    lane = DeviceStream(ELSEWHERE)
-    bulk = lane.load(batches(3))
+    stream = DeviceStream(ELSEWHERE)
+    bulk = stream.load(batches(3))
     assert device.log == ["sent 1 on side"]
     for number in (1, 2, 3):
-        lane.receive(bulk)
+        stream.receive(bulk)
         device.log.append(f"trains {number}")
     assert not bulk
     assert device.log == [
@@ -112,8 +113,8 @@ def test_a_batch_is_sent_while_the_one_before_it_trains(device):
 
 
 def test_all_of_a_batch_is_copied_from_pinned_memory_and_kept_for_its_reader(device):
-    lane, expected = DeviceStream(ELSEWHERE), batches(1)[0]
-    batch = lane.receive(lane.load(batches(1)))
+    stream, expected = DeviceStream(ELSEWHERE), batches(1)[0]
+    batch = stream.receive(stream.load(batches(1)))
     assert batch._store.is_pending  # nobody built the edges
     assert set(device.moved) == {(True, True)}
     assert {tensor.data_ptr() for tensor in tensors(batch)} <= device.kept
@@ -133,8 +134,9 @@ def test_a_loader_hands_out_the_same_batches(device, num_threads, sampler, monke
     monkeypatch.setattr(pool, "SMALL_BYTES", 1)
     monkeypatch.setattr(pool, "POOLED_BYTES", 1)
     options: dict[str, Any] = {"seed": 0, "bulk_size": 3, "num_threads": num_threads}
-    plain = BatchLoader(GRAPH, sampler, torch.arange(60), 8, **options)
-    sent = BatchLoader(GRAPH, sampler, torch.arange(60), 8, **options, lane=DeviceStream(ELSEWHERE))
+    plain = BatchLoader(GraphSource(GRAPH, sampler), torch.arange(60), 8, **options)
+    source = GraphSource(GRAPH, sampler, stream=DeviceStream(ELSEWHERE))
+    sent = BatchLoader(source, torch.arange(60), 8, **options)
     pairs = list(zip([*plain, *plain], [*sent, *sent], strict=True))
     assert len(pairs) == 16
     for one, other in pairs:
@@ -148,8 +150,9 @@ def test_a_loader_hands_out_the_same_batches(device, num_threads, sampler, monke
 def test_corrections_come_by_the_same_way(device, bulk_size, monkeypatch):
     monkeypatch.setattr(pool, "SMALL_BYTES", 1)
     monkeypatch.setattr(pool, "POOLED_BYTES", 1)
-    plain = GlobalBatches(GRAPH, NeighborSampler([3, 2]), torch.arange(60), 8, seed=0, bulk_size=bulk_size)
-    sent = replace(plain, lane=DeviceStream(ELSEWHERE))
+    sampler, stream = NeighborSampler([3, 2]), DeviceStream(ELSEWHERE)
+    plain = GlobalBatches(GraphSource(GRAPH, sampler), torch.arange(60), 8, seed=0, bulk_size=bulk_size)
+    sent = replace(plain, source=GraphSource(GRAPH, sampler, stream=stream))
     for one, other in zip(plain.of_round(2, stop=7), sent.of_round(2, stop=7), strict=True):
         assert all(mine.equal(theirs) for mine, theirs in zip(tensors(one), tensors(other), strict=True))
     assert device.num_events == 7
@@ -165,9 +168,9 @@ def test_no_batch_changes_while_others_are_made(made_on):
     x = torch.arange(20_000.0)[:, None].expand(-1, 128).contiguous()
     graph = Graph(whole.indptr, whole.indices, {"x": x})
     options: dict[str, Any] = {"seed": 0, "bulk_size": 4, "num_threads": 2}
-    plain = BatchLoader(graph, sampler, torch.arange(10_000), 50, **options)
+    plain = BatchLoader(GraphSource(graph, sampler), torch.arange(10_000), 50, **options)
     where, drawn = (graph, sampler) if made_on == "cpu" else (on("cuda:0", graph), DeviceSampler(sampler))
-    loader = BatchLoader(where, drawn, torch.arange(10_000), 50, **options, lane=DeviceStream(cuda))
+    loader = BatchLoader(GraphSource(where, drawn, stream=DeviceStream(cuda)), torch.arange(10_000), 50, **options)
     weight, is_right, kept = torch.randn(128, 128, device=cuda), [], []
     for _ in range(3):  # buffers come round
         for batch, same in zip(loader, plain, strict=True):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.graph.synthetic import communities
@@ -40,7 +41,9 @@ def test_batches_are_the_same(is_saved: bool, form: Callable[..., Any], num_thre
         graph.save(tmp_path / "graph")
         graph = Graph.open(tmp_path / "graph")
     sampler, seeds = NeighborSampler([-1, -1]), torch.arange(500)
-    plain, sparing = (BatchLoader(graph, sampler, seeds, 7, seed=0, num_threads=num_threads) for _ in range(2))
+    plain, sparing = (
+        BatchLoader(GraphSource(graph, sampler), seeds, 7, seed=0, num_threads=num_threads) for _ in range(2)
+    )
     sparing.spare_memory()
     for batch, other in zip(plain, sparing, strict=True):
         found, expected = other.to_dict(), batch.to_dict()

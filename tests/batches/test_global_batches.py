@@ -10,14 +10,20 @@ import torch
 
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
+from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+
+GRAPH = communities(300, 3, train_share=0.2)
+
+
+def source_of(num_neighbors: list[int]) -> GraphSource:
+    return GraphSource(GRAPH, NeighborSampler(num_neighbors))
 
 
 @pytest.fixture(scope="module")
 def whole() -> GlobalBatches:
-    graph = communities(300, 3, train_share=0.2)
-    return GlobalBatches(graph, NeighborSampler([3, 3]), graph.split("train"), batch_size=16, seed=5)
+    return GlobalBatches(source_of([3, 3]), GRAPH.split("train"), batch_size=16, seed=5)
 
 
 def seeds(whole: GlobalBatches, *place: int, stop: int = 3) -> list[list[int]]:
@@ -44,7 +50,7 @@ def edges(*batches: SampledData) -> set[tuple[int, int, int]]:
 
 
 def test_slices_see_what_the_whole_sees_and_with_a_fan_out_a_little_more(whole: GlobalBatches) -> None:
-    everything = replace(whole, sampler=NeighborSampler([-1, -1]))
+    everything = replace(whole, source=source_of([-1, -1]))
     for batches in (everything, whole):
         slices = edges(*(next(batches.of_round(0, rank, 4)) for rank in range(4)))
         expected = edges(next(batches.of_round(0)))
@@ -72,5 +78,5 @@ def test_a_pass_takes_no_seed_twice_and_seeds_are_uniform(whole: GlobalBatches) 
 
 
 def test_a_batch_larger_than_the_training_nodes_is_all_of_them(whole: GlobalBatches) -> None:
-    large = GlobalBatches(whole.graph, whole.sampler, whole.seeds, 10**9, 5)
+    large = GlobalBatches(whole.source, whole.seeds, 10**9, 5)
     assert [sorted(batch) for batch in seeds(large, 0, stop=2)] == [whole.seeds.tolist()] * 2

@@ -198,7 +198,7 @@ def test_there_are_no_more_buffers_than_promised(monkeypatch):
     # Buffers grow, each to the largest batch that it meets, and have a new address then.
     addresses = [{batch.x.data_ptr() for batch in one} for _ in range(12)]
     assert statistics.median(map(len, addresses)) <= bound
-    assert all(pool.num_free <= bound for pool in one._pools.values())
+    assert all(pool.num_free <= bound for pool in one._source._pools.values())
     one.close()
     assert not one._pools
 

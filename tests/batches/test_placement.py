@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_gnn_dist.batches import placement
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.placement import Placement, lane_to, release
+from lightning_gnn_dist.batches.placement import Placement, release, stream_to
 from lightning_gnn_dist.data import graph_datamodule
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
@@ -37,11 +37,11 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 SAMPLER = NeighborSampler([2])
 
 
-def test_a_cpu_keeps_the_compiled_sampler_and_needs_no_lane():
+def test_a_cpu_keeps_the_compiled_sampler_and_needs_no_stream():
     graph = random_graph()
     for sample_on in ("auto", "cpu"):
         assert Placement(CPU, sample_on).of(graph, SAMPLER) == (graph, SAMPLER)
-    assert lane_to(CPU) is None
+    assert stream_to(CPU) is None
 
 
 def test_a_device_that_was_asked_for_is_used():
@@ -97,7 +97,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
         return Graph(graph.indptr, graph.indices, graph.node_arrays, graph.edge_arrays)
 
     monkeypatch.setattr(placement, "_moved", move)
-    monkeypatch.setattr(placement, "lane_to", lambda _: None)
+    monkeypatch.setattr(placement, "stream_to", lambda _: None)
     return graphs
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist.batches.loader import THREAD_NAME, BatchLoader
+from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartReader
 from lightning_gnn_dist.data.residency import Rotate
@@ -37,7 +38,9 @@ def parts(*, in_background: bool = True) -> PartSwitcher:
 
 
 def batches_of(part: Graph, num_batches: int) -> BatchLoader:
-    return BatchLoader(part, NeighborSampler([3, 3]), part.split("train"), num_batches, seed=5, num_threads=1)
+    return BatchLoader(
+        GraphSource(part, NeighborSampler([3, 3])), part.split("train"), num_batches, seed=5, num_threads=1
+    )
 
 
 def loader(source: PartSwitcher, *, num_batches: int = BATCHES, batch_level: bool = False) -> TrainLoader:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.prepare.shard import Shard, save_shards
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
@@ -21,8 +22,8 @@ from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sharded.graph import ShardedGraph
-from lightning_gnn_dist.sharded.loader import ShardedGlobalBatches
 from lightning_gnn_dist.sharded.sampling import ShardedSampler, batches, check_sampler
+from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.wire.collectives import Channel, open_channel, traffic
 from tests.ranks import run_ranks
 from tests.sharded.graphs import in_order_of_parts, small_graph, some_partition
@@ -145,10 +146,9 @@ def corrected(rank: int, world_size: int, folder: str, sampler: ShardedSampler) 
     for bulk_size in (1, 4):
         channel = CountingChannel(dist.group.WORLD, world_size, rank)
         graph = ShardedGraph(Shard.open(folder, rank), channel)
-        options = {"whole": graph, "bulk_size": bulk_size}
-        source = ShardedGlobalBatches(graph.shard.rows, sampler, graph.split("train"), 32, 0, **options)
+        whole = GlobalBatches(ShardedSource(graph, sampler), graph.split("train"), 32, 0, bulk_size)
         exchanges, before = channel.exchanges, traffic.bytes_sent
-        made = [as_dict(batch) for batch in source.of_round(3, rank, world_size, start=2, stop=8)]
+        made = [as_dict(batch) for batch in whole.of_round(3, rank, world_size, start=2, stop=8)]
         found.append((made, channel.exchanges - exchanges, traffic.bytes_sent - before))
     dist.destroy_process_group()
     return found

@@ -1,0 +1,163 @@
+"""Where batches come from: seeds and their keys in, batches out.
+
+    keys -> seeds -> source.make(seeds, keys) -> batches
+
+A loader knows the order of seeds, threads and how far to look ahead. A source knows graph, sampler and device.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from lightning_gnn_dist.batches.batch import SampledData, assemble, writes_of
+from lightning_gnn_dist.batches.device_stream import DeviceStream, bulk_of, next_of
+from lightning_gnn_dist.batches.file_rows import FileRows
+from lightning_gnn_dist.batches.placement import Placement
+from lightning_gnn_dist.batches.pool import BufferPool, Pool
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.large_pages import enlarge_pages
+from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
+
+WRITTEN = (
+    "Something was written into a batch of the whole part, whose tensors all its batches share: write into a copy, "
+    "batch.clone()."
+)
+
+
+class BatchSource(Protocol):
+    """Turns seeds into batches. What is made depends on the seeds and the keys, and on nothing else."""
+
+    @property
+    def num_ids(self) -> int:
+        """Seeds are ids below this number."""
+        ...
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether batches may be made in the background, and batches that nobody will take. False: making is
+        collective, so all ranks make as many."""
+        ...
+
+    def order(self, seeds: Tensor, seed: int, epoch: int) -> Tensor | None:
+        """In which order a pass deals the seeds, as positions in ``seeds``. None: any."""
+        ...
+
+    def keep_buffers(self, count: int) -> None:
+        """Say how many batches will exist at a time, so that the memory of as many is used again."""
+        ...
+
+    def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Iterator[SampledData]:
+        """The batches around each entry of ``seeds``.
+
+        All work is done in the call, which may be that of a background thread. Iterating only waits for a device, and
+        belongs to the thread that trains.
+        """
+        ...
+
+    def spare_memory(self) -> None:
+        """From here on hold no pages of mapped files, which takes longer."""
+        ...
+
+    def close(self) -> None:
+        """Free buffers and what lies on a device. The source can be used again."""
+        ...
+
+
+class GraphSource:
+    """Batches of a graph that this process has.
+
+    Args:
+        graph: The graph to sample, in RAM or memory-mapped, or on a device with a sampler that draws there.
+        sampler: Draws the neighbourhoods.
+        widen: Make float32 of float16, bfloat16 and of int8 with scales, as they are gathered.
+        num_ids: How many ids there are, for a sampler whose seeds are no nodes. Default: as many as nodes.
+        placement: Says where the graph is sampled and by whom, when the first batch is asked for; that holds until the
+            source is closed. None: the graph and the sampler as they are.
+        stream: Brings batches to a device. None: they stay where they are made.
+    """
+
+    may_run_ahead = True
+
+    def __init__(
+        self,
+        graph: Graph,
+        sampler: Sampler,
+        *,
+        widen: bool = True,
+        num_ids: int | None = None,
+        placement: Placement | None = None,
+        stream: DeviceStream | None = None,
+    ) -> None:
+        if not isinstance(sampler, Sampler) or isinstance(sampler, type):
+            raise TypeError(f"sampler must be one like NeighborSampler([15, 10]), got {sampler!r}.")
+        self.num_ids = graph.num_nodes if num_ids is None else num_ids
+        self._home = self._graph, self._sampler = graph, sampler
+        self._placement, self._is_placed = placement, placement is None
+        self._widen, self._stream = widen, stream
+        self._files: FileRows | None = None
+        self._num_buffers = 0
+        self._lock = threading.Lock()
+        self._pools: dict[str, BufferPool] = {}
+        self._constant: tuple[Sample, SampledData, list[int]] | None = None
+
+    def order(self, seeds: Tensor, seed: int, epoch: int) -> Tensor | None:
+        sampler = self._home[1]
+        return sampler.order(self._home[0], seeds, seed, epoch) if isinstance(sampler, OrdersSeeds) else None
+
+    def keep_buffers(self, count: int) -> None:
+        self._num_buffers = count
+
+    def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Iterator[SampledData]:
+        self._place()
+        bulk = bulk_of(lambda: self._batches_around(seeds, keys), self._stream)
+        return (next_of(bulk, self._stream) for _ in range(len(bulk)))
+
+    def spare_memory(self) -> None:
+        self._files = FileRows(self._graph)
+
+    def close(self) -> None:
+        self._pools.clear()
+        self._constant = None
+        (self._graph, self._sampler), self._is_placed = self._home, self._placement is None
+
+    def _place(self) -> None:
+        with self._lock:  # several threads ask for the first batches
+            if not self._is_placed:
+                assert self._placement is not None
+                (self._graph, self._sampler), self._is_placed = self._placement.of(*self._home), True
+
+    def _batches_around(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[SampledData]:
+        enlarge_pages(self._graph)
+        samples = self._sampler.sample_bulk(self._graph, seeds, keys)
+        if self._files is None or self._graph is not self._home[0]:  # a copy on a device has no pages of files
+            return [self._assemble(sample) for sample in samples]
+        self._files.release()
+        return [self._files.assemble(sample, widen=self._widen) for sample in samples]
+
+    def _assemble(self, sample: Sample) -> SampledData:
+        if not sample.is_constant:
+            return assemble(self._graph, sample, self._pool_of, widen=self._widen)
+        kept = self._constant
+        if kept is None or kept[0] is not sample:
+            whole = assemble(self._graph, sample, widen=self._widen)
+            whole = whole if self._stream is None else whole.to(self._stream.device)
+            self._constant = kept = sample, whole, writes_of(whole)
+        elif kept[2] != writes_of(kept[1]):
+            raise RuntimeError(WRITTEN)
+        return copy.copy(kept[1])  # the user may set attributes of a batch, or drop them
+
+    def _pool_of(self, name: str) -> Pool | None:
+        if self._stream is not None:
+            return self._stream.pool
+        if not self._num_buffers:
+            return None
+        pool = self._pools.get(name)
+        if pool is None:  # one for each array, whose batches are all of nearly the same size
+            pool = self._pools.setdefault(name, BufferPool(self._num_buffers))
+        return pool

@@ -1,0 +1,52 @@
+"""Batches of a graph that no host holds: all ranks make them together, when they are due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.device_stream import DeviceStream, bulk_of, next_of
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.sharded.graph import ShardedGraph
+from lightning_gnn_dist.sharded.sampling import batches, check_sampler
+
+
+class ShardedSource:
+    """Makes the batches that a source of the whole graph would make. Making them is collective.
+
+    All ranks need as many batches, in bulks of one size: features are fetched once for all nodes of a bulk. Nothing
+    runs in the background: a bulk that one rank has begun and another will never ask for would leave it waiting.
+
+    Args:
+        graph: The graph to sample.
+        sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``.
+        widen: Make float32 of narrower features.
+        stream: Brings batches to a device. None: they stay in RAM.
+    """
+
+    may_run_ahead = False
+
+    def __init__(
+        self, graph: ShardedGraph, sampler: object, *, widen: bool = True, stream: DeviceStream | None = None
+    ) -> None:
+        self._graph, self._sampler = graph, check_sampler(sampler)
+        self._widen, self._stream = widen, stream
+        self.num_ids = graph.num_nodes
+
+    def order(self, seeds: Tensor, seed: int, epoch: int) -> None:
+        """No sampler of shards groups its seeds."""
+
+    def keep_buffers(self, count: int) -> None:
+        """Rows come from other ranks, each bulk in memory of its own."""
+
+    def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Iterator[SampledData]:
+        bulk = bulk_of(lambda: batches(self._graph, self._sampler, seeds, keys, widen=self._widen), self._stream)
+        return (next_of(bulk, self._stream) for _ in range(len(bulk)))
+
+    def spare_memory(self) -> None:
+        """Only rows of the own shard are mapped, and few of them are held."""
+
+    def close(self) -> None:
+        """The graph's connections belong to the data module."""
