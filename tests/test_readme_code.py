@@ -42,7 +42,7 @@ QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", 
 ELSEWHERE = {"elastic=True)": "elastic", "g.edges()": "migration"}
 # What a reader does with a block that only defines something, so that it is seen to work.
 THEN = {
-    "batch.blocks):\n    x =": "assert x.shape == (batch.batch_size, 4)",
+    "batch.blocks, strict=True):\n    x =": "assert x.shape == (batch.batch_size, 4)",
     '(pyg_data).save("my_graph")': "pl.Trainer().fit(model, data)",
     "strategy = LLCGStrategy(": "pl.Trainer(strategy=strategy).fit(model, data)",
     "split_edges(": "trainer.fit(LinkSAGE(8), data)",

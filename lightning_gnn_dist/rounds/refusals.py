@@ -53,6 +53,15 @@ def check_trainer(strategy: str, trainer: Trainer, *, has_layer_sync: bool) -> N
         )
 
 
+def check_validation_clock(trainer: Any) -> None:
+    """Ranks that validate by their own clocks do so after different steps, and wait for each other for ever."""
+    if trainer.world_size > 1 and getattr(trainer, "_val_check_time_interval", None) is not None:
+        raise ValueError(
+            "val_check_interval as a time lets each rank validate by its own clock, and all must do so after the same "
+            "step: give a number of batches or a share of an epoch."
+        )
+
+
 def check_schedulers(strategy: str, configs: Iterable[Any]) -> None:
     """With unequal steps, a schedule by steps gives every rank another learning rate."""
     if any(config.interval == "step" for config in configs):

@@ -154,6 +154,7 @@ class GrappaStrategy(StartsTogether):
 
     def setup(self, trainer: Trainer) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
+            refusals.check_validation_clock(trainer)
             take_over_sigterm(trainer, self._on_sigterm)
             self.in_step = self.is_alone = False
             self.leaving = self._watch(trainer)

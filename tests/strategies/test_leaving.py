@@ -117,6 +117,16 @@ def left(rank: int, world_size: int, how: str, ranks: list[int], folder: str) ->
     return trainer.global_step
 
 
+def by_clock(rank: int, world_size: int) -> None:
+    trainer_of(world_size, grappa(), val_check_interval="00:00:00:01").fit(Model(), settings())
+
+
+def test_validation_by_the_clock_of_each_rank_is_refused() -> None:
+    with pytest.raises(RankError, match="validate by its own clock") as error:
+        run_ranks(by_clock, 2)
+    assert sorted(error.value.failures) == [0, 1]
+
+
 def test_all_ranks_may_leave_an_epoch(tmp_path: Path) -> None:
     assert run_ranks(left, 2, "skip", [0, 1], str(tmp_path)) == [2 * 2, 2 * 2]
 
