@@ -214,7 +214,7 @@ def check_tensor(name: str, value: object, what: str) -> None:
     """Refuse what is no tensor: arrays and lists have to be made into one, so that nothing is copied unseen."""
     if not isinstance(value, Tensor):
         wide = isinstance(value, np.ndarray | list | tuple)
-        way_out = f" Make it one: torch.as_tensor({name})." if wide else ""
+        way_out = f" Make it one: torch.as_tensor({name if name.isidentifier() else '...'})." if wide else ""
         raise TypeError(f"{name} must be a tensor of {what}, got {shown(value)}.{way_out}")
 
 

@@ -123,7 +123,6 @@ class GrappaStrategy(StartsTogether):
         self.weights = weights
         self.buffers = buffers
         self._losses_finite: bool | Tensor = True  # of this rank, since the last exchange of gradients
-        self.in_step = False  # between what a module says at the start of a batch and the batch's end
         self.is_alone = False  # after an exception: the other ranks may be anywhere
         self.leaving: Leaving | None = None
         self._parameters: UsedParameters | None = None
@@ -156,7 +155,7 @@ class GrappaStrategy(StartsTogether):
         if trainer.state.fn == TrainerFn.FITTING:
             refusals.check_validation_clock(trainer)
             take_over_sigterm(trainer, self._on_sigterm)
-            self.in_step = self.is_alone = False
+            self.is_alone = False
             self.leaving = self._watch(trainer)
         super().setup(trainer)
 
@@ -186,12 +185,12 @@ class GrappaStrategy(StartsTogether):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Agree on this rank's share of the step, and tell the others what this one wants. Collective."""
-        leaving, self.in_step = self._leaving(), True
+        leaving = self._leaving()
         own = _weight(batch, self.weights).to(self.root_device)
         total = torch.cat([own[None], torch.tensor(leaving.own(), dtype=own.dtype, device=own.device)])
         collectives.sum_(total)
         leaving.take(total[1:])
-        self.in_step, self._has_stepped = not leaving.skips, True
+        self._has_stepped = True
         # No weight on any rank: all of them fill a pass up.
         self._scale = torch.where(total[0] > 0, self.world_size * own / total[0], 0.0)
 
@@ -304,7 +303,6 @@ class Weigher(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.strategy.in_step = False
         if not self._has_spoken:
             self._has_spoken = True
             _say_what_is_weighed(batch, self.strategy.weights)
@@ -313,11 +311,6 @@ class Weigher(Callback):
             self.strategy.average_buffers()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.strategy.in_step:
-            raise RuntimeError(
-                "The epoch ended in the middle of a step: training_step raised StopIteration, which Lightning takes "
-                "for the end of the data. Catch it there."
-            )
         self.strategy.average_buffers()  # max_steps ends an epoch at any batch
         log_figures(pl_module)
 

@@ -200,7 +200,7 @@ def test_there_are_no_more_buffers_than_promised(monkeypatch):
     assert statistics.median(map(len, addresses)) <= bound
     assert all(pool.num_free <= bound for pool in one._source._pools.values())
     one.close()
-    assert not one._pools
+    assert not one._source._pools
 
 
 def growth(rank: int, world_size: int) -> int:
@@ -254,7 +254,7 @@ def test_a_sampler_is_needed(sampler):
 
 @pytest.mark.parametrize("seeds", [[0, 1], SEEDS.numpy(), None])
 def test_seeds_are_a_tensor(seeds):
-    with pytest.raises(TypeError, match=f"must be a tensor of node ids, got {type(seeds).__name__}"):
+    with pytest.raises(TypeError, match="The seeds of a batch must be a tensor of node ids, got"):
         loader(seeds=seeds)
 
 

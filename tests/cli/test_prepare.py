@@ -124,7 +124,7 @@ def test_a_host_prepares_its_own_share(tmp_path: Path, capsys: pytest.CaptureFix
     assert [Shard.open(out, index).rows.indices.tolist() for index in (0, 1)] == [[1, 3, 0, 2], [1, 3, 0, 2]]
     with pytest.raises(SystemExit, match="exists already"):
         main(["prepare", str(source), str(out), "--undirected", "--shard", "0", "--num-shards", "2"])
-    with pytest.raises(SystemExit, match="--share and --num-shards belong together"):
+    with pytest.raises(SystemExit, match="--shard and --num-shards belong together"):
         main(["prepare", str(source), str(out), "--shard", "0"])
-    with pytest.raises(SystemExit, match="add --share"):
+    with pytest.raises(SystemExit, match="add --shard"):
         main(["prepare", str(source), str(out), "--assignment", "parts.npy"])

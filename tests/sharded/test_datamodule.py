@@ -44,7 +44,7 @@ Result = tuple[list[Tensor], dict[str, float]]
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same graph in shards and whole, with the same numbers for nodes."""
     folder = tmp_path_factory.mktemp("graph")
-    graph = communities(400, 4, num_features=12, train_shard=0.2, noise=2.0, seed=3)
+    graph = communities(400, 4, num_features=12, train_share=0.2, noise=2.0, seed=3)
     graph.node_arrays["n_id"] = torch.arange(graph.num_nodes)
     partition = Partition((torch.arange(graph.num_nodes) * 7 % 5 // 3).to(torch.int32), 2)
     save_shards(graph, partition, folder / "shares")
@@ -62,7 +62,7 @@ def fit(rank: int, world_size: int, folder: str, name: str, kind: str) -> Result
     options = OPTIONS | MORE.get(name, {})
     data: pl.LightningDataModule
     if kind == "shards":
-        data = ShardedDataModule(f"{folder}/shards", cache_bytes=2000, bulk_size=3, **options)
+        data = ShardedDataModule(f"{folder}/shares", cache_bytes=2000, bulk_size=3, **options)
     else:
         whole = Graph.open(f"{folder}/whole")
         sizes = [240, 160]
@@ -103,7 +103,7 @@ def test_training_on_shards_is_training_on_parts(saved: Path, name: str) -> None
 
 def evaluate(rank: int, world_size: int, folder: str) -> tuple[list[Tensor], list[Tensor]]:
     """What each rank trains on and evaluates, where two groups of ranks have a copy each."""
-    data = ShardedDataModule(f"{folder}/shards", **OPTIONS)
+    data = ShardedDataModule(f"{folder}/shares", **OPTIONS)
     model = SAGE(12, 4)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     strategy = LocalSGDStrategy(EverySteps(2), **PATIENCE)
@@ -129,7 +129,7 @@ def test_copies_divide_the_nodes_among_them(saved: Path) -> None:
 
 
 def start(rank: int, world_size: int, folder: str, strategy: str) -> None:
-    data = ShardedDataModule(f"{folder}/shards", **OPTIONS)
+    data = ShardedDataModule(f"{folder}/shares", **OPTIONS)
     chosen = LLCGStrategy(EverySteps(2), correction=strategy, **PATIENCE)  # type: ignore[arg-type]
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=chosen, fast_dev_run=True, **quiet)

@@ -95,7 +95,7 @@ def fit_twice_then_test(rank: int, world_size: int) -> tuple[int, list[float]]:
     trainer = fit(rank, strategy, module, devices=world_size)
     trainer.fit_loop.max_epochs = 5
     trainer.fit(module, batches(rank))
-    companions = [callback for callback in trainer.callbacks if type(callback).__name__ == "Companion"]
+    companions = [callback for callback in trainer.callbacks if type(callback).__name__ == "MeetingCallback"]
     assert len(companions) == 1
     loss = trainer.test(module, batches(rank), verbose=False)[0]["test_loss"]
     return trainer.global_step, [loss]
