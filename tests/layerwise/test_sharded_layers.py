@@ -117,7 +117,7 @@ def test_layers_of_shards_are_those_of_the_whole(tmp_path: Path, world_size: int
     seen = torch.cat([torch.cat(rows) for rows in results])
     assert seen[:, 0].sort().values.tolist() == list(range(310))
     assert np.array_equal(seen[seen[:, 0].argsort(), 1:].numpy(), found)
-    assert {file.name for file in tmp_path.iterdir()} == {"shards", "alone.npy", "rows.npy"}
+    assert {file.name for file in tmp_path.iterdir()} == {"shares", "alone.npy", "rows.npy"}
 
 
 def count(rank: int, world_size: int, folder: Path, shards: int) -> tuple[float, float, int]:
@@ -224,7 +224,7 @@ def test_neither_a_shard_nor_its_halo_is_held(tmp_path: Path) -> None:
     nodes, budget = 4_000_000, 128 << 20
     graph = Graph.from_edge_index(torch.randint(nodes, (2, 2 * nodes)), nodes, {"x": torch.rand(nodes, 5)})
     graph.node_arrays["z"] = torch.rand(nodes, 15)
-    for name, whole in (("shards", graph), ("small", small_graph())):
+    for name, whole in (("shares", graph), ("small", small_graph())):
         save_shards(whole, some_partition(whole, 2), tmp_path / name)
     for most, halo_nodes in run_ranks(most_memory, 2, tmp_path, budget, timeout=600):
         assert budget / 8 < most < 0.8 * budget
