@@ -10,12 +10,20 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.placement import SampleOn
-from lightning_gnn_dist.checks import check_at_least, check_choice, check_instance, check_path, check_seed
+from lightning_gnn_dist.checks import (
+    check_at_least,
+    check_choice,
+    check_instance,
+    check_path,
+    check_seed,
+    check_true_or_false,
+)
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.data.residency import Fixed, Residency
 from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.values import ValueCheck
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
@@ -67,6 +75,8 @@ class LinkDataModule(GraphDataModule):
             each rank.
         correction_sampler: How neighbours are drawn for them. Default: as for local steps, and all neighbours where
             those take the whole part. A list of all training edges is kept for it, 16 bytes each.
+        check_values: Refuse NaN and infinity in ``x`` and in the edges' ``edge_weight`` and ``edge_attr``, in one pass
+            over what the rank trains on.
         cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
     """
 
@@ -89,8 +99,10 @@ class LinkDataModule(GraphDataModule):
         repartition_every: int | None = None,
         correction_batch_size: int | None = None,
         correction_sampler: Sampler | None = None,
+        check_values: bool = True,
         cache_dir: str | Path | None = None,
     ) -> None:
+        check_true_or_false(check_values=check_values)
         check_at_least(1, num_negatives=num_negatives)
         check_choice("negatives_from", negatives_from, NegativesFrom)
         check_seed(seed)
@@ -117,18 +129,11 @@ class LinkDataModule(GraphDataModule):
             correction_sampler=correction_sampler,
             cache_dir=cache_dir,
         )
-        if negatives_from == "graph" and sample_on == "device":
-            raise ValueError(
-                'negatives_from="graph" reads a batch from two graphs, which is done in RAM: use sample_on="auto", or '
-                'negatives_from="part".'
-            )
-        if negatives_from == "graph" and self.graph.edge_arrays:
-            raise ValueError(
-                f'negatives_from="graph" reads a batch from two graphs, which {sorted(self.graph.edge_arrays)}, with a '
-                'row per edge, cannot follow: leave these arrays out, or use negatives_from="part".'
-            )
+        if negatives_from == "graph":
+            _check_far(self.graph, sample_on)
         self.num_negatives = num_negatives
         self.negatives_from = negatives_from
+        self._values = ValueCheck(is_on=check_values)
         self._most: dict[int, int] = {}
 
     @property
@@ -183,6 +188,7 @@ class LinkDataModule(GraphDataModule):
     def _batches_of(
         self, part: Graph, num_batches: int, seed: int, rank: int, num_ranks: int, *, in_background: bool = True
     ) -> BatchLoader:
+        self._values.of_arrays(part)
         own = part.node_arrays.get("train_mask", torch.ones(part.num_nodes, dtype=torch.bool))
         seeds = positions_of_links(part, own.to(torch.int64) - 1, self.split.undirected)
         links = self._links(self.sampler, int(own.sum()))
@@ -194,6 +200,20 @@ class LinkDataModule(GraphDataModule):
 
     def _links(self, sampler: Sampler, num_candidates: int) -> LinkSampler:
         return LinkSampler(sampler, self.num_negatives, num_candidates, self.split.undirected)
+
+
+def _check_far(graph: Graph, sample_on: SampleOn) -> None:
+    """Refuse what cannot follow a batch that is read from two graphs."""
+    if sample_on == "device":
+        raise ValueError(
+            'negatives_from="graph" reads a batch from two graphs, which is done in RAM: use sample_on="auto", or '
+            'negatives_from="part".'
+        )
+    if graph.edge_arrays:
+        raise ValueError(
+            f'negatives_from="graph" reads a batch from two graphs, which {sorted(graph.edge_arrays)}, with a row per '
+            'edge, cannot follow: leave these arrays out, or use negatives_from="part".'
+        )
 
 
 def _check_sampler(sampler: Sampler | None) -> None:

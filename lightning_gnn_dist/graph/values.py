@@ -26,6 +26,12 @@ class ValueCheck:
 
     def of_training(self, graph: Graph, seeds: Tensor) -> None:
         """What a rank trains on, and the labels of what it learns from."""
+        if graph is not self._seen:
+            self.of_arrays(graph)
+            self.of_labels(graph, seeds, "train_mask")
+
+    def of_arrays(self, graph: Graph) -> None:
+        """The arrays that models read."""
         if not self.is_on or graph is self._seen:
             return
         for name in NODE_ARRAYS:
@@ -36,7 +42,6 @@ class ValueCheck:
                 receiver = int(torch.searchsorted(graph.indptr, torch.tensor(row), right=True)) - 1
                 ends = f"{_name(graph, int(graph.indices[row]))} to {_name(graph, receiver)}"
                 raise ValueError(f"{name} of the edge from {ends} is NaN or infinite. {_WAY_OUT}")
-        self.of_labels(graph, seeds, "train_mask")
         self._seen = graph
 
     def of_labels(self, graph: Graph, nodes: Tensor, mask: str) -> None:

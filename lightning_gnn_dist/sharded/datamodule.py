@@ -21,6 +21,7 @@ from lightning_gnn_dist.data.settings_checks import check_objects, check_setting
 from lightning_gnn_dist.data.surroundings import Scope, check_scope
 from lightning_gnn_dist.data.train_loader import TrainLoader
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.values import ValueCheck
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -60,6 +61,8 @@ class ShardedDataModule(LightningDataModule):
             each rank.
         correction_sampler: How neighbours are drawn for them: a ``NeighborSampler``, ``LadiesSampler`` or
             ``FastGCNSampler``, which keeps a number for every node of the graph. Default: ``sampler``.
+        check_values: Refuse NaN and infinity in ``x`` and in the edges' ``edge_weight`` and ``edge_attr``, in one pass
+            over the own shard, and labels of its marked nodes that are NaN or, as classes, negative.
     """
 
     def __init__(
@@ -78,8 +81,11 @@ class ShardedDataModule(LightningDataModule):
         coverage: Coverage | None = Coverage(),  # noqa: B008  # frozen
         correction_batch_size: int | None = None,
         correction_sampler: Sampler | None = None,
+        check_values: bool = True,
     ) -> None:
         super().__init__()
+        check_true_or_false(check_values=check_values)
+        self._values = ValueCheck(is_on=check_values)
         eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         check_settings(
             seed=seed,
@@ -249,6 +255,7 @@ class ShardedDataModule(LightningDataModule):
         return self._whole().shard.rows.split("train")[self._rank() // self.bounds.num_shards :: copies]
 
     def _batches_of_part(self, seed: int, *, in_background: bool) -> BatchLoader:
+        self._values.of_training(self._own_part(), self._own_seeds())
         seed = seed * self._world_size() + self._rank()  # replicas differ in what they draw
         if self.train_on == "graph":
             ids = self._own_seeds() + self._whole().shard.first_node

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.data.links import split_edges
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.graph.values import ValueCheck
 from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 
 NAN, INF = float("nan"), float("inf")
 
@@ -78,6 +84,25 @@ def test_a_part_names_nodes_as_the_graph_does() -> None:
     other = 1 - owner
     of(graph)._batches_of(of(graph).part(other, 2), 1, 0, other, 2)
     of(graph, check_values=False)._batches_of(of(graph).part(owner, 2), 1, 0, owner, 2)
+
+
+def test_links_are_learned_from_no_such_values() -> None:
+    graph, node = spoilt("x", NAN)
+    split = split_edges(graph, 0.1, 0.1, negatives=2)
+    with pytest.raises(ValueError, match=f"x of node {node} is NaN"):
+        next(iter(LinkDataModule(split, sampler=NeighborSampler([2]), num_threads=0).train_dataloader()))
+    next(iter(LinkDataModule(split, sampler=NeighborSampler([2]), check_values=False).train_dataloader()))
+
+
+def test_a_shard_names_nodes_as_the_graph_did(tmp_path: Path) -> None:
+    graph, node = spoilt("y", -1)
+    save_shards(graph, Partition(torch.zeros(60, dtype=torch.int32), 1), tmp_path / "shards")
+    for is_on in (True, False):
+        data = ShardedDataModule(tmp_path / "shards", sampler=NeighborSampler([2]), num_threads=0, check_values=is_on)
+        data.setup("fit")
+        with pytest.raises(ValueError, match=f"y of node {node} is -1") if is_on else nullcontext():
+            next(iter(data.train_dataloader()))
+        data.teardown("fit")
 
 
 def test_labels_that_are_judged_by_are_looked_at() -> None:
