@@ -105,10 +105,9 @@ def gather_rows(
     num_bytes = prod(shape) * dtype.itemsize
     if num_bytes < SMALL_BYTES or array.device.type != "cpu" or not array.is_contiguous():
         return _by_torch(array, rows, scale, dtype)
-    if int(rows.min()) < 0 or int(rows.max()) >= len(array):
-        raise IndexError(
-            f"Rows {int(rows.min())} to {int(rows.max())} are asked for of an array that has {len(array)}."
-        )
+    low, high = (int(end) for end in rows.aminmax())
+    if low < 0 or high >= len(array):
+        raise IndexError(f"Rows {low} to {high} are asked for of an array that has {len(array)}.")
     is_pooled = pool is not None and num_bytes >= POOLED_BYTES
     out = pool.take(num_bytes) if pool is not None and is_pooled else torch.from_numpy(np.empty(num_bytes, np.uint8))
     if is_wider:
