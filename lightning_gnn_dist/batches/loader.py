@@ -84,7 +84,7 @@ class BatchLoader:
         refuse_repeated(seeds)
         if seeds.numel() == 0:
             raise NoSeedsError("There are no seeds to make batches of: is the mask that marks them all false?")
-        source.keep_buffers((prefetch + 1) * bulk_size + 1)
+        source.keep_buffers(int((prefetch + 1) * bulk_size + 1))
         self._source, self._seeds, self._num_batches = source, seeds, num_batches
         self._seed, self._shuffle, self._bulk_size = seed, shuffle, bulk_size
         self._num_threads, self._prefetch = num_threads if source.may_run_ahead else 0, prefetch

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from lightning_gnn_dist.checks import check_at_least, check_each, check_list, shown
+from lightning_gnn_dist.checks import check_at_least, check_each, check_list, check_tensor, shown
 
 
 class LinkRanking(MetricCollection):
@@ -62,7 +62,13 @@ class RankMean(Metric):
 
     def update(self, scores: Tensor, edge_label: Tensor) -> None:
         """One score per target, the edges first, then the negatives of each in turn."""
+        check_tensor("scores", scores, "one number for each target")
+        check_tensor("edge_label", edge_label, "1 for each edge and 0 for each negative")
+        if edge_label.dim() != 1 or not bool(((edge_label == 0) | (edge_label == 1)).all()):
+            raise ValueError(f"edge_label must be a vector of 1 and 0, got {shown(edge_label)}: use batch.edge_label.")
         num_edges = int(edge_label.sum())
+        if not bool(edge_label[:num_edges].all()):
+            raise ValueError("edge_label must have all edges (1) before their negatives (0): use batch.edge_label.")
         if scores.shape != edge_label.shape or scores.numel() % max(num_edges, 1):
             raise ValueError(
                 f"Ranking needs a score for each target of a batch, and as many negatives for each of its {num_edges} "

@@ -23,6 +23,7 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.base import Sampler
 
 MAX_THREADS = 1024
+MAX_BULK = 1 << 20  # batches that are made together
 
 
 def check_settings(
@@ -38,7 +39,8 @@ def check_settings(
     """Numbers and flags of all data modules."""
     check_seed(seed)
     check_at_least(0, most=MAX_THREADS, num_threads=num_threads)
-    check_at_least(1, batch_size=batch_size, bulk_size=bulk_size)
+    check_at_least(1, batch_size=batch_size)
+    check_at_least(1, most=MAX_BULK, bulk_size=bulk_size)
     check_true_or_false(widen_features=widen_features)
     check_at_least_if_given(1, eval_batch_size=eval_batch_size, correction_batch_size=correction_batch_size)
 

@@ -143,7 +143,7 @@ def _check_labels(y: Tensor, train_mask: Tensor | None, float_labels: bool) -> N
 
 def check_finite(x: Tensor, first: int = 0, *, name: str = "x", row: str = "node") -> None:
     """Refuse features that are no numbers; ``first`` is the node, or other ``row``, of the first row."""
-    if not x.is_floating_point():
+    if not (x.is_floating_point() or x.is_complex()):
         return
     for start in range(0, len(x), ROWS_AT_ONCE):
         rows = x[start : start + ROWS_AT_ONCE]

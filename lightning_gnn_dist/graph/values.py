@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
 
-NODE_ARRAYS, EDGE_ARRAYS = ("x",), ("edge_weight", "edge_attr")  # what models read
+NODE_ARRAYS, EDGE_ARRAYS = ("x", "x_scale"), ("edge_weight", "edge_attr")  # what models read
 IGNORED = -100  # which cross_entropy leaves out
 _NUMBERS_AT_ONCE = 1 << 22  # bounds what is read of a memory map at a time
 _WAY_OUT = "Repair it, or switch this check off by check_values=False."
@@ -67,7 +67,7 @@ class ValueCheck:
 
 def _first_bad(array: Tensor | None) -> int | None:
     """The first row with a number that is not finite."""
-    if array is None or not array.is_floating_point() or not array.numel():
+    if array is None or not (array.is_floating_point() or array.is_complex()) or not array.numel():
         return None
     rows = max(1, _NUMBERS_AT_ONCE * len(array) // array.numel())
     for start in range(0, len(array), rows):

@@ -17,6 +17,8 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 
+MAX_STEPS = 10**9  # of a round: more of them would never end
+
 
 class RoundProgress(NamedTuple):
     """How far this rank is in the running round."""
@@ -92,7 +94,7 @@ class EverySteps:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        check_at_least(1, steps=self.steps)
+        check_at_least(1, most=MAX_STEPS, steps=self.steps)
         check_at_least_if_given(1, limit=self.limit)
         if not is_number(self.growth) or not 1.0 <= self.growth <= MAX_NUMBER:
             raise ValueError(f"growth must be at least 1 (1 keeps rounds equal), and finite, got {shown(self.growth)}.")
@@ -131,7 +133,7 @@ class EveryPass:
     passes: int = 1
 
     def __post_init__(self) -> None:
-        check_at_least(1, passes=self.passes)
+        check_at_least(1, most=MAX_STEPS, passes=self.passes)
 
     def is_over(self, progress: RoundProgress) -> bool:
         _check_progress(progress)

@@ -68,14 +68,14 @@ class ClusterSampler:
                 f"ClusterSampler needs the chunk of each node, but the graph has no array {self.chunk!r} of integers. "
                 f"Set data.{self.chunk} = MetisPartitioner()(graph, num_parts, seed=0).assignment."
             )
+        if chunks.numel() and int(chunks.min()) < 0:
+            raise ValueError(f"Chunks are numbers from 0, but {self.chunk} holds {int(chunks.min())}.")
         return chunks.to(torch.int64)
 
     def _members(self, graph: Graph) -> tuple[Tensor, Tensor]:
         known = _MEMBERS.setdefault(graph, {})
         if self.chunk not in known:
             chunks = self._chunks(graph)
-            if chunks.numel() and int(chunks.min()) < 0:
-                raise ValueError(f"Chunks are numbers from 0, but {self.chunk} holds {int(chunks.min())}.")
             sizes = torch.bincount(chunks)
             known[self.chunk] = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), chunks.argsort(stable=True)
         return known[self.chunk]

@@ -77,3 +77,16 @@ def test_what_cannot_be_ranked_is_refused() -> None:
             LinkRanking(hits=[1]).update(wrong, label)
     with pytest.raises(ValueError, match="as many negatives for each of its 3 edges"):
         LinkRanking(hits=[1]).update(scores, torch.tensor([1.0, 1.0, 1.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "words"),
+    [
+        (torch.rand(3, 1), torch.tensor([[1], [0], [0]]), "edge_label must be a vector of 1 and 0"),
+        (torch.rand(4), torch.tensor([0.5, 0.5, 0.0, 0.0]), "edge_label must be a vector of 1 and 0"),
+        (torch.rand(3), torch.tensor([0, 1, 0]), "all edges .* before their negatives"),
+    ],
+)
+def test_labels_that_would_rank_something_else_are_refused(scores: Tensor, labels: Tensor, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        LinkRanking([1]).update(scores, labels)

@@ -61,6 +61,8 @@ def unused_name(path: Path) -> Path:
 
 def check_target(path: Path, *, overwrite: bool) -> None:
     """Refuse to write where something is that must stay."""
+    if path.is_symlink():
+        raise FileExistsError(f"{path} is a link, which a saved graph would replace: save to the folder it stands for.")
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists already. Choose another path, or pass overwrite=True.")
     if path.exists() and not (path / "meta.json").exists():

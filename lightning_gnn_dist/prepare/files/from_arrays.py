@@ -138,6 +138,8 @@ def _with_masks(found: Mapping[str, Column], num_nodes: int) -> dict[str, Column
         if name not in INDEX_LISTS:
             arrays[name] = array
             continue
+        if array.dtype.kind not in "iu" or array.ndim != 1:
+            raise ValueError(f"{name} must be a vector of node ids, got {array.dtype} of shape {array.shape}.")
         if array.size and not 0 <= array.min() <= array.max() < num_nodes:
             raise ValueError(f"{name} names nodes {array.min()} to {array.max()}, but the graph has {num_nodes}.")
         mask = np.zeros(num_nodes, np.bool_)

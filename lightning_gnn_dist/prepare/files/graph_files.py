@@ -78,4 +78,7 @@ def _entries(folder: Path) -> dict[str, Path]:
 def _num_nodes(arrays: dict[str, RowFiles]) -> int | None:
     if "num_nodes" in arrays:
         return int(arrays.pop("num_nodes").files[0].read(0, 1)[0])
+    for name, array in arrays.items():
+        if not array.shape:
+            raise ValueError(f"{name}.npy holds a single number, and needs a row for each node or edge.")
     return next((arrays[name].shape[0] for name in ("x", "y", "train_mask") if name in arrays), None)

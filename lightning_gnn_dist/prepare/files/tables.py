@@ -131,12 +131,20 @@ def _heading(path: Path) -> tuple[list[str], str, bool]:
     if not first:
         raise ValueError(f"{path} is empty, or begins with an empty line.")
     separator = next((mark for mark in SEPARATORS if mark in first), ",")
-    cells = [cell.strip() for cell in next(csv.reader([first], delimiter=separator))]
+    try:
+        cells = [cell.strip() for cell in next(csv.reader([first], delimiter=separator))]
+    except csv.Error as error:
+        raise ValueError(f"{path} is no table: its first line cannot be read ({error}).") from error
     if all(_fits(cell, np.float64) for cell in cells):
         return [str(at) for at in range(len(cells))], separator, False
     if len(set(cells)) < len(cells):
         twice = next(cell for cell in cells if cells.count(cell) > 1)
         raise ValueError(f"{path} has two columns called {twice!r}: rename one of them.")
+    if "" in cells:
+        raise ValueError(
+            f"{path} has a column without a name, number {cells.index('') + 1}, as pandas writes its index: name it, "
+            "or write the table with index=False."
+        )
     return cells, separator, True
 
 

@@ -13,6 +13,7 @@ import torch
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.graph.synthetic import communities
 from tests.graph.test_graph import edge_pairs, random_edges
 from tests.ranks import run_ranks
 
@@ -178,3 +179,14 @@ def test_a_limit_on_maps_is_named(tmp_path: Path) -> None:
     (said,) = run_ranks(open_under_a_limit, 1, str(tmp_path / "graph"))
     assert "x.npy cannot be mapped: its 100,000,128 bytes" in said
     assert "ulimit -v: LIMIT bytes" in said
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_is_not_replaced(tmp_path: Path, exists: bool) -> None:
+    graph = communities(30, 2)
+    if exists:
+        graph.save(tmp_path / "there")
+    (tmp_path / "link").symlink_to("there")
+    with pytest.raises(FileExistsError, match="link is a link"):
+        graph.save(tmp_path / "link", overwrite=True)
+    assert (tmp_path / "link").is_symlink() and len(list(tmp_path.iterdir())) == 1 + exists

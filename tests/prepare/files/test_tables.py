@@ -74,3 +74,13 @@ def test_sizes_are_known_beforehand(tmp_path: Path) -> None:
 def test_rows_are_counted_where_lines_grow(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "a,b\n" + "".join(f"{row},{row * row}\n" for row in range(100_000)))
     assert abs(count_rows(path) - 100_000) < 4000
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [(",id,label", "a column without a name, number 1"), ("source," + "9" * 200_000, "its first line cannot be read")],
+)
+def test_a_heading_that_is_none_is_refused(tmp_path: Path, first: str, words: str) -> None:
+    (tmp_path / "nodes.csv").write_text(f"{first}\n0,0,1\n")
+    with pytest.raises(ValueError, match=words):
+        read_table(tmp_path / "nodes.csv")
