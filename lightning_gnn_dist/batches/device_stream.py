@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -104,14 +104,14 @@ class DeviceStream:
         return sent.batch
 
 
-def bulk_of(make: Callable[[], Iterable[SampledData]], stream: DeviceStream | None) -> Bulk:
-    """The batches that ``make`` makes, on the stream if there is one."""
+def handed_out(make: Callable[[], Iterable[SampledData]], stream: DeviceStream | None) -> Iterator[SampledData]:
+    """The batches that ``make`` makes, here and now, on the stream if there is one.
+
+    Iterating waits for them, and belongs to the thread that trains. Nothing holds on to a batch but who gets it.
+    """
     if stream is None:
-        return deque(make())
+        made = deque(make())
+        return (made.popleft() for _ in range(len(made)))
     with stream.open():
-        return stream.load(make())
-
-
-def next_of(bulk: Bulk, stream: DeviceStream | None) -> SampledData:
-    """Take the first batch. Nothing holds on to it but who gets it."""
-    return cast(SampledData, bulk.popleft()) if stream is None else stream.receive(bulk)
+        bulk = stream.load(make())
+    return (stream.receive(bulk) for _ in range(len(bulk)))

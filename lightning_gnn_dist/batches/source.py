@@ -15,7 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, assemble, writes_of
-from lightning_gnn_dist.batches.device_stream import DeviceStream, bulk_of, next_of
+from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.file_rows import FileRows
 from lightning_gnn_dist.batches.placement import Placement
 from lightning_gnn_dist.batches.pool import BufferPool, Pool
@@ -115,8 +115,7 @@ class GraphSource:
 
     def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Iterator[SampledData]:
         self._place()
-        bulk = bulk_of(lambda: self._batches_around(seeds, keys), self._stream)
-        return (next_of(bulk, self._stream) for _ in range(len(bulk)))
+        return handed_out(lambda: self._batches_around(seeds, keys), self._stream)
 
     def spare_memory(self) -> None:
         self._files = FileRows(self._graph)

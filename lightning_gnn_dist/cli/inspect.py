@@ -20,7 +20,7 @@ from lightning_gnn_dist.prepare.shard import INDEX, Bounds, Shard, shard_name
 def add_to(commands: Commands) -> None:
     """Declare the command and its options."""
     inspect = commands.add_parser("inspect", help="report on a saved graph and on partitions of it")
-    inspect.add_argument("graph", type=Path, help="the directory of the graph, of its shares, or of split links")
+    inspect.add_argument("graph", type=Path, help="the directory of the graph, of its shards, or of split links")
     inspect.add_argument(
         "--check", action="store_true", help="only read every array, and compare it with the checksum it was saved with"
     )
@@ -56,7 +56,7 @@ def _check(path: Path) -> None:
         arrays, _ = store.read(path)
         (LinkSplit if "links/undirected" in arrays else Graph).open(path)
     elif len(there) < bounds.num_shards:
-        print(f"{path}: {bounds.num_shards - len(there)} of {bounds.num_shards} shares are not on this host.")
+        print(f"{path}: {bounds.num_shards - len(there)} of {bounds.num_shards} shards are not on this host.")
 
 
 def _verify(path: Path) -> None:

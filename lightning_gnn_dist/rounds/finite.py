@@ -70,8 +70,8 @@ def average_gradient_(gradient: list[Tensor], weight: float, choice: str, what: 
 
 def refuse_gradients(is_finite: bool | Tensor, device: torch.device, what: str) -> None:
     """Name the ranks that brought what is not finite. Collective."""
-    own = torch.as_tensor(is_finite, device=device).to(torch.int64).view(1)
-    bad = [rank for rank, (holds,) in enumerate(collectives.all_gather_rows(own).tolist()) if not holds]
+    rows = collectives.gather_numbers([int(is_finite)], device)
+    bad = [rank for rank, (holds,) in enumerate(rows) if not holds]
     whose = f"The {what} of {_named(bad)} is" if bad else "The gradient of some rank, but no rank's loss, is"
     raise RuntimeError(
         f"{whose} NaN or infinite, which would make the weights of all ranks so. Look at the batches there (features, "

@@ -138,8 +138,7 @@ def premises_of(trainer: Any) -> Premises:
 
 def check_ranks(trainer: Any, device: torch.device) -> bool:
     """Refuse ranks that have not the same data; whether their processors are of different kinds. Collective."""
-    own = torch.tensor([*premises_of(trainer), processor_of(device)], device=device)
-    rows = collectives.all_gather_rows(own).tolist()
+    rows = collectives.gather_numbers([*premises_of(trainer), processor_of(device)], device)
     check_same_premises([Premises(*row[:-1]) for row in rows])
     return len({row[-1] for row in rows}) > 1
 

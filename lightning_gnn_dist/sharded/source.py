@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.device_stream import DeviceStream, bulk_of, next_of
+from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sharded.graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import batches, check_sampler
@@ -42,8 +42,7 @@ class ShardedSource:
         """Rows come from other ranks, each bulk in memory of its own."""
 
     def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Iterator[SampledData]:
-        bulk = bulk_of(lambda: batches(self._graph, self._sampler, seeds, keys, widen=self._widen), self._stream)
-        return (next_of(bulk, self._stream) for _ in range(len(bulk)))
+        return handed_out(lambda: batches(self._graph, self._sampler, seeds, keys, widen=self._widen), self._stream)
 
     def spare_memory(self) -> None:
         """Only rows of the own shard are mapped, and few of them are held."""

@@ -226,8 +226,8 @@ def _average_states(optimizers: Sequence[Optimizer]) -> None:
     """Collective."""
     tensors = replica_state.optimizer_tensors(optimizers)
     device = _parameters_of(optimizers)[0].device
-    sizes = torch.tensor([sum(tensor.numel() for tensor in tensors)], device=device)
-    refusals.check_sizes(collectives.all_gather_rows(sizes).flatten().tolist())
+    rows = collectives.gather_numbers([sum(tensor.numel() for tensor in tensors)], device)
+    refusals.check_sizes([size for (size,) in rows])
     collectives.average_(tensors)
 
 

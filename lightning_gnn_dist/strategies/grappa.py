@@ -169,8 +169,8 @@ class GrappaStrategy(StartsTogether):
         if self._module().trainer.training:
             refusals.check_ranks_of_loader(dataloader, self.world_size)
             length = sized_len(dataloader)
-            own = torch.tensor([-1 if length is None else length], device=self.root_device)
-            refusals.check_lengths([int(number) for (number,) in collectives.all_gather_rows(own).tolist()])
+            rows = collectives.gather_numbers([-1 if length is None else length], self.root_device)
+            refusals.check_lengths([number for (number,) in rows])
         return dataloader
 
     def on_train_start(self) -> None:
