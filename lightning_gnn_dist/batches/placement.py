@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.checks import check_choice
 from lightning_gnn_dist.graph.graph import Graph, checked_graph
+from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs, remembered
 from lightning_gnn_dist.graph.storage.mapped import WINDOW_BYTES, MappedRows
 from lightning_gnn_dist.graph.storage.maps import Map, all_maps
 from lightning_gnn_dist.sampling.base import Sampler
@@ -26,8 +26,7 @@ log = logging.getLogger(__name__)
 SampleOn: TypeAlias = Literal["auto", "cpu", "device"]
 MOST_OF_FREE = 0.5  # for all copies on a device, of what would be free without them; the rest is for model and batches
 
-# By the graph in RAM: when nobody holds that any more, its copy goes too.
-_COPIES: weakref.WeakKeyDictionary[Graph, dict[torch.device, Graph]] = weakref.WeakKeyDictionary()
+COPIES = "copies on devices"  # remembered of the graph in RAM: when nobody holds that any more, they go too
 
 
 def check_sample_on(sample_on: SampleOn, *samplers: Sampler | None) -> None:
@@ -86,9 +85,9 @@ class Placement:
     def _is_better(self, graph: Graph, sampler: Sampler) -> bool:
         if self.device.type != "cuda" or not draws_anywhere(sampler):
             return False
-        if self.device in _COPIES.get(graph, {}):
+        if self.device in _copies_of(graph):
             return True
-        held = sum(copies[self.device].num_bytes for copies in _COPIES.values() if self.device in copies)
+        held: int = sum(copies[self.device].num_bytes for copies in of_all_graphs(COPIES) if self.device in copies)
         free = self.free_bytes(self.device) + held
         others = max(held, self.expected_bytes)
         fits = graph.num_bytes + others <= MOST_OF_FREE * free
@@ -105,7 +104,7 @@ class Placement:
         return fits
 
     def _copy(self, graph: Graph) -> Graph:
-        copies = _COPIES.setdefault(graph, {})
+        copies = _copies_of(graph)
         if self.device not in copies:
             stream = stream_to(self.device)
             with nullcontext() if stream is None else stream.open():  # the stream that will read it
@@ -116,7 +115,12 @@ class Placement:
 
 def release(graph: Graph) -> None:
     """Forget the copies of a graph that stays in RAM."""
-    _COPIES.pop(graph, None)
+    with memory_of(graph) as known:
+        known.pop(COPIES, None)
+
+
+def _copies_of(graph: Graph) -> dict[torch.device, Graph]:
+    return remembered(graph, COPIES, dict)
 
 
 def _moved(graph: Graph, device: torch.device) -> Graph:

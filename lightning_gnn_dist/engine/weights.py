@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,11 +9,9 @@ from torch import Tensor
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
+from lightning_gnn_dist.graph.memo import remembered
 
 NONE: Array = np.empty(0, np.float32)
-
-# Two threads may check the same array at the same time: both find the same.
-_CHECKED: weakref.WeakKeyDictionary[Graph, dict[str, Tensor]] = weakref.WeakKeyDictionary()
 
 
 def check_weight(name: str | None) -> None:
@@ -36,10 +32,7 @@ def edge_weights(graph: Graph, name: str) -> Array:
 
 def checked_weights(graph: Graph, name: str) -> Tensor:
     """The same as a tensor, where the graph is."""
-    known = _CHECKED.setdefault(graph, {})
-    if name not in known:
-        known[name] = _checked(graph, name)
-    return known[name]
+    return remembered(graph, ("weights", name), lambda: _checked(graph, name))
 
 
 def _checked(graph: Graph, name: str) -> Tensor:

@@ -10,12 +10,12 @@ import ctypes
 import errno
 import logging
 import os
-import weakref
 from collections import deque
 
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import of_all_graphs, remembered
 from lightning_gnn_dist.graph.storage.maps import Map, all_maps, libc, maps_under
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ PIECE_BYTES = 1 << 25  # some 10 ms
 COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
 BUSY = (errno.EAGAIN, errno.EBUSY)  # of this piece, at this time
 
-_PLANS: weakref.WeakKeyDictionary[Graph, deque[range]] = weakref.WeakKeyDictionary()
+_PIECES = "pieces that are not in large pages yet"
 
 
 def enlarge_pages(graph: Graph) -> int:
@@ -34,9 +34,7 @@ def enlarge_pages(graph: Graph) -> int:
     Only of arrays in this process's own RAM: those of files are the system's to keep, and memory that processes share
     after a fork would be there twice.
     """
-    pieces = _PLANS.get(graph)
-    if pieces is None:  # two threads may make the same plan; a piece that is done twice costs nothing
-        pieces = _PLANS.setdefault(graph, deque(_pieces(graph)))
+    pieces = remembered(graph, _PIECES, lambda: deque(_pieces(graph)))
     try:
         piece = pieces.popleft()
     except IndexError:
@@ -48,7 +46,7 @@ def enlarge_pages(graph: Graph) -> int:
 
 
 def _forget() -> None:
-    for pieces in list(_PLANS.values()):
+    for pieces in of_all_graphs(_PIECES):
         pieces.clear()
 
 

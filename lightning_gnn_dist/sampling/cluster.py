@@ -5,7 +5,6 @@ batch = the graph among all nodes of the chunks that its seeds are in, edges bet
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,12 +15,10 @@ from lightning_gnn_dist.checks import check_at_least, check_instance, check_word
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.sampling.base import check_bulk, check_seeds
 from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
-
-# By the name of the array: where each chunk's nodes start, and the nodes. Two threads may compute the same.
-_MEMBERS: weakref.WeakKeyDictionary[Graph, dict[str, tuple[Tensor, Tensor]]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class ClusterSampler:
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         bulk, samples = check_bulk(graph, seeds, keys), []
-        starts, members = self._members(graph)
+        starts, members = remembered(graph, ("members", self.chunk), lambda: self._members(graph))
         for ids, place in bulk:
             chunks = self._chunks(graph)[ids].unique()
             others = members[edge_positions(starts, chunks)]
@@ -73,9 +70,7 @@ class ClusterSampler:
         return chunks.to(torch.int64)
 
     def _members(self, graph: Graph) -> tuple[Tensor, Tensor]:
-        known = _MEMBERS.setdefault(graph, {})
-        if self.chunk not in known:
-            chunks = self._chunks(graph)
-            sizes = torch.bincount(chunks)
-            known[self.chunk] = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), chunks.argsort(stable=True)
-        return known[self.chunk]
+        """Where each chunk's nodes start, and the nodes."""
+        chunks = self._chunks(graph)
+        sizes = torch.bincount(chunks)
+        return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), chunks.argsort(stable=True)

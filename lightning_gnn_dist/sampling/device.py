@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,7 @@ from lightning_gnn_dist.engine.tensor_rows import drawn_edges, rows_of
 from lightning_gnn_dist.engine.torch_rng import keys_of
 from lightning_gnn_dist.engine.weights import checked_weights
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.sampling.base import Sampler, check_bulk
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
@@ -26,9 +26,6 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 KINDS = (NeighborSampler, LadiesSampler, FastGCNSampler)
 NODES_AT_ONCE = 1 << 27  # of all batches that are sampled together: 4 bytes each, for layers about 40
-
-# By the name of the weights. Two threads may compute the same entry.
-_NORMS: weakref.WeakKeyDictionary[Graph, dict[str | None, Tensor]] = weakref.WeakKeyDictionary()
 
 
 def draws_anywhere(sampler: Sampler) -> bool:
@@ -100,7 +97,4 @@ class DeviceSampler:
 
 
 def _norms(graph: Graph, name: str | None, weights: Tensor | None) -> Tensor:
-    known = _NORMS.setdefault(graph, {})
-    if name not in known:
-        known[name] = column_norms(graph.indptr, graph.indices, weights)
-    return known[name]
+    return remembered(graph, ("column norms", name), lambda: column_norms(graph.indptr, graph.indices, weights))

@@ -5,7 +5,6 @@ importance(v) = sum over all u of A(u, v)^2      the column norms of A, once for
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +14,8 @@ from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms, scale_to
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.sampling.layer import LayerSampler
-
-# By the name of the weights and the numbers of nodes. Two threads may compute the same entry.
-_KNOWN: weakref.WeakKeyDictionary[Graph, dict[object, tuple[Array, Array]]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -35,15 +32,14 @@ class FastGCNSampler(LayerSampler):
     """
 
     def importance(self, graph: Graph) -> tuple[Array, Array]:
-        known = _KNOWN.setdefault(graph, {})
-        key = self.weight, self.num_nodes
-        if key not in known:
-            values = NONE if self.weight is None else edge_weights(graph, self.weight)
-            norms = np.zeros(graph.num_nodes)
-            if not add_column_norms(graph.indptr.numpy(), graph.indices.numpy(), values, norms):
-                raise graph_is_damaged(graph)
-            known[key] = norms, self.scales(norms)
-        return known[key]
+        return remembered(graph, ("importance", self.weight, self.num_nodes), lambda: self._importance(graph))
+
+    def _importance(self, graph: Graph) -> tuple[Array, Array]:
+        values = NONE if self.weight is None else edge_weights(graph, self.weight)
+        norms = np.zeros(graph.num_nodes)
+        if not add_column_norms(graph.indptr.numpy(), graph.indices.numpy(), values, norms):
+            raise graph_is_damaged(graph)
+        return norms, self.scales(norms)
 
     def scales(self, norms: Array) -> Array:
         """The factor c of each hop."""

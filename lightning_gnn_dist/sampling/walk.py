@@ -9,8 +9,6 @@ The two probabilities are frequencies, counted beforehand.
 from __future__ import annotations
 
 import logging
-import threading
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,15 +23,14 @@ from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample
 from lightning_gnn_dist.engine.subgraph_kernels import walk
 from lightning_gnn_dist.engine.weights import check_weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
 
 log = logging.getLogger(__name__)
 
 _BEFORE = -2  # stands where the draws of a batch have their epoch: those that are counted are none of them
-_NORMS: weakref.WeakKeyDictionary[Graph, dict[object, tuple[Tensor, Tensor]]] = weakref.WeakKeyDictionary()
 _NO_NORMS = torch.zeros(0), torch.zeros(0)
-_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -93,11 +90,7 @@ class RandomWalkSampler:
 
     def _norms(self, graph: Graph, num_seeds: int, seed: int) -> tuple[Tensor, Tensor]:
         """The weight of each edge and of each node in batches of so many seeds."""
-        with _LOCK:
-            known = _NORMS.setdefault(graph, {})
-            if (self, num_seeds, seed) not in known:
-                known[self, num_seeds, seed] = self._count(graph, num_seeds, seed)
-            return known[self, num_seeds, seed]
+        return remembered(graph, (self, num_seeds, seed), lambda: self._count(graph, num_seeds, seed))
 
     def _count(self, graph: Graph, num_seeds: int, seed: int) -> tuple[Tensor, Tensor]:
         if self.weight is not None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import memory_of
 from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.subgraph import check_num_hops, seeds_first
-
-# Per graph the seeds and the sample of its last batch: the next one is nearly always the same.
-_LAST: weakref.WeakKeyDictionary[Graph, tuple[Tensor, int, Sample]] = weakref.WeakKeyDictionary()
-_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -41,11 +37,17 @@ class WholePartSampler:
         return [self._sample(graph, ids.sort().values) for ids, _ in check_bulk(graph, seeds, keys)]
 
     def _sample(self, graph: Graph, seeds: Tensor) -> Sample:
-        with _LOCK:
-            last = _LAST.get(graph)
-            if last is None or last[1] != self.num_hops or not torch.equal(last[0], seeds):
-                last = _LAST[graph] = seeds, self.num_hops, _permute(graph, seeds, self.num_hops)
-        return last[2]
+        with memory_of(graph) as known:  # of the last batch alone: the next one is nearly always the same
+            last: _Last | None = known.get(_Last)
+            if last is None or last.num_hops != self.num_hops or not torch.equal(last.seeds, seeds):
+                last = known[_Last] = _Last(seeds, self.num_hops, _permute(graph, seeds, self.num_hops))
+        return last.sample
+
+
+class _Last(NamedTuple):
+    seeds: Tensor
+    num_hops: int
+    sample: Sample
 
 
 def _permute(graph: Graph, seeds: Tensor, num_hops: int) -> Sample:

@@ -10,7 +10,6 @@ rows, so Q A needs no rows of A but those that Q names.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,14 +23,13 @@ from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.scratch import scratch_of_thread
 from lightning_gnn_dist.engine.weights import NONE
+from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sharded.graph import FetchedRows, ShardedGraph, union
 
 LayerWise = LadiesSampler | FastGCNSampler
-# What FastGCN knows of all nodes, by the name of the weights and the numbers of nodes.
-_KNOWN: weakref.WeakKeyDictionary[ShardedGraph, dict[object, tuple[Array, Array]]] = weakref.WeakKeyDictionary()
 
 
 def sample_layer_wise(
@@ -54,11 +52,8 @@ def _importance(graph: ShardedGraph, sampler: LayerWise) -> tuple[Array, Array]:
     """As of :meth:`LayerSampler.importance`. Collective, the first time."""
     if isinstance(sampler, LadiesSampler):
         return np.empty(0), np.empty(0)
-    known, what = _KNOWN.setdefault(graph, {}), (sampler.weight, sampler.num_nodes)
-    if what not in known:
-        norms = graph.column_norms(sampler.weight).numpy()
-        known[what] = norms, sampler.scales(norms)
-    return known[what]
+    norms = remembered(graph, ("column norms", sampler.weight), lambda: graph.column_norms(sampler.weight).numpy())
+    return norms, remembered(graph, ("scales", sampler.weight, sampler.num_nodes), lambda: sampler.scales(norms))
 
 
 class _Batch:
