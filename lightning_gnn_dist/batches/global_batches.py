@@ -10,13 +10,9 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.source import BatchSource
-from lightning_gnn_dist.engine.rng import permutation
+from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 
-ANCHOR = 1 << 41  # added to the seed, so that anchors and local steps draw independently
-
-
-_PURPOSE = 1 << 40  # added to the seed, so that these draws have nothing to do with those for local steps
 _PASSES = 1 << 20  # more than the passes of a round, so that every pass of every round has a number of its own
 
 
@@ -56,7 +52,7 @@ class GlobalBatches:
         numbers = islice(count(), start, stop)
         while bulk := list(islice(numbers, self.bulk_size)):
             seeds = [self._seeds(round_idx, index).tensor_split(num_slices)[rank] for index in bulk]
-            keys = [BatchKey(self.seed + _PURPOSE, round_idx, index) for index in bulk]
+            keys = [BatchKey(self.seed + Purpose.CORRECTIONS, round_idx, index) for index in bulk]
             made = self.source.make(seeds, keys)
             for _ in bulk:
                 yield next(made)  # nothing holds on to a batch but who gets it
@@ -65,5 +61,5 @@ class GlobalBatches:
         """The seeds of one batch: pass after pass over all of them, each in an order of its own."""
         size = min(self.batch_size, self.seeds.numel())
         number, place = divmod(index, self.num_batches)
-        order = permutation(self.seeds.numel(), self.seed + _PURPOSE, round_idx * _PASSES + number)
+        order = permutation(self.seeds.numel(), self.seed + Purpose.CORRECTIONS, round_idx * _PASSES + number)
         return self.seeds[order[place * size : (place + 1) * size]]

@@ -137,7 +137,7 @@ def _brought(array: Tensor, device: torch.device, maps: list[Map]) -> Tensor:
     if not source.is_read_from_file:
         return array.to(device)
     out = torch.empty_like(array, device=device)
-    rows_at_once = max(1, WINDOW_BYTES // max(1, array[:1].numel() * array.element_size()))
+    rows_at_once = max(1, WINDOW_BYTES // max(1, array[:1].nbytes))
     for to, piece in zip(out.split(rows_at_once), array.split(rows_at_once), strict=True):
         to.copy_(piece)
         source.release()

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.batches.global_batches import ANCHOR, GlobalBatches
+from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader, batches_of_ranks
 from lightning_gnn_dist.batches.placement import Placement, SampleOn, check_sample_on, device_of, release, stream_to
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
@@ -33,6 +33,7 @@ from lightning_gnn_dist.data.settings_checks import check_cut, check_objects, ch
 from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo, Scope, check_scope
 from lightning_gnn_dist.data.switcher import PartSwitcher
 from lightning_gnn_dist.data.train_loader import TrainLoader
+from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
@@ -211,7 +212,7 @@ class GraphDataModule(LightningDataModule):
         if self._anchors is None or self._anchors[0] is not part:
             # Few batches at a time, so nothing in the background.
             rank, num_ranks = self._rank(), self._world_size()
-            seed, size = self.seed + ANCHOR, self._num_batches()
+            seed, size = self.seed + Purpose.ANCHORS, self._num_batches()
             loader = self._batches_of(part, size, seed, rank, num_ranks, in_background=False)
             self._anchors = part, loader
         self._anchors[1].set_epoch(round_idx)

@@ -20,14 +20,13 @@ from lightning_gnn_dist.checks import (
     is_number,
     shown,
 )
-from lightning_gnn_dist.engine.rng import draw_bits, key, permutation
+from lightning_gnn_dist.engine.rng import Purpose, draw_bits, key, permutation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.sampling.links import edges_at
 from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges
 
 _EDGES_TO_CHECK = 1000
-_PURPOSE = 1 << 44  # added to the seed, so that these draws have nothing to do with others
 _SPLIT, _FALSE_ENDS = range(2)
 
 
@@ -193,7 +192,7 @@ def split_edges(
         raise ValueError("undirected=True, but some edges have no reverse: add them, or leave undirected out.")
     undirected = is_undirected if undirected is None else undirected
     pairs, pair_of_edge = _pairs(sender, receiver, graph.num_nodes, undirected)
-    order = permutation(pairs.numel(), seed + _PURPOSE, _SPLIT)
+    order = permutation(pairs.numel(), seed + Purpose.LINKS, _SPLIT)
     counts = {"val": round(val * pairs.numel()), "test": round(test * pairs.numel())}
     held = dict(zip(counts, order[: sum(counts.values())].split(list(counts.values())), strict=True))
     is_held = torch.zeros(pairs.numel() + 1, dtype=torch.bool)  # loops are pair -1
@@ -231,12 +230,12 @@ def _decoded(pairs: Tensor, num_nodes: int, seed: int, undirected: bool) -> Tens
     edges = torch.stack([pairs // num_nodes, pairs % num_nodes])
     if not undirected:
         return edges
-    flips = draw_bits(key(seed + _PURPOSE, 0, 0, _SPLIT), pairs)
+    flips = draw_bits(key(seed + Purpose.LINKS, 0, 0, _SPLIT), pairs)
     return torch.where(flips, edges.flip(0), edges)
 
 
 def _false_ends(graph: Graph, edges: Tensor, ids: Tensor, count: int, seed: int) -> Tensor:
-    drawn, without = draw_receivers(graph, edges[0], ids, count, key(seed + _PURPOSE, 0, 0, _FALSE_ENDS))
+    drawn, without = draw_receivers(graph, edges[0], ids, count, key(seed + Purpose.LINKS, 0, 0, _FALSE_ENDS))
     if without.numel():
         raise ValueError(f"Node {int(edges[0][without[0]])} has an edge to every other: there is no false one to draw.")
     return drawn

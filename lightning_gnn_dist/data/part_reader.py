@@ -14,7 +14,7 @@ from lightning_gnn_dist.data.residency import Residency
 from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, count_edges, degrees_of
-from lightning_gnn_dist.graph.rows import Lookup, edge_positions, take_rows
+from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row, edge_positions, take_rows
 from lightning_gnn_dist.partition.base import Partition
 
 
@@ -118,7 +118,7 @@ def _read_once(graph: Graph, nodes: Tensor) -> tuple[Graph, None, int]:
     part = graph.induced(nodes)
     part.node_arrays |= {"n_id": nodes, "train_mask": _train_mask(graph, nodes)}
     num_edges = count_edges(graph.indptr, nodes)
-    num_bytes = nodes.numel() * _bytes_per_row(graph.node_arrays.values()) + num_edges * _bytes_per_edge(graph)
+    num_bytes = nodes.numel() * bytes_per_row(graph.node_arrays) + num_edges * _bytes_per_edge(graph)
     return part, None, num_bytes
 
 
@@ -168,7 +168,7 @@ def _read_arrays(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[di
     arrays = {name: merge(array, had.get(name)) for name, array in graph.node_arrays.items()}
     # Of the copy's some training nodes are unmarked: those that were not the rank's own.
     arrays |= {"n_id": nodes, "train_mask": _train_mask(graph, nodes)}
-    return arrays, merge.fresh[0].numel() * _bytes_per_row(graph.node_arrays.values())
+    return arrays, merge.fresh[0].numel() * bytes_per_row(graph.node_arrays)
 
 
 def _train_mask(graph: Graph, nodes: Tensor) -> Tensor:
@@ -192,8 +192,4 @@ def _induced(rows: PartRows, nodes: Tensor, arrays: dict[str, Tensor]) -> Graph:
 
 
 def _bytes_per_edge(graph: Graph) -> int:
-    return _bytes_per_row([graph.indices, *graph.edge_arrays.values()])
-
-
-def _bytes_per_row(arrays: Iterable[Tensor]) -> int:
-    return sum(array[:1].numel() * array.element_size() for array in arrays)
+    return graph.indices.element_size() + bytes_per_row(graph.edge_arrays)

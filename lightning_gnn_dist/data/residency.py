@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from lightning_gnn_dist.checks import check_at_least, check_below, check_seed
+from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.partition.random import deal
-
-_PURPOSE = 1 << 43  # added to the seed, so that dealing chunks has nothing to do with making them
 
 
 class Held(NamedTuple):
@@ -122,7 +121,7 @@ class Redeal:
 
     def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
         _check_place(super_epoch, rank, world_size, seed)
-        dealt = deal(self.num_supernodes, world_size, (int(seed) + _PURPOSE) * 2**20 + int(super_epoch))
+        dealt = deal(self.num_supernodes, world_size, (int(seed) + Purpose.DEALS) * 2**20 + int(super_epoch))
         return Held(tuple((dealt == rank).nonzero().view(-1).tolist()))
 
 

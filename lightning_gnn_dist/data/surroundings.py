@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_at_least_if_given, check_between, check_choice, is_integer, shown
-from lightning_gnn_dist.engine.rng import permutation
+from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import Lookup
+from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row
 from lightning_gnn_dist.partition.base import Partition
 
 Scope = Literal["part", "graph"]
-_PURPOSE = 1 << 42  # added to the seed, so that these draws have nothing to do with others
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class ExtraNodes:
         outside = torch.ones(num_nodes, dtype=torch.bool).index_fill_(0, residents, False).nonzero().view(-1)
         base = residents.numel() if self.of == "part" else num_nodes
         count = min(round(self.share * base), outside.numel())
-        return outside[permutation(outside.numel(), self.seed + _PURPOSE, rank)[:count]]
+        return outside[permutation(outside.numel(), self.seed + Purpose.SURROUNDINGS, rank)[:count]]
 
 
 @dataclass(frozen=True)
@@ -75,9 +74,10 @@ class Halo:
 
     def check_fits(self, graph: Graph) -> None:
         """A limit must leave room for a node."""
-        if self.max_bytes is not None and self.max_bytes < _bytes_of_node(graph):
+        per_node = bytes_per_row(graph.node_arrays)
+        if self.max_bytes is not None and self.max_bytes < per_node:
             raise ValueError(
-                f"halo_bytes={self.max_bytes} has no room for a single node, whose arrays take {_bytes_of_node(graph)} "
+                f"halo_bytes={self.max_bytes} has no room for a single node, whose arrays take {per_node} "
                 "bytes: allow more, or leave the halo out (halo=0)."
             )
 
@@ -93,13 +93,9 @@ class Halo:
         leaves: Tensor
         leaves, edges = asked.unique(return_counts=True)
         if self.max_bytes is not None:
-            most = edges.argsort(descending=True, stable=True)[: self.max_bytes // _bytes_of_node(graph)]
+            most = edges.argsort(descending=True, stable=True)[: self.max_bytes // bytes_per_row(graph.node_arrays)]
             leaves = leaves[most].sort().values
         return leaves
-
-
-def _bytes_of_node(graph: Graph) -> int:
-    return sum(array[:1].numel() * array.element_size() for array in graph.node_arrays.values())
 
 
 def check_scope(name: str, scope: str) -> None:
@@ -109,7 +105,7 @@ def check_scope(name: str, scope: str) -> None:
 def _some_of_each_row(row: Tensor, senders: Tensor, limit: int, seed: int) -> Tensor:
     """Of each row's entries the ``limit`` that come first in an order of all of them."""
     distinct, which = senders.unique(return_inverse=True)
-    by_order = permutation(distinct.numel(), seed + _PURPOSE, -1)[which].argsort()
+    by_order = permutation(distinct.numel(), seed + Purpose.SURROUNDINGS, -1)[which].argsort()
     by_row = by_order[row[by_order].argsort(stable=True)]
     row = row[by_row]
     begin = torch.searchsorted(row, row)  # of each entry's row

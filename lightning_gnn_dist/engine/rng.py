@@ -12,6 +12,7 @@ so the same words come out of numba, numpy and torch, on any device.
 
 from __future__ import annotations
 
+from enum import IntEnum, unique
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,17 @@ _MIX_2 = _U(0x94D049BB133111EB)
 _UNIT = 2.0**-53
 _MASK = 2**64 - 1
 _ORDER = -1  # stands where the draws of a sampler have their batch, so that the two never share a key
+
+
+@unique
+class Purpose(IntEnum):
+    """What is drawn beside the batches of local steps. Added to the user's seed, so that no two draws share a key."""
+
+    CORRECTIONS = 1 << 40
+    ANCHORS = 1 << 41
+    SURROUNDINGS = 1 << 42  # extra nodes, and which nodes of a halo
+    DEALS = 1 << 43  # of chunks to ranks
+    LINKS = 1 << 44  # which are held out, and their negatives
 
 
 def key(seed: int, epoch: int, batch: int, hop: int) -> np.uint64:

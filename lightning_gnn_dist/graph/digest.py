@@ -49,6 +49,6 @@ def _has_fractions(array: Tensor) -> bool:
 
 
 def _some_rows(array: Tensor) -> Tensor:
-    if array.numel() * array.element_size() <= _BYTES_OF_WHOLE:
+    if array.nbytes <= _BYTES_OF_WHOLE:
         return array
     return array[torch.linspace(0, len(array) - 1, _ROWS, dtype=torch.float64).long()]

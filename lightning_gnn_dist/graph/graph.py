@@ -156,7 +156,7 @@ class Graph:
     def num_bytes(self) -> int:
         """Bytes of all arrays, in RAM or on disk."""
         tensors = [self.indptr, self.indices, *self.node_arrays.values(), *self.edge_arrays.values()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(tensor.nbytes for tensor in tensors)
 
     @property
     def fingerprint(self) -> str:

@@ -66,7 +66,7 @@ def _pieces(graph: Graph) -> list[range]:
 def _whole_pages(array: Tensor) -> range:
     if array.device.type != "cpu" or not array.is_contiguous():
         return range(0)
-    start, end = array.data_ptr(), array.data_ptr() + array.numel() * array.element_size()
+    start, end = array.data_ptr(), array.data_ptr() + array.nbytes
     return range(-(-start // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES)
 
 

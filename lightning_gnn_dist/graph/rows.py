@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -40,6 +42,11 @@ def edge_positions(indptr: Tensor, rows: Tensor) -> Tensor:
     degree = indptr[rows + 1] - start
     before = degree.cumsum(0) - degree
     return torch.arange(int(degree.sum())) + (start - before).repeat_interleave(degree)
+
+
+def bytes_per_row(arrays: Mapping[str, Tensor]) -> int:
+    """What one row of all these arrays takes."""
+    return sum(array[:1].nbytes for array in arrays.values())
 
 
 def take_rows(array: Tensor, rows: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from lightning_gnn_dist.batches.file_rows import FileRows
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.engine.scratch import DIRECT_NODES
 from lightning_gnn_dist.graph.graph import Graph, checked_graph
+from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.graph.storage.row_file import RowFile, make, rows_of
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -72,7 +73,7 @@ class LayerWork:
 
     def compute(self, layer: Layer, graph: Graph, nodes: range, on_rows: OnRows | None) -> Iterator[tuple[range, Rows]]:
         """The rows of some nodes, batch by batch."""
-        start, bytes_out, dtype, source = nodes.start, _bytes_of_row(graph), self.dtype, FileRows(graph)
+        start, bytes_out, dtype, source = nodes.start, bytes_per_row(graph.node_arrays), self.dtype, FileRows(graph)
         while start < nodes.stop:
             stop = end_of_batch(graph, start, nodes.stop, self.budget_bytes, bytes_out)
             batch = _batch(graph, source, torch.arange(start, stop), dtype).to(self.model.device)
@@ -113,14 +114,15 @@ def with_x(graph: Graph, rows: Path) -> Graph:
 
 def end_of_batch(graph: Graph, start: int, end: int, budget_bytes: int, bytes_out: int) -> int:
     """The node after the last one that can be computed together with ``start`` within the budget."""
-    bytes_in = _bytes_of_row(graph)
+    bytes_in = bytes_per_row(graph.node_arrays)
+    per_edge = _BYTES_OF_AN_EDGE + bytes_per_row(graph.edge_arrays)
     first = int(graph.indptr[start])
 
     def cost(stop: int) -> int:
         edges, nodes = int(graph.indptr[stop]) - first, stop - start
         senders = min(edges + nodes, graph.num_nodes)
         of_rows = COPIES * (senders * bytes_in + nodes * bytes_out)
-        return of_rows + edges * _bytes_of_edge(graph) + 4 * min(graph.num_nodes, DIRECT_NODES)
+        return of_rows + edges * per_edge + 4 * min(graph.num_nodes, DIRECT_NODES)
 
     fitting = bisect_right(range(start + 1, end + 1), _PLANNED * budget_bytes, key=cost)
     return start + max(fitting, 1)
@@ -134,12 +136,3 @@ def _batch(graph: Graph, source: FileRows, nodes: Tensor, dtype: torch.dtype | N
     if dtype is not None:
         batch.x = batch.x.to(dtype)
     return batch
-
-
-def _bytes_of_row(graph: Graph) -> int:
-    return sum(array[:1].numel() * array.element_size() for array in graph.node_arrays.values())
-
-
-def _bytes_of_edge(graph: Graph) -> int:
-    arrays = graph.edge_arrays.values()
-    return _BYTES_OF_AN_EDGE + sum(array[:1].numel() * array.element_size() for array in arrays)

@@ -95,7 +95,7 @@ class RemoteRows:
     def complete(self, path: Path) -> None:
         """Put the rows of the halo behind the own ones, which are in the file. Collective."""
         own, file = _map(path)[: self.num_own], RowFile(path, "a layer")
-        for asked, places in self._rounds(own[:1].numel() * own.element_size()):
+        for asked, places in self._rounds(own[:1].nbytes):
             told = self._channel.exchange(asked)
             answers = [take_rows(own, ids.to(torch.int64) - self._own.start) for ids in told]
             rows = self._channel.exchange(answers, [len(ids) for ids in asked])

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.batches.global_batches import ANCHOR, GlobalBatches
+from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader, batches_of_ranks
 from lightning_gnn_dist.batches.placement import device_of, stream_to
 from lightning_gnn_dist.batches.source import GraphSource
@@ -20,6 +20,7 @@ from lightning_gnn_dist.data.depth import DepthCheck
 from lightning_gnn_dist.data.settings_checks import check_objects, check_settings, explain_features
 from lightning_gnn_dist.data.surroundings import Scope, check_scope
 from lightning_gnn_dist.data.train_loader import TrainLoader
+from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.values import ValueCheck
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same
@@ -212,7 +213,7 @@ class ShardedDataModule(LightningDataModule):
         if of == "graph":
             return self.correction_batches(round_idx, stop=self._global_batches().num_batches)
         if self._anchors is None:
-            self._anchors = self._batches_of_part(self.seed + ANCHOR, in_background=False)
+            self._anchors = self._batches_of_part(self.seed + Purpose.ANCHORS, in_background=False)
         self._anchors.set_epoch(round_idx)
         return iter(self._anchors)
 

@@ -20,7 +20,7 @@ from lightning_gnn_dist.engine.layer_kernels import add_column_norms
 from lightning_gnn_dist.engine.row_kernels import draw_rows
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.rows import edge_positions, take_rows
+from lightning_gnn_dist.graph.rows import bytes_per_row, edge_positions, take_rows
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.cache import RowCache
 from lightning_gnn_dist.wire.collectives import Channel
@@ -271,7 +271,7 @@ class ShardedGraph:
     def _asked_most(self, num_bytes: int) -> Tensor:
         """Nodes of other ranks, those that own rows name most often first, as many as fit."""
         shard = self.shard
-        per_row = sum(array[:1].numel() * array.element_size() for array in shard.rows.node_arrays.values())
+        per_row = bytes_per_row(shard.rows.node_arrays)
         room = num_bytes // max(1, per_row)
         if not room:
             return torch.empty(0, dtype=torch.int64)

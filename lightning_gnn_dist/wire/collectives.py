@@ -105,7 +105,7 @@ def sum_(tensor: Tensor) -> None:
 
 def count_all_reduce(tensors: Iterable[Tensor | None]) -> None:
     """Count what torch's DDP has summed over all ranks by itself. Nothing is exchanged."""
-    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+    num_bytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
     traffic.bytes_sent += _ring_bytes(num_bytes)
 
 
@@ -119,7 +119,7 @@ def broadcast_(tensors: Iterable[Tensor], source: int = 0) -> None:
         groups.setdefault(tensor.dtype, []).append(tensor)
     for group in groups.values():
         flat = torch.cat([t.reshape(-1) for t in group])
-        with _counted(flat.numel() * flat.element_size() * (world_size() - 1) / world_size()):
+        with _counted(flat.nbytes * (world_size() - 1) / world_size()):
             dist.broadcast(flat, source)
         _scatter_back(flat, group)
 
@@ -146,7 +146,7 @@ def all_gather_rows(row: Tensor) -> Tensor:
     if world_size() == 1:
         return row[None]
     rows = [torch.empty_like(row) for _ in range(world_size())]
-    with _counted(row.numel() * row.element_size() * (world_size() - 1)):
+    with _counted(row.nbytes * (world_size() - 1)):
         dist.all_gather(rows, row.contiguous())
     return torch.stack(rows)
 
@@ -308,7 +308,7 @@ def octets(tensor: Tensor) -> Tensor:
 
 
 def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:
-    with _counted(_ring_bytes(flat.numel() * flat.element_size())):
+    with _counted(_ring_bytes(flat.nbytes)):
         dist.all_reduce(flat, op=op)
 
 

@@ -170,7 +170,7 @@ class Membership:
             # All members are here: they hold the same quorum, and each enters this once an attempt.
             self._manager.allreduce(flat).wait()
             share = 2 * (self.seat.of - 1) / self.seat.of
-            collectives.traffic.bytes_sent += share * flat.numel() * flat.element_size()
+            collectives.traffic.bytes_sent += share * flat.nbytes
 
     def _catch_up(self, state: State) -> None:
         self.was_behind = True

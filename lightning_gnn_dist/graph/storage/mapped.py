@@ -80,7 +80,7 @@ class MappedRows:
                 here = in_order[start:end]
                 found[order[start:end]] = self._array[here]
                 first, last = (self._array[int(row)].data_ptr() for row in (here[0], here[-1]))
-                beyond = BYTES_OF_A_LOOK + found[:1].numel() * found.element_size()
+                beyond = BYTES_OF_A_LOOK + found[:1].nbytes
                 _let_go(max(first - beyond, self._place.start), min(last + beyond, self._place.end))
         return found
 

@@ -54,7 +54,7 @@ def maps_under(array: Tensor, maps: list[Map] | None = None) -> list[Map]:
     """Those of ``maps``, or of all, that the array lies in, usually one. None: it is not in RAM, or has gaps."""
     if not array.is_contiguous() or array.device.type != "cpu" or array.numel() == 0:
         return []
-    first, last = array.data_ptr(), array.data_ptr() + array.numel() * array.element_size()
+    first, last = array.data_ptr(), array.data_ptr() + array.nbytes
     return [one for one in (all_maps() if maps is None else maps) if one.start < last and first < one.end]
 
 
