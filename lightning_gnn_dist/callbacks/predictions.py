@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from numpy.typing import NDArray
 
 from lightning_gnn_dist.checks import check_npy, check_true_or_false
-from lightning_gnn_dist.graph.storage.row_file import RowFile, make, rows_of
-from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.graph.storage.row_file import rows_of
+from lightning_gnn_dist.layerwise.shared_rows import SharedRows
 
 
 class PredictionWriter(Callback):
@@ -36,7 +32,7 @@ class PredictionWriter(Callback):
         self.path = check_npy("path", path)
         check_true_or_false(overwrite=overwrite)
         self.overwrite = overwrite
-        self._rows: RowFile | None = None
+        self._rows: SharedRows | None = None
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not hasattr(_datamodule(trainer), "num_nodes"):
@@ -60,22 +56,14 @@ class PredictionWriter(Callback):
     ) -> None:
         rows = rows_of(outputs, batch.batch_size)
         if self._rows is None:
-            self._rows = self._open(trainer, rows)
+            self._rows = SharedRows(self.path, _datamodule(trainer).num_nodes, pl_module.device)
         self._rows.write(batch.n_id[: batch.batch_size].cpu().numpy(), rows)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """All ranks are here, each with its share written."""
-        if self._rows is None:
-            return
-        self._rows.close()
-        # Every rank learns how many rows there are in all, and none looks for the file before it is there.
-        written = int(collectives.all_gather_rows(torch.tensor([self._rows.written], device=pl_module.device)).sum())
-        if written != len(self._rows):
-            raise RuntimeError(f"{written} rows were written, but the graph has {len(self._rows)} nodes.")
-        if trainer.is_global_zero:
-            os.replace(self._rows.path, self.path)
-        trainer.strategy.barrier("predictions are written")
-        self._rows = None
+        if self._rows is not None:
+            self._rows.publish()
+            self._rows = None
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._discard()
@@ -83,30 +71,10 @@ class PredictionWriter(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._discard()
 
-    def _open(self, trainer: Trainer, rows: NDArray[Any]) -> RowFile:
-        """Rank 0 makes the file; all ranks open it. Each has its first batch now, for they have equally many."""
-        shape = (_datamodule(trainer).num_nodes, *rows.shape[1:])
-        draft = self.path.parent / f".{self.path.name}.{uuid.uuid4().hex}"
-        if trainer.is_global_zero:
-            make(draft, shape[0], rows)
-        draft, *expected = trainer.strategy.broadcast((draft, shape, rows.dtype.str))
-        if expected != [shape, rows.dtype.str]:
-            raise ValueError(
-                f"Rank {trainer.global_rank} predicts rows of {rows.dtype} {shape[1:]}, and rank 0 others: {expected}. "
-                "predict_step must return the same kind of rows everywhere."
-            )
-        if not draft.exists():
-            raise FileNotFoundError(
-                f"Rank {trainer.global_rank} does not see {draft}, which rank 0 has made: write to storage that all "
-                "hosts share."
-            )
-        return RowFile(draft)
-
     def _discard(self) -> None:
         """Leave no draft behind, whatever happened."""
         if self._rows is not None:
-            self._rows.close()
-            self._rows.path.unlink(missing_ok=True)
+            self._rows.discard()
             self._rows = None
 
 

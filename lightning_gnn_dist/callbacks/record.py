@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from lightning_gnn_dist.graph.storage.drafts import write_whole
 from lightning_gnn_dist.graph.storage.files import check_entries, is_a, read_json
 
 Record = TypeVar("Record")
@@ -124,13 +123,7 @@ class RunRecord:
     def save(self, folder: Path) -> None:
         """Write ``report.json``, which is complete at any time."""
         text = json.dumps({"version": VERSION, **_finite(asdict(self))}, allow_nan=False)
-        draft = folder / f".{FILE_NAME}.{secrets.token_hex(8)}"  # a name that nobody can have taken beforehand
-        try:
-            with draft.open("x") as file:
-                file.write(text)
-            os.replace(draft, folder / FILE_NAME)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_whole(folder / FILE_NAME, text)
 
     @classmethod
     def load(cls, folder: Path) -> RunRecord:

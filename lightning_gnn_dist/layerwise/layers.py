@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.engine.scratch import DIRECT_NODES
 from lightning_gnn_dist.graph.graph import Graph, checked_graph
 from lightning_gnn_dist.graph.rows import bytes_per_row
-from lightning_gnn_dist.graph.storage.row_file import RowFile, make, rows_of
+from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.storage.store import map_npy
+from lightning_gnn_dist.layerwise.shared_rows import SharedRows
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.wire import collectives
 
 Layer = Callable[[Data], Tensor]
 Rows = np.ndarray[Any, Any]
@@ -85,25 +84,9 @@ class LayerWork:
             start, bytes_out, self.dtype = stop, rows[:1].nbytes, outputs.dtype
             del batch, outputs, rows  # or two batches would be held while the next is made
 
-    def open_shared(self, draft: Path, num_rows: int, like: Rows) -> RowFile:
-        """Rank 0 makes the file; all open it. Each has its first rows now."""
-        if collectives.rank() == 0:
-            make(draft, num_rows, like)
-        self.meet()
-        if not draft.exists():
-            raise FileNotFoundError(
-                f"Rank {collectives.rank()} does not see {draft}, which rank 0 has made: write to storage that all "
-                "hosts share. Of a sharded graph, on_rows gives every rank its own rows, without a path."
-            )
-        return RowFile(draft, "a layer")
-
-    def agreed_token(self) -> int:
-        token = torch.tensor([uuid.uuid4().int >> 66], device=self.model.device)
-        collectives.broadcast_([token])
-        return int(token)
-
-    def meet(self) -> None:
-        collectives.all_gather_rows(torch.zeros(1, dtype=torch.int64, device=self.model.device)).sum().item()
+    def shared_rows(self, path: Path, num_rows: int) -> SharedRows:
+        """A file that all ranks write."""
+        return SharedRows(path, num_rows, self.model.device, "a layer")
 
 
 def with_x(graph: Graph, rows: Path) -> Graph:

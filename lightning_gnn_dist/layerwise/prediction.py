@@ -9,7 +9,6 @@ every batch that it is reached from, and hold all that is reached by as many hop
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.joint import HoldsShards
 from lightning_gnn_dist.layerwise.layers import Layer, LayerWork, OnRows, has_layers, with_x
 from lightning_gnn_dist.layerwise.sharded_layers import ShardedWork
+from lightning_gnn_dist.layerwise.shared_rows import SharedRows
 from lightning_gnn_dist.wire import collectives
 
 BUDGET_BYTES = 1 << 30
@@ -123,33 +123,25 @@ class _Work(LayerWork):
         if num_nodes < num_ranks:
             raise ValueError(f"{num_nodes} nodes are too few for {num_ranks} ranks to share.")
         rank_zero_info(f"{len(layers)} layers, one after the other, for {num_nodes:,} nodes.")
-        token = self.agreed_token()
-        drafts = [self.path.parent / f".{self.path.name}.{token:x}.{place}" for place in range(len(layers))]
+        graph, files = self.graph, [self.shared_rows(self.path, num_nodes) for _ in layers]
         try:
-            for place, layer in enumerate(layers):
-                graph = with_x(self.graph, drafts[place - 1]) if place else self.graph
-                is_last = place == len(layers) - 1
-                self._write_layer(layer, graph, drafts[place], self.on_rows if is_last else None)
-                self.meet()  # the layer is complete
-            if collectives.rank() == 0:
-                os.replace(drafts[-1], self.path)
-            self.meet()  # none looks for the file before it is there
+            for layer, file in zip(layers[:-1], files, strict=False):
+                self._write_layer(layer, graph, file, None)
+                file.complete()
+                graph = with_x(self.graph, file.draft)
+            self._write_layer(layers[-1], graph, files[-1], self.on_rows)
+            files[-1].publish()
         finally:
-            if collectives.rank() == 0:
-                for draft in drafts:
-                    draft.unlink(missing_ok=True)
+            for file in files:
+                file.discard()
         return batch
 
-    def _write_layer(self, layer: Layer, graph: Graph, draft: Path, on_rows: OnRows | None) -> None:
+    def _write_layer(self, layer: Layer, graph: Graph, file: SharedRows, on_rows: OnRows | None) -> None:
         """This rank's share of the nodes."""
         rank, num_ranks = collectives.rank(), collectives.world_size()
         start, end = graph.num_nodes * rank // num_ranks, graph.num_nodes * (rank + 1) // num_ranks
-        file = None
         for nodes, rows in self.compute(layer, graph, range(start, end), on_rows):
-            file = self.open_shared(draft, graph.num_nodes, rows) if file is None else file
             file.write(np.arange(nodes.start, nodes.stop), rows)
-        assert file is not None
-        file.close()
 
 
 def _check(trainer: Trainer, model: LightningModule, budget_bytes: int) -> None:

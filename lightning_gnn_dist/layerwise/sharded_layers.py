@@ -8,7 +8,6 @@ computes some of the nodes of its shard, so that a layer is computed once for ea
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.graph.storage import drafts
 from lightning_gnn_dist.graph.storage.row_file import RowFile, make
 from lightning_gnn_dist.layerwise.layers import Layer, LayerWork, with_x
 from lightning_gnn_dist.layerwise.remote_rows import Division, RemoteRows
@@ -46,7 +45,7 @@ class ShardedWork(LayerWork):
         shard = Shard.open(self.folder, collectives.rank() % bounds.num_shards)
         channel = collectives.open_channel(num_ranks)
         try:
-            with store.draft_beside(self.folder.resolve()) as folder:  # where shards are there is room for their rows
+            with drafts.folder_beside(self.folder.resolve()) as folder:  # where shards are there is room for their rows
                 halo = RemoteRows(shard, division, channel, folder, self.budget_bytes)
                 graph = halo.graph()
                 for place, layer in enumerate(inner):
@@ -74,23 +73,15 @@ class ShardedWork(LayerWork):
         if self.path is None:
             for _ in self.compute(layer, graph, own, self.on_rows):
                 pass
-            self.meet()
             return
         n_id = _checked(graph.node_arrays["n_id"][own.start : own.stop].numpy(), num_rows)
-        draft, file = self.path.parent / f".{self.path.name}.{self.agreed_token():x}", None
+        file = self.shared_rows(self.path, num_rows)
         try:
             for nodes, rows in self.compute(layer, graph, own, self.on_rows):
-                file = self.open_shared(draft, num_rows, rows) if file is None else file
                 file.write(n_id[nodes.start : nodes.stop], rows)
-            assert file is not None
-            file.close()
-            self.meet()  # all of it is written
-            if collectives.rank() == 0:
-                os.replace(draft, self.path)
-            self.meet()  # none looks for the file before it is there
+            file.publish()
         finally:
-            if collectives.rank() == 0:
-                draft.unlink(missing_ok=True)
+            file.discard()
 
 
 def _checked(n_id: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:

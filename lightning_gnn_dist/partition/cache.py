@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.graph.storage import drafts
 from lightning_gnn_dist.graph.storage.files import make_read_only, read_json
 from lightning_gnn_dist.graph.storage.npy import NpyFile, save_for_good
 from lightning_gnn_dist.partition.base import Partition, Partitioner, check_request
@@ -120,7 +120,7 @@ def _compute(graph: Graph, partitioner: Partitioner, num_parts: int, seed: int) 
 def _store(partition: Partition, entry: Path, key: dict[str, Any]) -> Partition:
     """Write under a temporary name, then rename: whoever finds the entry finds all of it."""
     assignment = partition.assignment.numpy()
-    with store.draft_beside(entry) as draft:
+    with drafts.folder_beside(entry) as draft:
         save_for_good(draft / "assignment.npy", assignment)
         (draft / "meta.json").write_text(json.dumps({**key, "digest": _digest(assignment)}, indent=1))
         make_read_only(draft)
@@ -145,7 +145,7 @@ def _rename(draft: Path, entry: Path) -> bool:
 
 def _discard(entry: Path) -> None:
     """Take a damaged entry away in one step, so that nobody else reads half of it."""
-    rubbish = store.unused_name(entry)
+    rubbish = drafts.unused_name(entry)
     with contextlib.suppress(FileNotFoundError):  # another process found the damage too
         os.rename(entry, rubbish)
         if rubbish.is_dir() and not rubbish.is_symlink():

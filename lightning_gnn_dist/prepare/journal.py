@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lightning_gnn_dist.graph.storage.drafts import write_whole
 from lightning_gnn_dist.graph.storage.files import check_entries, flush, read_json
 
 RECORD_SECONDS = 30.0  # work that a kill may cost; recording waits for the disk
@@ -44,10 +44,7 @@ class Journal:
         for file in files:
             flush(file)
         self._values |= values
-        draft = self._file.with_suffix(".new")
-        draft.write_text(json.dumps({"inputs": self._inputs, "values": self._values}))
-        flush(draft)
-        os.replace(draft, self._file)
+        write_whole(self._file, json.dumps({"inputs": self._inputs, "values": self._values}))
         self._recorded = time.monotonic()
 
     def forget(self, *names: str) -> None:

@@ -19,7 +19,7 @@ from lightning_gnn_dist.checks import check_folder, check_instance
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, open_rows, row_slices
 from lightning_gnn_dist.graph.rows import edge_positions, take_rows
-from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.graph.storage import drafts
 from lightning_gnn_dist.graph.storage.files import check_entries, read_json
 from lightning_gnn_dist.partition.base import Partition
 
@@ -151,7 +151,7 @@ def save_shards(graph: Graph, partition: Partition, folder: str | Path) -> None:
             f"The partition assigns {partition.assignment.numel()} nodes, but the graph has {graph.num_nodes}: divide "
             "the graph that was partitioned."
         )
-    with store.draft_beside(folder) as draft:
+    with drafts.folder_beside(folder) as draft:
         _write(graph, partition, draft)
         os.rename(draft, folder)
 
@@ -181,9 +181,7 @@ def _write(graph: Graph, partition: Partition, folder: Path) -> None:
 
 def write_index(folder: Path, about: dict[str, Any]) -> None:
     """Say where each shard begins. A reader sees all of it or nothing."""
-    draft = store.unused_name(folder / INDEX)
-    draft.write_text(json.dumps({"format": FORMAT} | about, indent=1))
-    os.replace(draft, folder / INDEX)
+    drafts.write_whole(folder / INDEX, json.dumps({"format": FORMAT} | about, indent=1))
 
 
 def _rows_of(graph: Graph, nodes: Tensor, number: Tensor) -> Graph:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.callbacks import predictions
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
@@ -159,6 +158,6 @@ def test_a_rank_that_fails_leaves_no_half_file(tmp_path: Path) -> None:
 
 def test_short_writes_are_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = os.pwrite
-    monkeypatch.setattr(predictions.os, "pwrite", lambda file, content, place: whole(file, content[:100], place))
+    monkeypatch.setattr(os, "pwrite", lambda file, content, place: whole(file, content[:100], place))
     predict(tmp_path / "rows.npy", 1)
     assert torch.allclose(torch.from_numpy(np.load(tmp_path / "rows.npy")), on_the_whole_graph(), atol=1e-5)

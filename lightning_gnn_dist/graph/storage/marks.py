@@ -11,11 +11,11 @@ import json
 import logging
 import os
 import time
-import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from lightning_gnn_dist.graph.storage.drafts import write_whole
 from lightning_gnn_dist.graph.storage.files import read_json
 
 log = logging.getLogger(__name__)
@@ -66,14 +66,9 @@ def _read(place: Path) -> dict[str, Any] | None:
 
 def _write(place: Path, sign: dict[str, Any]) -> bool:
     """Whether it could be written."""
-    draft = place.with_name(f"{NAME}.{uuid.uuid4().hex}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            draft.write_text(json.dumps(sign))
-            os.replace(draft, place)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_whole(place, json.dumps(sign))
     except OSError:
         return False
     return True

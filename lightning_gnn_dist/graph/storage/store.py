@@ -12,9 +12,7 @@ import re
 import resource
 import shutil
 import sys
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph.storage import contents, marks
 from lightning_gnn_dist.graph.storage.bus_error import explain_bus_errors
+from lightning_gnn_dist.graph.storage.drafts import folder_beside, unused_name
 from lightning_gnn_dist.graph.storage.files import check_entries, flush, make_read_only, open_file, read_json
 from lightning_gnn_dist.graph.storage.npy import NpyFile, save_for_good
 
@@ -38,25 +37,9 @@ def write(path: Path, arrays: Mapping[str, Tensor], fingerprint: str, *, overwri
     """Write under a temporary name beside ``path``, then rename: a reader sees all of it or nothing."""
     check_target(path, overwrite=overwrite)
     check_names(arrays)
-    with draft_beside(path) as draft:
+    with folder_beside(path) as draft:
         _write(draft, arrays, fingerprint)
         replace(draft, path)
-
-
-@contextmanager
-def draft_beside(path: Path) -> Iterator[Path]:
-    """A new folder beside ``path``, to be renamed when all of it is written. It is gone after the block."""
-    draft = unused_name(path)
-    draft.mkdir(parents=True)
-    try:
-        yield draft
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def unused_name(path: Path) -> Path:
-    """A name beside ``path`` that no other process uses, and that nobody takes for the name of something complete."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:

@@ -1,0 +1,75 @@
+"""One file with a row for every node, which all ranks write at once."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lightning_gnn_dist.graph.storage.row_file import RowFile, make
+from lightning_gnn_dist.wire import collectives
+
+
+class SharedRows:
+    """Rows in a draft beside ``path``, until :meth:`publish` gives it that name. All methods but one are collective.
+
+    Args:
+        path: The file. Ranks on several hosts need storage that they share.
+        num_rows: Of all ranks together.
+        device: Where the ranks' messages lie.
+        says: Whose rows these are, for what goes wrong.
+    """
+
+    def __init__(self, path: Path, num_rows: int, device: torch.device, says: str = "predict_step") -> None:
+        token = torch.tensor([uuid.uuid4().int >> 66], device=device)
+        collectives.broadcast_([token])
+        self.draft = path.parent / f".{path.name}.{int(token):x}"
+        self._path, self._num_rows, self._device, self._says = path, num_rows, device, says
+        self._file: RowFile | None = None
+
+    def write(self, ids: NDArray[np.int64], rows: NDArray[Any]) -> None:
+        """Row ``i`` becomes that of node ``ids[i]``. Collective the first time, when rank 0 makes the file."""
+        if self._file is None:
+            self._file = self._open(rows)
+        self._file.write(ids, rows)
+
+    def complete(self) -> None:
+        """Wait until every row of the draft is written."""
+        assert self._file is not None
+        self._file.close()
+        written = self._sum(self._file.written)
+        if written != self._num_rows:
+            raise RuntimeError(f"{written} rows were written, but the graph has {self._num_rows} nodes.")
+
+    def publish(self) -> None:
+        """Let the complete file appear."""
+        self.complete()
+        if collectives.rank() == 0:
+            os.replace(self.draft, self._path)
+        self._sum(0)  # no rank looks for the file before it is there
+
+    def discard(self) -> None:
+        """Leave no draft behind, whatever happened. Not collective."""
+        if self._file is not None:
+            self._file.close()
+        self.draft.unlink(missing_ok=True)
+
+    def _open(self, like: NDArray[Any]) -> RowFile:
+        if collectives.rank() == 0:
+            make(self.draft, self._num_rows, like)
+        self._sum(0)
+        if not self.draft.exists():
+            raise FileNotFoundError(
+                f"Rank {collectives.rank()} does not see {self.draft}, which rank 0 has made: write to storage that "
+                "all hosts share. Of a sharded graph, predict_by_layer(on_rows=...) gives every rank its own rows, "
+                "without a file."
+            )
+        return RowFile(self.draft, self._says)
+
+    def _sum(self, number: int) -> int:
+        return int(collectives.all_gather_rows(torch.tensor([number], device=self._device)).sum())
