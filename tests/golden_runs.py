@@ -29,55 +29,34 @@ from torch_geometric.nn import SAGEConv
 
 import lightning_gnn_dist as package
 from lightning_gnn_dist import (
-    ClusterSampler,
     Coverage,
     EveryPass,
     EverySteps,
-    FastGCNSampler,
     Fixed,
     Graph,
     GrappaStrategy,
-    LadiesSampler,
     LinkDataModule,
     LLCGStrategy,
     LocalSGDStrategy,
-    MatrixSampler,
     MetisPartitioner,
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
-    RandomWalkSampler,
     Redeal,
     Rotate,
-    ShadowSampler,
     StreamingPartitioner,
     SuperNodePartitioner,
     TMAStrategy,
-    WholePartSampler,
     communities,
     coverage_mean,
     quantize_rows,
     split_edges,
 )
 from tests.ranks import quieten, run_ranks
+from tests.samplers import SAMPLERS
 
 Runs = dict[str, Callable[[], Any]]
 PATIENCE = {"timeout": timedelta(seconds=60), "start_timeout": timedelta(seconds=60)}
-SAMPLERS: dict[str, Any] = {
-    "neighbor": NeighborSampler([4, 3]),
-    "neighbor_three_hops": NeighborSampler([3, 2, 2]),
-    "neighbor_all": NeighborSampler([-1, -1]),
-    "neighbor_replaced": NeighborSampler([4, 3], replace=True),
-    "neighbor_weighted": NeighborSampler([4, 3], weight="weight"),
-    "ladies": LadiesSampler([40, 30]),
-    "fastgcn": FastGCNSampler([40, 30]),
-    "ladies_weighted": LadiesSampler([40, 30], weight="weight"),
-    "matrix": MatrixSampler(NeighborSampler([4, 3])),
-    "walk": RandomWalkSampler(2, visits=4),
-    "shadow": ShadowSampler([4, 2], num_hops=2),
-    "cluster": ClusterSampler(2),
-    "whole": WholePartSampler(2),
-}
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "local_sgd": lambda: LocalSGDStrategy(EverySteps(3), **PATIENCE),
     "local_sgd_growing": lambda: LocalSGDStrategy(EverySteps(2, growth=1.5, limit=8), weights="nodes", **PATIENCE),

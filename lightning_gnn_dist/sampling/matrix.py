@@ -73,6 +73,7 @@ class MatrixSampler:
 
 def adjacency(graph: Graph) -> Tensor:
     """A, row by row as the graph; an entry is the number of its edge, counted from 1, for it must not be 0."""
+    graph.check_edges()  # torch does not look where the entries of a sparse matrix point
     rows = torch.arange(graph.num_nodes, device=graph.indices.device).repeat_interleave(graph.degrees())
     numbers = torch.arange(1, graph.num_edges + 1, dtype=torch.float64, device=rows.device)
     spend_warning()

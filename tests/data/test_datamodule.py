@@ -22,12 +22,7 @@ from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.data_fitting import PATIENCE, fit_with, full_graph_logits, model, small_graph, trainer
@@ -131,33 +126,6 @@ def test_one_process_without_a_strategy_trains_on_the_whole_graph() -> None:
     assert len(module.trained) == 10
     assert sorted(first.tolist()) == sorted(second.tolist()) == graph.split("train").tolist()
     assert first.tolist() != second.tolist()
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        NeighborSampler([5, 5], replace=True, weight="edge_weight"),
-        LadiesSampler([60, 60]),
-        FastGCNSampler([200, 200], "edge_weight"),
-        RandomWalkSampler(2, visits=2),
-        ShadowSampler([4, 2], num_hops=2),
-        ClusterSampler(2),
-    ],
-    ids=lambda sampler: type(sampler).__name__,
-)
-def test_any_sampler_trains(sampler: Any) -> None:
-    plain = small_graph()
-    chunk = MetisPartitioner()(plain, 12, 0).assignment
-    weight = torch.rand(plain.num_edges, generator=torch.Generator().manual_seed(0))
-    graph = Graph(plain.indptr, plain.indices, plain.node_arrays | {"chunk": chunk}, {"edge_weight": weight})
-    data, module = PartitionedDataModule(graph, sampler=sampler, batch_size=30), model()
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    fit = trainer(1)
-    fit.fit(module, data)
-    seeds = torch.cat(module.trained[: len(module.trained) // 2])
-    assert seeds.sort().values.equal(graph.split("train"))
-    assert any(not value.equal(before[name]) for name, value in module.state_dict().items())
-    assert module.evaluated[-1][1].isfinite().all()
 
 
 @pytest.mark.parametrize("form", ["float16", "bfloat16", "int8"])

@@ -1,0 +1,122 @@
+"""What holds for every sampler of nodes."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+import lightning_gnn_dist
+from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.device import DeviceSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from tests.sage import SAGE
+from tests.samplers import SAMPLERS, graph_for_all
+
+SEEDS = [torch.randperm(400, generator=torch.Generator().manual_seed(i))[: 9 + i] for i in range(6)]
+KEYS = [BatchKey(1, 2, 3 * i) for i in range(6)]
+CHANGES = [("indices", 7, 10**9), ("indices", 7, -1), ("indices", 7, 400), ("indices", 7, -(2**31))]
+CHANGES += [("indptr", 3, -5), ("indptr", 3, 10**12), ("indptr", 400, 10**7)]
+of_all = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys())
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return graph_for_all()
+
+
+def assert_same(one: Sample, other: Sample) -> None:
+    for left, right in zip(one[:9], other[:9], strict=True):
+        assert torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
+
+
+def test_the_list_has_every_sampler_of_nodes_that_the_package_offers() -> None:
+    offered = {getattr(lightning_gnn_dist, name) for name in lightning_gnn_dist.__all__ if name.endswith("Sampler")}
+    assert offered - {Sampler, DeviceSampler} == {type(sampler) for sampler in SAMPLERS.values()}
+
+
+@of_all
+def test_a_batch_depends_on_its_key_alone(sampler: Sampler, graph: Graph) -> None:
+    assert isinstance(sampler, Sampler)
+    bulk = sampler.sample_bulk(graph, SEEDS, KEYS)
+    with ThreadPoolExecutor(3) as threads:
+        alone = list(threads.map(lambda ids, key: sampler.sample_bulk(graph, [ids], [key])[0], SEEDS, KEYS))
+    copy = pickle.loads(pickle.dumps(sampler))
+    assert copy == sampler
+    assert hash(copy) == hash(sampler)
+    for one, other, third in zip(bulk, alone, copy.sample_bulk(graph_for_all(), SEEDS, KEYS), strict=True):
+        assert_same(one, other)
+        assert_same(one, third)
+
+
+@of_all
+def test_a_batch_is_a_piece_of_the_graph_with_its_seeds_first(sampler: Sampler, graph: Graph) -> None:
+    rows = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
+    edges = set(zip(graph.indices.tolist(), rows.tolist(), strict=True))
+    for seeds, sample in zip(SEEDS, sampler.sample_bulk(graph, SEEDS, KEYS), strict=True):
+        first = sample.nodes[: seeds.numel()]
+        assert first.equal(seeds) or (type(sampler).__name__ == "WholePartSampler" and first.equal(seeds.sort().values))
+        assert len(sample.num_sampled_nodes) == sampler.num_hops + 1
+        assert sum(sample.num_sampled_nodes) == sample.nodes.numel()
+        assert sum(sample.num_sampled_edges) == sample.indices.numel() == int(sample.indptr[-1])
+        batch = assemble(graph, sample)
+        assert len(batch.blocks) == sampler.num_hops
+        assert batch.x.equal(graph.node_arrays["x"][batch.n_id])
+        senders, receivers = batch.n_id[batch.edge_index].tolist()
+        assert set(zip(senders, receivers, strict=True)) <= edges
+        assert "edge_weight" in batch or batch.weight.numel() == len(senders)
+
+
+@of_all
+def test_no_seeds_are_an_empty_batch(sampler: Sampler, graph: Graph) -> None:
+    nobody = torch.empty(0, dtype=torch.int64)
+    alone, first, second = sampler.sample_bulk(graph, [nobody, SEEDS[0], nobody], KEYS[:3])
+    assert_same(first, sampler.sample_bulk(graph, [SEEDS[0]], KEYS[1:2])[0])
+    for sample in (alone, second):
+        assert sample.num_sampled_nodes[0] == 0
+        assert assemble(graph, sample).batch_size == 0
+
+
+@of_all
+@pytest.mark.parametrize("seeds", [[400], [-1], [3, 3]])
+def test_seeds_that_are_none_are_refused(sampler: Sampler, graph: Graph, seeds: list[int]) -> None:
+    if seeds == [3, 3] and isinstance(sampler, ShadowSampler):
+        pytest.skip("every seed has a neighbourhood of its own")
+    with pytest.raises(ValueError, match=r"must lie in \[0, 400\)|must be distinct"):
+        sampler.sample_bulk(graph, [torch.tensor(seeds)], KEYS[:1])
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [*SAMPLERS.values(), DeviceSampler(NeighborSampler([-1, -1])), DeviceSampler(LadiesSampler([40]))],
+    ids=repr,
+)
+@pytest.mark.parametrize("change", CHANGES)
+def test_edges_that_point_out_of_the_graph_are_refused(sampler: Sampler, change: tuple[str, int, int]) -> None:
+    name, place, value = change
+    graph = graph_for_all()
+    getattr(graph, name).numpy()[place] = value  # which torch is not told of
+    with pytest.raises(ValueError, match=r"indptr|indices"):
+        sampler.sample_bulk(graph, [torch.arange(400)], KEYS[:1])
+
+
+@pytest.mark.parametrize("sampler", [sampler for sampler in SAMPLERS.values() if sampler.num_hops == 2], ids=repr)
+def test_a_model_learns_from_its_batches(sampler: Sampler, graph: Graph) -> None:
+    data = PartitionedDataModule(graph, sampler=sampler, batch_size=60)
+    model = SAGE(graph.node_arrays["x"].shape[1], int(graph.node_arrays["y"].max()) + 1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    pl.Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False
+    ).fit(model, data)
+    assert torch.cat(model.trained).sort().values.equal(graph.split("train"))
+    assert any(not value.equal(before[name]) for name, value in model.state_dict().items())
+    assert model.evaluated[-1][1].isfinite().all()
