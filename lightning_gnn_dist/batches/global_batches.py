@@ -60,6 +60,6 @@ class GlobalBatches:
     def _seeds(self, round_idx: int, index: int) -> Tensor:
         """The seeds of one batch: pass after pass over all of them, each in an order of its own."""
         size = min(self.batch_size, self.seeds.numel())
-        number, place = divmod(index, self.num_batches)
+        number, within = divmod(index, self.num_batches)
         order = permutation(self.seeds.numel(), self.seed + Purpose.CORRECTIONS, round_idx * _PASSES + number)
-        return self.seeds[order[place * size : (place + 1) * size]]
+        return self.seeds[order[within * size : (within + 1) * size]]

@@ -19,9 +19,9 @@ from lightning_gnn_dist.graph.graph import Graph
 Kernel = Callable[..., Any]
 
 
-def hop_keys(place: BatchKey, num_hops: int) -> Array:
+def hop_keys(batch_key: BatchKey, num_hops: int) -> Array:
     """The key of each hop of a batch."""
-    return np.array([key(*place, hop) for hop in range(num_hops)], np.uint64)
+    return np.array([key(*batch_key, hop) for hop in range(num_hops)], np.uint64)
 
 
 def sample_hops(

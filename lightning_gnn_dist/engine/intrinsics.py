@@ -40,7 +40,7 @@ def _copy_bytes(_: Any, target: Any, target_start: Any, source: Any, source_star
         function = builder.module.declare_intrinsic(
             "llvm.memcpy", arguments[:3], ir.FunctionType(ir.VoidType(), arguments)
         )
-        to, origin = (_address(context, builder, signature.args, args, place) for place in (0, 2))
+        to, origin = (_address(context, builder, signature.args, args, index) for index in (0, 2))
         builder.call(function, [to, origin, args[4], _FLAG(0)])
         return context.get_dummy_value()
 
@@ -56,10 +56,10 @@ def _widened_half(_: Any, bits: Any) -> Any:
     return types.float32(types.uint16), generate
 
 
-def _address(context: Any, builder: Any, kinds: Any, args: Any, place: int) -> Any:
-    """The address of the item ``args[place + 1]`` of the array ``args[place]``."""
-    array = context.make_array(kinds[place])(context, builder, args[place])
-    return builder.bitcast(builder.gep(array.data, [args[place + 1]]), _ADDRESS)
+def _address(context: Any, builder: Any, kinds: Any, args: Any, index: int) -> Any:
+    """The address of the item ``args[index + 1]`` of the array ``args[index]``."""
+    array = context.make_array(kinds[index])(context, builder, args[index])
+    return builder.bitcast(builder.gep(array.data, [args[index + 1]]), _ADDRESS)
 
 
 prefetch = cast(Callable[..., None], intrinsic(_prefetch))

@@ -15,7 +15,7 @@ class Edges(NamedTuple):
     """The edges of one hop, sorted by ``row``.
 
     Attributes:
-        row: The receiver's place in the frontier.
+        row: The receiver's position in the frontier.
         column: The sender, a node of the graph.
         position: Where the graph has the edge.
         weight: The edge's weight, or None.
@@ -53,8 +53,8 @@ class Stack:
         known = torch.cat(self._hops)
         ids = torch.cat([known, senders])
         unique, inverse = ids.unique(return_inverse=True)
-        places = torch.arange(ids.numel(), device=ids.device)
-        first = places.new_full(unique.shape, ids.numel()).scatter_reduce_(0, inverse, places, "amin")
+        positions = torch.arange(ids.numel(), device=ids.device)
+        first = positions.new_full(unique.shape, ids.numel()).scatter_reduce_(0, inverse, positions, "amin")
         self._hops.append(ids[first[first >= known.numel()].sort().values])
 
     def samples(self, *, with_ids: bool) -> list[Sample]:

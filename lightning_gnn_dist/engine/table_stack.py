@@ -11,7 +11,7 @@ from lightning_gnn_dist.engine.sample import Sample, refuse_repeated
 from lightning_gnn_dist.engine.stack import Edges
 
 MAX_EDGES = 2**31 - 1  # of a hop of a bulk
-UNSEEN, SEEN = 2**31 - 1, -(2**31)  # a table's entry: nothing, or this bit and the place of a node in its batch
+UNSEEN, SEEN = 2**31 - 1, -(2**31)  # a table's entry: nothing, or this bit and the position of a node in its batch
 
 
 class TableStack:
@@ -62,7 +62,7 @@ class TableStack:
         self._columns.append(self._table[ids] ^ SEEN)
 
     def _enter(self, ids: Tensor) -> None:
-        """Give those of the ids that are new a place in their batches, in the order in which they come."""
+        """Give those of the ids that are new a position in their batches, in the order in which they come."""
         order = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device)
         self._table.scatter_reduce_(0, ids, order, "amin")  # entries of known nodes are negative, and stay
         new = ids[self._table[ids] == order]
@@ -70,8 +70,8 @@ class TableStack:
         self.batch = torch.arange(self.num_batches, device=ids.device).repeat_interleave(count, output_size=len(new))
         self.nodes = new - self._starts[self.batch]
         before = count.cumsum(0) - count
-        place = torch.arange(new.numel(), device=ids.device) + (self._found - before)[self.batch]
-        self._table[new] = place.to(torch.int32) ^ SEEN
+        position = torch.arange(new.numel(), device=ids.device) + (self._found - before)[self.batch]
+        self._table[new] = position.to(torch.int32) ^ SEEN
         self._found = self._found + count
         self._nodes.append(self.nodes)
         self._counts.append(count)

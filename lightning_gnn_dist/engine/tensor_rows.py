@@ -31,8 +31,8 @@ class Rows(NamedTuple):
     first: Tensor
     degree: Tensor
 
-    def at(self, places: Tensor) -> Rows:
-        return Rows(*(vector[places] for vector in self))
+    def at(self, slots: Tensor) -> Rows:
+        return Rows(*(vector[slots] for vector in self))
 
 
 def rows_of(indptr: Tensor, key: Tensor, node: Tensor) -> Rows:
@@ -63,14 +63,14 @@ def drawn_edges(rows: Rows, size: int, *, replace: bool, weights: Tensor | None)
     is_drawn = rows.degree > (0 if replace else size)
     in_order = torch.arange(size, device=rows.node.device)
     if weights is None:
-        places = torch.where(is_drawn[:, None], _evenly(rows, size, replace), in_order)
+        slots = torch.where(is_drawn[:, None], _evenly(rows, size, replace), in_order)
     else:
-        places = in_order.repeat(rows.node.numel(), 1)
+        slots = in_order.repeat(rows.node.numel(), 1)
         for some, drawn in _by_weight(rows, is_drawn, size, replace, weights):
-            places[some] = drawn
+            slots[some] = drawn
     taken = in_order < torch.where(is_drawn, size, rows.degree)[:, None]
     chosen = taken.view(-1).nonzero().view(-1)
-    return chosen // size, (rows.first[:, None] + places).view(-1)[chosen]
+    return chosen // size, (rows.first[:, None] + slots).view(-1)[chosen]
 
 
 def _evenly(rows: Rows, size: int, replace: bool) -> Tensor:
@@ -90,9 +90,9 @@ def distinct(keys: Tensor, nodes: Tensor, degrees: Tensor, size: int) -> Tensor:
     last = degrees - size + step
     chosen = below(draw(keys, nodes, step), last + 1)
     for i in range(1, size):
-        place = chosen[:, i : i + 1]
-        is_taken = (chosen[:, :i] == place).any(1, keepdim=True)
-        chosen[:, i : i + 1] = torch.where(is_taken, last[:, i : i + 1], place)
+        slot = chosen[:, i : i + 1]
+        is_taken = (chosen[:, :i] == slot).any(1, keepdim=True)
+        chosen[:, i : i + 1] = torch.where(is_taken, last[:, i : i + 1], slot)
     return chosen
 
 
@@ -113,10 +113,10 @@ def _by_weight(
 
 def _laid_out(rows: Rows, width: int, weights: Tensor) -> tuple[Tensor, Tensor]:
     """The weights of the rows in a matrix, and which of its entries belong to none."""
-    place = torch.arange(width, device=rows.node.device)
+    slot = torch.arange(width, device=rows.node.device)
     last = rows.first + rows.degree - 1
-    position = (rows.first[:, None] + place).minimum(last[:, None])
-    return weights[position].to(torch.float64).clamp_(min=LEAST_WEIGHT), place >= rows.degree[:, None]
+    position = (rows.first[:, None] + slot).minimum(last[:, None])
+    return weights[position].to(torch.float64).clamp_(min=LEAST_WEIGHT), slot >= rows.degree[:, None]
 
 
 def _earliest(rows: Rows, width: int, size: int, weights: Tensor) -> Tensor:
@@ -142,8 +142,8 @@ def least(matrix: Tensor, size: int) -> Tensor:
     groups = matrix.view(num_rows, depth, num_groups).amin(1).sort(dim=1, stable=True).indices[:, :size]
     layer = num_groups * torch.arange(depth, device=matrix.device)
     groups = groups.sort(dim=1).values  # in order: ties stay as they are
-    places = (groups[:, None] + layer[:, None]).view(num_rows, depth * size)
-    return places.gather(1, matrix.gather(1, places).sort(dim=1, stable=True).indices[:, :size])
+    slots = (groups[:, None] + layer[:, None]).view(num_rows, depth * size)
+    return slots.gather(1, matrix.gather(1, slots).sort(dim=1, stable=True).indices[:, :size])
 
 
 def _high(rows: Rows, width: int, size: int, weights: Tensor) -> Tensor:

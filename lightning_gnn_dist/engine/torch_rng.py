@@ -22,9 +22,9 @@ _NODE, _STEP = _signed(0xD1342543DE82EF95), _signed(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
 
-def keys_of(places: Sequence[BatchKey], hop: int, device: torch.device) -> Tensor:
+def keys_of(batch_keys: Sequence[BatchKey], hop: int, device: torch.device) -> Tensor:
     """The key of a hop in each of several batches."""
-    return torch.tensor([_signed(int(key(*place, hop))) for place in places], device=device)
+    return torch.tensor([_signed(int(key(*batch_key, hop))) for batch_key in batch_keys], device=device)
 
 
 def draw(keys: Tensor, nodes: Tensor, i: Tensor | int) -> Tensor:

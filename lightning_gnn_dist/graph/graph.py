@@ -200,10 +200,10 @@ class Graph:
         edges = {name: array.new_empty((most, *array.shape[1:])) for name, array in self.edge_arrays.items()}
         for rows, at in self._row_pieces(nodes):
             local, found = lookup(self.indices[at].to(torch.int64))
-            place = slice(filled, filled + local.numel())
-            indices[place] = local
+            piece = slice(filled, filled + local.numel())
+            indices[piece] = local
             for name, array in self.edge_arrays.items():
-                edges[name][place] = take_rows(array, at[found])
+                edges[name][piece] = take_rows(array, at[found])
             indptr[done + 1 : done + 1 + rows.numel()] = count_per_row(self.indptr, rows, found)
             done, filled = done + rows.numel(), filled + local.numel()
         arrays = {name: take_rows(array, nodes) for name, array in self.node_arrays.items()}

@@ -70,6 +70,6 @@ def _whole_pages(array: Tensor) -> range:
     return range(-(-start // PAGE_BYTES) * PAGE_BYTES, end // PAGE_BYTES * PAGE_BYTES)
 
 
-def _is_own(places: list[Map]) -> bool:
-    shared = sum(place.sizes["Shared_Clean"] + place.sizes["Shared_Dirty"] for place in places)
-    return bool(places) and shared == 0 and all(place.name in ("", "[heap]") for place in places)
+def _is_own(maps: list[Map]) -> bool:
+    shared = sum(found.sizes["Shared_Clean"] + found.sizes["Shared_Dirty"] for found in maps)
+    return bool(maps) and shared == 0 and all(found.name in ("", "[heap]") for found in maps)

@@ -57,14 +57,14 @@ def communities(
     edge_index = _edges(label, round(num_nodes * mean_degree / 2), homophily, generator)
     centre = generator.normal(size=(num_classes, num_features))
     x = centre[label] + noise * generator.normal(size=(num_nodes, num_features))
-    place = generator.permutation(num_nodes) / num_nodes
+    quantile = generator.permutation(num_nodes) / num_nodes
     middle = (1 + train_share) / 2
     arrays = {
         "x": torch.from_numpy(x.astype(np.float32)),
         "y": torch.from_numpy(label),
-        "train_mask": torch.from_numpy(place < train_share),
-        "val_mask": torch.from_numpy((train_share <= place) & (place < middle)),
-        "test_mask": torch.from_numpy(middle <= place),
+        "train_mask": torch.from_numpy(quantile < train_share),
+        "val_mask": torch.from_numpy((train_share <= quantile) & (quantile < middle)),
+        "test_mask": torch.from_numpy(middle <= quantile),
     }
     return Graph.from_edge_index(torch.from_numpy(edge_index), num_nodes, arrays)
 

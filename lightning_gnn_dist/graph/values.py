@@ -57,10 +57,10 @@ class ValueCheck:
         else:
             return  # several labels a node may have a sign for those that are missing
         if bool(bad.any()):
-            place = int(bad.nonzero()[0])
-            node = _name(graph, int(nodes[place]))
+            first = int(bad.nonzero()[0])
+            node = _name(graph, int(nodes[first]))
             raise ValueError(
-                f"y of node {node} is {used[place].tolist()}, {what}, but {mask} marks the node. Leave it out of the "
+                f"y of node {node} is {used[first].tolist()}, {what}, but {mask} marks the node. Leave it out of the "
                 "mask, or switch this check off by check_values=False."
             )
 

@@ -50,8 +50,8 @@ class Division:
             )
 
     def nodes(self, rank: int) -> range:
-        place = rank % self._num_shards * self._copies + rank // self._num_shards
-        return range(int(self.starts[place]), int(self.starts[place + 1]))
+        slot = rank % self._num_shards * self._copies + rank // self._num_shards
+        return range(int(self.starts[slot]), int(self.starts[slot + 1]))
 
 
 class RemoteRows:
@@ -95,11 +95,11 @@ class RemoteRows:
     def complete(self, path: Path) -> None:
         """Put the rows of the halo behind the own ones, which are in the file. Collective."""
         own, file = _map(path)[: self.num_own], RowFile(path, "a layer")
-        for asked, places in self._rounds(own[:1].nbytes):
+        for asked, cuts in self._rounds(own[:1].nbytes):
             told = self._channel.exchange(asked)
             answers = [take_rows(own, ids.to(torch.int64) - self._own.start) for ids in told]
             rows = self._channel.exchange(answers, [len(ids) for ids in asked])
-            for at, piece in zip(places, rows, strict=True):
+            for at, piece in zip(cuts, rows, strict=True):
                 file.write(self.num_own + np.arange(at.start, at.stop), piece.numpy())
         file.close()
 
@@ -110,8 +110,8 @@ class RemoteRows:
         """
         size = max(1, self._budget_bytes // (_COPIES * (bytes_of_row + 8) * self._channel.size))
         for start in range(0, self._most, size):
-            places = [cut[start : start + size] for cut in self._cuts]
-            yield [self.ids[at.start : at.stop].to(self._small) for at in places], places
+            cuts = [cut[start : start + size] for cut in self._cuts]
+            yield [self.ids[at.start : at.stop].to(self._small) for at in cuts], cuts
 
     def _cut(self, nodes: range) -> range:
         """Where in the halo another rank's nodes are."""
@@ -146,7 +146,7 @@ class RemoteRows:
         return _map(path).view(array.dtype)
 
     def _local_indices(self, indices: Tensor) -> Tensor:
-        """Own nodes by their place among the own, others by that in the halo behind them."""
+        """Own nodes by their position among the own, others by that in the halo behind them."""
         path, dtype = self._folder / "indices.npy", index_dtype(self.num_nodes)
         npy.write_header(path, _numpy_dtype(dtype), tuple(indices.shape))
         for senders in indices.split(self._edges_at_once):

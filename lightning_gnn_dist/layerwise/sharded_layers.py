@@ -48,16 +48,16 @@ class ShardedWork(LayerWork):
             with drafts.folder_beside(self.folder.resolve()) as folder:  # where shards are there is room for their rows
                 halo = RemoteRows(shard, division, channel, folder, self.budget_bytes)
                 graph = halo.graph()
-                for place, layer in enumerate(inner):
-                    graph = self._next(layer, graph, halo, folder, place)
+                for index, layer in enumerate(inner):
+                    graph = self._next(layer, graph, halo, folder, index)
                 self._write_last(last, graph, range(halo.num_own), int(bounds.nodes[-1]))
         finally:
             channel.close()
         return batch
 
-    def _next(self, layer: Layer, graph: Graph, halo: RemoteRows, folder: Path, place: int) -> Graph:
+    def _next(self, layer: Layer, graph: Graph, halo: RemoteRows, folder: Path, index: int) -> Graph:
         """The graph whose features are what a layer says of the nodes and their halo."""
-        path, file = folder / f"layer-{place}.npy", None
+        path, file = folder / f"layer-{index}.npy", None
         for nodes, rows in self.compute(layer, graph, range(halo.num_own), None):
             if file is None:
                 make(path, halo.num_nodes, rows)
@@ -66,7 +66,7 @@ class ShardedWork(LayerWork):
         assert file is not None
         file.close()
         halo.complete(path)
-        (folder / f"layer-{place - 1}.npy").unlink(missing_ok=True)
+        (folder / f"layer-{index - 1}.npy").unlink(missing_ok=True)
         return with_x(graph, path)
 
     def _write_last(self, layer: Layer, graph: Graph, own: range, num_rows: int) -> None:

@@ -213,13 +213,13 @@ def stream(
     links = np.zeros(num_parts, np.int64)
     owed = num_parts * least  # nodes that parts below their least size still have to get
     level = emptiest = 0  # sizes only grow, so the emptiest part is found by walking on
-    for place in range(num_nodes):
-        node = order[place] if order.size else place
+    for turn in range(num_nodes):
+        node = order[turn] if order.size else turn
         while size[emptiest] > level:
             emptiest += 1
             if emptiest == num_parts:
                 level, emptiest = level + 1, 0
-        limit = capacity if num_nodes - place > owed else least
+        limit = capacity if num_nodes - turn > owed else least
         for edge in range(indptr[node], indptr[node + 1]):
             sender = indices[edge]
             if sender != node and assignment[sender] >= 0:

@@ -133,18 +133,18 @@ def _edges_between(parts: PartsRecord) -> HeatMap:
 
 def _labels_of_parts(parts: PartsRecord) -> Bars:
     whole = [sum(column) for column in zip(*parts.labels, strict=True)]
-    order = sorted(range(len(whole)), key=lambda place: -whole[place])
+    order = sorted(range(len(whole)), key=lambda index: -whole[index])
     named, rest = (order, []) if len(order) <= MAX_CLASSES else (order[: MAX_CLASSES - 1], order[MAX_CLASSES - 1 :])
     rows = [_shares(counts, named, rest) for counts in [*parts.labels, whole]]
-    pieces = [f"class {parts.classes[place]}" for place in named] + ([f"{len(rest)} others"] if rest else [])
+    pieces = [f"class {parts.classes[index]}" for index in named] + ([f"{len(rest)} others"] if rest else [])
     names = [*_numbered("part", parts.labels), "graph"]
     return Bars("Labels of the training nodes", "share", pieces, names, rows)
 
 
 def _shares(counts: Sequence[int], named: Sequence[int], rest: Sequence[int]) -> list[float]:
     total = max(1, sum(counts))
-    shares = [counts[place] / total for place in named]
-    return [*shares, sum(counts[place] for place in rest) / total] if rest else shares
+    shares = [counts[index] / total for index in named]
+    return [*shares, sum(counts[index] for index in rest) / total] if rest else shares
 
 
 def _numbered(what: str, rows: Sequence[object]) -> list[str]:

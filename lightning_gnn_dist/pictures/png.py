@@ -64,7 +64,7 @@ def _heat_map(axes: Any, chart: HeatMap) -> Any:
     image = axes.imshow(cells, aspect="auto", cmap="Blues", interpolation="nearest", **limits)
     for axis, names, label in ((axes.xaxis, chart.columns, chart.x_label), (axes.yaxis, chart.rows, chart.y_label)):
         shown = range(0, len(names), len(names) // 12 + 1)
-        axis.set_ticks(list(shown), labels=[names[place] for place in shown])
+        axis.set_ticks(list(shown), labels=[names[index] for index in shown])
         axis.set_label_text(label)
     return image
 

@@ -35,7 +35,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     rough = (high - low) / about
     unit = 10.0 ** floor(log10(rough))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
-    return [step * place for place in range(floor(low / step), ceil(high / step) + 1)]
+    return [step * index for index in range(floor(low / step), ceil(high / step) + 1)]
 
 
 def _lines(chart: Lines) -> str:
@@ -43,14 +43,14 @@ def _lines(chart: Lines) -> str:
     across, up = (ticks(min(values), max(values)) for values in zip(*points, strict=True))
     inner_width, inner_height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def pixels(x: float, y: float) -> tuple[float, float]:
         left = _LEFT + (x - across[0]) / (across[-1] - across[0]) * inner_width
         return left, _TOP + inner_height - (y - up[0]) / (up[-1] - up[0]) * inner_height
 
-    parts = [*_axes(across, up, place), *_names_of_axes(chart.x_label, chart.y_label, HEIGHT)]
+    parts = [*_axes(across, up, pixels), *_names_of_axes(chart.x_label, chart.y_label, HEIGHT)]
     for number, line in enumerate(chart.lines):
         colour = COLOURS[number % len(COLOURS)]
-        at = [place(*point) for point in line.points]
+        at = [pixels(*point) for point in line.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for (x, y), (along, value) in zip(at, line.points, strict=True):
@@ -60,16 +60,16 @@ def _lines(chart: Lines) -> str:
     return _svg(chart.title, parts, HEIGHT + _LINE * len(chart.lines))
 
 
-def _axes(across: Sequence[float], up: Sequence[float], place: object) -> Iterator[str]:
-    assert callable(place)
+def _axes(across: Sequence[float], up: Sequence[float], pixels: object) -> Iterator[str]:
+    assert callable(pixels)
     for x in across:
-        left, bottom = place(x, up[0])
-        _, top = place(x, up[-1])
+        left, bottom = pixels(x, up[0])
+        _, top = pixels(x, up[-1])
         yield f'<line x1="{left:.1f}" y1="{top:.1f}" x2="{left:.1f}" y2="{bottom:.1f}" class="grid"/>'
         yield _text(left, bottom + 15, _number(x), "middle")
     for y in up:
-        left, height = place(across[0], y)
-        right, _ = place(across[-1], y)
+        left, height = pixels(across[0], y)
+        right, _ = pixels(across[-1], y)
         yield f'<line x1="{left:.1f}" y1="{height:.1f}" x2="{right:.1f}" y2="{height:.1f}" class="grid"/>'
         yield _text(left - 6, height + 4, _number(y), "end")
 

@@ -37,7 +37,7 @@ class OrdersSeeds(Protocol):
     """A sampler that also says in which order seeds are dealt to the batches of a pass."""
 
     def order(self, graph: Graph, seeds: Tensor, seed: int, epoch: int) -> Tensor:
-        """A permutation of the places in ``seeds``, which depends on the arguments alone."""
+        """A permutation of the positions in ``seeds``, which depends on the arguments alone."""
         ...
 
 

@@ -52,10 +52,10 @@ class ClusterSampler:
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         bulk, samples = check_bulk(graph, seeds, keys), []
         starts, members = remembered(graph, ("members", self.chunk), lambda: self._members(graph))
-        for ids, place in bulk:
+        for ids, batch_key in bulk:
             chunks = self._chunks(graph)[ids].unique()
             others = members[edge_positions(starts, chunks)]
-            samples.append(induced(graph, ids, others, place, self.num_hops))
+            samples.append(induced(graph, ids, others, batch_key, self.num_hops))
         return samples
 
     def _chunks(self, graph: Graph) -> Tensor:

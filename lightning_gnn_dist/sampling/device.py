@@ -78,12 +78,12 @@ class DeviceSampler:
         return samples
 
     def _sample(self, graph: Graph, bulk: list[tuple[Tensor, BatchKey]]) -> list[Sample]:
-        seeds, places = zip(*bulk, strict=True)
+        seeds, batch_keys = zip(*bulk, strict=True)
         device, name = graph.indices.device, self.sampler.weight
         weights = None if name is None else checked_weights(graph, name)
         stack = TableStack(seeds, graph.num_nodes, device)
         for hop in range(self.num_hops):
-            stack.grow(self._hop(graph, stack, keys_of(places, hop, device), weights, hop))
+            stack.grow(self._hop(graph, stack, keys_of(batch_keys, hop, device), weights, hop))
         return stack.samples(with_ids=bool(graph.edge_arrays))
 
     def _hop(self, graph: Graph, stack: TableStack, keys: Tensor, weights: Tensor | None, hop: int) -> Edges:

@@ -53,20 +53,20 @@ class FarNegativesSampler:
         return Lookup(self.part.node_arrays["n_id"])
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        return [self._sample(graph, ids, place) for ids, place in zip(seeds, keys, strict=True)]
+        return [self._sample(graph, ids, batch_key) for ids, batch_key in zip(seeds, keys, strict=True)]
 
-    def _sample(self, graph: Graph, ids: Tensor, place: BatchKey) -> Sample:
-        edges = directed(edges_at(self.part, ids), ids, place, self.links.undirected)
+    def _sample(self, graph: Graph, ids: Tensor, batch_key: BatchKey) -> Sample:
+        edges = directed(edges_at(self.part, ids), ids, batch_key, self.links.undirected)
         n_id, sampler = self.part.node_arrays["n_id"], self.links.sampler
-        far = draw_receivers(graph, n_id[edges[0]], ids, self.links.num_negatives, key(*place, FALSE_ENDS))[0]
+        far = draw_receivers(graph, n_id[edges[0]], ids, self.links.num_negatives, key(*batch_key, FALSE_ENDS))[0]
         at, is_here = self._places(far.view(-1))
         false = torch.zeros_like(far).view(-1)
         false[is_here] = at
         # An end that lies elsewhere stands for the first edge's sender until the two samples are joined.
         false[~is_here] = edges[0, 0] if ids.numel() else 0
-        ((near, ends),) = around(self.part, sampler, [targets(edges, false.view_as(far))], [place])
+        ((near, ends),) = around(self.part, sampler, [targets(edges, false.view_as(far))], [batch_key])
         near = without_targets(near, ends[:, : ids.numel()])
-        ((outside, strangers),) = around(graph, sampler, [far.view(-1)[~is_here]], [place])
+        ((outside, strangers),) = around(graph, sampler, [far.view(-1)[~is_here]], [batch_key])
         outside = _without_edges(outside, n_id[edges], graph.num_nodes)
         joined, place_near, place_outside = _side_by_side(near._replace(nodes=n_id[near.nodes]), outside)
         ends = place_near[ends]
@@ -89,16 +89,16 @@ def _side_by_side(one: Sample, other: Sample) -> tuple[Sample, Tensor, Tensor]:
     first = _places(one, starts)
     second = _places(other, [start + n for start, n in zip(starts, one.num_sampled_nodes, strict=True)])
     degrees = torch.zeros(one.indptr.numel() + other.indptr.numel() - 2, dtype=torch.int64)
-    for sample, places in ((one, first), (other, second)):
-        degrees[places[: sample.indptr.numel() - 1]] = sample.indptr.diff().to(torch.int64)
+    for sample, positions in ((one, first), (other, second)):
+        degrees[positions[: sample.indptr.numel() - 1]] = sample.indptr.diff().to(torch.int64)
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
     nodes, indices = one.nodes.new_empty(sum(num_nodes)), one.indices.new_empty(int(indptr[-1]))
-    for sample, places in ((one, first), (other, second)):
-        nodes[places] = sample.nodes
+    for sample, positions in ((one, first), (other, second)):
+        nodes[positions] = sample.nodes
         counts = sample.indptr.diff().to(torch.int64)
-        shift = indptr[places[: counts.numel()]] - sample.indptr[:-1]
+        shift = indptr[positions[: counts.numel()]] - sample.indptr[:-1]
         at = torch.arange(sample.indices.numel()) + shift.repeat_interleave(counts)
-        indices[at] = places[sample.indices.to(torch.int64)].to(indices.dtype)
+        indices[at] = positions[sample.indices.to(torch.int64)].to(indices.dtype)
     num_edges = [sum(pair) for pair in zip(one.num_sampled_edges, other.num_sampled_edges, strict=True)]
     joined = Sample(nodes, indptr.to(one.indptr.dtype), indices, num_nodes, num_edges, None)
     return joined, first, second

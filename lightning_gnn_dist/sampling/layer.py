@@ -74,14 +74,14 @@ class LayerSampler(ABC):
         bulk = check_bulk(graph, seeds, keys)
         values = NONE if self.weight is None else edge_weights(graph, self.weight)
         layers = Layers(np.array(self.num_nodes, np.int64), values, *self.importance(graph), self.normalize)
-        return [self._sample(graph, ids, place, layers) for ids, place in bulk]
+        return [self._sample(graph, ids, batch_key, layers) for ids, batch_key in bulk]
 
-    def _sample(self, graph: Graph, seeds: Tensor, place: BatchKey, layers: Layers) -> Sample:
+    def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey, layers: Layers) -> Sample:
         every = Rule(NONE, False)
         return sample_hops(
             graph,
             seeds,
-            hop_keys(place, self.num_hops),
+            hop_keys(batch_key, self.num_hops),
             lambda indptr, indices, ids, keys, *batch: sample_layers(indptr, indices, ids, keys, every, layers, *batch),
             tables=self.num_hops + 1,
             weighs=True,

@@ -50,15 +50,17 @@ class LinkSampler:
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         home = graph if self.home is None else self.home
-        pairs = [self._pairs(home, ids, place) for ids, place in zip(seeds, keys, strict=True)]
+        pairs = [self._pairs(home, ids, batch_key) for ids, batch_key in zip(seeds, keys, strict=True)]
         return [
             labelled(without_targets(sample, ends[:, : ids.numel()]), ends, ids.numel())
             for ids, (sample, ends) in zip(seeds, around(graph, self.sampler, pairs, keys), strict=True)
         ]
 
-    def _pairs(self, graph: Graph, ids: Tensor, place: BatchKey) -> Tensor:
-        edges = directed(edges_at(graph, ids), ids, place, self.undirected)
-        false = draw_receivers(graph, edges[0], ids, self.num_negatives, key(*place, FALSE_ENDS), self.num_candidates)
+    def _pairs(self, graph: Graph, ids: Tensor, batch_key: BatchKey) -> Tensor:
+        edges = directed(edges_at(graph, ids), ids, batch_key, self.undirected)
+        false = draw_receivers(
+            graph, edges[0], ids, self.num_negatives, key(*batch_key, FALSE_ENDS), self.num_candidates
+        )
         return targets(edges, false[0])
 
 
@@ -110,11 +112,11 @@ def edges_at(graph: Graph, positions: Tensor) -> Tensor:
     return torch.stack([graph.indices[positions].to(torch.int64), receivers])
 
 
-def directed(edges: Tensor, ids: Tensor, place: BatchKey, undirected: bool) -> Tensor:
+def directed(edges: Tensor, ids: Tensor, batch_key: BatchKey, undirected: bool) -> Tensor:
     """The edges as they are, or with ends that are swapped at random."""
     if not undirected:
         return edges
-    return torch.where(draw_bits(key(*place, DIRECTION), ids), edges.flip(0), edges)
+    return torch.where(draw_bits(key(*batch_key, DIRECTION), ids), edges.flip(0), edges)
 
 
 def targets(edges: Tensor, negatives: Tensor) -> Tensor:
@@ -161,7 +163,7 @@ def without(sample: Sample, dropped: Tensor) -> Sample:
 
 
 def labelled(sample: Sample, ends: Tensor, num_edges: int) -> Sample:
-    """The sample with the places of its targets and what they are: the first ``num_edges`` are edges."""
+    """The sample with the positions of its targets and what they are: the first ``num_edges`` are edges."""
     label = torch.zeros(ends.shape[1], device=ends.device)
     label[:num_edges] = 1.0
     return sample._replace(extra={"edge_label_index": ends, "edge_label": label}, is_constant=False)

@@ -110,14 +110,14 @@ def _node_wise(sampler: NeighborSampler, graph: Graph, matrix: Tensor, stack: St
     degrees = torch.bincount(row, minlength=nodes.numel())
     first, size = degrees.cumsum(0) - degrees, sampler.num_neighbors[hop]
     is_drawn = (degrees > (0 if sampler.replace else size)) & (size >= 0)
-    places = _draw_places(sampler, graph, product, keys[batch], nodes, degrees, is_drawn, size)
-    entries = torch.cat([(~is_drawn[row]).nonzero().view(-1), (first[is_drawn, None] + places).view(-1)])
+    slots = _draw_slots(sampler, graph, product, keys[batch], nodes, degrees, is_drawn, size)
+    entries = torch.cat([(~is_drawn[row]).nonzero().view(-1), (first[is_drawn, None] + slots).view(-1)])
     entries = entries[row[entries].argsort(stable=True)]
     position = position[entries]
     return Edges(row[entries], graph.indices[position].long(), position, None)
 
 
-def _draw_places(
+def _draw_slots(
     sampler: NeighborSampler,
     graph: Graph,
     product: Tensor,
@@ -127,7 +127,7 @@ def _draw_places(
     is_drawn: Tensor,
     size: int,
 ) -> Tensor:
-    """For each row that is not taken whole, the places of the edges that are drawn."""
+    """For each row that is not taken whole, the slots of the edges that are drawn."""
     keys, nodes, bound = (vector[is_drawn, None] for vector in (keys, nodes, degrees))
     if size < 0:
         return nodes[:, :0]
@@ -145,7 +145,7 @@ def _draw_places(
         height = unit(draw(keys, nodes, torch.arange(size, device=keys.device))) * heights[:, -1:]
         return torch.searchsorted(heights, height, right=True).minimum(bound - 1)
     u = unit(draw(keys, nodes, torch.arange(weights.size(1), device=keys.device)))
-    return (-torch.log1p(-u) / weights).argsort(1)[:, :size]  # division by 0 gives the places behind a row
+    return (-torch.log1p(-u) / weights).argsort(1)[:, :size]  # division by 0 gives the slots behind a row
 
 
 # Layer-wise.

@@ -17,7 +17,7 @@ _TRIES = 16  # random ones, before the next node that will do is taken
 def draw_receivers(
     graph: Graph, senders: Tensor, ids: Tensor, count: int, key: np.uint64, num_candidates: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """For each sender ``count`` nodes that it has no edge to, itself excluded; and the places of those without any.
+    """For each sender ``count`` nodes that it has no edge to, itself excluded; and the positions of those without any.
 
     Uniform over the nodes. A draw depends on the key and the id alone, not on what is drawn beside it. Senders with an
     edge to every candidate get one of their neighbours, and are named in the second result.
@@ -49,8 +49,8 @@ def has_edges(graph: Graph, edges: Tensor) -> Tensor:
 @inlined
 def _is_edge(indptr: Array, indices: Array, sender: int, receiver: int) -> bool:
     found = False
-    for place in range(max(indptr[receiver], 0), min(indptr[receiver + 1], len(indices))):
-        found |= indices[place] == sender
+    for at in range(max(indptr[receiver], 0), min(indptr[receiver + 1], len(indices))):
+        found |= indices[at] == sender
     return found
 
 

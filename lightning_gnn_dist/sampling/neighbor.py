@@ -57,14 +57,14 @@ class NeighborSampler:
         return len(self.num_neighbors)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        return [self._sample(graph, ids, place) for ids, place in check_bulk(graph, seeds, keys)]
+        return [self._sample(graph, ids, batch_key) for ids, batch_key in check_bulk(graph, seeds, keys)]
 
-    def _sample(self, graph: Graph, seeds: Tensor, place: BatchKey) -> Sample:
+    def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey) -> Sample:
         fanouts = np.array(self.num_neighbors, np.int64)
         rule = Rule(NONE if self.weight is None else edge_weights(graph, self.weight), self.replace)
         return sample_hops(
             graph,
             seeds,
-            hop_keys(place, self.num_hops),
+            hop_keys(batch_key, self.num_hops),
             lambda indptr, indices, ids, keys, *batch: sample(indptr, indices, ids, fanouts, keys, rule, *batch),
         )

@@ -43,9 +43,9 @@ class ShadowSampler:
         check_num_hops(self.num_hops)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        return [self._sample(graph, ids, place) for ids, place in check_bulk(graph, seeds, keys)]
+        return [self._sample(graph, ids, batch_key) for ids, batch_key in check_bulk(graph, seeds, keys)]
 
-    def _sample(self, graph: Graph, seeds: Tensor, place: BatchKey) -> Sample:
+    def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey) -> Sample:
         fanouts, roots = np.array(self.num_neighbors, np.int64), np.zeros(seeds.numel() + 1, np.int64)
 
         def kernel(indptr: Array, indices: Array, ids: Array, keys: Array, work: Work, table: Table, *of: Array) -> int:
@@ -56,7 +56,7 @@ class ShadowSampler:
             num_nodes[0] = roots[-1]
             return int(max(num_edges[0], num_nodes[0]))
 
-        side = sample_hops(graph, seeds, hop_keys(place, len(fanouts)), kernel)  # by side, all as if of hop 0
+        side = sample_hops(graph, seeds, hop_keys(batch_key, len(fanouts)), kernel)  # by side, all as if of hop 0
         at = torch.from_numpy(roots)
         own = at[:-1].repeat_interleave(at.diff()).repeat_interleave(side.indptr.diff())  # of each edge
         sample = seeds_first(side.indptr.long(), side.indices + own, at[:-1], self.num_hops)

@@ -23,14 +23,14 @@ def check_num_hops(num_hops: int) -> None:
 
 
 def induced(
-    graph: Graph, seeds: Tensor, others: Tensor, place: BatchKey, num_hops: int, *, with_ids: bool | None = None
+    graph: Graph, seeds: Tensor, others: Tensor, batch_key: BatchKey, num_hops: int, *, with_ids: bool | None = None
 ) -> Sample:
     """The graph among the seeds and ``others``, which may repeat themselves; with one hop only the seeds' rows."""
     nodes = others.numpy()
     return sample_hops(
         graph,
         seeds,
-        hop_keys(place, num_hops),
+        hop_keys(batch_key, num_hops),
         lambda indptr, indices, ids, _, *batch: sample_induced(indptr, indices, ids, nodes, *batch),
         with_ids=with_ids,
     )
@@ -41,8 +41,8 @@ def seeds_first(indptr: Tensor, indices: Tensor, seeds: Tensor, num_hops: int) -
     num_nodes = indptr.numel() - 1
     others = torch.ones(num_nodes, dtype=torch.bool).index_fill_(0, seeds, False).nonzero().view(-1)
     nodes = torch.cat([seeds, others])
-    place = torch.empty_like(nodes)
-    place[nodes] = torch.arange(nodes.numel())
+    position = torch.empty_like(nodes)
+    position[nodes] = torch.arange(nodes.numel())
 
     rows = nodes if num_hops > 1 else seeds
     edges = edge_positions(indptr, rows)
@@ -55,7 +55,7 @@ def seeds_first(indptr: Tensor, indices: Tensor, seeds: Tensor, num_hops: int) -
     return Sample(
         nodes=nodes,
         indptr=starts.to(small),
-        indices=place[indices[edges].to(torch.int64)].to(small),
+        indices=position[indices[edges].to(torch.int64)].to(small),
         num_sampled_nodes=[seeds.numel(), others.numel(), *unused],
         num_sampled_edges=[of_seeds, edges.numel() - of_seeds, *unused][:num_hops],
         edge_ids=edges,

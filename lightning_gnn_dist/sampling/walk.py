@@ -67,13 +67,13 @@ class RandomWalkSampler:
         check_weight(self.weight)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        return [self._sample(graph, ids, place) for ids, place in check_bulk(graph, seeds, keys)]
+        return [self._sample(graph, ids, batch_key) for ids, batch_key in check_bulk(graph, seeds, keys)]
 
-    def _sample(self, graph: Graph, seeds: Tensor, place: BatchKey) -> Sample:
-        sample = self._walk(graph, seeds, place, with_ids=True if self.visits else None)
+    def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey) -> Sample:
+        sample = self._walk(graph, seeds, batch_key, with_ids=True if self.visits else None)
         if not self.visits:
             return sample
-        of_edges, of_nodes = self._norms(graph, seeds.numel(), place.seed) if seeds.numel() else _NO_NORMS
+        of_edges, of_nodes = self._norms(graph, seeds.numel(), batch_key.seed) if seeds.numel() else _NO_NORMS
         assert sample.edge_ids is not None
         return sample._replace(
             edge_weight=of_edges[sample.edge_ids],
@@ -81,12 +81,12 @@ class RandomWalkSampler:
             edge_ids=sample.edge_ids if graph.edge_arrays else None,
         )
 
-    def _walk(self, graph: Graph, seeds: Tensor, place: BatchKey, *, with_ids: bool | None) -> Sample:
+    def _walk(self, graph: Graph, seeds: Tensor, batch_key: BatchKey, *, with_ids: bool | None) -> Sample:
         visited = np.empty(seeds.numel() * self.walk_length, np.int64)
         csr = graph.indptr.numpy(), graph.indices.numpy()
-        if not walk(*csr, seeds.numpy(), key(*place, 0), self.walk_length, visited):
+        if not walk(*csr, seeds.numpy(), key(*batch_key, 0), self.walk_length, visited):
             raise graph_is_damaged(graph)
-        return induced(graph, seeds, torch.from_numpy(visited), place, self.num_hops, with_ids=with_ids)
+        return induced(graph, seeds, torch.from_numpy(visited), batch_key, self.num_hops, with_ids=with_ids)
 
     def _norms(self, graph: Graph, num_seeds: int, seed: int) -> tuple[Tensor, Tensor]:
         """The weight of each edge and of each node in batches of so many seeds."""
@@ -102,10 +102,10 @@ class RandomWalkSampler:
         batches = visited = 0
         whole = RandomWalkSampler(max(2, self.num_hops), self.walk_length)  # the rows of all nodes
         while visited < self.visits * graph.num_nodes:
-            number, place = divmod(batches, in_pass)
-            if place == 0:
+            number, within = divmod(batches, in_pass)
+            if within == 0:
                 order = roots[permutation(roots.numel(), seed, _BEFORE - number)]
-            ids = order[place * num_seeds : (place + 1) * num_seeds]
+            ids = order[within * num_seeds : (within + 1) * num_seeds]
             sample = whole._walk(graph, ids, BatchKey(seed, _BEFORE, batches), with_ids=True)
             nodes[sample.nodes] += 1
             edges[sample.edge_ids] += 1

@@ -27,22 +27,22 @@ class RowCache:
         return self.hits / max(1, self.asked)
 
     def find(self, ids: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Which places of ``ids`` are held, and where; and the other places."""
+        """Which positions of ``ids`` are held, and where; and the other positions."""
         at = torch.searchsorted(self._ids, ids).clamp_(max=max(0, self._ids.numel() - 1))
         is_held = self._ids[at] == ids if self._ids.numel() else torch.zeros_like(ids, dtype=torch.bool)
-        places = is_held.nonzero().view(-1)
-        self.asked, self.hits = self.asked + ids.numel(), self.hits + places.numel()
-        return (places, at[places]), (~is_held).nonzero().view(-1)
+        positions = is_held.nonzero().view(-1)
+        self.asked, self.hits = self.asked + ids.numel(), self.hits + positions.numel()
+        return (positions, at[positions]), (~is_held).nonzero().view(-1)
 
     def fill(self, rows: dict[str, Tensor], held: tuple[Tensor, Tensor], rest: Tensor) -> dict[str, Tensor]:
-        """``rows`` of the places ``rest``, and between them those that are held."""
-        places, at = held
-        if not places.numel():
+        """``rows`` of the positions ``rest``, and between them those that are held."""
+        positions, at = held
+        if not positions.numel():
             return rows
-        return {name: self._merge(array, self._rows[name], places, at, rest) for name, array in rows.items()}
+        return {name: self._merge(array, self._rows[name], positions, at, rest) for name, array in rows.items()}
 
     @staticmethod
-    def _merge(new: Tensor, kept: Tensor, places: Tensor, at: Tensor, rest: Tensor) -> Tensor:
-        out = new.new_empty((places.numel() + rest.numel(), *new.shape[1:]))
-        out[places], out[rest] = kept[at], new
+    def _merge(new: Tensor, kept: Tensor, positions: Tensor, at: Tensor, rest: Tensor) -> Tensor:
+        out = new.new_empty((positions.numel() + rest.numel(), *new.shape[1:]))
+        out[positions], out[rest] = kept[at], new
         return out

@@ -39,12 +39,12 @@ def sample_layer_wise(
     importance = _importance(graph, sampler)
     batches = [_Batch(check_seeds(ids, graph.num_nodes), graph.num_nodes) for ids in seeds]
     for hop in range(sampler.num_hops):
-        nodes, places = union([batch.frontier for batch in batches])
+        nodes, positions = union([batch.frontier for batch in batches])
         rows = graph.rows(nodes, sampler.weight)
         values = NONE if rows.weights is None else rows.weights.numpy()
         layers = Layers(np.array(sampler.num_nodes, np.int64), values, *importance, sampler.normalize)
-        for batch, at, place in zip(batches, places, keys, strict=True):
-            batch.grow(rows, at, key(*place, hop), hop, layers)
+        for batch, at, batch_key in zip(batches, positions, keys, strict=True):
+            batch.grow(rows, at, key(*batch_key, hop), hop, layers)
     return [batch.sample() for batch in batches]
 
 

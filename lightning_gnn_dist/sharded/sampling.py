@@ -35,15 +35,17 @@ def batches(
 ) -> list[SampledData]:
     """The batches of a bulk. Collective: a rank with fewer seeds than others gives batches without any."""
     samples = sample_bulk(graph, sampler, seeds, keys)
-    nodes, places = union([sample.nodes for sample in samples])
+    nodes, in_nodes = union([sample.nodes for sample in samples])
     arrays = graph.fetch(nodes)
     edges: dict[str, Tensor] = {}
     if graph.has_edge_arrays:
-        ids, positions = union([sample.edge_ids for sample in samples if sample.edge_ids is not None])
+        ids, in_edges = union([sample.edge_ids for sample in samples if sample.edge_ids is not None])
         edges = graph.fetch_edges(ids)
-        samples = [sample._replace(edge_ids=at) for sample, at in zip(samples, positions, strict=True)]
+        samples = [sample._replace(edge_ids=at) for sample, at in zip(samples, in_edges, strict=True)]
     rows = Arrays(arrays, edges)
-    return [assemble(rows, sample._replace(nodes=at), widen=widen) for sample, at in zip(samples, places, strict=True)]
+    return [
+        assemble(rows, sample._replace(nodes=at), widen=widen) for sample, at in zip(samples, in_nodes, strict=True)
+    ]
 
 
 def sample_bulk(

@@ -92,11 +92,11 @@ def _let_go(start: int, end: int) -> None:
 
 def _file_of(array: Tensor, maps: list[Map] | None) -> Map | None:
     """The map of a file that the array lies in, unless some of it was changed since, which only memory knows."""
-    places = maps_under(array, maps)
-    if len(places) != 1 or places[0].sizes["Anonymous"] > 0:
+    found = maps_under(array, maps)
+    if len(found) != 1 or found[0].sizes["Anonymous"] > 0:
         return None
-    place, file = places[0], Path(places[0].name)
-    return place if file.is_file() and file.stat().st_ino == place.inode else None
+    only, file = found[0], Path(found[0].name)
+    return only if file.is_file() and file.stat().st_ino == only.inode else None
 
 
 @cache

@@ -36,7 +36,7 @@ def signature(folder: Path, names: Iterable[str], **about: Any) -> dict[str, Any
 
 def is_marked(folder: Path, sign: dict[str, Any]) -> bool:
     """Whether these very files were checked before."""
-    return any(_read(place) == sign for place in _places(folder))
+    return any(_read(file) == sign for file in _files(folder))
 
 
 def mark(folder: Path, sign: dict[str, Any]) -> None:
@@ -44,31 +44,31 @@ def mark(folder: Path, sign: dict[str, Any]) -> None:
     newest = max(times[2] for times in sign["files"].values())
     if time.time_ns() - newest < YOUNG_SECONDS * 1e9:
         return
-    for place in _places(folder):
-        if _write(place, sign):
+    for file in _files(folder):
+        if _write(file, sign):
             return
     log.info("%s cannot be marked as checked, so all its edges are read whenever it is opened", folder)
 
 
-def _places(folder: Path) -> list[Path]:
+def _files(folder: Path) -> list[Path]:
     """Beside the files, or in the user's cache where these lie in a folder that nobody writes to."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     name = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=16).hexdigest()
     return [folder / NAME, Path(home) / "lightning_gnn_dist" / "checked" / name]
 
 
-def _read(place: Path) -> dict[str, Any] | None:
+def _read(file: Path) -> dict[str, Any] | None:
     try:
-        return read_json(place, "")
+        return read_json(file, "")
     except (OSError, ValueError):  # none, or a damaged one, which is as good as none
         return None
 
 
-def _write(place: Path, sign: dict[str, Any]) -> bool:
+def _write(file: Path, sign: dict[str, Any]) -> bool:
     """Whether it could be written."""
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(place, json.dumps(sign))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(sign))
     except OSError:
         return False
     return True

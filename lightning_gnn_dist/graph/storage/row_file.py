@@ -38,11 +38,11 @@ class RowFile:
                 f"{self._shape[1:]}: it must return one row of one kind for each seed."
             )
         for first, last in _runs(ids):
-            place = self._offset + int(ids[first]) * rows[:1].nbytes
+            offset = self._offset + int(ids[first]) * rows[:1].nbytes
             content = np.ascontiguousarray(rows[first:last]).data.cast("B")
             while content:  # a write may be shorter than asked for
-                done = os.pwrite(self._file.fileno(), content, place)
-                content, place = content[done:], place + done
+                done = os.pwrite(self._file.fileno(), content, offset)
+                content, offset = content[done:], offset + done
         self.written += len(ids)
 
     def close(self) -> None:
