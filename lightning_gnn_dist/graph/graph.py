@@ -18,6 +18,7 @@ from lightning_gnn_dist.checks import (
     check_at_least_if_given,
     check_ids,
     check_path,
+    check_plain,
     check_tensor,
     check_true_or_false,
     check_word,
@@ -61,12 +62,16 @@ class Graph:
     ) -> None:
         check_tensor("indptr", indptr, "where each row starts")
         check_tensor("indices", indices, "in-neighbours")
+        check_plain("indptr", indptr)
+        check_plain("indices", indices)
         check_arrays_if_given(node_arrays=node_arrays, edge_arrays=edge_arrays)
+        convert.check_names(node_arrays or {}, edge_arrays or {}, allowed=("n_id",))
         check_at_least_if_given(0, num_senders=num_senders)
         if fingerprint is not None and not isinstance(fingerprint, str):
             raise TypeError(f"fingerprint must be a text such as Graph.fingerprint gives, got {shown(fingerprint)}.")
         self._set(indptr, indices, node_arrays, edge_arrays, path, fingerprint, num_senders)
         self.check_edges()
+        convert.warn_of_overlaps(self.node_arrays)
 
     def _set(
         self,
@@ -183,6 +188,8 @@ class Graph:
                 f"The graph has no {name:.60}_mask (it has: {masks}). Set data.{name:.60}_mask, a boolean per node, "
                 "before Graph.from_pyg(data)."
             )
+        convert.check_mask(f"{name}_mask", mask)
+        check_rows("node", {f"{name}_mask": mask}, self.num_nodes)
         return mask.nonzero().view(-1)
 
     def induced(self, nodes: Tensor) -> Graph:
@@ -209,7 +216,7 @@ class Graph:
         arrays = {name: take_rows(array, nodes) for name, array in self.node_arrays.items()}
         arrays.setdefault("n_id", nodes)
         edges = {name: array[:filled] for name, array in edges.items()}
-        return Graph(indptr.cumsum_(0), indices[:filled], arrays, edges)
+        return checked_graph(indptr.cumsum_(0), indices[:filled], arrays, edges)
 
     def halo(self, nodes: Tensor) -> Tensor:
         """The nodes outside ``nodes`` that send messages into it, in increasing order."""
@@ -309,10 +316,10 @@ def checked_graph(
     edge_arrays: Mapping[str, Tensor],
     *,
     path: Path | None = None,
-    fingerprint: str = "",
+    fingerprint: str | None = None,
     num_senders: int | None = None,
 ) -> Graph:
-    """A graph without the pass over all edges, for edges of a graph or file that were checked there."""
+    """A graph without checks of edges and names, for parts of a graph or file that was checked."""
     graph = Graph.__new__(Graph)
     graph._set(indptr, indices, node_arrays, edge_arrays, path, fingerprint, num_senders)
     return graph
@@ -326,13 +333,16 @@ def open_rows(path: Path, num_senders: int | None) -> Graph:
     nodes = {name.removeprefix("nodes/"): t for name, t in arrays.items() if name.startswith("nodes/")}
     edges = {name.removeprefix("edges/"): t for name, t in arrays.items() if name.startswith("edges/")}
     ends = arrays["indptr"], arrays["indices"]
+    convert.check_names(nodes, edges, allowed=("n_id",))
     return checked_graph(*ends, nodes, edges, path=path.resolve(), fingerprint=fingerprint, num_senders=num_senders)
 
 
 def _built(
     indptr: Tensor, indices: Tensor, nodes: dict[str, Tensor], edges: dict[str, Tensor], num_senders: int | None
 ) -> Graph:
-    return Graph(indptr, indices, nodes, edges, num_senders=num_senders)
+    graph = checked_graph(indptr, indices, nodes, edges, num_senders=num_senders)
+    graph.check_edges()
+    return graph
 
 
 def fingerprint_of(arrays: Iterable[tuple[str, torch.dtype, Sequence[int], Iterable[Tensor]]]) -> str:

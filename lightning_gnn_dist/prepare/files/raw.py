@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import check_fits
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.prepare.files.tables import Progress
@@ -92,12 +93,14 @@ class Source:
         num_edges: How many edges; about, for tables.
         num_bytes: Bytes of all arrays beside the edges; about, for tables.
         read: Reads it, and says how far it has come.
+        headings: What is taken for the headings of tables, in words.
     """
 
     num_nodes: int
     num_edges: int
     num_bytes: int
     read: Callable[[Progress], RawGraph]
+    headings: tuple[str, ...] = ()
 
     def stored_bytes(self, *, undirected: bool) -> int:
         """About the size of the saved graph."""
@@ -107,6 +110,24 @@ class Source:
     def needed_ram(self, *, undirected: bool) -> int:
         """About the RAM that preparing it takes, beside arrays that are mapped."""
         return RAM_PER_EDGE * self.num_edges * (1 + undirected)
+
+
+def check_purposes(purposes: Iterable[tuple[str, str]], where: Path | None) -> None:
+    """Refuse two sources for one array. Each purpose is what something is called there, and in the graph."""
+    sources: dict[str, str] = {}
+    for name, array in purposes:
+        if (other := sources.setdefault(array, name)) != name:
+            raise ValueError(
+                f"{where} holds two arrays for one purpose, {other!r} and {name!r}, which both say {array!r} of the "
+                f"graph: leave one of them out (--drop {name})."
+            )
+
+
+def check_num_nodes(count: int, who: str) -> None:
+    """Refuse a number of nodes that cannot be meant, in words that say ``who`` told it."""
+    if count < 1:
+        raise ValueError(f"{who} {count:,} nodes, and a graph has at least 1.")
+    check_fits(convert.BYTES_PER_NODE * count, f"{who} {count:,} nodes, numbered 0, 1, 2, ..., and their edges")
 
 
 def check_drop(drop: Collection[str], names: Collection[str], where: Path) -> None:
