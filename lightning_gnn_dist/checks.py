@@ -21,8 +21,8 @@ MAX_INTEGER = 2**63 - 1  # of a tensor, a file and a C library
 MAX_SEED = 2**48 - 1  # so that a seed for each rank and purpose, which is made of it, stays an integer of 64 bits
 MAX_HOPS = 10_000  # of a model: all that is done for each hop then ends
 MAX_NUMBER = 1e9  # of a share, a time in seconds, a weight: what lies beyond is a mistake
-_PLAIN = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16}
-_PLAIN |= {torch.float32, torch.float64, torch.complex64, torch.complex128}  # types that can be added up, and saved
+PLAIN = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16}
+PLAIN |= {torch.float32, torch.float64, torch.complex64, torch.complex128}  # types that can be added up, and saved
 _MAX_SHOWN = 200  # letters
 _MAX_NAME = 255  # bytes of a file's name
 _short = reprlib.Repr()
@@ -235,7 +235,7 @@ def check_plain(name: str, tensor: Tensor) -> None:
         way_out = f"is sparse or nested: store it dense, {name}.to_dense()"
     elif tensor.device.type != "cpu":
         way_out = f"lies on the device {str(tensor.device)!r}: give what it holds in RAM, {name}.cpu()"
-    elif tensor.dtype not in _PLAIN:
+    elif tensor.dtype not in PLAIN:
         way_out = f"is of {tensor.dtype}, which cannot be computed with: convert it, as in {name}.to(torch.float32)"
     elif tensor.requires_grad:
         way_out = f"requires a gradient, which data has none of: give {name}.detach()"

@@ -27,7 +27,7 @@ from lightning_gnn_dist.sampling.links import edges_at
 from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges
 
 _EDGES_TO_CHECK = 1000
-_NEGATIVES_TO_CHECK = 1 << 20  # of more some, evenly spread: to look at all takes as long as an epoch
+_NEGATIVES_TO_CHECK = 1 << 20  # of more some, evenly spread: these take half a second, and splits are opened often
 _PURPOSE = 1 << 44  # added to the seed, so that these draws have nothing to do with others
 _SPLIT, _FALSE_ENDS = range(2)
 
@@ -172,8 +172,8 @@ class LinkSplit:
             if bool(is_true.any()):
                 sender, receiver = false[:, is_true][:, 0].tolist()
                 raise ValueError(
-                    f"{name}: {int(is_true.sum())} of {places.numel()} negatives that were looked at are edges (first of "
-                    f"all {sender} -> {receiver}), and a model would lose by being right: draw others, or use "
+                    f"{name}: {int(is_true.sum())} of {places.numel()} negatives that were seen are edges, such as "
+                    f"{sender} -> {receiver}, and a model would lose by being right: draw others, or use "
                     "split_edges(graph)."
                 )
 

@@ -141,7 +141,8 @@ class Graph:
         """
         path = check_path("path", path)
         check_true_or_false(overwrite=overwrite)
-        check_arrays(beside=beside)
+        check_arrays(beside=beside, node_arrays=self.node_arrays, edge_arrays=self.edge_arrays)  # they may have changed
+        self._check_lengths()
         arrays = {"indptr": self.indptr, "indices": self.indices}
         arrays |= {f"nodes/{name}": array for name, array in self.node_arrays.items()}
         arrays |= {f"edges/{name}": array for name, array in self.edge_arrays.items()}

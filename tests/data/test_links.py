@@ -173,11 +173,15 @@ def ring(num_nodes: int) -> Graph:
 @pytest.mark.parametrize(
     ("edges", "negatives", "message"),
     [
-        ({"val": [[0], [2]]}, {"val": [[1]]}, "val: 1 of 1 negatives .* are edges .first of all 0 -> 1"),
+        ({"val": [[0], [2]]}, {"val": [[1]]}, "val: 1 of 1 negatives .* are edges, such as 0 -> 1"),
         ({"val": [[0, 3], [2, 5]]}, {"val": [[4], [0]]}, None),
-        ({"val": [[0, 0], [2, 4]]}, {"val": [[4], [5]]}, "negatives .* are edges .first of all 0 -> 4"),
+        ({"val": [[0, 0], [2, 4]]}, {"val": [[4], [5]]}, "negatives .* are edges, such as 0 -> 4"),
         ({"val": [[0], [2]], "test": [[4], [2]]}, {"val": [[4]], "test": [[7]]}, None),
-        ({"val": [[0], [2]], "test": [[2], [4]]}, {"val": [[4]], "test": [[0]]}, "negatives .* are edges .* 2 -> 0"),
+        (
+            {"val": [[0], [2]], "test": [[2], [4]]},
+            {"val": [[4]], "test": [[0]]},
+            "negatives .* are edges, such as 2 -> 0",
+        ),
         ({"val": [[0, 0], [2, 2]]}, {"val": [[4], [5]]}, "val: some edges are there twice"),
         ({"val": [[0], [2]], "test": [[2], [0]]}, {"val": [[4]], "test": [[5]]}, "val and test share edges"),
         ({"val": [[], []]}, {"val": []}, "val: there are no edges to judge by"),

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lightning_gnn_dist.checks import PLAIN
 from lightning_gnn_dist.graph.storage.checksum import BYTES_AT_ONCE, Checksum
 from lightning_gnn_dist.graph.storage.files import flush, open_file
 
@@ -75,11 +76,12 @@ class NpyFile:
     def type(self) -> torch.dtype:
         """The type of a tensor of it."""
         try:
-            return torch.from_numpy(np.empty(0, self.dtype)).dtype
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{self.path} holds {self.dtype}, which is no type of torch: array.astype(...)."
-            ) from error
+            found = torch.from_numpy(np.empty(0, self.dtype)).dtype
+        except (TypeError, ValueError):
+            found = None
+        if found not in PLAIN:
+            raise ValueError(f"{self.path} holds {self.dtype}, which torch cannot compute with: array.astype(...).")
+        return found
 
     def read(self, first: int, count: int) -> Column:
         """``count`` numbers from number ``first`` on, as they lie in the file."""

@@ -197,7 +197,7 @@ def test_a_link_is_not_replaced(tmp_path: Path, exists: bool) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x: x.astype(">f4"), "holds >f4, which is no type of torch"),
+        (lambda x: x.astype(">f4"), "holds >f4, which torch cannot compute with"),
         (np.asfortranarray, "is stored by column"),
     ],
 )

@@ -178,11 +178,11 @@ def test_what_is_wrong_in_a_table_is_named(edges: str, nodes: str | None, messag
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.array(["a", "b"]), r"t.npy holds <U1, which is no type of torch"),
+        (np.array(["a", "b"]), r"t.npy holds <U1, which torch cannot compute with"),
         (np.array([None, 1]), "t.npy holds Python objects"),
-        (np.array(["2020", "2021"], "datetime64[Y]"), r"t.npy holds datetime64\[Y\], which is no type"),
-        (np.ones(2, np.longdouble), "t.npy holds float128, which is no type"),
-        (np.ones(2, ">f4"), "t.npy holds >f4, which is no type"),
+        (np.array(["2020", "2021"], "datetime64[Y]"), r"t.npy holds datetime64\[Y\], which torch cannot compute with"),
+        (np.ones(2, np.longdouble), "t.npy holds float128, which torch cannot compute with"),
+        (np.ones(2, ">f4"), "t.npy holds >f4, which torch cannot compute with"),
     ],
 )
 def test_arrays_of_other_things_than_numbers_are_named(array: Any, message: str, tmp_path: Path) -> None:
