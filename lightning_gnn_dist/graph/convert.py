@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from itertools import combinations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -15,6 +16,7 @@ from lightning_gnn_dist.checks import check_at_least, check_fits, check_plain, c
 
 log = logging.getLogger(__name__)
 
+SUFFIX = "_scale"  # of the scales of an int8 array
 MASKS = ("train_mask", "val_mask", "test_mask")
 ROWS_AT_ONCE = 1 << 16
 BYTES_PER_NODE = 24  # while rows are counted
@@ -69,6 +71,8 @@ def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     nodes: dict[str, Tensor] = {}
     edges: dict[str, Tensor] = {}
     for name, value in data.to_dict().items():
+        if isinstance(value, np.ndarray) or (isinstance(value, list | tuple) and _is_meant(name)):
+            check_tensor(f"data.{name}", value, "one row for each node, or each edge")
         if name == "edge_index" or not isinstance(value, Tensor):
             continue
         value = value.detach() if value.is_meta else value.detach().cpu()
@@ -83,6 +87,11 @@ def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         (edges if name.startswith("edge_") else nodes)[name] = value.contiguous()
     check_names(nodes, edges)
     return nodes, edges
+
+
+def _is_meant(name: str) -> bool:
+    """Whether a model would miss it."""
+    return name in ("x", "y") or name.startswith("edge_") or name.endswith("_mask")
 
 
 def check_names(nodes: Collection[str], edges: Collection[str], *, allowed: Collection[str] = ()) -> None:
@@ -148,6 +157,8 @@ def warn_of_overlaps(arrays: Mapping[str, Tensor]) -> None:
 
 
 def _check_labels(y: Tensor, train_mask: Tensor | None, float_labels: bool) -> None:
+    if y.is_complex():
+        raise ValueError(f"y must hold classes or real numbers, got {shown(y)}: give its parts as columns.")
     one_per_node = y.dim() == 1 or y.shape[1:].numel() == 1
     if float_labels and not y.is_floating_point():
         raise ValueError(
@@ -157,7 +168,7 @@ def _check_labels(y: Tensor, train_mask: Tensor | None, float_labels: bool) -> N
     if y.is_floating_point() and one_per_node and not float_labels:
         raise ValueError(
             f"y holds one {y.dtype} per node, but classes are integers: data.y = data.y.long(). "
-            "If the task is regression, say so: Graph.from_pyg(data, float_labels=True)."
+            "If the task is regression, say so: float_labels=True, or --float-labels."
         )
     if y.is_floating_point() or y.dim() != 1 or train_mask is None:
         return
@@ -167,6 +178,25 @@ def _check_labels(y: Tensor, train_mask: Tensor | None, float_labels: bool) -> N
             f"train_mask marks {int(unlabelled.sum())} nodes whose label is negative (the first is node "
             f"{int(unlabelled.nonzero()[0])}): train_mask must mark labelled nodes, data.train_mask &= data.y >= 0."
         )
+
+
+def check_edge_arrays(arrays: Mapping[str, Tensor]) -> None:
+    """Refuse what edges carry and is no number."""
+    for name, array in arrays.items():
+        check_finite(array, name=name, row="edge")
+
+
+def check_scales(arrays: Mapping[str, Tensor]) -> None:
+    """Refuse scales that do not fit what they are of: it would be taken as it is."""
+    for name, array in arrays.items():
+        scale = arrays.get(name + SUFFIX)
+        if array.dtype != torch.int8 or scale is None:
+            continue
+        if not scale.is_floating_point() or scale.numel() != len(array):
+            raise ValueError(
+                f"{name + SUFFIX} must hold one scale for each row of {name}, got {shown(scale)}: make both by {name}, "
+                f"{name + SUFFIX} = quantize_rows({name})."
+            )
 
 
 def check_finite(x: Tensor, first: int = 0, *, name: str = "x", row: str = "node") -> None:

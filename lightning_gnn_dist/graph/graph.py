@@ -16,6 +16,7 @@ from lightning_gnn_dist.checks import (
     check_arrays,
     check_arrays_if_given,
     check_at_least_if_given,
+    check_folder,
     check_ids,
     check_path,
     check_plain,
@@ -98,12 +99,14 @@ class Graph:
 
         Args:
             data: A homogeneous graph with ``edge_index``. Other attributes than tensors stay behind.
-            check_features: Look for NaN and infinite features (one pass over ``x``).
+            check_features: Look for NaN and infinite features (one pass over ``x``, and over what edges carry).
             float_labels: Accept a floating point ``y`` with one value per node, for regression.
         """
         check_true_or_false(check_features=check_features, float_labels=float_labels)
         nodes, edges = convert.arrays_of(data)
         convert.check_arrays(nodes, check_features=check_features, float_labels=float_labels)
+        if check_features:
+            convert.check_edge_arrays(edges)
         return cls.from_edge_index(data.edge_index, data.num_nodes, nodes, edges)
 
     @classmethod
@@ -139,15 +142,18 @@ class Graph:
 
         ``beside`` is written to the same directory, for those who know of it.
         """
-        path = check_path("path", path)
+        path = check_folder("path", path)
         check_true_or_false(overwrite=overwrite)
         check_arrays(beside=beside, node_arrays=self.node_arrays, edge_arrays=self.edge_arrays)  # they may have changed
         self._check_lengths()
+        self.check_edges()
         arrays = {"indptr": self.indptr, "indices": self.indices}
         arrays |= {f"nodes/{name}": array for name, array in self.node_arrays.items()}
         arrays |= {f"edges/{name}": array for name, array in self.edge_arrays.items()}
         if self.path is not None and path.resolve() == self.path:
             raise ValueError(f"The graph is read from {path} itself: save it to another path.")
+        if twice := sorted(arrays.keys() & beside.keys()):
+            raise ValueError(f"beside holds {twice}, which are arrays of the graph itself: call them links/...")
         store.write(path, arrays | dict(beside), self.fingerprint, overwrite=overwrite)
 
     @property
@@ -278,8 +284,9 @@ class Graph:
         check_rows("node", self.node_arrays, self.num_nodes)
         check_rows("edge", self.edge_arrays, self.num_edges)
         for name, array in self.node_arrays.items():
-            if name in convert.MASKS:
+            if name.endswith("_mask"):
                 convert.check_mask(name, array)
+        convert.check_scales(self.node_arrays)
 
     def _check_ends(self) -> None:
         if int(self.indptr[0]) != 0:
@@ -308,6 +315,8 @@ def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
                 f"{name} has shape {tuple(array.shape)}, but the graph has {length} {kind}s: "
                 f"a {kind} array needs one row per {kind}."
             )
+        if array.shape[1:].numel() == 0:
+            raise ValueError(f"{name} has shape {tuple(array.shape)}, rows without a number: leave it out.")
 
 
 def checked_graph(

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_plain, check_tensor, shown
-from lightning_gnn_dist.graph.convert import check_finite
+from lightning_gnn_dist.graph.convert import SUFFIX, check_finite
 
 LARGEST = 127  # of int8, so that both signs have the same range
 ROWS_AT_ONCE = 1 << 16
-SUFFIX = "_scale"
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:

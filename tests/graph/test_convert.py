@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -72,6 +73,10 @@ def test_a_homogeneous_view_of_a_heterogeneous_graph_is_taken() -> None:
         ({"x": torch.eye(4).to_sparse()}, "x is sparse"),
         ({"edge_weight": torch.ones(2)}, "edge_weight has shape"),
         ({"n_id": torch.arange(4)}, r"\['n_id'\] are names that batches use"),
+        ({"y": torch.ones(4, dtype=torch.complex64)}, "y must hold classes or real numbers"),
+        ({"edge_weight": torch.tensor([1.0, float("inf"), 1.0])}, "edge_weight holds NaN or infinite .* at edge 1"),
+        ({"x": torch.ones(4, 0)}, "rows without a number"),
+        ({"x": torch.ones(4, 2, dtype=torch.int8), "x_scale": torch.ones(4, 2)}, "x_scale must hold one scale"),
     ],
 )
 def test_what_would_go_wrong_later_is_refused_now(changes: dict[str, Any], message: str) -> None:
@@ -90,6 +95,9 @@ def test_the_checks_can_be_answered() -> None:
 def test_other_types_are_refused() -> None:
     with pytest.raises(TypeError, match=r"data must be a torch_geometric\.data\.Data, for"):
         Graph.from_pyg({"x": 1})  # type: ignore[arg-type]
+    for changes in ({"x": np.ones((4, 2))}, {"train_mask": [True] * 4}):
+        with pytest.raises(TypeError, match=rf"data\.{next(iter(changes))} must be a tensor"):
+            Graph.from_pyg(small(**changes))
     with pytest.raises(ValueError, match="no nodes"):
         Graph.from_pyg(Data(edge_index=torch.zeros(2, 0, dtype=torch.long), num_nodes=0))
 

@@ -47,7 +47,7 @@ class NpyFile:
 
     @classmethod
     def of(cls, path: Path) -> NpyFile:
-        """Read the header, and refuse a file that is shorter than its header says."""
+        """Read the header, and refuse a file that is not as long as its header says."""
         try:
             with open_file(path) as stream:
                 if np.lib.format.read_magic(stream) != (1, 0):
@@ -62,9 +62,10 @@ class NpyFile:
             raise ValueError(f"{path} holds Python objects, and numbers are needed: array.astype(...) before np.save.")
         file = cls(path, shape, dtype, offset, by_column and len(shape) > 1)
         found, promised = path.stat().st_size, offset + file.num_bytes
-        if found < promised:
+        if found != promised:
             raise ValueError(
-                f"{path} is truncated: it has {found:,} bytes, and its header promises {promised:,}. Write it again."
+                f"{path} is {'truncated' if found < promised else 'longer than one array'}: it has {found:,} bytes, "
+                f"and its header promises {promised:,}. Write it again."
             )
         return file
 

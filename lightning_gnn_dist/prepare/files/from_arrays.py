@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Collection, Mapping
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
 from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.storage.files import open_file
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.prepare.files.raw import RawGraph, Source, check_drop, check_num_nodes, check_purposes
 from lightning_gnn_dist.prepare.files.tables import Progress
@@ -40,6 +43,10 @@ def of_pyg(path: Path, drop: Collection[str]) -> Source:
 def of_directory(path: Path, drop: Collection[str]) -> Source:
     """Arrays that are a file each, mapped."""
     files = sorted(path.glob("*.npy"))
+    for folder in (folder for folder in path.iterdir() if folder.is_dir() and any(folder.glob("*.npy"))):
+        raise ValueError(
+            f"{folder} is a folder, and an array in several files is read out of core alone: --out-of-core."
+        )
     for file in files:
         NpyFile.of(file).type  # noqa: B018  refused here if torch has no such type
     arrays = {file.stem: np.load(file, mmap_mode="c", allow_pickle=False) for file in files}
@@ -49,21 +56,35 @@ def of_directory(path: Path, drop: Collection[str]) -> Source:
 def of_npz(path: Path, drop: Collection[str]) -> Source:
     """Arrays in one archive, of which only the sizes are read."""
     sizes = {}
-    with zipfile.ZipFile(path) as archive:
+    with _told(path), zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             with archive.open(name) as file:
                 np.lib.format.read_magic(file)
                 shape, _, dtype = np.lib.format.read_array_header_1_0(file)
                 sizes[name.removesuffix(".npy")] = shape, int(np.prod(shape)) * dtype.itemsize
+    check_drop(drop, sizes, path)
     num_edges = sizes["edge_index"][0][-1] if "edge_index" in sizes else 0
     num_nodes = next((shape[0] for name, (shape, _) in sizes.items() if ALIASES.get(name, name) in ("x", "y")), 0)
     num_bytes = sum(size for name, (_, size) in sizes.items() if name != "edge_index" and name not in drop)
 
     def read(on_progress: Progress) -> RawGraph:
-        with np.load(path, allow_pickle=False) as arrays:
-            return _from_arrays(arrays, path, drop)
+        with _told(path), np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files if name not in drop or name == "edge_index"}
+        return _from_arrays(arrays, path, [])
 
     return Source(num_nodes, num_edges, num_bytes, read)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What is said of an archive that cannot be read."""
+    try:
+        with open_file(path):  # and neither a folder nor a pipe
+            yield
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+        raise ValueError(
+            f"{path} is no archive of arrays, or is damaged ({str(error).rstrip('. ')}). Write it with numpy.savez."
+        ) from error
 
 
 def _mapped(graph: RawGraph) -> Source:

@@ -30,7 +30,8 @@ SPLIT_WORDS = {split: split for split in SPLITS} | {"valid": "val", "validation"
 def of_tables(edges: Path, nodes: Path | None, drop: Collection[str]) -> Source:
     """A row per edge: its two ends first, then what it carries. A row per node: its id, and the same."""
     names = ends_first(columns_of(edges), edges)
-    check_drop(drop, [*names, *(columns_of(nodes) if nodes else ())], edges)
+    of_nodes = columns_of(nodes) if nodes else []
+    check_drop(drop, [*names[2:], *(name for name in of_nodes if name != id_of(of_nodes))], edges)
     num_edges, num_nodes = count_rows(edges), count_rows(nodes) if nodes else 0
     size = 4 * (num_edges * (count_columns(edges) - 2) + num_nodes * (count_columns(nodes) - 1 if nodes else 0))
 
@@ -52,7 +53,10 @@ def _read_nodes(nodes: Path, drop: Collection[str], on_progress: Progress) -> di
 
 def id_of(names: Sequence[str]) -> str:
     """The column that says which node a row is about."""
-    return next((name for name in names if name.lower() in {"id", "node", "node_id"}), names[0])
+    found = [name for name in names if name.lower() in {"id", "node", "node_id"}]
+    if len(found) > 1:
+        raise ValueError(f"The table of nodes has {found}, each of which may say what node a row is about: rename one.")
+    return found[0] if found else names[0]
 
 
 def _from_tables(
@@ -85,16 +89,18 @@ def edge_columns(columns: Mapping[str, Column], edges: Path, first: int = 0) -> 
     """What edges carry, as numbers whose names tell that they are of edges; ``first`` is that of the first row."""
     names = {name: f"edge_{name.removeprefix('edge_')}" for name in columns}
     check_purposes(names.items(), edges)
-    return {names[name]: _numbers(names[name], column, edges, first) for name, column in columns.items()}
+    return {names[name]: _numbers(name, column, edges, first) for name, column in columns.items()}
 
 
 def _places(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -> Column:
     """The node that each end of an edge is: its row in the table of nodes, or the end itself."""
     for column, table in ((ends, edges), (ids, nodes)):
         if column is not None and column.dtype.kind == "f":
+            row = int((~(np.abs(column) < 2**53) | (column % 1 != 0)).argmax())
             raise ValueError(
-                f"{table} names nodes by numbers with a fraction ({column[0]}): an id is a whole number or a word. "
-                "Empty cells become such numbers: remove those rows, and cast the column to whole numbers."
+                f"{table} names nodes by numbers with a fraction, or beyond 2**63 (such as {column[row]}): an id is a "
+                "whole number or a word. Empty cells become such numbers: remove those rows, and cast the column to "
+                "whole numbers."
             )
     if ids is None:
         if ends.dtype != np.int64 or ends.min(initial=0) < 0:

@@ -69,7 +69,10 @@ class GraphFiles:
 def _entries(folder: Path) -> dict[str, Path]:
     """Arrays by name: ``x.npy``, or ``x/`` with several files."""
     folders = [path for path in folder.iterdir() if path.is_dir() and any(path.iterdir())]
-    return {path.stem: path for path in sorted([*folder.glob("*.npy"), *folders], key=lambda path: path.stem)}
+    files = [path for path in folder.glob("*.npy") if not path.is_dir()]
+    for path in (path for path in files if path.with_suffix("") in folders):
+        raise ValueError(f"{path} and the folder {path.with_suffix('')} hold the same array: remove one of them.")
+    return {path.stem: path for path in sorted([*files, *folders], key=lambda path: path.stem)}
 
 
 def _num_nodes(arrays: dict[str, RowFiles]) -> int | None:

@@ -39,7 +39,7 @@ class RawGraph:
     def undirected(self) -> RawGraph:
         """Every edge both ways and once. Where both ways were there, each keeps its own arrays."""
         convert.check_edge_index(self.edge_index, self.num_nodes)
-        self._check_edge_arrays()
+        convert.check_edge_arrays(self.edge_arrays)
         sender, receiver = self.edge_index.to(torch.int64)
         key, order = torch.cat([receiver * self.num_nodes + sender, sender * self.num_nodes + receiver]).sort(
             stable=True
@@ -61,7 +61,11 @@ class RawGraph:
         nodes = np.random.Generator(np.random.Philox(key=seed)).permutation(nodes)
         ends = [round(sum(shares[:at]) * len(nodes)) for at in range(len(SPLITS) + 1)]
         masks: dict[str, Tensor] = {}
-        for split, start, end in zip(SPLITS, ends, ends[1:], strict=False):
+        for split, share, start, end in zip(SPLITS, shares, ends, ends[1:], strict=False):
+            if share and start == end:
+                raise ValueError(
+                    f"The share {share} for {split} of {len(nodes)} labelled nodes is none: give more, or 0."
+                )
             mask = torch.zeros(self.num_nodes, dtype=torch.bool)
             mask[torch.from_numpy(nodes[start:end])] = True
             masks[f"{split}_mask"] = mask
@@ -70,12 +74,8 @@ class RawGraph:
     def build(self, *, float_labels: bool = False) -> Graph:
         """The graph, checked as :meth:`Graph.from_pyg` checks."""
         convert.check_arrays(self.node_arrays, check_features=True, float_labels=float_labels)
-        self._check_edge_arrays()
+        convert.check_edge_arrays(self.edge_arrays)
         return Graph.from_edge_index(self.edge_index, self.num_nodes, self.node_arrays, self.edge_arrays)
-
-    def _check_edge_arrays(self) -> None:
-        for name, array in self.edge_arrays.items():
-            convert.check_finite(array, name=name, row="edge")
 
     def _labelled(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         y = self.node_arrays.get("y")

@@ -15,6 +15,7 @@ from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from lightning_gnn_dist.graph.storage.files import open_file
 from lightning_gnn_dist.graph.storage.npy import Column
 
 Progress: TypeAlias = Callable[[float], None]
@@ -151,7 +152,7 @@ def _heading(path: Path) -> Heading:
         raise ValueError(f"{path} is not in UTF-8 (it holds zero bytes): save it again with that encoding.")
     separator = next((mark for mark in SEPARATORS if mark in first), ",")
     try:
-        cells = [cell.strip() for cell in next(csv.reader([first], delimiter=separator))]
+        cells = [cell.strip() for cell in next(csv.reader([first], **_csv(separator)))]
     except csv.Error as error:
         raise ValueError(f"{path} is no table: its first line cannot be read ({error}).") from error
     if all(fits(cell, np.float64) for cell in cells):
@@ -186,7 +187,7 @@ def _pieces(path: Path, heading: Heading, on_progress: Progress) -> Iterator[tup
 
 def _wider_kinds(lines: Sequence[str], separator: str, kinds: Sequence[int], where: str) -> list[int]:
     """The kinds that these lines need, at least those already needed."""
-    rows = list(csv.reader(lines, delimiter=separator))
+    rows = list(csv.reader(lines, **_csv(separator)))
     ragged = next((at for at, row in enumerate(rows) if len(row) != len(kinds)), None)
     if ragged is not None:
         raise ValueError(f"{where.format(ragged)}: {len(rows[ragged])} cells, but there are {len(kinds)} columns.")
@@ -199,7 +200,7 @@ def _wider_kinds(lines: Sequence[str], separator: str, kinds: Sequence[int], whe
 
 def _parse(lines: Sequence[str], separator: str, kinds: Sequence[int]) -> list[Column]:
     if 2 in kinds:
-        columns = zip(*csv.reader(lines, delimiter=separator), strict=True)
+        columns = zip(*csv.reader(lines, **_csv(separator)), strict=True)
         return [
             np.array([cell.strip() for cell in column]).astype(KINDS[kind])
             for column, kind in zip(columns, kinds, strict=True)
@@ -207,6 +208,10 @@ def _parse(lines: Sequence[str], separator: str, kinds: Sequence[int]) -> list[C
     dtype = np.dtype([(str(at), KINDS[kind]) for at, kind in enumerate(kinds)])
     table = np.loadtxt(lines, dtype, **_format(separator), ndmin=1)
     return [np.ascontiguousarray(table[str(at)]) for at in range(len(kinds))]
+
+
+def _csv(separator: str) -> dict[str, Any]:
+    return {"delimiter": separator, "skipinitialspace": True}  # and so several spaces are one
 
 
 def _format(separator: str) -> dict[str, Any]:
@@ -228,7 +233,7 @@ def fits(cell: str, kind: type) -> bool:
 @contextmanager
 def _open(path: Path) -> Iterator[tuple[TextIOWrapper, IO[bytes]]]:
     """The text, and the file whose position tells how far one has read."""
-    with path.open("rb") as raw:
+    with open_file(path) as raw:
         content = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
         with TextIOWrapper(content, encoding="utf-8-sig") as text:
             try:

@@ -214,3 +214,22 @@ def test_a_conjugate_is_saved_as_what_it_means(tmp_path: Path) -> None:
     z = torch.tensor([1 + 2j, 3j])
     Graph(torch.tensor([0, 1, 1]), torch.tensor([1]), {"z": z.conj()}).save(tmp_path / "graph")
     assert Graph.open(tmp_path / "graph").node_arrays["z"].tolist() == [1 - 2j, -3j]
+
+
+def test_a_graph_that_was_changed_is_not_saved(tmp_path: Path) -> None:
+    def graph() -> Graph:
+        return Graph(torch.tensor([0, 1, 1]), torch.tensor([1]), {"z": torch.ones(2)})
+
+    with pytest.raises(ValueError, match=r"beside holds \['indices'\], which are arrays of the graph"):
+        graph().save(tmp_path / "graph", beside={"indices": torch.zeros(1)})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="path must be a folder"):
+        graph().save(tmp_path / "file" / "graph")
+    changed = graph()
+    changed.indices[0] = 7
+    with pytest.raises(ValueError, match="indices must lie in"):
+        changed.save(tmp_path / "graph")
+    changed = graph()
+    changed.node_arrays["z"] = torch.ones(2, requires_grad=True)
+    with pytest.raises(ValueError, match="requires a gradient"):
+        changed.save(tmp_path / "graph")

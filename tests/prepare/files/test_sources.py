@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, to_undirected
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage.npy import append
+from lightning_gnn_dist.prepare.files.graph_files import GraphFiles
 from lightning_gnn_dist.prepare.files.sources import find_source
 
 
@@ -148,7 +152,7 @@ def test_a_split_is_dealt_among_labelled_nodes(tmp_path: Path) -> None:
         ("a,b\n1,2\n", "id,f\n1,1\n1,2\n", "lists node 1 twice"),
         ("a,b\n1,2\n", "id,f\n1,1\n2,tall\n", r"'f' holds 'tall' in row 2.*--drop f"),
         ("a,b\n1,2\n", "id,split\n1,train\n2,dev\n", "into the split 'dev'"),
-        ("a,b,kind\n1,2,road\n", "id\n1\n2\n", "'edge_kind' holds 'road' in row 1"),
+        ("a,b,kind\n1,2,road\n", "id\n1\n2\n", "'kind' holds 'road' in row 1"),
         ("ann,bob\nbob,cat\n", "id,f\nann,1\nbob,1\ncat,1\n", "the first line names the nodes 'ann' and 'bob'"),
         ("0,1,road\n1,2,path\n", None, "first line '0,1,road', which is neither a heading.*nor a row"),
         ("a,b\n0,1\n# c,d\n", "id\n0\n1\n", "names node # c"),
@@ -162,6 +166,7 @@ def test_a_split_is_dealt_among_labelled_nodes(tmp_path: Path) -> None:
         ("a,b\n0,1\n", "id,train_mask\n0,-3\n1,1\n", "'train_mask' holds '-3' in row 1"),
         ("a,b\n0,1\n", "id,f\n0,1\n1,16777217\n", "'f' holds '16777217' in row 2, which float32 rounds"),
         ("a,b\n0,1\n", "id,f\n0,1\n1,9223372036854775807\n", "in row 2, which float32 rounds"),
+        ("a,b\n0,1\n", "id,node,f\n0,1,1\n1,0,1\n", r"\['id', 'node'\], each of which may say what node"),
         ("a,b\n0,1\n", "id,f\n0,1\n1,1e39\n", "'f' holds '1e[+]39' in row 2, which is no finite float32"),
     ],
 )
@@ -205,6 +210,66 @@ def test_files_in_another_encoding_are_named(name: str, content: bytes, message:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read(path=tmp_path / name)
+
+
+ARCHIVES: dict[str, Callable[[Path], Any]] = {
+    "text": lambda file: file.write_text("hello"),
+    "folder": lambda file: file.mkdir(),
+    "other files": lambda file: zipfile.ZipFile(file, "w").writestr("a.txt", "hi"),
+    "objects": lambda file: np.savez(file, edge_index=EDGE, x=np.array([None])),
+}
+
+
+@pytest.mark.parametrize("make", ARCHIVES.values(), ids=ARCHIVES)
+def test_archives_that_cannot_be_read_are_named(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    make(tmp_path / "graph.npz")
+    with pytest.raises(ValueError, match=r"graph.npz is (no archive of arrays, or is damaged|a directory)"):
+        read(path=tmp_path / "graph.npz")
+
+
+def in_two_places(folder: Path) -> None:
+    (folder / "x").mkdir()
+    np.save(folder / "x" / "0.npy", np.ones((3, 1)))
+    np.save(folder / "x.npy", np.ones((3, 1)))
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "x is a file and a folder": (in_two_places, "x is a folder, and an array in|x hold the same array"),
+    "more than one array": (lambda folder: append(folder / "y.npy", ONES), "y.npy is longer than one"),
+}
+
+
+@pytest.mark.parametrize("out_of_core", [False, True])
+@pytest.mark.parametrize(("make", "message"), FOLDERS.values(), ids=FOLDERS)
+def test_files_that_would_be_left_unread_are_named(
+    make: Callable[[Path], Any], message: str, out_of_core: bool, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "edge_index.npy", EDGE)
+    np.save(tmp_path / "y.npy", ONES)
+    make(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        GraphFiles.of(tmp_path) if out_of_core else find_source(tmp_path)
+
+
+def test_a_pipe_is_no_table_and_several_spaces_are_one(tmp_path: Path) -> None:
+    (tmp_path / "edges.txt").write_text("0  2\n2   1\n")
+    assert read(path=tmp_path / "edges.txt").indices.tolist() == [2, 0]
+    os.mkfifo(tmp_path / "nodes.csv")
+    with pytest.raises(ValueError, match=r"nodes\.csv is a directory, a pipe or a device"):
+        find_source(tmp_path / "edges.txt", nodes=tmp_path / "nodes.csv")
+
+
+def test_what_names_nodes_cannot_be_left_out(tmp_path: Path) -> None:
+    where = as_tables(small(), tmp_path)
+    for name in ("from", "id"):
+        with pytest.raises(ValueError, match=f"has no '{name}' to drop"):
+            find_source(**where, drop=[name])
+
+
+def test_shares_that_are_none_are_refused(tmp_path: Path) -> None:
+    raw = find_source(**as_tables(small(), tmp_path), drop=["split"]).read(lambda share: None)
+    with pytest.raises(ValueError, match=r"The share 0.01 for val of 6 labelled nodes is none"):
+        raw.with_split([0.5, 0.01, 0.2], 0)
 
 
 def test_comments_stand_at_the_top_alone_and_the_heading_is_told(tmp_path: Path) -> None:
@@ -314,7 +379,7 @@ def test_cells_that_say_nothing_are_refused(row: int, text: str, message: str, t
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "edges.csv").write_text("source,target,weight\n0,1,1.0\n1,2,nan\n")
-    with pytest.raises(ValueError, match=r"edges\.csv: column 'edge_weight' holds 'nan' in row 2"):
+    with pytest.raises(ValueError, match=r"edges\.csv: column 'weight' holds 'nan' in row 2"):
         read(path=tmp_path / "edges.csv")
     edges = np.array([[0, 1], [1, 2]])
     np.savez(tmp_path / "graph.npz", edge_index=edges, y=np.zeros(3, int), edge_weight=np.array([1.0, np.inf]))
