@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import torch
 from torch import Tensor
 
 MAX_INTEGER = 2**63 - 1  # of a tensor, a file and a C library
 MAX_SEED = 2**48 - 1  # so that a seed for each rank and purpose, which is made of it, stays an integer of 64 bits
 MAX_HOPS = 10_000  # of a model: all that is done for each hop then ends
 MAX_NUMBER = 1e9  # of a share, a time in seconds, a weight: what lies beyond is a mistake
+PLAIN = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16}
+PLAIN |= {torch.float32, torch.float64, torch.complex64, torch.complex128}  # types that can be added up, and saved
 _MAX_SHOWN = 200  # letters
 _MAX_NAME = 255  # bytes of a file's name
 _short = reprlib.Repr()
@@ -82,6 +85,13 @@ def check_between(least: float, most: float, **numbers: float) -> None:
     for name, value in numbers.items():
         if not is_number(value) or not least <= value <= most:
             raise ValueError(f"{name} must be a finite number between {least} and {most:g}, got {shown(value)}.")
+
+
+def check_fits(num_bytes: int, what: str) -> None:
+    """Refuse what needs more memory than there is, before it is asked for."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if num_bytes > there:
+        raise ValueError(f"{what} would take {num_bytes / 1e9:,.0f} GB, and this machine has {there / 1e9:,.0f} GB.")
 
 
 def check_positive(**numbers: float) -> None:
@@ -218,6 +228,21 @@ def check_tensor(name: str, value: object, what: str) -> None:
         raise TypeError(f"{name} must be a tensor of {what}, got {shown(value)}.{way_out}")
 
 
+def check_plain(name: str, tensor: Tensor) -> None:
+    """Refuse a tensor whose numbers do not lie in RAM one behind the other, or are of a type that loops do not know."""
+    way_out = ""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        way_out = f"is sparse or nested: store it dense, {name}.to_dense()"
+    elif tensor.device.type != "cpu":
+        way_out = f"lies on the device {str(tensor.device)!r}: give what it holds in RAM, {name}.cpu()"
+    elif tensor.dtype not in PLAIN:
+        way_out = f"is of {tensor.dtype}, which cannot be computed with: convert it, as in {name}.to(torch.float32)"
+    elif tensor.requires_grad:
+        way_out = f"requires a gradient, which data has none of: give {name}.detach()"
+    if way_out:
+        raise ValueError(f"{name} {way_out}.")
+
+
 def check_ids(name: str, value: Any, what: str = "node ids") -> None:
     """Refuse what is no vector of integers. A mask is none."""
     check_tensor(name, value, what)
@@ -244,6 +269,7 @@ def check_arrays(**arrays: Mapping[str, Tensor]) -> None:
         for key, array in value.items():
             check_word(f"a name in {name}", key, "x")
             check_tensor(f"{name}[{shown(key)}]", array, "one row for each")
+            check_plain(f"{name}[{shown(key)}]", array)
 
 
 def check_each(least: int, name: str, values: Iterable[int]) -> None:

@@ -15,8 +15,9 @@ from torch_geometric.data.view import ItemsView, ValuesView
 
 from lightning_gnn_dist.batches.pool import Pool, gather_rows
 from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.quantize import SUFFIX, scale_of
+from lightning_gnn_dist.graph.quantize import scale_of
 from lightning_gnn_dist.sampling.block import Block, rebase
 
 PoolOf = Callable[[str], Pool | None]

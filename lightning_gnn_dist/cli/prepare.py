@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -111,6 +111,7 @@ def _prepare_out_of_core(options: argparse.Namespace) -> None:
         f"{in_bytes(preparation.memory_bytes)} of RAM beside 24 bytes a node, and about "
         f"{estimate.seconds / 60:.1f} minutes."
     )
+    _say(estimate.headings)
     with _stages() as on_progress:
         prepared = preparation.run(on_progress)
     _summary(prepared, options)
@@ -149,10 +150,16 @@ def _estimate(source: Source, options: argparse.Namespace) -> None:
         f"{options.source}: {source.num_edges:,} edges. {options.out} will take about {in_bytes(stored)} "
         f"({in_bytes(free)} are free), and sorting its edges {in_bytes(ram)} of RAM."
     )
+    _say(source.headings)
     if stored > free:
         raise OSError(f"{folder} has {in_bytes(free)} free, and {in_bytes(stored)} are needed: choose another disk.")
     if ram > (there := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
         print(f"This machine has {in_bytes(there)} of RAM: --out-of-core sorts the edges on disk.")
+
+
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
 
 
 @contextmanager

@@ -73,7 +73,15 @@ class Coverage:
         check_at_least(0, most=part.num_nodes, num_own=num_own)
         if degrees.numel() != part.num_nodes:
             raise ValueError(f"degrees must hold a number for each of {part.num_nodes} nodes, got {shown(degrees)}.")
+        if bool((seen := part.degrees() > degrees).any()):
+            node = int(seen.nonzero()[0])
+            raise ValueError(
+                f"degrees must count in-neighbours in the whole graph, but node {node} of the part has "
+                f"{int(part.degrees()[node])} and degrees says {int(degrees[node])}: give whole.degrees()[n_id]."
+            )
         prior = self.prior
+        if prior is None and num_own == 0:
+            prior = 1.0  # of nodes that are not there none misses anything
         if prior is None:
             prior = float(_next(part, torch.ones(part.num_nodes), degrees, 0.0, 0.0)[:num_own].mean())
         covered = torch.ones(part.num_nodes)
@@ -101,6 +109,12 @@ def coverage_mean(losses: Tensor, batch: Any) -> Tensor:
     weights = getattr(batch, "coverage", None)
     if weights is None:
         return losses.mean()
+    check_tensor("batch.coverage", weights, "a weight for each node, or each seed")
+    if weights.dim() != 1 or weights.numel() < losses.numel() or not weights.is_floating_point():
+        raise ValueError(f"batch.coverage must be a vector of a weight for each seed, got {shown(weights)}.")
+    # On a device the host would have to wait for the answer. What the data modules put there is right.
+    if weights.device.type == "cpu" and not bool((weights >= 0).all()):
+        raise ValueError("batch.coverage must hold weights of at least 0, and some are negative or NaN.")
     batch.weighed_by_coverage = True  # a strategy tells users whose step weighs nothing
     weights = weights[: batch.batch_size].to(losses.dtype)
     if not getattr(batch, "is_filler", False):  # one of these counts for nothing, and its mean is 0

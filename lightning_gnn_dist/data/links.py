@@ -27,6 +27,7 @@ from lightning_gnn_dist.sampling.links import edges_at
 from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges
 
 _EDGES_TO_CHECK = 1000
+_NEGATIVES_TO_CHECK = 1 << 20  # of more some, evenly spread: these take half a second, and splits are opened often
 _SPLIT, _FALSE_ENDS = range(2)
 
 
@@ -66,6 +67,7 @@ class LinkSplit:
             self._check_reverses()
         for name in self.edges:
             self._check(name, self.edges[name], self.negatives[name])
+        self._check_held()
 
     @classmethod
     def open(cls, path: str | Path) -> LinkSplit:
@@ -129,6 +131,8 @@ class LinkSplit:
             low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
             if ids.dtype not in (torch.int32, torch.int64) or not 0 <= low <= high < self.graph.num_nodes:
                 raise ValueError(f"{name}: edges and negatives hold node ids, integers in [0, {self.graph.num_nodes}).")
+        if not edges.shape[1]:
+            raise ValueError(f"{name}: there are no edges to judge by, and their mean would be NaN: leave {name} out.")
         if not negatives.shape[1]:
             raise ValueError(f"{name}: negatives of shape {tuple(negatives.shape)} leave each edge without a rival.")
         leaked = has_edges(self.graph, edges)
@@ -147,6 +151,36 @@ class LinkSplit:
                 f"{name}: {int(rivals_itself.sum())} of {edges.shape[1]} edges are among their own negatives (the "
                 f"first is {sender} -> {receiver}): the receivers of an edge's negatives must be others than its own."
             )
+
+    def _check_held(self) -> None:
+        """Each held edge stands for itself once, and none, nor any of the graph's, is called false."""
+        numbers = {name: self._numbers(edges) for name, edges in self.edges.items()}
+        for name, (there, _) in numbers.items():
+            if there.unique().numel() < there.numel():
+                raise ValueError(f"{name}: some edges are there twice, and would count twice: edges.unique(dim=1).")
+        held = torch.cat([torch.cat(both) for both in numbers.values()]) if numbers else torch.zeros(0)
+        if len(numbers) == 2 and bool(torch.isin(numbers["val"][0], torch.cat(numbers["test"])).any()):
+            raise ValueError(
+                "val and test share edges: a model would be chosen by what it is tested on. Deal them again."
+            )
+        for name, negatives in self.negatives.items():
+            places = torch.arange(0, negatives.numel(), 1 + negatives.numel() // _NEGATIVES_TO_CHECK)
+            senders = self.edges[name][0].to(torch.int64)[places // negatives.shape[1]]
+            false = torch.stack([senders, negatives.flatten()[places].to(torch.int64)])
+            is_true = has_edges(self.graph, false) | torch.isin(self._numbers(false)[0], held)
+            if bool(is_true.any()):
+                sender, receiver = false[:, is_true][:, 0].tolist()
+                raise ValueError(
+                    f"{name}: {int(is_true.sum())} of {places.numel()} negatives that were seen are edges, such as "
+                    f"{sender} -> {receiver}, and a model would lose by being right: draw others, or use "
+                    "split_edges(graph)."
+                )
+
+    def _numbers(self, edges: Tensor) -> tuple[Tensor, Tensor]:
+        """A number for each edge; and for its reverse, where both are one, else the same."""
+        sender, receiver = edges.to(torch.int64)
+        there = sender * self.graph.num_nodes + receiver
+        return there, receiver * self.graph.num_nodes + sender if self.undirected else there
 
 
 def _flag(array: Tensor, path: Path) -> bool:
@@ -194,6 +228,7 @@ def split_edges(
     pairs, pair_of_edge = _pairs(sender, receiver, graph.num_nodes, undirected)
     order = permutation(pairs.numel(), seed + Purpose.LINKS, _SPLIT)
     counts = {"val": round(val * pairs.numel()), "test": round(test * pairs.numel())}
+    _check_counts(pairs.numel(), counts, {"val": val, "test": test})
     held = dict(zip(counts, order[: sum(counts.values())].split(list(counts.values())), strict=True))
     is_held = torch.zeros(pairs.numel() + 1, dtype=torch.bool)  # loops are pair -1
     is_held[order[: sum(counts.values())]] = True
@@ -201,6 +236,19 @@ def split_edges(
     edges = {name: _decoded(pairs[which], graph.num_nodes, seed, undirected) for name, which in held.items()}
     false = {name: _false_ends(graph, ends, held[name], negatives, seed) for name, ends in edges.items()}
     return LinkSplit(_without(graph, is_held[pair_of_edge]), edges, false, undirected)
+
+
+def _check_counts(total: int, counts: Mapping[str, int], shares: Mapping[str, float]) -> None:
+    for name, share in shares.items():
+        if share and not counts[name]:
+            raise ValueError(
+                f"{name}={share} of {total} edges (or pairs, without loops) is none: give a larger share, or {name}=0."
+            )
+    if any(counts.values()) and sum(counts.values()) == total:
+        raise ValueError(
+            f"val and test would hold all {total} edges (or pairs, without loops), and none is left to train on: give "
+            "smaller shares."
+        )
 
 
 def edges_of(graph: Graph) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.residency import Residency
 from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo
 from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, count_edges, degrees_of
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph, count_edges, degrees_of
 from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row, edge_positions, take_rows
 from lightning_gnn_dist.partition.base import Partition
 
@@ -188,7 +188,7 @@ def _induced(rows: PartRows, nodes: Tensor, arrays: dict[str, Tensor]) -> Graph:
     upto = torch.cat([rows.indptr[:1], inside.cumsum(0)])[rows.indptr]  # edges kept before each row
     leaves = nodes.numel() + 1 - upto.numel()
     edges = {name: array[inside] for name, array in rows.edge_arrays.items()}
-    return Graph(torch.cat([upto, upto[-1:].expand(leaves)]), torch.cat(local), arrays, edges)
+    return checked_graph(torch.cat([upto, upto[-1:].expand(leaves)]), torch.cat(local), arrays, edges)
 
 
 def _bytes_per_edge(graph: Graph) -> int:

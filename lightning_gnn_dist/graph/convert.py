@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import logging
+import re
+from collections.abc import Collection, Mapping
+from itertools import combinations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.checks import check_at_least, check_tensor, holds_integers, shown
+from lightning_gnn_dist.checks import check_at_least, check_fits, check_plain, check_tensor, holds_integers, shown
 
+log = logging.getLogger(__name__)
+
+SUFFIX = "_scale"  # of the scales of an int8 array
 MASKS = ("train_mask", "val_mask", "test_mask")
 ROWS_AT_ONCE = 1 << 16
-RESERVED = {
-    "n_id",
-    "batch_size",
-    "num_sampled_nodes",
-    "num_sampled_edges",
-    "blocks",
-    "coverage",
-    "node_norm",
-    "edge_label",
-    "edge_label_index",
+BYTES_PER_NODE = 24  # while rows are counted
+MAX_NODES = 3_037_000_499  # whose square is below 2**63, so that an edge is one number
+RESERVED = {  # what batches write themselves, and what PyG's Data counts
+    *("n_id", "batch_size", "num_sampled_nodes", "num_sampled_edges", "blocks", "coverage", "weighed_by_coverage"),
+    *("node_norm", "is_filler", "num_targets", "edge_label", "edge_label_index", "edge_index", "num_nodes"),
+    "num_edges",
 }
+_NAME = re.compile(r"\w[^/\\\0\n]*")
+_MAX_NAME = 200  # bytes: it becomes the name of a file
 
 
 def compress(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     """The in-neighbour CSR, rows sorted by sender: ``indptr``, ``indices`` and the order of the edges."""
-    check_at_least(1, num_nodes=num_nodes)
+    check_at_least(1, most=MAX_NODES, num_nodes=num_nodes)
     check_edge_index(edge_index, num_nodes)
+    check_fits(BYTES_PER_NODE * num_nodes, f"num_nodes ({num_nodes:,}): a graph of so many nodes")
     sender, receiver = edge_index.to(torch.int64)
     order = torch.argsort(receiver * num_nodes + sender, stable=True)
     degrees = torch.bincount(receiver, minlength=num_nodes)
@@ -44,6 +50,7 @@ def index_dtype(num_nodes: int) -> torch.dtype:
 def check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
     """Refuse what is no list of edges among so many nodes."""
     check_tensor("edge_index", edge_index, "shape (2, E)")
+    check_plain("edge_index", edge_index)
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or not holds_integers(edge_index):
         raise ValueError(
             f"edge_index must be integers of shape (2, E), got {edge_index.dtype} {tuple(edge_index.shape)}."
@@ -61,16 +68,15 @@ def check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
 def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The tensors of ``data`` with a row per node, and those with a row per edge."""
     _check_data(data)
-    check_names(data.to_dict())
     nodes: dict[str, Tensor] = {}
     edges: dict[str, Tensor] = {}
     for name, value in data.to_dict().items():
+        if isinstance(value, np.ndarray) or (isinstance(value, list | tuple) and _is_meant(name)):
+            check_tensor(f"data.{name}", value, "one row for each node, or each edge")
         if name == "edge_index" or not isinstance(value, Tensor):
             continue
-        if value.layout != torch.strided:
-            raise ValueError(
-                f"{name} is sparse ({value.layout}): store it dense, data.{name} = data.{name}.to_dense()."
-            )
+        value = value.detach() if value.is_meta else value.detach().cpu()
+        check_plain(name, value)
         belongs = data.num_edges if name.startswith("edge_") else data.num_nodes
         if value.dim() == 0 or len(value) != belongs:
             raise ValueError(
@@ -78,14 +84,32 @@ def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
                 f"{data.num_edges} edges: give it one row per node (or per edge, under a name that starts with "
                 f"'edge_'), or remove it with `del data.{name}`."
             )
-        (edges if name.startswith("edge_") else nodes)[name] = value.detach().cpu().contiguous()
+        (edges if name.startswith("edge_") else nodes)[name] = value.contiguous()
+    check_names(nodes, edges)
     return nodes, edges
 
 
-def check_names(names: Collection[str]) -> None:
-    """Refuse names that batches need."""
-    if taken := RESERVED & set(names):
-        raise ValueError(f"{sorted(taken)} are names that batches use themselves: rename these arrays of the data.")
+def _is_meant(name: str) -> bool:
+    """Whether a model would miss it."""
+    return name in ("x", "y") or name.startswith("edge_") or name.endswith("_mask")
+
+
+def check_names(nodes: Collection[str], edges: Collection[str], *, allowed: Collection[str] = ()) -> None:
+    """Refuse names that batches need, that files cannot have, and one name for two things."""
+    for name in (*nodes, *edges):
+        if not _NAME.fullmatch(name) or len(name.encode(errors="surrogatepass")) > _MAX_NAME:
+            raise ValueError(
+                f"{shown(name)} cannot be the name of an array, nor of its file: start it with a letter, use neither "
+                f"slashes nor line ends, and at most {_MAX_NAME} bytes."
+            )
+    if taken := sorted(RESERVED.difference(allowed) & {*nodes, *edges}):
+        raise ValueError(f"{taken} are names that batches use themselves: rename these arrays of the data.")
+    of_nodes = [name for name in edges if name in ("x", "y", *nodes) or name.endswith("_mask")]
+    if wrong := sorted([*of_nodes, *(name for name in nodes if name.startswith("edge_"))]):
+        raise ValueError(
+            f"{wrong} would be taken for arrays of nodes and of edges: what edges carry has a name of its own, such "
+            "as 'edge_attr', and what nodes carry one that does not begin with 'edge_'. Rename these arrays."
+        )
 
 
 def _check_data(data: Data) -> None:
@@ -124,12 +148,27 @@ def check_mask(name: str, mask: Tensor) -> None:
         )
 
 
+def warn_of_overlaps(arrays: Mapping[str, Tensor]) -> None:
+    """Tell whoever judges a model by nodes that it was trained on."""
+    masks = [name for name in MASKS if name in arrays]
+    counts = {(a, b): int((arrays[a] & arrays[b]).sum()) for a, b in combinations(masks, 2)}
+    if found := [f"{a} and {b} share {count:,} nodes" for (a, b), count in counts.items() if count]:
+        log.warning("%s: figures on these nodes say little about others", "; ".join(found))
+
+
 def _check_labels(y: Tensor, train_mask: Tensor | None, float_labels: bool) -> None:
+    if y.is_complex():
+        raise ValueError(f"y must hold classes or real numbers, got {shown(y)}: give its parts as columns.")
     one_per_node = y.dim() == 1 or y.shape[1:].numel() == 1
+    if float_labels and not y.is_floating_point():
+        raise ValueError(
+            f"float_labels says that y is a target of regression, but y holds {y.dtype} (words were counted as "
+            "classes): leave float_labels out, or give numbers with a fraction, data.y = data.y.float()."
+        )
     if y.is_floating_point() and one_per_node and not float_labels:
         raise ValueError(
             f"y holds one {y.dtype} per node, but classes are integers: data.y = data.y.long(). "
-            "If the task is regression, say so: Graph.from_pyg(data, float_labels=True)."
+            "If the task is regression, say so: float_labels=True, or --float-labels."
         )
     if y.is_floating_point() or y.dim() != 1 or train_mask is None:
         return
@@ -141,6 +180,25 @@ def _check_labels(y: Tensor, train_mask: Tensor | None, float_labels: bool) -> N
         )
 
 
+def check_edge_arrays(arrays: Mapping[str, Tensor]) -> None:
+    """Refuse what edges carry and is no number."""
+    for name, array in arrays.items():
+        check_finite(array, name=name, row="edge")
+
+
+def check_scales(arrays: Mapping[str, Tensor]) -> None:
+    """Refuse scales that do not fit what they are of: it would be taken as it is."""
+    for name, array in arrays.items():
+        scale = arrays.get(name + SUFFIX)
+        if array.dtype != torch.int8 or scale is None:
+            continue
+        if not scale.is_floating_point() or scale.numel() != len(array):
+            raise ValueError(
+                f"{name + SUFFIX} must hold one scale for each row of {name}, got {shown(scale)}: make both by {name}, "
+                f"{name + SUFFIX} = quantize_rows({name})."
+            )
+
+
 def check_finite(x: Tensor, first: int = 0, *, name: str = "x", row: str = "node") -> None:
     """Refuse features that are no numbers; ``first`` is the node, or other ``row``, of the first row."""
     if not (x.is_floating_point() or x.is_complex()):
@@ -149,10 +207,7 @@ def check_finite(x: Tensor, first: int = 0, *, name: str = "x", row: str = "node
         rows = x[start : start + ROWS_AT_ONCE]
         if not bool(torch.isfinite(rows).all()):
             at = first + start + int((~torch.isfinite(rows.reshape(len(rows), -1))).any(1).nonzero()[0])
-            otherwise = (
-                "" if row != "node" else ", or switch this check off: Graph.from_pyg(data, check_features=False)"
-            )
             raise ValueError(
                 f"{name} holds NaN or infinite values (the first at {row} {at}): replace them, for instance by "
-                f"torch.nan_to_num(data.{name}){otherwise}."
+                f"torch.nan_to_num({name})."
             )

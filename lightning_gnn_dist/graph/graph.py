@@ -16,8 +16,10 @@ from lightning_gnn_dist.checks import (
     check_arrays,
     check_arrays_if_given,
     check_at_least_if_given,
+    check_folder,
     check_ids,
     check_path,
+    check_plain,
     check_tensor,
     check_true_or_false,
     check_word,
@@ -61,12 +63,16 @@ class Graph:
     ) -> None:
         check_tensor("indptr", indptr, "where each row starts")
         check_tensor("indices", indices, "in-neighbours")
+        check_plain("indptr", indptr)
+        check_plain("indices", indices)
         check_arrays_if_given(node_arrays=node_arrays, edge_arrays=edge_arrays)
+        convert.check_names(node_arrays or {}, edge_arrays or {}, allowed=("n_id",))
         check_at_least_if_given(0, num_senders=num_senders)
         if fingerprint is not None and not isinstance(fingerprint, str):
             raise TypeError(f"fingerprint must be a text such as Graph.fingerprint gives, got {shown(fingerprint)}.")
         self._set(indptr, indices, node_arrays, edge_arrays, path, fingerprint, num_senders)
         self.check_edges()
+        convert.warn_of_overlaps(self.node_arrays)
 
     def _set(
         self,
@@ -93,12 +99,14 @@ class Graph:
 
         Args:
             data: A homogeneous graph with ``edge_index``. Other attributes than tensors stay behind.
-            check_features: Look for NaN and infinite features (one pass over ``x``).
+            check_features: Look for NaN and infinite features (one pass over ``x``, and over what edges carry).
             float_labels: Accept a floating point ``y`` with one value per node, for regression.
         """
         check_true_or_false(check_features=check_features, float_labels=float_labels)
         nodes, edges = convert.arrays_of(data)
         convert.check_arrays(nodes, check_features=check_features, float_labels=float_labels)
+        if check_features:
+            convert.check_edge_arrays(edges)
         return cls.from_edge_index(data.edge_index, data.num_nodes, nodes, edges)
 
     @classmethod
@@ -134,14 +142,18 @@ class Graph:
 
         ``beside`` is written to the same directory, for those who know of it.
         """
-        path = check_path("path", path)
+        path = check_folder("path", path)
         check_true_or_false(overwrite=overwrite)
-        check_arrays(beside=beside)
+        check_arrays(beside=beside, node_arrays=self.node_arrays, edge_arrays=self.edge_arrays)  # they may have changed
+        self._check_lengths()
+        self.check_edges()
         arrays = {"indptr": self.indptr, "indices": self.indices}
         arrays |= {f"nodes/{name}": array for name, array in self.node_arrays.items()}
         arrays |= {f"edges/{name}": array for name, array in self.edge_arrays.items()}
         if self.path is not None and path.resolve() == self.path:
             raise ValueError(f"The graph is read from {path} itself: save it to another path.")
+        if twice := sorted(arrays.keys() & beside.keys()):
+            raise ValueError(f"beside holds {twice}, which are arrays of the graph itself: call them links/...")
         store.write(path, arrays | dict(beside), self.fingerprint, overwrite=overwrite)
 
     @property
@@ -183,6 +195,8 @@ class Graph:
                 f"The graph has no {name:.60}_mask (it has: {masks}). Set data.{name:.60}_mask, a boolean per node, "
                 "before Graph.from_pyg(data)."
             )
+        convert.check_mask(f"{name}_mask", mask)
+        check_rows("node", {f"{name}_mask": mask}, self.num_nodes)
         return mask.nonzero().view(-1)
 
     def induced(self, nodes: Tensor) -> Graph:
@@ -209,7 +223,7 @@ class Graph:
         arrays = {name: take_rows(array, nodes) for name, array in self.node_arrays.items()}
         arrays.setdefault("n_id", nodes)
         edges = {name: array[:filled] for name, array in edges.items()}
-        return Graph(indptr.cumsum_(0), indices[:filled], arrays, edges)
+        return checked_graph(indptr.cumsum_(0), indices[:filled], arrays, edges)
 
     def halo(self, nodes: Tensor) -> Tensor:
         """The nodes outside ``nodes`` that send messages into it, in increasing order."""
@@ -270,8 +284,9 @@ class Graph:
         check_rows("node", self.node_arrays, self.num_nodes)
         check_rows("edge", self.edge_arrays, self.num_edges)
         for name, array in self.node_arrays.items():
-            if name in convert.MASKS:
+            if name.endswith("_mask"):
                 convert.check_mask(name, array)
+        convert.check_scales(self.node_arrays)
 
     def _check_ends(self) -> None:
         if int(self.indptr[0]) != 0:
@@ -300,6 +315,8 @@ def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
                 f"{name} has shape {tuple(array.shape)}, but the graph has {length} {kind}s: "
                 f"a {kind} array needs one row per {kind}."
             )
+        if array.shape[1:].numel() == 0:
+            raise ValueError(f"{name} has shape {tuple(array.shape)}, rows without a number: leave it out.")
 
 
 def checked_graph(
@@ -309,10 +326,10 @@ def checked_graph(
     edge_arrays: Mapping[str, Tensor],
     *,
     path: Path | None = None,
-    fingerprint: str = "",
+    fingerprint: str | None = None,
     num_senders: int | None = None,
 ) -> Graph:
-    """A graph without the pass over all edges, for edges of a graph or file that were checked there."""
+    """A graph without checks of edges and names, for parts of a graph or file that was checked."""
     graph = Graph.__new__(Graph)
     graph._set(indptr, indices, node_arrays, edge_arrays, path, fingerprint, num_senders)
     return graph
@@ -326,13 +343,16 @@ def open_rows(path: Path, num_senders: int | None) -> Graph:
     nodes = {name.removeprefix("nodes/"): t for name, t in arrays.items() if name.startswith("nodes/")}
     edges = {name.removeprefix("edges/"): t for name, t in arrays.items() if name.startswith("edges/")}
     ends = arrays["indptr"], arrays["indices"]
+    convert.check_names(nodes, edges, allowed=("n_id",))
     return checked_graph(*ends, nodes, edges, path=path.resolve(), fingerprint=fingerprint, num_senders=num_senders)
 
 
 def _built(
     indptr: Tensor, indices: Tensor, nodes: dict[str, Tensor], edges: dict[str, Tensor], num_senders: int | None
 ) -> Graph:
-    return Graph(indptr, indices, nodes, edges, num_senders=num_senders)
+    graph = checked_graph(indptr, indices, nodes, edges, num_senders=num_senders)
+    graph.check_edges()
+    return graph
 
 
 def fingerprint_of(arrays: Iterable[tuple[str, torch.dtype, Sequence[int], Iterable[Tensor]]]) -> str:

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_tensor, shown
-from lightning_gnn_dist.graph.convert import check_finite
+from lightning_gnn_dist.checks import check_plain, check_tensor, shown
+from lightning_gnn_dist.graph.convert import SUFFIX, check_finite
 
 LARGEST = 127  # of int8, so that both signs have the same range
 ROWS_AT_ONCE = 1 << 16
-SUFFIX = "_scale"
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -21,12 +20,13 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     Batches have ``x`` as float32 again. An entry is off by at most 1/254 of the largest in its row.
     """
     check_tensor("x", x, "features, one row for each node")
-    if x.dim() < 2 or not x.is_floating_point():
+    if x.dim() < 2 or not x.is_floating_point() or (len(x) and not x.numel()):
         raise ValueError(f"x must be rows of floating point numbers, got {shown(x)}: others have nothing to quantise.")
-    check_finite(x)
+    check_plain("x", x.detach())
     small, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(len(x))
     for start in range(0, len(x), ROWS_AT_ONCE):
         rows = x[start : start + ROWS_AT_ONCE].detach().float()
+        check_finite(rows, start)  # as float32, whose largest number is 3.4e38
         scale = rows.flatten(1).abs().amax(1) / LARGEST
         scales[start : start + ROWS_AT_ONCE] = scale
         per_row = torch.where(scale > 0, scale, 1.0).view(-1, *[1] * (x.dim() - 1))

@@ -11,7 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_gnn_dist.checks import MAX_NUMBER, check_at_least, check_between, check_seed, is_number, shown
+from lightning_gnn_dist.checks import (
+    MAX_NUMBER,
+    check_at_least,
+    check_between,
+    check_fits,
+    check_seed,
+    is_number,
+    shown,
+)
 from lightning_gnn_dist.graph.graph import Graph
 
 MAX_NODES = 2**31 - 1  # a graph is made in RAM
@@ -52,6 +60,7 @@ def communities(
         raise ValueError(
             f"train_share must lie between 0 and 1, which leaves nodes to judge by, got {shown(train_share)}."
         )
+    check_fits(8 * int(num_nodes) * (2 * int(num_features) + 4 * round(mean_degree)), "So large a graph")
     generator = np.random.default_rng(seed)
     label = generator.integers(num_classes, size=num_nodes)
     edge_index = _edges(label, round(num_nodes * mean_degree / 2), homophily, generator)

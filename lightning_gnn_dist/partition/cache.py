@@ -163,7 +163,7 @@ def _read(entry: Path, key: dict[str, Any], num_nodes: int) -> Partition | None:
         file = NpyFile.of(entry / "assignment.npy")
         assignment = file.read(0, math.prod(file.shape)).reshape(file.shape)
     except (OSError, ValueError) as error:
-        log.warning("The partition in %s cannot be read (%s): it is computed again", entry, error)
+        log.warning("The partition in %s cannot be read (%s): it is computed again", entry, str(error).rstrip(". "))
         return None
     intact = {**key, "digest": _digest(assignment)} == meta and assignment.shape == (num_nodes,)
     if not intact:

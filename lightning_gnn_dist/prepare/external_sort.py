@@ -19,6 +19,7 @@ from lightning_gnn_dist.graph.storage.npy import Column, append, cut_back, save,
 from lightning_gnn_dist.prepare.external_kernels import count, deal, unpack
 from lightning_gnn_dist.prepare.external_plan import cut_nodes, edges_at_once
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, Piece
+from lightning_gnn_dist.prepare.files.raw import check_num_nodes
 from lightning_gnn_dist.prepare.files.row_files import Carried, RowFiles
 from lightning_gnn_dist.prepare.files.tables import Progress
 from lightning_gnn_dist.prepare.journal import Journal
@@ -65,6 +66,7 @@ class ExternalSort:
             highest = _check_ends(piece, self.num_senders or num_nodes)
             largest = max(largest, highest if self.num_senders is None else 0)
             if largest > degrees.size:
+                check_num_nodes(largest, f"{piece.file} names node {largest - 1}. It would be one of")
                 degrees = np.concatenate([degrees, np.zeros(max(largest, degrees.size), np.int64)])
             for ends in (piece.receiver, piece.sender)[: 1 + self.both_ways]:
                 count(ends, degrees)

@@ -36,6 +36,7 @@ from lightning_gnn_dist.prepare.files.graph_files import GraphFiles
 from lightning_gnn_dist.prepare.files.parquet import columns_of, count_columns, count_rows, is_parquet
 from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph
 from lightning_gnn_dist.prepare.files.row_files import RowFiles
+from lightning_gnn_dist.prepare.files.table_files import about_headings
 from lightning_gnn_dist.prepare.files.tables import Progress
 from lightning_gnn_dist.prepare.files.unpack import check_nodes, unpack_edges, unpack_nodes
 from lightning_gnn_dist.prepare.journal import Journal, journal_of
@@ -109,12 +110,14 @@ class Estimate:
         disk_bytes: While it works.
         stored_bytes: Of the saved graph, at most.
         seconds: In all, on a disk that keeps up.
+        headings: What is taken for the headings of tables, in words.
     """
 
     num_edges: int
     disk_bytes: int
     stored_bytes: int
     seconds: float
+    headings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,7 @@ class Preparation:
             disk_bytes=arrays + columns + 8 * num_nodes + (8 + carried) * keys,
             stored_bytes=arrays + (per_key + carried) * keys,
             seconds=seconds,
+            headings=about_headings(*files.edges.files[:1]),
         )
 
     def run(self, on_progress: OnProgress) -> Prepared:
@@ -293,6 +297,7 @@ class Preparation:
         if self.split:
             raw = raw.with_split(self.split, self.seed)
         convert.check_arrays(raw.node_arrays, check_features=True, float_labels=self.float_labels)
+        convert.warn_of_overlaps(raw.node_arrays)
         return raw.node_arrays
 
     def _copy(self, name: str, rows: RowFiles, journal: Journal, progress: Progress) -> None:

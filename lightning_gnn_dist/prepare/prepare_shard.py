@@ -151,6 +151,7 @@ class ShardPreparation(Preparation):
             disk_bytes=whole.disk_bytes // self.num_shards,
             stored_bytes=whole.stored_bytes // self.num_shards,
             seconds=whole.seconds / self.num_shards + SECONDS_PER_EDGE * whole.num_edges,
+            headings=whole.headings,
         )
 
     def run(self, on_progress: OnProgress) -> Prepared:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_folder, check_instance
 from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, open_rows, row_slices
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph, open_rows, row_slices
 from lightning_gnn_dist.graph.rows import edge_positions, take_rows
 from lightning_gnn_dist.graph.storage import drafts
 from lightning_gnn_dist.graph.storage.files import check_entries, read_json
@@ -112,7 +112,7 @@ class Shard:
                 edges[name][place] = array[at][found]
             filled = place.stop
         arrays = {name: array.clone() for name, array in rows.node_arrays.items()}
-        return Graph(indptr, indices[:filled], arrays, {name: array[:filled] for name, array in edges.items()})
+        return checked_graph(indptr, indices[:filled], arrays, {name: array[:filled] for name, array in edges.items()})
 
     def _check(self, path: Path) -> None:
         nodes, edges = int(self.bounds.nodes[self.index + 1]) - self.first_node, self.rows.num_edges
@@ -192,7 +192,7 @@ def _rows_of(graph: Graph, nodes: Tensor, number: Tensor) -> Graph:
     arrays = {name: take_rows(array, nodes) for name, array in graph.node_arrays.items()}
     arrays.setdefault("n_id", nodes)
     edges = {name: take_rows(array, positions) for name, array in graph.edge_arrays.items()}
-    return Graph(indptr, torch.cat([number[:0], *pieces]), arrays, edges, num_senders=graph.num_nodes)
+    return checked_graph(indptr, torch.cat([number[:0], *pieces]), arrays, edges, num_senders=graph.num_nodes)
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

@@ -92,9 +92,9 @@ def test_edges_are_sorted_on_disk_when_asked(edges: Path, tmp_path: Path, capsys
 def test_a_machine_that_is_too_small_is_told_of_the_disk(
     edges: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(os, "sysconf", lambda name: 10)
+    monkeypatch.setattr(os, "sysconf", lambda name: 50)
     main(["prepare", str(edges), str(tmp_path / "graph")])
-    assert "This machine has 100 bytes of RAM: --out-of-core sorts" in capsys.readouterr().out
+    assert "This machine has 2.5 kB of RAM: --out-of-core sorts" in capsys.readouterr().out
 
 
 def test_what_cannot_be_prepared_out_of_core_says_so(edges: Path, tmp_path: Path) -> None:

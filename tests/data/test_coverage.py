@@ -14,6 +14,8 @@ from lightning_gnn_dist.graph import graph as graph_module
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 
+NAN = float("nan")
+
 
 def by_definition(part: Graph, degrees: list[int], hops: int, kappa: float, prior: float) -> list[float]:
     covered = [1.0] * part.num_nodes
@@ -104,3 +106,30 @@ def test_a_mean_or_too_many_losses_are_refused() -> None:
 def test_arguments_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Coverage(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("coverage", "message"),
+    [
+        (torch.ones(1), "a vector of a weight for each seed"),
+        (torch.ones(3, 2), "a vector of a weight for each seed"),
+        (torch.tensor([1.0, NAN, 1.0]), "negative or NaN"),
+        (torch.tensor([1.0, -0.5, 1.0]), "negative or NaN"),
+        ([1.0, 1.0, 1.0], "must be a tensor of a weight"),
+    ],
+)
+def test_weights_that_weigh_nothing_are_refused(coverage: Any, message: str) -> None:
+    batch = Data(batch_size=3, coverage=coverage, num_nodes=3)
+    with pytest.raises((ValueError, TypeError), match=message):
+        coverage_mean(torch.ones(3), batch)
+
+
+def test_degrees_of_another_graph_are_refused() -> None:
+    graph = communities(300, 3, num_features=4, seed=1)
+    with pytest.raises(ValueError, match=r"degrees must count .* node 0 of the part has \d+ and degrees says 0"):
+        Coverage().of(graph, torch.zeros(300, dtype=torch.int64), 300)
+
+
+def test_a_rank_without_nodes_of_its_own_has_weights_all_the_same() -> None:
+    graph = communities(300, 3, num_features=4, seed=1)
+    assert Coverage().of(graph.induced(torch.arange(9)), graph.degrees()[:9], 0).isfinite().all()

@@ -162,3 +162,58 @@ def test_held_edges_that_compete_with_nobody_are_refused() -> None:
     sender, receiver = edges[:, 2].tolist()
     with pytest.raises(ValueError, match=rf"val: 1 of {len(false)} .*the first is {sender} -> {receiver}\)"):
         LinkSplit(split.graph, {"val": edges}, {"val": false})
+
+
+def ring(num_nodes: int) -> Graph:
+    nodes = torch.arange(num_nodes)
+    there = torch.stack([nodes, (nodes + 1) % num_nodes])
+    return Graph.from_edge_index(torch.cat([there, there.flip(0)], 1), num_nodes)
+
+
+@pytest.mark.parametrize(
+    ("edges", "negatives", "message"),
+    [
+        ({"val": [[0], [2]]}, {"val": [[1]]}, "val: 1 of 1 negatives .* are edges, such as 0 -> 1"),
+        ({"val": [[0, 3], [2, 5]]}, {"val": [[4], [0]]}, None),
+        ({"val": [[0, 0], [2, 4]]}, {"val": [[4], [5]]}, "negatives .* are edges, such as 0 -> 4"),
+        ({"val": [[0], [2]], "test": [[4], [2]]}, {"val": [[4]], "test": [[7]]}, None),
+        (
+            {"val": [[0], [2]], "test": [[2], [4]]},
+            {"val": [[4]], "test": [[0]]},
+            "negatives .* are edges, such as 2 -> 0",
+        ),
+        ({"val": [[0, 0], [2, 2]]}, {"val": [[4], [5]]}, "val: some edges are there twice"),
+        ({"val": [[0], [2]], "test": [[2], [0]]}, {"val": [[4]], "test": [[5]]}, "val and test share edges"),
+        ({"val": [[], []]}, {"val": []}, "val: there are no edges to judge by"),
+    ],
+)
+def test_what_is_judged_is_true_once_and_its_rivals_are_false(
+    edges: dict[str, list[list[int]]], negatives: dict[str, list[list[int]]], message: str | None
+) -> None:
+    held = {name: torch.tensor(ends, dtype=torch.int64) for name, ends in edges.items()}
+    false = {name: torch.tensor(ends, dtype=torch.int64).view(-1, 1) for name, ends in negatives.items()}
+    if message is None:
+        LinkSplit(ring(9), held, false)
+        return
+    with pytest.raises(ValueError, match=message):
+        LinkSplit(ring(9), held, false)
+
+
+@pytest.mark.parametrize(
+    ("num_edges", "val", "test", "message"),
+    [
+        (0, 0.05, 0.1, "val=0.05 of 0 edges"),
+        (1, 0.05, 0.1, "val=0.05 of 1 edges"),
+        (1, 0, 0.1, "test=0.1 of 1 edges"),
+        (1, 0, 0.9, "val and test would hold all 1 edges"),
+        (2, 0.5, 0.45, "val and test would hold all 2 edges"),
+    ],
+)
+def test_shares_of_few_edges_that_are_none_or_all_are_refused(
+    num_edges: int, val: float, test: float, message: str
+) -> None:
+    nodes = torch.arange(num_edges)
+    few = Graph.from_edge_index(torch.stack([nodes, nodes + 1]), 9)
+    with pytest.raises(ValueError, match=message):
+        split_edges(few, val, test, negatives=2)
+    assert split_edges(few, 0, 0).graph.num_edges == num_edges

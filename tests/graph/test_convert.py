@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from lightning_gnn_dist.graph.convert import RESERVED
 from lightning_gnn_dist.graph.graph import Graph
+
+Arrays: TypeAlias = dict[str, Tensor]
 
 
 def small(**changes: Any) -> Data:
@@ -60,11 +68,15 @@ def test_a_homogeneous_view_of_a_heterogeneous_graph_is_taken() -> None:
         ({"train_mask": torch.ones(4, 3, dtype=torch.bool)}, "one column per split"),
         (
             {"x": torch.tensor([[0.0], [1.0], [float("nan")], [2.0]])},
-            "the first at node 2.*check_features=False",
+            r"the first at node 2\).*torch.nan_to_num\(x\)",
         ),
         ({"x": torch.eye(4).to_sparse()}, "x is sparse"),
         ({"edge_weight": torch.ones(2)}, "edge_weight has shape"),
         ({"n_id": torch.arange(4)}, r"\['n_id'\] are names that batches use"),
+        ({"y": torch.ones(4, dtype=torch.complex64)}, "y must hold classes or real numbers"),
+        ({"edge_weight": torch.tensor([1.0, float("inf"), 1.0])}, "edge_weight holds NaN or infinite .* at edge 1"),
+        ({"x": torch.ones(4, 0)}, "rows without a number"),
+        ({"x": torch.ones(4, 2, dtype=torch.int8), "x_scale": torch.ones(4, 2)}, "x_scale must hold one scale"),
     ],
 )
 def test_what_would_go_wrong_later_is_refused_now(changes: dict[str, Any], message: str) -> None:
@@ -83,5 +95,84 @@ def test_the_checks_can_be_answered() -> None:
 def test_other_types_are_refused() -> None:
     with pytest.raises(TypeError, match=r"data must be a torch_geometric\.data\.Data, for"):
         Graph.from_pyg({"x": 1})  # type: ignore[arg-type]
+    for changes in ({"x": np.ones((4, 2))}, {"train_mask": [True] * 4}):
+        with pytest.raises(TypeError, match=rf"data\.{next(iter(changes))} must be a tensor"):
+            Graph.from_pyg(small(**changes))
     with pytest.raises(ValueError, match="no nodes"):
         Graph.from_pyg(Data(edge_index=torch.zeros(2, 0, dtype=torch.long), num_nodes=0))
+
+
+INDPTR, INDICES = torch.tensor([0, 1, 2]), torch.tensor([1, 0])
+DOORS: dict[str, Callable[[Arrays, Arrays], Any]] = {
+    "Graph": lambda nodes, edges: Graph(INDPTR, INDICES, nodes, edges),
+    "from_edge_index": lambda nodes, edges: Graph.from_edge_index(torch.tensor([[1, 0], [0, 1]]), 2, nodes, edges),
+}
+
+
+@pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
+@pytest.mark.parametrize("name", [*sorted(RESERVED - {"n_id"}), "a/b", "..", "a\n", "", "y" * 300])
+def test_names_that_batches_or_files_need_are_refused(door: Callable[..., Any], name: str) -> None:
+    for nodes, edges in (({name: INDICES}, {}), ({}, {name: INDICES})):
+        with pytest.raises((ValueError, TypeError), match="name"):
+            door(nodes, edges)
+
+
+@pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
+@pytest.mark.parametrize(
+    ("nodes", "edges", "named"),
+    [(["a"], ["a"], "a"), (["edge_a"], [], "edge_a"), ([], ["x"], "x"), ([], ["val_mask"], "val_mask")],
+)
+def test_what_could_be_of_nodes_and_of_edges_is_refused(
+    door: Callable[..., Any], nodes: list[str], edges: list[str], named: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"\['{named}'\] would be taken for arrays of nodes and of edges"):
+        door(dict.fromkeys(nodes, INDICES), dict.fromkeys(edges, INDICES))
+
+
+ODD_TENSORS = {
+    "sparse": (torch.eye(2).to_sparse(), "to_dense"),
+    "meta": (torch.ones(2, device="meta"), "device 'meta'"),
+    "gradient": (torch.ones(2, requires_grad=True), "detach"),
+    "float8": (torch.ones(2).to(torch.float8_e4m3fn), "float8_e4m3fn, which cannot be computed with"),
+    "uint64": (torch.ones(2, dtype=torch.uint64), "uint64, which cannot"),
+}
+
+
+@pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
+@pytest.mark.parametrize(("tensor", "message"), ODD_TENSORS.values(), ids=ODD_TENSORS)
+def test_tensors_that_no_loop_knows_are_refused(door: Callable[..., Any], tensor: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        door({"z": tensor}, {})
+
+
+def test_names_inside_of_the_package_stay(tmp_path: Path) -> None:
+    part = Graph(INDPTR, INDICES, {"z": torch.ones(2)}).induced(torch.tensor([1, 0]))
+    part.node_arrays["coverage"] = torch.ones(2)
+    assert pickle.loads(pickle.dumps(part)).induced(torch.tensor([0])).node_arrays["n_id"].tolist() == [1]
+    del part.node_arrays["coverage"]
+    part.save(tmp_path / "part")
+    assert Graph.open(tmp_path / "part").node_arrays["n_id"].tolist() == [1, 0]
+
+
+def test_as_many_nodes_as_no_machine_holds_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="num_nodes must be an integer between 1 and 3037000499"):
+        Graph.from_edge_index(torch.tensor([[0], [1]]), 2**45)
+
+
+def test_targets_of_regression_are_no_classes() -> None:
+    with pytest.raises(ValueError, match=r"y holds torch\.int64"):
+        Graph.from_pyg(small(), float_labels=True)
+
+
+def test_nodes_in_two_splits_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    Graph.from_pyg(small(val_mask=torch.tensor([False, True, True, False])))
+    assert [record.getMessage() for record in caplog.records] == [
+        "train_mask and val_mask share 1 nodes: figures on these nodes say little about others"
+    ]
+
+
+def test_a_mask_that_was_changed_is_looked_at_again() -> None:
+    graph = Graph.from_pyg(small())
+    graph.node_arrays["train_mask"] = torch.tensor([0.5, 0, 0, 0])
+    with pytest.raises(ValueError, match="train_mask must be boolean"):
+        graph.split("train")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from lightning_gnn_dist.graph import quantize
 from lightning_gnn_dist.graph.quantize import quantize_rows, scale_of
@@ -36,4 +37,16 @@ def test_only_int8_has_scales():
 @pytest.mark.parametrize("x", [torch.zeros(4), torch.zeros(4, 2, dtype=torch.int64)])
 def test_what_is_no_matrix_of_floats_is_refused(x):
     with pytest.raises(ValueError, match="x must be rows of floating point"):
+        quantize_rows(x)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.ones(2, 0), "others have nothing to quantise"),
+        (torch.tensor([[1.0], [1e300]], dtype=torch.float64), "x holds NaN or infinite values .the first at node 1"),
+    ],
+)
+def test_what_no_scale_fits_is_refused(x: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         quantize_rows(x)

@@ -37,3 +37,8 @@ def test_settings_out_of_range_are_refused() -> None:
         communities(homophily=1.5)
     with pytest.raises(ValueError, match="at least twice"):
         communities(5, 8)
+
+
+def test_a_graph_that_no_machine_holds_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="So large a graph would take"):
+        communities(1000, 2, num_features=10**9)

@@ -64,3 +64,18 @@ def test_impossible_requests_are_refused(num_parts: int, seed: int, message: str
 def test_capacity_is_in_whole_nodes_and_everything_fits() -> None:
     assert part_capacity(1000, 8, slack=0.05) == 131  # 131.25
     assert part_capacity(10, 3, slack=0.0) == 4
+
+
+def test_nothing_changes_a_partition_that_was_made() -> None:
+    assignment = torch.tensor([0, 1, 1], dtype=torch.int32)
+    partition = Partition(assignment, 2)
+    assignment[0] = 9
+    assert partition.counts().tolist() == [1, 2]
+    partition.assignment[0] = 9  # nobody does; loops must not read beyond an array all the same
+    with pytest.raises(ValueError, match="assignment names part 9"):
+        partition.counts()
+
+
+def test_more_parts_than_anybody_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_parts must be an integer between 1 and 1048576"):
+        Partition(torch.zeros(3, dtype=torch.int32), 2**50)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lightning_gnn_dist.checks import PLAIN
 from lightning_gnn_dist.graph.storage.checksum import BYTES_AT_ONCE, Checksum
 from lightning_gnn_dist.graph.storage.files import flush, open_file
 
@@ -46,7 +47,7 @@ class NpyFile:
 
     @classmethod
     def of(cls, path: Path) -> NpyFile:
-        """Read the header, and refuse a file that is shorter than its header says."""
+        """Read the header, and refuse a file that is not as long as its header says."""
         try:
             with open_file(path) as stream:
                 if np.lib.format.read_magic(stream) != (1, 0):
@@ -61,9 +62,10 @@ class NpyFile:
             raise ValueError(f"{path} holds Python objects, and numbers are needed: array.astype(...) before np.save.")
         file = cls(path, shape, dtype, offset, by_column and len(shape) > 1)
         found, promised = path.stat().st_size, offset + file.num_bytes
-        if found < promised:
+        if found != promised:
             raise ValueError(
-                f"{path} is truncated: it has {found:,} bytes, and its header promises {promised:,}. Write it again."
+                f"{path} is {'truncated' if found < promised else 'longer than one array'}: it has {found:,} bytes, "
+                f"and its header promises {promised:,}. Write it again."
             )
         return file
 
@@ -75,11 +77,12 @@ class NpyFile:
     def type(self) -> torch.dtype:
         """The type of a tensor of it."""
         try:
-            return torch.from_numpy(np.empty(0, self.dtype)).dtype
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{self.path} holds {self.dtype}, which is no type of torch: array.astype(...)."
-            ) from error
+            found = torch.from_numpy(np.empty(0, self.dtype)).dtype
+        except (TypeError, ValueError):
+            found = None
+        if found not in PLAIN:
+            raise ValueError(f"{self.path} holds {self.dtype}, which torch cannot compute with: array.astype(...).")
+        return found
 
     def read(self, first: int, count: int) -> Column:
         """``count`` numbers from number ``first`` on, as they lie in the file."""

@@ -164,14 +164,14 @@ def _map(file: Path, entry: dict[str, Any]) -> Tensor:
     dtype = getattr(torch, entry["dtype"])
     try:
         tensor = torch.from_numpy(map_npy(file))
-    except (OSError, ValueError, TypeError) as error:  # torch has no tensors of strings, or of another byte order
+    except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             raise MemoryError(
                 f"{file} cannot be mapped: its {file.stat().st_size:,} bytes are more than this process may still map "
                 f"({_limits()}). Maps count in full although they hold no memory: raise that limit, or limit what is "
                 "held instead (a cgroup, SLURM's --mem)."
             ) from error
-        raise ValueError(f"{file} is missing or truncated ({error}). {_WAY_OUT}") from error
+        raise ValueError(f"{file} cannot be used ({str(error).rstrip('. ')}). {_WAY_OUT}") from error
     if dtype == torch.bfloat16:  # numpy has no bfloat16: its bits are stored as int16
         tensor = tensor.view(torch.bfloat16)
     if list(tensor.shape) != entry["shape"] or tensor.dtype != dtype:
@@ -198,20 +198,19 @@ def map_npy(file: Path) -> np.ndarray[Any, Any]:
     """
     found = NpyFile.of(file)
     if found.by_column:
-        raise ValueError("its columns are contiguous")
+        raise ValueError("it is stored by column, and rows are needed: numpy.ascontiguousarray(array)")
+    found.type  # noqa: B018  refused here if torch has no such type
     count = math.prod(found.shape)
     if count == 0:
         return np.empty(found.shape, found.dtype)
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     with open_file(file) as stream:
         whole = mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE | _NO_RESERVE, prot=protection)
-    if len(whole) != found.offset + found.num_bytes:
-        raise ValueError(f"it has {len(whole):,} bytes, and its header promises {found.offset + found.num_bytes:,}")
     return np.frombuffer(whole, found.dtype, count, found.offset).reshape(found.shape)
 
 
 def _as_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
-    tensor = tensor.contiguous()
+    tensor = tensor.contiguous().resolve_conj().resolve_neg()
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 

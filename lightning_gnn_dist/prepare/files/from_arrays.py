@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Collection, Mapping
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.storage.npy import Column
-from lightning_gnn_dist.prepare.files.raw import RawGraph, Source, check_drop
+from lightning_gnn_dist.graph.storage.files import open_file
+from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
+from lightning_gnn_dist.prepare.files.raw import RawGraph, Source, check_drop, check_num_nodes, check_purposes
 from lightning_gnn_dist.prepare.files.tables import Progress
 
 # Names in use elsewhere (OGB's among them), and what batches call them.
@@ -39,28 +42,49 @@ def of_pyg(path: Path, drop: Collection[str]) -> Source:
 
 def of_directory(path: Path, drop: Collection[str]) -> Source:
     """Arrays that are a file each, mapped."""
-    arrays = {file.stem: np.load(file, mmap_mode="c", allow_pickle=False) for file in sorted(path.glob("*.npy"))}
+    files = sorted(path.glob("*.npy"))
+    for folder in (folder for folder in path.iterdir() if folder.is_dir() and any(folder.glob("*.npy"))):
+        raise ValueError(
+            f"{folder} is a folder, and an array in several files is read out of core alone: --out-of-core."
+        )
+    for file in files:
+        NpyFile.of(file).type  # noqa: B018  refused here if torch has no such type
+    arrays = {file.stem: np.load(file, mmap_mode="c", allow_pickle=False) for file in files}
     return _mapped(_from_arrays(arrays, path, drop))
 
 
 def of_npz(path: Path, drop: Collection[str]) -> Source:
     """Arrays in one archive, of which only the sizes are read."""
     sizes = {}
-    with zipfile.ZipFile(path) as archive:
+    with _told(path), zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             with archive.open(name) as file:
                 np.lib.format.read_magic(file)
                 shape, _, dtype = np.lib.format.read_array_header_1_0(file)
                 sizes[name.removesuffix(".npy")] = shape, int(np.prod(shape)) * dtype.itemsize
+    check_drop(drop, sizes, path)
     num_edges = sizes["edge_index"][0][-1] if "edge_index" in sizes else 0
     num_nodes = next((shape[0] for name, (shape, _) in sizes.items() if ALIASES.get(name, name) in ("x", "y")), 0)
     num_bytes = sum(size for name, (_, size) in sizes.items() if name != "edge_index" and name not in drop)
 
     def read(on_progress: Progress) -> RawGraph:
-        with np.load(path, allow_pickle=False) as arrays:
-            return _from_arrays(arrays, path, drop)
+        with _told(path), np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files if name not in drop or name == "edge_index"}
+        return _from_arrays(arrays, path, [])
 
     return Source(num_nodes, num_edges, num_bytes, read)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What is said of an archive that cannot be read."""
+    try:
+        with open_file(path):  # and neither a folder nor a pipe
+            yield
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+        raise ValueError(
+            f"{path} is no archive of arrays, or is damaged ({str(error).rstrip('. ')}). Write it with numpy.savez."
+        ) from error
 
 
 def _mapped(graph: RawGraph) -> Source:
@@ -101,8 +125,7 @@ def _as_data(content: Any, path: Path) -> Data:
 def _from_arrays(arrays: Mapping[str, Column], path: Path, drop: Collection[str]) -> RawGraph:
     check_drop(drop, arrays, path)
     found = {ALIASES.get(name, name): array for name, array in arrays.items() if name not in drop}
-    if len(found) < len(set(arrays) - set(drop)):
-        raise ValueError(f"{path} holds two arrays for one purpose among {sorted(arrays)}: drop one of them.")
+    check_purposes(((name, purpose_of(name)) for name in arrays if name not in drop), path)
     if "edge_index" not in found:
         raise ValueError(f"{path} holds no edge_index, of shape (2, edges), but {sorted(arrays)}.")
     edge_index = found.pop("edge_index")
@@ -124,11 +147,25 @@ def node_tensors(found: Mapping[str, Column], num_nodes: int) -> dict[str, Tenso
 
 def _num_nodes(found: dict[str, Column], edge_index: Column, path: Path) -> int:
     if "num_nodes" in found:
-        return int(found.pop("num_nodes").reshape(-1)[0])
+        return number_in(found.pop("num_nodes"), path)
     for name in ("x", "y", "train_mask"):
         if name in found:
             return len(found[name])
     raise ValueError(f"{path} does not say how many nodes there are: add x, y or num_nodes (edges name only some).")
+
+
+def purpose_of(name: str) -> str:
+    """What an array is called in a graph."""
+    return f"{INDEX_LISTS[name]}_mask" if name in INDEX_LISTS else ALIASES.get(name, name)
+
+
+def number_in(array: Column, path: Path) -> int:
+    """How many nodes ``num_nodes`` says that there are."""
+    if array.size != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"{path}: num_nodes must hold one whole number, got {array.dtype} of shape {array.shape}.")
+    count = int(array.reshape(-1)[0])
+    check_num_nodes(count, f"{path}: num_nodes says")
+    return count
 
 
 def _with_masks(found: Mapping[str, Column], num_nodes: int) -> dict[str, Column]:

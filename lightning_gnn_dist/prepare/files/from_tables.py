@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.storage.npy import Column
-from lightning_gnn_dist.prepare.files.from_arrays import ALIASES
-from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph, Source, check_drop
+from lightning_gnn_dist.prepare.files.from_arrays import ALIASES, purpose_of
+from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph, Source, check_drop, check_num_nodes, check_purposes
 from lightning_gnn_dist.prepare.files.table_files import (
+    about_headings,
     columns_of,
     count_columns,
     count_rows,
@@ -21,7 +22,7 @@ from lightning_gnn_dist.prepare.files.table_files import (
     num_bytes,
     read_columns,
 )
-from lightning_gnn_dist.prepare.files.tables import Progress
+from lightning_gnn_dist.prepare.files.tables import ENDS, Progress, fits
 
 SPLIT_WORDS = {split: split for split in SPLITS} | {"valid": "val", "validation": "val"}
 
@@ -29,7 +30,8 @@ SPLIT_WORDS = {split: split for split in SPLITS} | {"valid": "val", "validation"
 def of_tables(edges: Path, nodes: Path | None, drop: Collection[str]) -> Source:
     """A row per edge: its two ends first, then what it carries. A row per node: its id, and the same."""
     names = ends_first(columns_of(edges), edges)
-    check_drop(drop, [*names, *(columns_of(nodes) if nodes else ())], edges)
+    of_nodes = columns_of(nodes) if nodes else []
+    check_drop(drop, [*names[2:], *(name for name in of_nodes if name != id_of(of_nodes))], edges)
     num_edges, num_nodes = count_rows(edges), count_rows(nodes) if nodes else 0
     size = 4 * (num_edges * (count_columns(edges) - 2) + num_nodes * (count_columns(nodes) - 1 if nodes else 0))
 
@@ -39,7 +41,7 @@ def of_tables(edges: Path, nodes: Path | None, drop: Collection[str]) -> Source:
         table = _read_nodes(nodes, drop, lambda part: on_progress(share + part * (1 - share))) if nodes else None
         return _from_tables({name: pairs[name] for name in names if name in pairs}, table, edges, nodes)
 
-    return Source(num_nodes, num_edges, size, read)
+    return Source(num_nodes, num_edges, size, read, about_headings(edges, *([nodes] if nodes else [])))
 
 
 def _read_nodes(nodes: Path, drop: Collection[str], on_progress: Progress) -> dict[str, Column]:
@@ -51,39 +53,54 @@ def _read_nodes(nodes: Path, drop: Collection[str], on_progress: Progress) -> di
 
 def id_of(names: Sequence[str]) -> str:
     """The column that says which node a row is about."""
-    return next((name for name in names if name.lower() in {"id", "node", "node_id"}), names[0])
+    found = [name for name in names if name.lower() in {"id", "node", "node_id"}]
+    if len(found) > 1:
+        raise ValueError(f"The table of nodes has {found}, each of which may say what node a row is about: rename one.")
+    return found[0] if found else names[0]
 
 
 def _from_tables(
     pairs: dict[str, Column], table: dict[str, Column] | None, edges: Path, nodes: Path | None
 ) -> RawGraph:
     """Of edges, the two ends come first."""
-    (_, sender), (_, receiver), *others = pairs.items()
+    (from_, sender), (to, receiver), *others = pairs.items()
     arrays: dict[str, Tensor] = {}
     ids = None
     if table is not None:
         ids, *_ = table.values()
+        is_row = ids.dtype.kind == "U" and all((ids == name).any() for name in (from_, to))
+        if is_row and (from_.lower(), to.lower()) not in ENDS:
+            raise ValueError(
+                f"{edges}: the first line names the nodes {from_!r} and {to!r}, and would be taken as heading: write a "
+                "heading above it, such as source,target."
+            )
         columns = node_columns(dict(islice(table.items(), 1, None)), nodes)
         arrays = {name: torch.from_numpy(column) for name, column in columns.items()}
     places = _places(np.concatenate([sender, receiver]), ids, edges, nodes)
     num_nodes = len(ids) if ids is not None else int(places.max(initial=-1)) + 1
+    if ids is None and len(places):
+        row = int(places.argmax()) % len(sender) + 1
+        check_num_nodes(num_nodes, f"{edges} names node {num_nodes - 1} in row {row}. It would be one of")
     weights = {name: torch.from_numpy(column) for name, column in edge_columns(dict(others), edges).items()}
     return RawGraph(torch.from_numpy(places.reshape(2, -1)), num_nodes, arrays, weights)
 
 
 def edge_columns(columns: Mapping[str, Column], edges: Path, first: int = 0) -> dict[str, Column]:
     """What edges carry, as numbers whose names tell that they are of edges; ``first`` is that of the first row."""
-    named = {f"edge_{name.removeprefix('edge_')}": column for name, column in columns.items()}
-    return {name: _numbers(name, column, edges, first).astype(np.float32) for name, column in named.items()}
+    names = {name: f"edge_{name.removeprefix('edge_')}" for name in columns}
+    check_purposes(names.items(), edges)
+    return {names[name]: _numbers(name, column, edges, first) for name, column in columns.items()}
 
 
 def _places(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -> Column:
     """The node that each end of an edge is: its row in the table of nodes, or the end itself."""
     for column, table in ((ends, edges), (ids, nodes)):
         if column is not None and column.dtype.kind == "f":
+            row = int((~(np.abs(column) < 2**53) | (column % 1 != 0)).argmax())
             raise ValueError(
-                f"{table} names nodes by numbers with a fraction ({column[0]}): an id is a whole number or a word. "
-                "Empty cells become such numbers: remove those rows, and cast the column to whole numbers."
+                f"{table} names nodes by numbers with a fraction, or beyond 2**63 (such as {column[row]}): an id is a "
+                "whole number or a word. Empty cells become such numbers: remove those rows, and cast the column to "
+                "whole numbers."
             )
     if ids is None:
         if ends.dtype != np.int64 or ends.min(initial=0) < 0:
@@ -107,6 +124,8 @@ def _places(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -
 
 def node_columns(columns: Mapping[str, Column], nodes: Path | None, first: int = 0) -> dict[str, Column]:
     """Labels, masks and, of all other columns, the features ``x``; ``first`` is the number of the first row."""
+    made = {name: [f"{split}_mask" for split in SPLITS] if name == "split" else [purpose_of(name)] for name in columns}
+    check_purposes(((name, array) for name, those in made.items() for array in those), nodes)
     arrays: dict[str, Column] = {}
     features = []
     for name, column in columns.items():
@@ -116,9 +135,9 @@ def node_columns(columns: Mapping[str, Column], nodes: Path | None, first: int =
         elif name == "split":
             arrays |= _split_column(column, nodes)
         elif name.endswith("_mask"):
-            arrays[name] = _numbers(name, column, nodes, first).astype(np.bool_)
+            arrays[name] = _flags(name, column, nodes, first)
         else:
-            features.append(_numbers(name, column, nodes, first).astype(np.float32))
+            features.append(_numbers(name, column, nodes, first))
     if features:
         arrays["x"] = np.column_stack(features)
     return {name: arrays[name] for name in ("x", "y", *sorted(arrays)) if name in arrays}  # as in a directory
@@ -136,17 +155,38 @@ def _split_column(column: Column, nodes: Path | None) -> dict[str, Column]:
 
 
 def _numbers(name: str, column: Column, table: Path | None, first: int) -> Column:
-    """Refuse what is no finite number. Rows are counted from 1, without a heading."""
+    """As float32, if all are finite numbers that it can hold. Rows are counted from 1, without a heading."""
     if column.dtype.kind == "U":
-        bad = next(at for at, cell in enumerate(column) if not _is_number(cell))
-    elif column.dtype.kind == "f" and not np.isfinite(column).all():
-        bad = int((~np.isfinite(column.reshape(len(column), -1))).any(1).argmax())
+        bad = np.array([not fits(cell, np.float64) for cell in column])
+        what = "is no finite number"
     else:
-        return column
+        is_whole = column.dtype.kind in "iu"
+        with np.errstate(over="ignore", invalid="ignore"):
+            numbers: Column = column.astype(np.float32)
+            bad = (
+                (np.abs(column) >= 2**62) | (numbers.astype(np.int64) != column) if is_whole else ~np.isfinite(numbers)
+            )
+        what = "float32 rounds: write it with a fraction (.0) if that may be" if is_whole else "is no finite float32"
+        if not bad.any():
+            return numbers
+    row = int(bad.reshape(len(column), -1).any(1).argmax())
     raise ValueError(
-        f"{table}: column {name!r} holds {str(column[bad])!r} in row {first + bad + 1}, which is no finite number. "
-        f"Give it one, or leave the column out (--drop {name})."
+        f"{table}: column {name!r} holds {str(column[row])!r} in row {first + row + 1}, which {what}. Give another "
+        f"number, or leave the column out (--drop {name})."
     )
+
+
+def _flags(name: str, column: Column, table: Path | None, first: int) -> Column:
+    flags = np.char.lower(column) if column.dtype.kind == "U" else column
+    marked = np.isin(flags, ["true", "1"]) if column.dtype.kind == "U" else flags == 1
+    unmarked = np.isin(flags, ["false", "0"]) if column.dtype.kind == "U" else flags == 0
+    if not (marked | unmarked).all():
+        row = int((~(marked | unmarked)).argmax())
+        raise ValueError(
+            f"{table}: column {name!r} holds {str(column[row])!r} in row {first + row + 1}, and a mask holds 0 and 1, "
+            "or False and True."
+        )
+    return marked
 
 
 def _check_labels(name: str, column: Column, table: Path | None, first: int) -> None:
@@ -156,11 +196,3 @@ def _check_labels(name: str, column: Column, table: Path | None, first: int) -> 
             f"{table}: column {name!r} is empty in row {first + int((column == '').argmax()) + 1}. Give that node a "
             "class; where classes are whole numbers, -1 says that a node has none."
         )
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True

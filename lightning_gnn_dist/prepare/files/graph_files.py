@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles
-from lightning_gnn_dist.prepare.files.from_arrays import ALIASES
-from lightning_gnn_dist.prepare.files.raw import check_drop
+from lightning_gnn_dist.prepare.files.from_arrays import ALIASES, number_in, purpose_of
+from lightning_gnn_dist.prepare.files.raw import check_drop, check_purposes
 from lightning_gnn_dist.prepare.files.row_files import Carried, RowFiles
 
 
@@ -49,10 +48,7 @@ class GraphFiles:
     def _with(self, found: dict[str, Path], where: Path) -> GraphFiles:
         files = {name: RowFiles.of(path) for name, path in found.items()}
         arrays = {ALIASES.get(name, name): rows for name, rows in files.items()}
-        if len(arrays) < len(files) or (arrays.keys() & (self.arrays.keys() | self.carried.arrays.keys())):
-            raise ValueError(f"{where} holds two arrays for one purpose among {sorted(files)}: drop one of them.")
-        convert.check_names(arrays)
-        store.check_names(f"nodes/{name}" for name in arrays)
+        check_purposes(((name, purpose_of(name)) for name in (*files, *self.arrays, *self.carried.arrays)), where)
         carried = {name: arrays.pop(name) for name in list(arrays) if name.startswith("edge_")}
         for name, rows in carried.items():
             if rows.shape[:1] != (self.edges.num_edges,) or self.edges.has_text:
@@ -61,6 +57,7 @@ class GraphFiles:
                     f"{' in text, which can carry nothing here' if self.edges.has_text else ''}: leave it out (--drop)."
                 )
         num_nodes = _num_nodes(arrays) if self.num_nodes is None else self.num_nodes
+        convert.check_names(arrays, carried)
         return GraphFiles(self.edges, self.arrays | arrays, Carried(self.carried.arrays | carried), num_nodes)
 
     @property
@@ -72,12 +69,16 @@ class GraphFiles:
 def _entries(folder: Path) -> dict[str, Path]:
     """Arrays by name: ``x.npy``, or ``x/`` with several files."""
     folders = [path for path in folder.iterdir() if path.is_dir() and any(path.iterdir())]
-    return {path.stem: path for path in sorted([*folder.glob("*.npy"), *folders], key=lambda path: path.stem)}
+    files = [path for path in folder.glob("*.npy") if not path.is_dir()]
+    for path in (path for path in files if path.with_suffix("") in folders):
+        raise ValueError(f"{path} and the folder {path.with_suffix('')} hold the same array: remove one of them.")
+    return {path.stem: path for path in sorted([*files, *folders], key=lambda path: path.stem)}
 
 
 def _num_nodes(arrays: dict[str, RowFiles]) -> int | None:
     if "num_nodes" in arrays:
-        return int(arrays.pop("num_nodes").files[0].read(0, 1)[0])
+        rows = arrays.pop("num_nodes")
+        return number_in(rows.load(), rows.files[0].path)
     for name, array in arrays.items():
         if not array.shape:
             raise ValueError(f"{name}.npy holds a single number, and needs a row for each node or edge.")

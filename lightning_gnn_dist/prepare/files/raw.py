@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import check_fits
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.prepare.files.tables import Progress
@@ -38,7 +39,7 @@ class RawGraph:
     def undirected(self) -> RawGraph:
         """Every edge both ways and once. Where both ways were there, each keeps its own arrays."""
         convert.check_edge_index(self.edge_index, self.num_nodes)
-        self._check_edge_arrays()
+        convert.check_edge_arrays(self.edge_arrays)
         sender, receiver = self.edge_index.to(torch.int64)
         key, order = torch.cat([receiver * self.num_nodes + sender, sender * self.num_nodes + receiver]).sort(
             stable=True
@@ -60,7 +61,11 @@ class RawGraph:
         nodes = np.random.Generator(np.random.Philox(key=seed)).permutation(nodes)
         ends = [round(sum(shares[:at]) * len(nodes)) for at in range(len(SPLITS) + 1)]
         masks: dict[str, Tensor] = {}
-        for split, start, end in zip(SPLITS, ends, ends[1:], strict=False):
+        for split, share, start, end in zip(SPLITS, shares, ends, ends[1:], strict=False):
+            if share and start == end:
+                raise ValueError(
+                    f"The share {share} for {split} of {len(nodes)} labelled nodes is none: give more, or 0."
+                )
             mask = torch.zeros(self.num_nodes, dtype=torch.bool)
             mask[torch.from_numpy(nodes[start:end])] = True
             masks[f"{split}_mask"] = mask
@@ -69,12 +74,8 @@ class RawGraph:
     def build(self, *, float_labels: bool = False) -> Graph:
         """The graph, checked as :meth:`Graph.from_pyg` checks."""
         convert.check_arrays(self.node_arrays, check_features=True, float_labels=float_labels)
-        self._check_edge_arrays()
+        convert.check_edge_arrays(self.edge_arrays)
         return Graph.from_edge_index(self.edge_index, self.num_nodes, self.node_arrays, self.edge_arrays)
-
-    def _check_edge_arrays(self) -> None:
-        for name, array in self.edge_arrays.items():
-            convert.check_finite(array, name=name, row="edge")
 
     def _labelled(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         y = self.node_arrays.get("y")
@@ -92,12 +93,14 @@ class Source:
         num_edges: How many edges; about, for tables.
         num_bytes: Bytes of all arrays beside the edges; about, for tables.
         read: Reads it, and says how far it has come.
+        headings: What is taken for the headings of tables, in words.
     """
 
     num_nodes: int
     num_edges: int
     num_bytes: int
     read: Callable[[Progress], RawGraph]
+    headings: tuple[str, ...] = ()
 
     def stored_bytes(self, *, undirected: bool) -> int:
         """About the size of the saved graph."""
@@ -107,6 +110,24 @@ class Source:
     def needed_ram(self, *, undirected: bool) -> int:
         """About the RAM that preparing it takes, beside arrays that are mapped."""
         return RAM_PER_EDGE * self.num_edges * (1 + undirected)
+
+
+def check_purposes(purposes: Iterable[tuple[str, str]], where: Path | None) -> None:
+    """Refuse two sources for one array. Each purpose is what something is called there, and in the graph."""
+    sources: dict[str, str] = {}
+    for name, array in purposes:
+        if (other := sources.setdefault(array, name)) != name:
+            raise ValueError(
+                f"{where} holds two arrays for one purpose, {other!r} and {name!r}, which both say {array!r} of the "
+                f"graph: leave one of them out (--drop {name})."
+            )
+
+
+def check_num_nodes(count: int, who: str) -> None:
+    """Refuse a number of nodes that cannot be meant, in words that say ``who`` told it."""
+    if count < 1:
+        raise ValueError(f"{who} {count:,} nodes, and a graph has at least 1.")
+    check_fits(convert.BYTES_PER_NODE * count, f"{who} {count:,} nodes, numbered 0, 1, 2, ..., and their edges")
 
 
 def check_drop(drop: Collection[str], names: Collection[str], where: Path) -> None:

@@ -29,6 +29,10 @@ class RowFiles:
     def of(cls, path: Path) -> RowFiles:
         """A ``.npy``, or all in a folder, in the order of their names."""
         files = tuple(NpyFile.of(file) for file in (sorted(path.glob("*.npy")) if path.is_dir() else [path]))
+        if not files:
+            raise ValueError(
+                f"{path} is a folder without .npy files, and one array is expected in it: --drop {path.stem}."
+            )
         for file in files:
             if (file.dtype, file.shape[1:]) != (files[0].dtype, files[0].shape[1:]):
                 raise ValueError(

@@ -30,6 +30,11 @@ def count_rows(path: Path) -> int:
     return parquet.count_rows(path) if parquet.is_parquet(path) else tables.count_rows(path)
 
 
+def about_headings(*paths: Path) -> tuple[str, ...]:
+    """What is taken for the headings of texts, in words."""
+    return tuple(tables.about_heading(path) for path in paths if path.is_file() and tables.is_table(path))
+
+
 def read_columns(path: Path, drop: Collection[str], on_progress: Progress) -> dict[str, Column]:
     """The columns by name, but those to leave out."""
     if parquet.is_parquet(path):

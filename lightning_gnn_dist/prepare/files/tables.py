@@ -11,10 +11,11 @@ from functools import partial
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from lightning_gnn_dist.graph.storage.files import open_file
 from lightning_gnn_dist.graph.storage.npy import Column
 
 Progress: TypeAlias = Callable[[float], None]
@@ -32,23 +33,21 @@ def read_table(path: Path, on_progress: Progress = lambda share: None) -> dict[s
 
     A first line of numbers is no heading; the columns are then called ``"0"``, ``"1"``, ...
     """
-    names, separator, has_heading = _heading(path)
-    kinds = [0] * len(names)
-    while (pieces := _read(path, separator, has_heading, kinds, on_progress)) is None:
+    heading = _heading(path)
+    kinds = [0] * len(heading.names)
+    while (pieces := _read(path, heading, kinds, on_progress)) is None:
         pass  # a piece needed wider kinds, which hold for the pieces before it too
-    return {name: np.concatenate([piece[at] for piece in pieces]) for at, name in enumerate(names)}
+    return {name: np.concatenate([piece[at] for piece in pieces]) for at, name in enumerate(heading.names)}
 
 
-def _read(
-    path: Path, separator: str, has_heading: bool, kinds: list[int], on_progress: Progress
-) -> list[list[Column]] | None:
+def _read(path: Path, heading: Heading, kinds: list[int], on_progress: Progress) -> list[list[Column]] | None:
     """Every piece's columns; or None, with ``kinds`` widened, if a piece does not fit them."""
     pieces = []
-    for first_line, lines in _pieces(path, has_heading, on_progress):
+    for first_line, lines in _pieces(path, heading, on_progress):
         try:
-            pieces.append(_parse(lines, separator, kinds))
+            pieces.append(_parse(lines, heading.separator, kinds))
         except ValueError as error:
-            wider = _wider_kinds(lines, separator, kinds, f"{path}, {{}} lines after line {first_line}")
+            wider = _wider_kinds(lines, heading.separator, kinds, f"{path}, {{}} lines after line {first_line}")
             if wider == kinds:
                 raise ValueError(f"{path}, after line {first_line}: {error}") from error
             kinds[:] = wider
@@ -60,11 +59,11 @@ def _read(
 
 def read_ends(path: Path) -> Iterator[Callable[[], tuple[Column, Column]]]:
     """The two ends of edges, which are whole numbers, in pieces that are parsed when they are called for."""
-    names, separator, has_heading = _heading(path)
-    places = places_of_ends(names, path)
-    for first_line, lines in _pieces(path, has_heading, lambda share: None):
+    heading = _heading(path)
+    places = places_of_ends(heading.names, path)
+    for first_line, lines in _pieces(path, heading, lambda share: None):
         if lines:
-            yield partial(_parse_ends, path, first_line, lines, separator, places)
+            yield partial(_parse_ends, path, first_line, lines, heading.separator, places)
 
 
 def places_of_ends(names: Sequence[str], path: Path) -> tuple[int, int]:
@@ -88,9 +87,7 @@ def _parse_ends(
     path: Path, first_line: int, lines: Sequence[str], separator: str, places: tuple[int, int]
 ) -> tuple[Column, Column]:
     try:
-        ends = np.loadtxt(
-            lines, np.int64, delimiter=separator if separator != " " else None, quotechar='"', usecols=places, ndmin=2
-        )
+        ends = np.loadtxt(lines, np.int64, **_format(separator), usecols=places, ndmin=2)
     except ValueError as error:
         raise ValueError(f"{path}, after line {first_line - 1}: {error}. Nodes are numbered 0, 1, 2, ...") from error
     return np.ascontiguousarray(ends[:, 0]), np.ascontiguousarray(ends[:, 1])
@@ -117,7 +114,15 @@ def count_rows(path: Path) -> int:
 
 def columns_of(path: Path) -> list[str]:
     """What the columns are called."""
-    return _heading(path)[0]
+    return list(_heading(path).names)
+
+
+def about_heading(path: Path) -> str:
+    """What is taken for a heading, in words, for whoever has a table without one."""
+    heading = _heading(path)
+    if not heading.is_there:
+        return f"{path}: no heading, since the first line holds numbers alone."
+    return f"{path}: line {heading.num_lines} is taken as heading: {', '.join(heading.names)}."
 
 
 def count_columns(path: Path) -> int:
@@ -125,18 +130,38 @@ def count_columns(path: Path) -> int:
     return len(columns_of(path))
 
 
-def _heading(path: Path) -> tuple[list[str], str, bool]:
+class Heading(NamedTuple):
+    """What the columns are called, what stands between them, and how many lines come before the first row."""
+
+    names: list[str]
+    separator: str
+    num_lines: int
+    is_there: bool
+
+
+def _heading(path: Path) -> Heading:
+    """Lines that begin with # are skipped at the top, and nowhere else: there they may be names."""
     with _open(path) as (text, _):
-        first = text.readline().strip()
+        skipped, first = 0, text.readline()
+        while first.startswith("#"):
+            skipped, first = skipped + 1, text.readline()
+    first = first.strip()
     if not first:
         raise ValueError(f"{path} is empty, or begins with an empty line.")
+    if "\0" in first:
+        raise ValueError(f"{path} is not in UTF-8 (it holds zero bytes): save it again with that encoding.")
     separator = next((mark for mark in SEPARATORS if mark in first), ",")
     try:
-        cells = [cell.strip() for cell in next(csv.reader([first], delimiter=separator))]
+        cells = [cell.strip() for cell in next(csv.reader([first], **_csv(separator)))]
     except csv.Error as error:
         raise ValueError(f"{path} is no table: its first line cannot be read ({error}).") from error
-    if all(_fits(cell, np.float64) for cell in cells):
-        return [str(at) for at in range(len(cells))], separator, False
+    if all(fits(cell, np.float64) for cell in cells):
+        return Heading([str(at) for at in range(len(cells))], separator, skipped, False)
+    if fits(cells[0], np.float64):
+        raise ValueError(
+            f"{path} has the first line {first!r:.60}, which is neither a heading, as it begins with a number, nor a "
+            "row of numbers: write a heading above it, such as source,target,weight or id,label."
+        )
     if len(set(cells)) < len(cells):
         twice = next(cell for cell in cells if cells.count(cell) > 1)
         raise ValueError(f"{path} has two columns called {twice!r}: rename one of them.")
@@ -145,15 +170,15 @@ def _heading(path: Path) -> tuple[list[str], str, bool]:
             f"{path} has a column without a name, number {cells.index('') + 1}, as pandas writes its index: name it, "
             "or write the table with index=False."
         )
-    return cells, separator, True
+    return Heading(cells, separator, skipped + 1, True)
 
 
-def _pieces(path: Path, has_heading: bool, on_progress: Progress) -> Iterator[tuple[int, list[str]]]:
+def _pieces(path: Path, heading: Heading, on_progress: Progress) -> Iterator[tuple[int, list[str]]]:
     size = max(path.stat().st_size, 1)
     with _open(path) as (text, raw):
-        if has_heading:
+        for _ in range(heading.num_lines):
             text.readline()
-        line = 1 + has_heading
+        line = 1 + heading.num_lines
         while lines := list(islice(text, LINES_AT_ONCE)):
             yield line, [row for row in lines if not row.isspace()]
             on_progress(min(raw.tell() / size, 1.0))
@@ -162,32 +187,43 @@ def _pieces(path: Path, has_heading: bool, on_progress: Progress) -> Iterator[tu
 
 def _wider_kinds(lines: Sequence[str], separator: str, kinds: Sequence[int], where: str) -> list[int]:
     """The kinds that these lines need, at least those already needed."""
-    rows = list(csv.reader(lines, delimiter=separator))
+    rows = list(csv.reader(lines, **_csv(separator)))
     ragged = next((at for at, row in enumerate(rows) if len(row) != len(kinds)), None)
     if ragged is not None:
         raise ValueError(f"{where.format(ragged)}: {len(rows[ragged])} cells, but there are {len(kinds)} columns.")
     columns = list(zip(*rows, strict=True))
     return [
-        next(kind for kind in range(least, len(KINDS)) if all(_fits(cell, KINDS[kind]) for cell in column))
+        next(kind for kind in range(least, len(KINDS)) if all(fits(cell, KINDS[kind]) for cell in column))
         for least, column in zip(kinds, columns, strict=True)
     ]
 
 
 def _parse(lines: Sequence[str], separator: str, kinds: Sequence[int]) -> list[Column]:
     if 2 in kinds:
-        columns = zip(*csv.reader(lines, delimiter=separator), strict=True)
+        columns = zip(*csv.reader(lines, **_csv(separator)), strict=True)
         return [
             np.array([cell.strip() for cell in column]).astype(KINDS[kind])
             for column, kind in zip(columns, kinds, strict=True)
         ]
     dtype = np.dtype([(str(at), KINDS[kind]) for at, kind in enumerate(kinds)])
-    table = np.loadtxt(lines, dtype, delimiter=separator if separator != " " else None, quotechar='"', ndmin=1)
+    table = np.loadtxt(lines, dtype, **_format(separator), ndmin=1)
     return [np.ascontiguousarray(table[str(at)]) for at in range(len(kinds))]
 
 
-def _fits(cell: str, kind: type) -> bool:
+def _csv(separator: str) -> dict[str, Any]:
+    return {"delimiter": separator, "skipinitialspace": True}  # and so several spaces are one
+
+
+def _format(separator: str) -> dict[str, Any]:
+    return {"delimiter": separator if separator != " " else None, "quotechar": '"', "comments": None}
+
+
+def fits(cell: str, kind: type) -> bool:
+    """Whether a cell can be read so. Python's own digits of other scripts, and 1_000, are words here."""
     if kind is np.str_:
         return True
+    if "_" in cell or not cell.isascii():
+        return False
     try:
         return -(2**63) <= int(cell) < 2**63 if kind is np.int64 else float(cell) is not None
     except ValueError:
@@ -197,10 +233,14 @@ def _fits(cell: str, kind: type) -> bool:
 @contextmanager
 def _open(path: Path) -> Iterator[tuple[TextIOWrapper, IO[bytes]]]:
     """The text, and the file whose position tells how far one has read."""
-    with path.open("rb") as raw:
+    with open_file(path) as raw:
         content = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
         with TextIOWrapper(content, encoding="utf-8-sig") as text:
             try:
                 yield text, raw
-            except (EOFError, zlib.error) as error:
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{path} is not in UTF-8 ({error.reason}): save it again with that encoding."
+                ) from error
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise ValueError(f"{path} is damaged or truncated ({error}). Compress it again.") from error

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,7 +150,7 @@ def test_a_newer_version_is_refused(saved: Path) -> None:
 def test_a_truncated_array_is_refused(saved: Path, keep: int) -> None:
     file = saved / "nodes" / "x.npy"
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"x\.npy is missing or truncated"):
+    with pytest.raises(ValueError, match=r"x\.npy cannot be used"):
         Graph.open(saved)
 
 
@@ -157,7 +159,7 @@ def test_a_missing_or_exchanged_array_is_refused(saved: Path) -> None:
     with pytest.raises(ValueError, match="mixes two graphs"):
         Graph.open(saved)
     (saved / "nodes" / "y.npy").unlink()
-    with pytest.raises(ValueError, match=r"y\.npy is missing"):
+    with pytest.raises(ValueError, match=r"y\.npy cannot be used \(.*No such file"):
         Graph.open(saved)
 
 
@@ -190,3 +192,44 @@ def test_a_link_is_not_replaced(tmp_path: Path, exists: bool) -> None:
     with pytest.raises(FileExistsError, match="link is a link"):
         graph.save(tmp_path / "link", overwrite=True)
     assert (tmp_path / "link").is_symlink() and len(list(tmp_path.iterdir())) == 1 + exists
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x.astype(">f4"), "holds >f4, which torch cannot compute with"),
+        (np.asfortranarray, "is stored by column"),
+    ],
+)
+def test_other_layouts_are_called_by_their_names(saved: Path, change: Callable[[Any], Any], message: str) -> None:
+    file = saved / "nodes" / "x.npy"
+    x = np.load(file)
+    file.unlink()
+    np.save(file, change(x))
+    with pytest.raises(ValueError, match=rf"x\.npy cannot be used \(.*{message}"):
+        Graph.open(saved)
+
+
+def test_a_conjugate_is_saved_as_what_it_means(tmp_path: Path) -> None:
+    z = torch.tensor([1 + 2j, 3j])
+    Graph(torch.tensor([0, 1, 1]), torch.tensor([1]), {"z": z.conj()}).save(tmp_path / "graph")
+    assert Graph.open(tmp_path / "graph").node_arrays["z"].tolist() == [1 - 2j, -3j]
+
+
+def test_a_graph_that_was_changed_is_not_saved(tmp_path: Path) -> None:
+    def graph() -> Graph:
+        return Graph(torch.tensor([0, 1, 1]), torch.tensor([1]), {"z": torch.ones(2)})
+
+    with pytest.raises(ValueError, match=r"beside holds \['indices'\], which are arrays of the graph"):
+        graph().save(tmp_path / "graph", beside={"indices": torch.zeros(1)})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="path must be a folder"):
+        graph().save(tmp_path / "file" / "graph")
+    changed = graph()
+    changed.indices[0] = 7
+    with pytest.raises(ValueError, match="indices must lie in"):
+        changed.save(tmp_path / "graph")
+    changed = graph()
+    changed.node_arrays["z"] = torch.ones(2, requires_grad=True)
+    with pytest.raises(ValueError, match="requires a gradient"):
+        changed.save(tmp_path / "graph")

@@ -66,10 +66,10 @@ def test_files_of_one_array_must_be_alike(folder: Path) -> None:
 
 def test_what_torch_cannot_hold_is_refused_at_once(folder: Path) -> None:
     np.save(folder / "names.npy", np.array(["a"] * 50))
-    with pytest.raises(ValueError, match=r"names.npy holds <U1, which is no type of torch"):
+    with pytest.raises(ValueError, match=r"names.npy holds <U1, which torch cannot compute with"):
         GraphFiles.of(folder)
     np.save(folder / "names.npy", X.astype(">f4"))
-    with pytest.raises(ValueError, match=r"names.npy holds >f4, which is no type of torch"):
+    with pytest.raises(ValueError, match=r"names.npy holds >f4, which torch cannot compute with"):
         GraphFiles.of(folder)
 
 

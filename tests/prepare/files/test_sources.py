@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, to_undirected
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage.npy import append
+from lightning_gnn_dist.prepare.files.graph_files import GraphFiles
 from lightning_gnn_dist.prepare.files.sources import find_source
 
 
@@ -73,6 +77,7 @@ def as_tables(data: Data, folder: Path) -> dict[str, Any]:
     return {"path": folder / "edges.csv", "nodes": folder / "nodes.csv"}
 
 
+EDGE, ONES = np.zeros((2, 1), int), np.ones(3, int)
 FORMS = [as_pyg, as_data_set, as_archive, as_directory, as_tables]
 
 
@@ -147,7 +152,22 @@ def test_a_split_is_dealt_among_labelled_nodes(tmp_path: Path) -> None:
         ("a,b\n1,2\n", "id,f\n1,1\n1,2\n", "lists node 1 twice"),
         ("a,b\n1,2\n", "id,f\n1,1\n2,tall\n", r"'f' holds 'tall' in row 2.*--drop f"),
         ("a,b\n1,2\n", "id,split\n1,train\n2,dev\n", "into the split 'dev'"),
-        ("a,b,kind\n1,2,road\n", "id\n1\n2\n", "'edge_kind' holds 'road' in row 1"),
+        ("a,b,kind\n1,2,road\n", "id\n1\n2\n", "'kind' holds 'road' in row 1"),
+        ("ann,bob\nbob,cat\n", "id,f\nann,1\nbob,1\ncat,1\n", "the first line names the nodes 'ann' and 'bob'"),
+        ("0,1,road\n1,2,path\n", None, "first line '0,1,road', which is neither a heading.*nor a row"),
+        ("a,b\n0,1\n# c,d\n", "id\n0\n1\n", "names node # c"),
+        ("a,b\n1_000,2\n", None, "names nodes by words"),
+        ("a,b\n0,1\n1,4000000000000\n", None, r"edges.csv names node 4000000000000 in row 2.*would take 96,000 GB"),
+        ("a,b\n0,1\n", "id,y,label\n0,1,1\n1,1,1\n", "nodes.csv holds two arrays for one purpose, 'y' and 'label'"),
+        ("a,b\n0,1\n", "id,split,val_mask\n0,train,0\n1,val,1\n", "purpose, 'split' and 'val_mask'"),
+        ("a,b,weight,edge_weight\n0,1,1,1\n", None, "purpose, 'weight' and 'edge_weight'"),
+        ("a,b,index\n0,1,1\n", None, r"\['edge_index'\] are names that batches use"),
+        ("a,b\n0,1\n", "id,train_mask\n0,1\n1,0.5\n", "'train_mask' holds '0.5' in row 2, and a mask holds 0 and 1"),
+        ("a,b\n0,1\n", "id,train_mask\n0,-3\n1,1\n", "'train_mask' holds '-3' in row 1"),
+        ("a,b\n0,1\n", "id,f\n0,1\n1,16777217\n", "'f' holds '16777217' in row 2, which float32 rounds"),
+        ("a,b\n0,1\n", "id,f\n0,1\n1,9223372036854775807\n", "in row 2, which float32 rounds"),
+        ("a,b\n0,1\n", "id,node,f\n0,1,1\n1,0,1\n", r"\['id', 'node'\], each of which may say what node"),
+        ("a,b\n0,1\n", "id,f\n0,1\n1,1e39\n", "'f' holds '1e[+]39' in row 2, which is no finite float32"),
     ],
 )
 def test_what_is_wrong_in_a_table_is_named(edges: str, nodes: str | None, message: str, tmp_path: Path) -> None:
@@ -158,6 +178,108 @@ def test_what_is_wrong_in_a_table_is_named(edges: str, nodes: str | None, messag
         where["nodes"] = tmp_path / "nodes.csv"
     with pytest.raises(ValueError, match=message):
         read(**where)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.array(["a", "b"]), r"t.npy holds <U1, which torch cannot compute with"),
+        (np.array([None, 1]), "t.npy holds Python objects"),
+        (np.array(["2020", "2021"], "datetime64[Y]"), r"t.npy holds datetime64\[Y\], which torch cannot compute with"),
+        (np.ones(2, np.longdouble), "t.npy holds float128, which torch cannot compute with"),
+        (np.ones(2, ">f4"), "t.npy holds >f4, which torch cannot compute with"),
+    ],
+)
+def test_arrays_of_other_things_than_numbers_are_named(array: Any, message: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "edge_index.npy", EDGE)
+    np.save(tmp_path / "t.npy", array)
+    with pytest.raises(ValueError, match=message):
+        find_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("edges.csv", "a,b\n0,1\n# \xe9,1\n".encode("latin-1"), "edges.csv is not in UTF-8"),
+        ("edges.csv", "a,b\n0,1\n".encode("utf-16"), "edges.csv is not in UTF-8"),
+        ("edges.csv", "a,b\n0,1\n".encode("utf-16-le"), "edges.csv is not in UTF-8"),
+        ("edges.csv.gz", b"a,b\n0,1\n", "edges.csv.gz is damaged or truncated"),
+    ],
+)
+def test_files_in_another_encoding_are_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read(path=tmp_path / name)
+
+
+ARCHIVES: dict[str, Callable[[Path], Any]] = {
+    "text": lambda file: file.write_text("hello"),
+    "folder": lambda file: file.mkdir(),
+    "other files": lambda file: zipfile.ZipFile(file, "w").writestr("a.txt", "hi"),
+    "objects": lambda file: np.savez(file, edge_index=EDGE, x=np.array([None])),
+}
+
+
+@pytest.mark.parametrize("make", ARCHIVES.values(), ids=ARCHIVES)
+def test_archives_that_cannot_be_read_are_named(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    make(tmp_path / "graph.npz")
+    with pytest.raises(ValueError, match=r"graph.npz is (no archive of arrays, or is damaged|a directory)"):
+        read(path=tmp_path / "graph.npz")
+
+
+def in_two_places(folder: Path) -> None:
+    (folder / "x").mkdir()
+    np.save(folder / "x" / "0.npy", np.ones((3, 1)))
+    np.save(folder / "x.npy", np.ones((3, 1)))
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "x is a file and a folder": (in_two_places, "x is a folder, and an array in|x hold the same array"),
+    "more than one array": (lambda folder: append(folder / "y.npy", ONES), "y.npy is longer than one"),
+}
+
+
+@pytest.mark.parametrize("out_of_core", [False, True])
+@pytest.mark.parametrize(("make", "message"), FOLDERS.values(), ids=FOLDERS)
+def test_files_that_would_be_left_unread_are_named(
+    make: Callable[[Path], Any], message: str, out_of_core: bool, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "edge_index.npy", EDGE)
+    np.save(tmp_path / "y.npy", ONES)
+    make(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        GraphFiles.of(tmp_path) if out_of_core else find_source(tmp_path)
+
+
+def test_a_pipe_is_no_table_and_several_spaces_are_one(tmp_path: Path) -> None:
+    (tmp_path / "edges.txt").write_text("0  2\n2   1\n")
+    assert read(path=tmp_path / "edges.txt").indices.tolist() == [2, 0]
+    os.mkfifo(tmp_path / "nodes.csv")
+    with pytest.raises(ValueError, match=r"nodes\.csv is a directory, a pipe or a device"):
+        find_source(tmp_path / "edges.txt", nodes=tmp_path / "nodes.csv")
+
+
+def test_what_names_nodes_cannot_be_left_out(tmp_path: Path) -> None:
+    where = as_tables(small(), tmp_path)
+    for name in ("from", "id"):
+        with pytest.raises(ValueError, match=f"has no '{name}' to drop"):
+            find_source(**where, drop=[name])
+
+
+def test_shares_that_are_none_are_refused(tmp_path: Path) -> None:
+    raw = find_source(**as_tables(small(), tmp_path), drop=["split"]).read(lambda share: None)
+    with pytest.raises(ValueError, match=r"The share 0.01 for val of 6 labelled nodes is none"):
+        raw.with_split([0.5, 0.01, 0.2], 0)
+
+
+def test_comments_stand_at_the_top_alone_and_the_heading_is_told(tmp_path: Path) -> None:
+    (tmp_path / "edges.txt").write_text("# of SNAP\n# FromNodeId\tToNodeId\n0\t2\n2\t1\n")
+    source = find_source(tmp_path / "edges.txt")
+    assert source.read(lambda share: None).edge_index.tolist() == [[0, 2], [2, 1]]
+    assert source.headings == (f"{tmp_path}/edges.txt: no heading, since the first line holds numbers alone.",)
+    (tmp_path / "edges.txt").write_text("# comment\nfrom\tto\n0\t2\n")
+    said = find_source(tmp_path / "edges.txt").headings
+    assert said == (f"{tmp_path}/edges.txt: line 2 is taken as heading: from, to.",)
 
 
 def test_columns_and_arrays_can_be_left_out(tmp_path: Path) -> None:
@@ -184,6 +306,14 @@ def test_what_is_to_be_left_out_must_be_there(form: Callable[..., dict[str, Any]
         ({"edge_index": np.zeros((2, 1), int), "y": np.zeros(3, int), "labels": np.zeros(3, int)}, "for one purpose"),
         ({"edge_index": np.zeros((1, 2), int), "num_nodes": np.array(3)}, r"must be integers of shape \(2, E\)"),
         ({"edge_index": np.array([[0], [3]]), "num_nodes": np.array(3)}, "names node 3"),
+        ({"edge_index": EDGE, "num_nodes": np.array([3, 4])}, r"num_nodes must hold one whole number, got int64 of sh"),
+        ({"edge_index": EDGE, "num_nodes": np.array(2.5)}, "one whole number, got float64"),
+        ({"edge_index": EDGE, "num_nodes": np.array(0)}, "num_nodes says 0 nodes, and a graph has at least 1"),
+        ({"edge_index": EDGE, "num_nodes": np.array(2**45)}, "num_nodes says 35,184,372,088,832 nodes.*would take"),
+        ({"edge_index": EDGE, "y": ONES, "train_idx": ONES, "train_mask": ONES > 0}, "'train_(idx|mask)' and 'train_"),
+        ({"edge_index": EDGE, "y": ONES, "val_idx": ONES, "valid_idx": ONES}, "'val_idx' and 'valid_idx'"),
+        ({"edge_index": EDGE, "y": ONES, "n_id": ONES}, r"\['n_id'\] are names that batches use"),
+        ({"edge_index": EDGE, "y": ONES, "t": ONES.astype(np.uint64)}, "t is of torch.uint64, which cannot"),
     ],
 )
 def test_what_is_wrong_with_arrays_is_named(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -249,7 +379,7 @@ def test_cells_that_say_nothing_are_refused(row: int, text: str, message: str, t
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "edges.csv").write_text("source,target,weight\n0,1,1.0\n1,2,nan\n")
-    with pytest.raises(ValueError, match=r"edges\.csv: column 'edge_weight' holds 'nan' in row 2"):
+    with pytest.raises(ValueError, match=r"edges\.csv: column 'weight' holds 'nan' in row 2"):
         read(path=tmp_path / "edges.csv")
     edges = np.array([[0, 1], [1, 2]])
     np.savez(tmp_path / "graph.npz", edge_index=edges, y=np.zeros(3, int), edge_weight=np.array([1.0, np.inf]))
