@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import MAX_INTEGER, check_choice, check_true_or_false, is_integer, is_number, shown
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.base import RoundStrategy, StartMethod, Weights
+from lightning_gnn_dist.rounds.base import RoundStrategy, Weights
 from lightning_gnn_dist.rounds.clock import RoundClock
 from lightning_gnn_dist.rounds.finite import Nonfinite
 from lightning_gnn_dist.rounds.gradients import (
@@ -34,6 +34,7 @@ from lightning_gnn_dist.rounds.gradients import (
     unrecorded,
 )
 from lightning_gnn_dist.rounds.statistics import reestimate_statistics
+from lightning_gnn_dist.rounds.strategy import StartMethod
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode, Schedule
 from lightning_gnn_dist.wire import collectives
 
@@ -143,11 +144,6 @@ class LLCGStrategy(RoundStrategy):
         self._others_wait = False
 
     def setup(self, trainer: Trainer) -> None:
-        if trainer.state.fn == TrainerFn.FITTING and self._what_needs_global_batches:
-            refusals.require_batches(trainer, "correction_batches", self._what_needs_global_batches)
-            refusals.require_step(self._module())
-            refusals.check_hops(trainer.datamodule)  # type: ignore[attr-defined]
-        self._others_wait = False
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING and self.correction_steps:
             self._corrector.check(self.optimizers)
@@ -167,7 +163,7 @@ class LLCGStrategy(RoundStrategy):
         if self.drift != "global":
             return super().shared_gradient(own)
         # The round's first batches; its corrections take those that follow.
-        batches = islice(self._datamodule().anchor_batches(self.round_idx, of="graph"), self.anchor_steps)
+        batches = islice(self._datamodule().anchor_batches(self.state.round_idx, of="graph"), self.anchor_steps)
         gradient, seeds = mean_gradient(self, batches)
         average_gradient_(self, gradient, seeds)
         return gradient
@@ -181,8 +177,16 @@ class LLCGStrategy(RoundStrategy):
             self._corrector.restore(state["correction"], self.optimizers, trained_parameters(self._module()))
 
     @property
-    def _shares_gradients(self) -> bool:
-        return bool(self.correction_steps) or super()._shares_gradients
+    def shares_gradients(self) -> bool:
+        return bool(self.correction_steps) or super().shares_gradients
+
+    def _begin_fit(self, trainer: Trainer) -> None:
+        if self._what_needs_global_batches:
+            refusals.require_batches(trainer, "correction_batches", self._what_needs_global_batches)
+            refusals.require_step(self._module())
+            refusals.check_hops(trainer.datamodule)  # type: ignore[attr-defined]
+        self._others_wait = False
+        super()._begin_fit(trainer)
 
     @property
     def _what_needs_global_batches(self) -> str:
@@ -194,7 +198,7 @@ class LLCGStrategy(RoundStrategy):
 
     def _prepare_correction(self) -> None:
         parameters = trained_parameters(self._module())
-        self._corrector.prepare(self.optimizers, parameters, self.round_idx, are_averaged=self.average_optimizer)
+        self._corrector.prepare(self.optimizers, parameters, self.state.round_idx, are_averaged=self.average_optimizer)
 
     def _correct_together(self, steps: int) -> None:
         for batch in self._correction_batches(steps, sliced=True):
@@ -215,7 +219,7 @@ class LLCGStrategy(RoundStrategy):
 
     def _step(self, gradient: list[Tensor]) -> None:
         parameters = trained_parameters(self._module())
-        self._corrector.step(self.optimizers, parameters, gradient, self.round_idx, self._clip)
+        self._corrector.step(self.optimizers, parameters, gradient, self.state.round_idx, self._clip)
 
     def _clip(self, optimizer: Optimizer) -> None:
         """As the local steps are clipped. With manual optimisation that happens in ``training_step``, out of sight."""
@@ -241,7 +245,7 @@ class LLCGStrategy(RoundStrategy):
 
     def _batches(self, *, sliced: bool, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         batches: Iterator[Any] = self._datamodule().correction_batches(
-            self.round_idx, sliced=sliced, start=start, stop=stop
+            self.state.round_idx, sliced=sliced, start=start, stop=stop
         )
         return batches
 
@@ -250,7 +254,7 @@ class LLCGStrategy(RoundStrategy):
             return self.correction_steps
         per_step: int = self._module().trainer.accumulate_grad_batches
         # The mean over ranks, so that all take as many even where a clock of their own ended their round.
-        mean = sum(self.batches_of_ranks) / len(self.batches_of_ranks)
+        mean = sum(self.state.batches_of_ranks) / len(self.state.batches_of_ranks)
         return math.ceil(self.correction_steps * mean / per_step)
 
 

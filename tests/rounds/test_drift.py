@@ -65,13 +65,13 @@ def test_the_shift_fades_with_the_steps_and_starts_anew_at_an_anchor() -> None:
     weight = torch.zeros(2, requires_grad=True)
     frozen = torch.zeros(2, requires_grad=True)
     optimizer = torch.optim.SGD([weight, frozen], lr=1.0)
-    drift = DriftCorrection(decay=0.5)
+    drift = DriftCorrection(LocalSGDStrategy(), list, decay=0.5, steps=1)
     for _ in range(2):
-        drift.anchor([weight, frozen], [torch.tensor([3.0, 0.0])] * 2, [torch.tensor([1.0, 1.0])] * 2)
+        drift.anchor_at([weight, frozen], [torch.tensor([3.0, 0.0])] * 2, [torch.tensor([1.0, 1.0])] * 2)
         seen = []
         for _ in range(3):
             weight.grad = torch.zeros(2)
-            drift.apply_(optimizer)
+            drift.shift(optimizer)
             seen.append(weight.grad.tolist())
         assert seen == [[2.0, -1.0], [1.0, -0.5], [0.5, -0.25]]
     assert frozen.grad is None

@@ -13,7 +13,6 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelChec
 from torch import Tensor, nn
 
 from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, EverySteps, RoundProgress
-from lightning_gnn_dist.rounds.elastic_rounds import ElasticRounds
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
 from lightning_gnn_dist.wire.membership import Elastic
@@ -170,7 +169,7 @@ def test_what_nobody_can_know_is_refused_with_the_way_out() -> None:
 
 
 def test_passes_of_ranks_that_come_and_go_have_no_known_length() -> None:
-    strategy = ElasticRounds(EveryPass())
+    strategy = TMAStrategy(EveryPass())
     strategy.elastic = Elastic()
     with pytest.raises(ValueError, match=r"EveryPass\(passes=1\): parts, and so passes, change with the ranks"):
         strategy.estimated_steps()

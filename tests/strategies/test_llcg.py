@@ -227,7 +227,7 @@ def tampered(rank: int, world_size: int) -> None:
     class Tamper(LocalSGDStrategy):
         def end_round(self) -> None:
             super().end_round()
-            if self.round_idx == 1 and rank == 1:
+            if self.state.round_idx == 1 and rank == 1:
                 next(self._module().parameters()).data.view(-1)[3] += 1e-6
 
     fit(Tamper(EverySteps(2), **PATIENCE), model(), data_module(), world_size)

@@ -116,7 +116,7 @@ def replicas(rank: int, world_size: int, accumulate: int) -> tuple[list[State], 
     torch.manual_seed(rank)
     strategy = tma(unequal(rank))
     trainer = fit(rank, strategy, module, devices=world_size, validate=True, accumulate_grad_batches=accumulate)
-    return [*module.validated, state_of(module)], trainer.global_step, strategy.batches_of_ranks
+    return [*module.validated, state_of(module)], trainer.global_step, strategy.state.batches_of_ranks
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -199,7 +199,7 @@ def outlive(rank: int, world_size: int, folder: str) -> tuple[list[int], str, fl
     strategy, saver = tma(unequal(rank), failed_ranks=[0], weights="steps"), ModelCheckpoint(folder, save_top_k=-1)
     options: dict[str, Any] = {"validate": True, "callbacks": [saver], "enable_checkpointing": True}
     trainer = fit(rank, strategy, Net(), devices=world_size, **options)
-    return strategy.batches_of_ranks, saver.best_model_path, float(trainer.callback_metrics["val_loss"])
+    return strategy.state.batches_of_ranks, saver.best_model_path, float(trainer.callback_metrics["val_loss"])
 
 
 def test_a_run_with_failed_ranks_validates_and_saves_as_any_other(tmp_path: Path) -> None:
@@ -234,7 +234,12 @@ def stopped_and_resumed(rank: int, world_size: int, folder: str) -> tuple[State,
     run(2, f"{folder}/half")
     resumed, again, strategy = run(5, f"{folder}/half", ckpt_path=f"{folder}/half/epoch=1-step=15.ckpt")
     assert again.global_step == trainer.global_step == 7 + 8 + 9 + 10 + 11
-    return state_of(whole), state_of(resumed), strategy.batches_of_ranks, trainer.checkpoint_callback.best_model_path
+    return (
+        state_of(whole),
+        state_of(resumed),
+        strategy.state.batches_of_ranks,
+        trainer.checkpoint_callback.best_model_path,
+    )
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
