@@ -85,7 +85,7 @@ RIGHT: dict[str, set[str]] = {
     "slack": {"0"},
     "shrinkage": {"0"},
     "prior": {"0"},
-    "drift_decay": {"0"},
+    "decay": {"0"},
     "extra_nodes": {"0"},
     "halo": {"0"},
     "homophily": {"0"},

@@ -31,6 +31,7 @@ import lightning_gnn_dist as package
 from lightning_gnn_dist import (
     ClusterSampler,
     Coverage,
+    Drift,
     EveryPass,
     EverySteps,
     FastGCNSampler,
@@ -38,6 +39,7 @@ from lightning_gnn_dist import (
     Graph,
     GrappaStrategy,
     LadiesSampler,
+    Launch,
     LinkDataModule,
     LLCGStrategy,
     LocalSGDStrategy,
@@ -62,7 +64,7 @@ from lightning_gnn_dist import (
 from tests.ranks import quieten, run_ranks
 
 Runs = dict[str, Callable[[], Any]]
-PATIENCE = {"timeout": timedelta(seconds=60), "start_timeout": timedelta(seconds=60)}
+PATIENCE = {"launch": Launch(timeout=timedelta(seconds=60), start_timeout=timedelta(seconds=60))}
 SAMPLERS: dict[str, Any] = {
     "neighbor": NeighborSampler([4, 3]),
     "neighbor_three_hops": NeighborSampler([3, 2, 2]),
@@ -81,7 +83,7 @@ SAMPLERS: dict[str, Any] = {
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "local_sgd": lambda: LocalSGDStrategy(EverySteps(3), **PATIENCE),
     "local_sgd_growing": lambda: LocalSGDStrategy(EverySteps(2, growth=1.5, limit=8), weights="nodes", **PATIENCE),
-    "local_sgd_drift": lambda: LocalSGDStrategy(EveryPass(), drift="ranks", average_optimizer=True, **PATIENCE),
+    "local_sgd_drift": lambda: LocalSGDStrategy(EveryPass(), drift=Drift("ranks"), average_optimizer=True, **PATIENCE),
     "llcg": lambda: LLCGStrategy(EverySteps(3), **PATIENCE),
     "llcg_paper": lambda: LLCGStrategy(EverySteps(3), drift=None, weights="uniform", correction_steps=2, **PATIENCE),
     "llcg_rank0": lambda: LLCGStrategy(EverySteps(3), correction="rank0", buffers="global", **PATIENCE),

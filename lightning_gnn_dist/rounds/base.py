@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from lightning.fabric.utilities.data import sized_len
@@ -13,21 +13,21 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.checks import check_at_least, check_choice, check_true_or_false, is_number, shown
+from lightning_gnn_dist.checks import check_choice, check_instance, check_true_or_false
 from lightning_gnn_dist.rounds import finite, refusals, replica_state
 from lightning_gnn_dist.rounds.averaging import Averaging
 from lightning_gnn_dist.rounds.clock import EveryPass, RoundClock, RoundTimer, takes_equal_steps
-from lightning_gnn_dist.rounds.drift import DriftCorrection
+from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards
 from lightning_gnn_dist.rounds.estimate import Pace
 from lightning_gnn_dist.rounds.finite import Nonfinite
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.rounds.lightning_internals import take_over_estimate
 from lightning_gnn_dist.rounds.meeting import MeetingCallback, Peers, RoundState, Votes
 from lightning_gnn_dist.rounds.round_loader import RoundLoader
-from lightning_gnn_dist.rounds.strategy import Buffers, PartitionedStrategy, StartMethod
+from lightning_gnn_dist.rounds.strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.wire import collectives
 
 Weights = Literal["uniform", "nodes"]
-Drift = Literal["ranks"]
 
 
 class RoundStrategy(PartitionedStrategy):
@@ -53,23 +53,17 @@ class RoundStrategy(PartitionedStrategy):
         buffers: ``"average"`` the buffers (statistics of batch normalisation) at a meeting, or keep them
             ``"local"``; then every rank validates with its own.
         average_optimizer: Average the state of the optimizers too (moments, not only weights).
-        drift: ``"ranks"`` corrects the drift of the replicas: after a meeting every rank computes its own gradient
-            and the mean of all at the averaged model, and shifts each local gradient by their difference. One more
-            exchange of the size of the model, and ``anchor_steps`` more gradients, per round. The shift comes before
-            clipping; with manual optimisation, which clips in ``training_step``, after it.
-        drift_decay: By which the shift fades with each local step: the anchor grows stale. 1 keeps it.
-        anchor_steps: Batches of the own part that the anchor gradient is taken over, at most; one pass if fewer.
+        drift: ``Drift("ranks")`` corrects the drift of the replicas: after a meeting every rank computes its own
+            gradient and the mean of all at the averaged model, and shifts each local gradient by their difference. One
+            more exchange of the size of the model, and ``anchor_steps`` more gradients, per round. The shift comes
+            before clipping; with manual optimisation, which clips in ``training_step``, after it.
         nonfinite: A rank that comes to a meeting with NaN or infinite weights ends the fit, and is named
             (``"refuse"``), or is left out of the average and gets that of the others (``"leave_out"``).
-        timeout: How long a collective may take before the ranks give up.
-        start_timeout: How long the ranks wait for each other at the start. When it is over, those that are there end,
-            and name those that are not.
-        process_group_backend: ``"gloo"`` or ``"nccl"``; by default what fits the device.
-        start_method: How Lightning starts the ranks when no launcher (torchrun, SLURM) did.
+        launch: How ranks are started, and how long they wait for each other.
     """
 
     weight_modes: ClassVar[Any] = Weights
-    drifts: ClassVar[Any] = Drift | None
+    drift_modes: ClassVar[tuple[Towards, ...]] = ("ranks",)  # the first is the default
 
     def __init__(
         self,
@@ -79,42 +73,22 @@ class RoundStrategy(PartitionedStrategy):
         buffers: Buffers = "average",
         average_optimizer: bool = False,
         drift: Drift | None = None,
-        drift_decay: float = 0.8,
-        anchor_steps: int = 4,
         nonfinite: Nonfinite = "refuse",
-        timeout: timedelta = timedelta(minutes=30),
-        start_timeout: timedelta = timedelta(minutes=10),
-        process_group_backend: str | None = None,
-        start_method: StartMethod = "popen",
+        launch: Launch = Launch(),
     ) -> None:
         refusals.check_clock(clock)
-        check_choice("drift", drift, self.drifts)
         check_choice("nonfinite", nonfinite, Nonfinite)
-        check_at_least(1, anchor_steps=anchor_steps)
         check_true_or_false(average_optimizer=average_optimizer)
-        if not is_number(drift_decay) or not 0.0 <= drift_decay <= 1.0:
-            raise ValueError(f"drift_decay must lie in [0, 1] (1: the shift does not fade), got {shown(drift_decay)}.")
-        super().__init__(
-            weights=weights,
-            buffers=buffers,
-            start_timeout=start_timeout,
-            timeout=timeout,
-            process_group_backend=process_group_backend,
-            start_method=start_method,
-        )
+        super().__init__(weights=weights, buffers=buffers, launch=launch)
         self.clock: RoundClock = EveryPass() if clock is None else clock
         self.average_optimizer = average_optimizer
-        self.drift_decay = drift_decay
-        self.drift: str | None = drift
-        self.anchor_steps = anchor_steps
+        self.drift = self._checked(drift)
         self.nonfinite: str = nonfinite
         self.state = RoundState()
         self.averaging = Averaging(self, buffers=buffers != "local", moments=average_optimizer)
         self.peers = Peers(self)
         self.pace = Pace(self, self.clock)
-        self.drift_correction = DriftCorrection(
-            self, self.shared_gradient, drift_decay, None if drift is None else anchor_steps
-        )
+        self.drift_correction = DriftCorrection(self, self.shared_gradient, self.drift)
         self._companion = MeetingCallback(self)
 
     # What a subclass says.
@@ -234,10 +208,22 @@ class RoundStrategy(PartitionedStrategy):
     def is_alone(self) -> bool:
         return self.state.in_round
 
+    def _checked(self, drift: Drift | None) -> Drift | None:
+        if drift is None:
+            return None
+        check_instance("drift", drift, Drift, f"a Drift, such as Drift({self.drift_modes[0]!r}), or None")
+        drift = replace(drift, towards=drift.towards or self.drift_modes[0])
+        if drift.towards not in self.drift_modes:
+            raise ValueError(
+                f"{type(self).__name__} knows no gradient of the whole graph, so drift must not be {drift}: use "
+                'Drift("ranks"), or LLCGStrategy.'
+            )
+        return drift
+
     def _begin_fit(self, trainer: Trainer) -> None:
         refusals.check_trainer(type(self).__name__, trainer, has_layer_sync=self._layer_sync is not None)
         self.peers.check(trainer)
-        self.drift_correction.begin(trainer, f"drift={self.drift!r}")
+        self.drift_correction.begin(trainer)
         self.pace.timer = RoundTimer()
         self.state.in_round = self.state.stop_requested = False
 

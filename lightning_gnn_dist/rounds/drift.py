@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Trainer
@@ -25,9 +26,34 @@ from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_gnn_dist.checks import check_at_least, check_choice, is_number, shown
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.gradients import loss_scale, mean_gradient, trained_parameters, unrecorded, without_noise
 from lightning_gnn_dist.rounds.lightning_internals import module_of
+
+Towards = Literal["ranks", "global"]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What local gradients are steered towards, and for how long.
+
+    Args:
+        towards: The mean gradient of the ``"ranks"``, which needs no access to the graph but cannot see cut edges, or
+            that of the ``"global"`` graph. Default: ``"global"`` with :class:`LLCGStrategy`, else ``"ranks"``.
+        decay: By which the shift fades with each local step: the anchor grows stale. 1 keeps it.
+        anchor_steps: Batches that an anchor gradient is taken over, at most; one pass if fewer.
+    """
+
+    towards: Towards | None = None
+    decay: float = 0.8
+    anchor_steps: int = 4
+
+    def __post_init__(self) -> None:
+        check_choice("towards", self.towards, Towards | None)
+        check_at_least(1, anchor_steps=self.anchor_steps)
+        if not is_number(self.decay) or not 0.0 <= self.decay <= 1.0:
+            raise ValueError(f"decay must lie in [0, 1] (1: the shift does not fade), got {shown(self.decay)}.")
 
 
 class DriftCorrection:
@@ -36,35 +62,32 @@ class DriftCorrection:
     Args:
         strategy: Whose module trains.
         shared: Makes of this rank's gradient the one that all steer towards. Collective.
-        decay: :math:`d`, by which the shift fades with each local step. 1 keeps it.
-        steps: Batches that a gradient is taken over, at most. None: drift is not corrected.
+        drift: Has :math:`d`, its ``decay``. None: drift is not corrected.
     """
 
-    def __init__(
-        self, strategy: Strategy, shared: Callable[[list[Tensor]], list[Tensor]], decay: float, steps: int | None
-    ) -> None:
-        self._strategy, self._shared, self._decay, self._steps = strategy, shared, decay, steps
+    def __init__(self, strategy: Strategy, shared: Callable[[list[Tensor]], list[Tensor]], drift: Drift | None) -> None:
+        self._strategy, self._shared, self._drift = strategy, shared, drift
         self._parameters: Sequence[Tensor] = []
         self._shift: list[Tensor] = []
         self._taken: Counter[int] = Counter()  # steps of each optimizer since the anchor
 
-    def begin(self, trainer: Trainer, what: str) -> None:
-        """A fit begins. A refusal, if there is nothing that ``what`` was asked for can be taken from."""
+    def begin(self, trainer: Trainer) -> None:
+        """A fit begins. A refusal, if there is nothing that anchors can be taken from."""
         self._parameters, self._shift = [], []
         self._taken.clear()
-        if self._steps is not None:
-            refusals.require_batches(trainer, "anchor_batches", what)
+        if self._drift is not None:
+            refusals.require_batches(trainer, "anchor_batches", f"drift={self._drift}")
             refusals.require_step(trainer.lightning_module)
             refuse_sparse_tables(trainer.lightning_module)
 
     def anchor(self, round_idx: int, batches_done: int) -> None:
         """Start a round. All ranks are here: at the start of the fit, or at a meeting. Collective."""
-        if self._steps is None:
+        if self._drift is None:
             return
         module = module_of(self._strategy)
         batches = module.trainer.datamodule.anchor_batches(round_idx, start=batches_done)  # type: ignore[attr-defined]
         with unrecorded(module), without_noise(module):  # at one point, so dropout would add nothing but variance
-            own, _ = mean_gradient(self._strategy, islice(batches, self._steps))
+            own, _ = mean_gradient(self._strategy, islice(batches, self._drift.anchor_steps))
             shared = self._shared(own)
         self.anchor_at(trained_parameters(module), shared, own)
 
@@ -78,11 +101,11 @@ class DriftCorrection:
     @torch.no_grad()
     def shift(self, optimizer: Optimizer) -> None:
         """Shift the gradients that ``optimizer`` is about to use. Parameters without a gradient keep none."""
-        if not self._shift:
+        if self._drift is None:
             return
         # Fused optimizers unscale gradients themselves, later.
         still_scaled = getattr(optimizer, "_step_supports_amp_scaling", False)
-        weight = self._decay ** self._taken[id(optimizer)] * (loss_scale(self._strategy) if still_scaled else 1.0)
+        weight = self._drift.decay ** self._taken[id(optimizer)] * (loss_scale(self._strategy) if still_scaled else 1.0)
         stepping = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for parameter, shift in zip(self._parameters, self._shift, strict=True):
             if id(parameter) in stepping and parameter.grad is not None:
@@ -96,7 +119,7 @@ class DriftCorrection:
 
     def restore(self, state: Mapping[str, Any], round_idx: int, batches_done: int) -> None:
         """Go on with the shift of a checkpoint. Collective, if the run that wrote it had none."""
-        if self._steps is None or "drift" not in state:
+        if self._drift is None or "drift" not in state:
             self.anchor(round_idx, batches_done)
             return
         shifts, self._parameters = state["drift"]["shift"], trained_parameters(module_of(self._strategy))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -10,9 +9,9 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_choice
+from lightning_gnn_dist.checks import check_choice, check_instance
 from lightning_gnn_dist.rounds import refusals, replica_state
-from lightning_gnn_dist.rounds.launchers import FunctionLauncher, ScriptLauncher
+from lightning_gnn_dist.rounds.launchers import FunctionLauncher, Launch, ScriptLauncher
 from lightning_gnn_dist.rounds.lightning_internals import (
     give_back_sigterm,
     join_process_group,
@@ -24,7 +23,6 @@ from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.roll_call import Roll
 
 Buffers = Literal["average", "local"]
-StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
 
 class PartitionedStrategy(DDPStrategy):
@@ -36,36 +34,25 @@ class PartitionedStrategy(DDPStrategy):
     Args:
         weights: One of ``weight_modes``.
         buffers: One of ``buffer_modes``.
-        timeout: How long a collective may take before the ranks give up.
-        start_timeout: How long the ranks wait for each other.
-        process_group_backend: ``"gloo"`` or ``"nccl"``; by default what fits the device.
-        start_method: How Lightning starts the ranks when no launcher (torchrun, SLURM) did.
+        launch: How ranks are started, and how long they wait for each other.
         options: Those of :class:`torch.nn.parallel.DistributedDataParallel`.
     """
 
     weight_modes: ClassVar[Any]
     buffer_modes: ClassVar[Any] = Buffers
 
-    def __init__(
-        self,
-        *,
-        weights: str,
-        buffers: str,
-        timeout: timedelta,
-        start_timeout: timedelta,
-        process_group_backend: str | None,
-        start_method: StartMethod,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *, weights: str, buffers: str, launch: Launch, **options: Any) -> None:
         check_choice("weights", weights, self.weight_modes)
         check_choice("buffers", buffers, self.buffer_modes)
-        check_choice("start_method", start_method, StartMethod)
-        refusals.check_launch(process_group_backend, timeout=timeout, start_timeout=start_timeout)
+        check_instance("launch", launch, Launch, "a Launch, such as Launch(timeout=timedelta(minutes=5))")
         super().__init__(
-            timeout=timeout, process_group_backend=process_group_backend, start_method=start_method, **options
+            timeout=launch.timeout,
+            process_group_backend=launch.backend,
+            start_method=launch.start_method,
+            **options,
         )
         self.weights, self.buffers = weights, buffers
-        self.start_timeout = start_timeout
+        self.launch = launch
         self.processors_differ = False
         self.sigterm_received = False
         self._resumed: replica_state.ReplicaState | None = None
@@ -153,7 +140,7 @@ class PartitionedStrategy(DDPStrategy):
         assert place is not None
         if not collectives.is_joined():
             lost = self._launcher.lost if isinstance(self._launcher, ScriptLauncher) else dict
-            who = (self.global_rank, self.world_size, self.start_timeout, self.num_nodes, lost)
+            who = (self.global_rank, self.world_size, self.launch.start_timeout, self.num_nodes, lost)
             roll = Roll(place.main_address, place.main_port, *who)
             store = roll.call()
             with collectives.kept_on_host(roll.on_one_host):
@@ -174,12 +161,12 @@ class PartitionedStrategy(DDPStrategy):
     def _configure_launcher(self) -> None:  # Lightning asks for it once it knows where it runs
         place = self.cluster_environment
         assert place is not None
-        if self._start_method == "popen":
-            patience = (self._timeout or timedelta(minutes=30)).total_seconds()
+        if self.launch.start_method == "popen":
+            patience = self.launch.timeout.total_seconds()
             size = {"num_processes": self.num_processes, "num_nodes": self.num_nodes}
             self._launcher = ScriptLauncher(patience, cluster_environment=place, **size)
         else:
-            self._launcher = FunctionLauncher(self, start_method=self._start_method)
+            self._launcher = FunctionLauncher(self, start_method=self.launch.start_method)
 
     def _give_back(self, trainer: Trainer) -> None:
         """What follows a fit has no meetings to vote in."""

@@ -16,7 +16,6 @@ accumulation, clipping and mixed precision, and unequal numbers of seeds are put
 from __future__ import annotations
 
 import inspect
-from datetime import timedelta
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -30,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gnn_dist.checks import check_true_or_false
 from lightning_gnn_dist.rounds import finite, refusals, replica_state
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.rounds.lightning_internals import (
     give_back_loops,
     hear_no_skips,
@@ -37,7 +37,7 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     watch_loops,
 )
 from lightning_gnn_dist.rounds.meeting import log_figures
-from lightning_gnn_dist.rounds.strategy import Buffers, PartitionedStrategy, StartMethod
+from lightning_gnn_dist.rounds.strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters
 from lightning_gnn_dist.wire import collectives
@@ -76,11 +76,7 @@ class GrappaStrategy(PartitionedStrategy):
         buffers: ``"average"`` the buffers (statistics of batch normalisation) at the end of an epoch and before
             validation, or keep them ``"local"``. DDP's way, rank 0's for all at every step, would move them too. A
             checkpoint holds the mean, and for a fit that is resumed those of each rank.
-        timeout: How long a collective may take before the ranks give up.
-        start_timeout: How long the ranks wait for each other at the start. When it is over, those that are there end,
-            and name those that are not.
-        process_group_backend: ``"gloo"`` or ``"nccl"``; by default what fits the device.
-        start_method: How Lightning starts the ranks when no launcher (torchrun, SLURM) did.
+        launch: How ranks are started, and how long they wait for each other.
     """
 
     strategy_name = "grappa"
@@ -94,10 +90,7 @@ class GrappaStrategy(PartitionedStrategy):
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         gradient_as_bucket_view: bool = False,
-        timeout: timedelta = timedelta(minutes=30),
-        start_timeout: timedelta = timedelta(minutes=10),
-        process_group_backend: str | None = None,
-        start_method: StartMethod = "popen",
+        launch: Launch = Launch(),
     ) -> None:
         check_true_or_false(
             find_unused_parameters=find_unused_parameters,
@@ -107,10 +100,7 @@ class GrappaStrategy(PartitionedStrategy):
         super().__init__(
             weights=weights,
             buffers=buffers,
-            timeout=timeout,
-            start_timeout=start_timeout,
-            process_group_backend=process_group_backend,
-            start_method=start_method,
+            launch=launch,
             **_LEAVE_BUFFERS,
             find_unused_parameters=find_unused_parameters,
             static_graph=static_graph,

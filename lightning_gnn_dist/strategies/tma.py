@@ -10,18 +10,19 @@ Every rank trains on its own part by its own clock, :math:`k_p` steps in round :
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Trainer
 
 from lightning_gnn_dist.checks import check_at_least, shown
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.base import Drift, RoundStrategy
+from lightning_gnn_dist.rounds.base import RoundStrategy
 from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, RoundClock
+from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.rounds.elastic_rounds import LivingPeers
 from lightning_gnn_dist.rounds.finite import Nonfinite
-from lightning_gnn_dist.rounds.strategy import Buffers, StartMethod
+from lightning_gnn_dist.rounds.launchers import Launch
+from lightning_gnn_dist.rounds.strategy import Buffers
 from lightning_gnn_dist.wire.membership import Elastic
 
 Weights = Literal["uniform", "nodes", "steps"]
@@ -61,13 +62,8 @@ class TMAStrategy(RoundStrategy):
         buffers: Buffers = "average",
         average_optimizer: bool = False,
         drift: Drift | None = None,
-        drift_decay: float = 0.8,
-        anchor_steps: int = 4,
         nonfinite: Nonfinite = "refuse",
-        timeout: timedelta = timedelta(minutes=30),
-        start_timeout: timedelta = timedelta(minutes=10),
-        process_group_backend: str | None = None,
-        start_method: StartMethod = "popen",
+        launch: Launch = Launch(),
     ) -> None:
         super().__init__(
             EverySeconds(30.0) if clock is None else clock,
@@ -75,13 +71,8 @@ class TMAStrategy(RoundStrategy):
             buffers=buffers,
             average_optimizer=average_optimizer,
             drift=drift,
-            drift_decay=drift_decay,
-            anchor_steps=anchor_steps,
             nonfinite=nonfinite,
-            timeout=timeout,
-            start_timeout=start_timeout,
-            process_group_backend=process_group_backend,
-            start_method=start_method,
+            launch=launch,
         )
         if isinstance(failed_ranks, str | bytes | Mapping) or not isinstance(failed_ranks, Collection):
             raise TypeError(f"failed_ranks must be a list of ranks, such as [3], got {shown(failed_ranks)}.")

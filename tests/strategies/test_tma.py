@@ -23,6 +23,8 @@ from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.rounds import clock
 from lightning_gnn_dist.rounds.base import RoundStrategy
 from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps, RoundProgress
+from lightning_gnn_dist.rounds.drift import Drift
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
@@ -30,7 +32,7 @@ from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import Net, State, differs, fit, state_of
 
-PATIENCE = timedelta(seconds=30)
+PATIENCE = Launch(timeout=timedelta(seconds=30))
 
 
 class StepsOfRank(NamedTuple):
@@ -47,7 +49,7 @@ def unequal(rank: int) -> StepsOfRank:
 
 
 def tma(clock: Any, **options: Any) -> TMAStrategy:
-    return TMAStrategy(clock, timeout=PATIENCE, **options)
+    return TMAStrategy(clock, launch=PATIENCE, **options)
 
 
 def same_start(**options: Any) -> Net:
@@ -154,7 +156,7 @@ def weighted(rank: int, world_size: int, options: dict[str, Any]) -> tuple[State
             super().end_round()
 
     module = same_start()
-    fit(rank, Watch(unequal(rank), timeout=PATIENCE, **options), module, devices=world_size, max_epochs=1)
+    fit(rank, Watch(unequal(rank), launch=PATIENCE, **options), module, devices=world_size, max_epochs=1)
     return before[0], state_of(module)
 
 
@@ -172,9 +174,9 @@ def train_on_parts(rank: int, world_size: int, kind: str) -> tuple[State, float]
     strategy: RoundStrategy = tma(EverySeconds(0.5))
     clock.time = SimpleNamespace(monotonic=count(0.0, (0.01, 0.02)[rank]).__next__)  # type: ignore[attr-defined]
     if kind == "RandomTMA":
-        strategy = tma(unequal(rank), weights="steps", drift="ranks")
+        strategy = tma(unequal(rank), weights="steps", drift=Drift("ranks"))
     elif kind == "LLCG":
-        strategy = LLCGStrategy(unequal(rank), correction_steps=0.5, timeout=PATIENCE)
+        strategy = LLCGStrategy(unequal(rank), correction_steps=0.5, launch=PATIENCE)
     torch.manual_seed(0)
     module = SAGE(32, 4, lr=0.03)
     trainer = fit(rank, strategy, module, devices=world_size, train=data, max_epochs=4)
