@@ -115,13 +115,13 @@ def train(
     torch.manual_seed(rank)  # replicas that start unequal, to be made equal
     module = Watched(rank, folder, fate)
     if fate.where == "meeting":
-        mean = Membership._mean_
+        mean = Membership._reduce_
 
         def mean_or_die(member: Membership, flats: list[Tensor]) -> None:
             module.meet_fate("meeting")
             mean(member, flats)
 
-        Membership._mean_ = mean_or_die  # type: ignore[method-assign]
+        Membership._reduce_ = mean_or_die  # type: ignore[method-assign]
     saver = ModelCheckpoint(f"{folder}/saved", save_last=True, enable_version_counter=False)
     elastic = Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
     strategy = TMAStrategy(EverySeconds(0.4), elastic=elastic)
