@@ -34,9 +34,11 @@ from torch_geometric.transforms import GCNNorm
 
 from lightning_gnn_dist import (
     Coverage,
+    Drift,
     EverySteps,
     Graph,
     GrappaStrategy,
+    Launch,
     LLCGStrategy,
     LocalSGDStrategy,
     MetisPartitioner,
@@ -73,9 +75,9 @@ def methods(supernodes: int) -> dict[str, Method]:
     corrections: dict[str, dict[str, Any]] = {
         "llcg-1": {"correction_steps": 1, **paper},
         "llcg-share": {"correction_steps": 0.5, **paper},
-        "drift-ranks": {"correction_steps": 0, "drift": "ranks"},
-        "drift-ranks-1": {"correction_steps": 1, "drift": "ranks"},
-        "drift-global": {"correction_steps": 0, "drift": "global"},
+        "drift-ranks": {"correction_steps": 0, "drift": Drift("ranks")},
+        "drift-ranks-1": {"correction_steps": 1, "drift": Drift("ranks")},
+        "drift-global": {"correction_steps": 0, "drift": Drift("global")},
         "default": {},
         "persistent": {"correction_optimizer": "persistent"},
         "drift-share": {"correction_steps": 0.5},
@@ -115,15 +117,15 @@ def methods(supernodes: int) -> dict[str, Method]:
 
 
 def averaging(steps: int) -> Strategy:
-    return LocalSGDStrategy(EverySteps(steps), start_method="fork")
+    return LocalSGDStrategy(EverySteps(steps), launch=Launch(start_method="fork"))
 
 
 def grappa(_: int) -> Strategy:
-    return GrappaStrategy(start_method="fork")
+    return GrappaStrategy(launch=Launch(start_method="fork"))
 
 
 def llcg(settings: dict[str, Any], steps: int) -> Strategy:
-    return LLCGStrategy(EverySteps(steps), start_method="fork", **settings)
+    return LLCGStrategy(EverySteps(steps), launch=Launch(start_method="fork"), **settings)
 
 
 class Model(pl.LightningModule):

@@ -30,6 +30,7 @@ from lightning_gnn_dist import (
     EverySteps,
     Graph,
     GrappaStrategy,
+    Launch,
     LLCGStrategy,
     LocalSGDStrategy,
     MetisPartitioner,
@@ -48,13 +49,14 @@ from lightning_gnn_dist.sharded.sampling import batches
 from lightning_gnn_dist.wire.collectives import Channel, traffic
 
 RANKS, STEPS, LOCAL_STEPS, MOST_FEATURES = 4, 16, 4, 128
-LIMIT: dict[str, Any] = {"timeout": timedelta(seconds=120)}
+LIMIT = timedelta(seconds=120)
+LAUNCH = Launch(timeout=LIMIT, start_method="fork")
 STRATEGIES: dict[str, Callable[[], Any]] = {
-    "local SGD": lambda: LocalSGDStrategy(EverySteps(LOCAL_STEPS), start_method="fork", **LIMIT),
-    "TMA": lambda: TMAStrategy(EverySteps(LOCAL_STEPS), start_method="fork", **LIMIT),
-    "LLCG": lambda: LLCGStrategy(EverySteps(LOCAL_STEPS), start_method="fork", **LIMIT),
-    "Grappa": lambda: GrappaStrategy(start_method="fork", **LIMIT),
-    "DDP, global sampling": lambda: DDPStrategy(start_method="fork", process_group_backend="gloo", **LIMIT),
+    "local SGD": lambda: LocalSGDStrategy(EverySteps(LOCAL_STEPS), launch=LAUNCH),
+    "TMA": lambda: TMAStrategy(EverySteps(LOCAL_STEPS), launch=LAUNCH),
+    "LLCG": lambda: LLCGStrategy(EverySteps(LOCAL_STEPS), launch=LAUNCH),
+    "Grappa": lambda: GrappaStrategy(launch=LAUNCH),
+    "DDP, global sampling": lambda: DDPStrategy(start_method="fork", process_group_backend="gloo", timeout=LIMIT),
 }
 
 

@@ -30,6 +30,7 @@ from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import Coverage, Graph, GrappaStrategy, NeighborSampler, PartitionedDataModule, Rotate
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.wire.collectives import traffic
 
 FEATURES, HIDDEN, CLASSES, BATCH = 128, 256, 32, 1024
@@ -195,7 +196,7 @@ def remote_features(options: argparse.Namespace) -> float:
 
 def switch(options: argparse.Namespace) -> None:
     data_of(options).partition(4)
-    strategy = GrappaStrategy(start_method="fork")
+    strategy = GrappaStrategy(launch=Launch(start_method="fork"))
     torch.set_num_threads(1)  # before ranks are forked
     report = Path(tempfile.mkdtemp()) / "switch.json"
     counters = SwitchReport(report)

@@ -36,6 +36,7 @@ from lightning_gnn_dist import (
     EverySteps,
     Graph,
     GrappaStrategy,
+    Launch,
     LinkDataModule,
     LinkRanking,
     LinkSplit,
@@ -120,11 +121,11 @@ def evaluate(module: Any, split: LinkSplit) -> dict[str, float]:
 
 
 def averaging(options: argparse.Namespace) -> Strategy:
-    return TMAStrategy(EverySteps(options.steps), start_method="fork")
+    return TMAStrategy(EverySteps(options.steps), launch=Launch(start_method="fork"))
 
 
 def llcg(options: argparse.Namespace) -> Strategy:
-    return LLCGStrategy(EverySteps(options.steps), start_method="fork")
+    return LLCGStrategy(EverySteps(options.steps), launch=Launch(start_method="fork"))
 
 
 def methods(options: argparse.Namespace) -> dict[str, tuple[Partitioner | None, Any, dict[str, Any]]]:
@@ -139,7 +140,7 @@ def methods(options: argparse.Namespace) -> dict[str, tuple[Partitioner | None, 
         for suffix, data in {"": {}, "-far": {"negatives_from": "graph"}}.items():
             found[name + suffix] = (cut, averaging, data)
             found[f"{name}{suffix}-llcg"] = (cut, llcg, data)
-    return found | {"grappa": (cuts["supertma"], lambda _: GrappaStrategy(start_method="fork"), {})}
+    return found | {"grappa": (cuts["supertma"], lambda _: GrappaStrategy(launch=Launch(start_method="fork")), {})}
 
 
 def split_of(directory: Path, name: str, num_features: int, seed: int) -> LinkSplit:

@@ -29,6 +29,7 @@ from lightning.pytorch.strategies import Strategy
 from lightning_gnn_dist import (
     EverySteps,
     Graph,
+    Launch,
     LLCGStrategy,
     LocalSGDStrategy,
     NeighborSampler,
@@ -37,12 +38,13 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.wire.collectives import traffic
 
+LAUNCH = Launch(start_method="fork")
 STRATEGIES: dict[str, Callable[[EverySteps], Strategy]] = {
-    "averaging": lambda clock: LocalSGDStrategy(clock, start_method="fork"),
-    "LLCG, paper, S=1, rank 0": lambda clock: LLCGStrategy(clock, drift=None, correction="rank0", start_method="fork"),
-    "LLCG, paper, S=1, sliced": lambda clock: LLCGStrategy(clock, drift=None, start_method="fork"),
-    "LLCG, default": lambda clock: LLCGStrategy(clock, start_method="fork"),
-    "LLCG, S=K/10": lambda clock: LLCGStrategy(clock, correction_steps=0.1, start_method="fork"),
+    "averaging": lambda clock: LocalSGDStrategy(clock, launch=LAUNCH),
+    "LLCG, paper, S=1, rank 0": lambda clock: LLCGStrategy(clock, drift=None, correction="rank0", launch=LAUNCH),
+    "LLCG, paper, S=1, sliced": lambda clock: LLCGStrategy(clock, drift=None, launch=LAUNCH),
+    "LLCG, default": lambda clock: LLCGStrategy(clock, launch=LAUNCH),
+    "LLCG, S=K/10": lambda clock: LLCGStrategy(clock, correction_steps=0.1, launch=LAUNCH),
 }
 
 

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from lightning_gnn_dist import (
     EveryPass,
     Graph,
+    Launch,
     LocalSGDStrategy,
     MetisPartitioner,
     NeighborSampler,
@@ -209,7 +210,7 @@ def train(options: argparse.Namespace) -> None:
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=options.ranks,
-        strategy=LocalSGDStrategy(EveryPass(), start_method="fork"),
+        strategy=LocalSGDStrategy(EveryPass(), launch=Launch(start_method="fork")),
         max_epochs=1,
         limit_val_batches=0,
         callbacks=[Watch()],

@@ -49,6 +49,8 @@ from lightning_gnn_dist.prepare.prepare_shard import prepare_shard
 from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.rounds.base import RoundStrategy
 from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
+from lightning_gnn_dist.rounds.drift import Drift
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.device import DeviceSampler
@@ -78,6 +80,7 @@ __all__ = [
     "DataFigures",
     "DeviceSampler",
     "DiscrepancyProbe",
+    "Drift",
     "Elastic",
     "EveryPass",
     "EverySeconds",
@@ -89,6 +92,7 @@ __all__ = [
     "Held",
     "LLCGStrategy",
     "LadiesSampler",
+    "Launch",
     "LinkDataModule",
     "LinkRanking",
     "LinkSplit",

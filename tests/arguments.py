@@ -85,7 +85,7 @@ RIGHT: dict[str, set[str]] = {
     "slack": {"0"},
     "shrinkage": {"0"},
     "prior": {"0"},
-    "drift_decay": {"0"},
+    "decay": {"0"},
     "extra_nodes": {"0"},
     "halo": {"0"},
     "homophily": {"0"},
@@ -116,7 +116,7 @@ RIGHT_OF: dict[tuple[str, str], set[str]] = {
 NO_CONSTRUCTORS = {"Held", "Partitioner", "Residency", "RoundClock", "RoundProgress", "Sample", "Sampler", "BatchKey"}
 # Methods that Lightning or the package calls, never a user.
 NOT_FOR_USERS = {
-    *("weigh", "meet", "restore_extra_state", "shared_gradient", "shift_gradients", "make_elastic"),
+    *("weigh", "meet", "restore_extra_state", "shared_gradient", "shift_gradients"),
     *("importance", "scales"),
 }
 

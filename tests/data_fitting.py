@@ -14,10 +14,11 @@ from torch_geometric.data import Data
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.sage import SAGE
 
-PATIENCE = {"timeout": timedelta(seconds=30)}
+PATIENCE = {"launch": Launch(timeout=timedelta(seconds=30))}
 
 
 def small_graph() -> Graph:

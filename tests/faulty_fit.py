@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_gnn_dist import (
     EverySteps,
+    Launch,
     LocalSGDStrategy,
     NeighborSampler,
     PartitionedDataModule,
@@ -69,7 +70,7 @@ def main(method: str, fault: str) -> None:
     torch.set_num_threads(1)
     elastic = method == "elastic"
     own = {"start_method": method} if method not in ("elastic", "torchrun") else {}
-    waits = {"timeout": timedelta(seconds=SECONDS), "start_timeout": timedelta(seconds=120)} | own
+    waits = {"launch": Launch(timedelta(seconds=SECONDS), start_timeout=timedelta(seconds=120), **own)}
     if elastic:
         short = Elastic(patience=SECONDS, timeout=SECONDS, attempts=2)
         strategy: Any = TMAStrategy(EverySteps(4), elastic=short)

@@ -30,11 +30,13 @@ from torch_geometric.nn import SAGEConv
 import lightning_gnn_dist as package
 from lightning_gnn_dist import (
     Coverage,
+    Drift,
     EveryPass,
     EverySteps,
     Fixed,
     Graph,
     GrappaStrategy,
+    Launch,
     LinkDataModule,
     LLCGStrategy,
     LocalSGDStrategy,
@@ -56,11 +58,11 @@ from tests.ranks import quieten, run_ranks
 from tests.samplers import SAMPLERS
 
 Runs = dict[str, Callable[[], Any]]
-PATIENCE = {"timeout": timedelta(seconds=60), "start_timeout": timedelta(seconds=60)}
+PATIENCE = {"launch": Launch(timeout=timedelta(seconds=60), start_timeout=timedelta(seconds=60))}
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "local_sgd": lambda: LocalSGDStrategy(EverySteps(3), **PATIENCE),
     "local_sgd_growing": lambda: LocalSGDStrategy(EverySteps(2, growth=1.5, limit=8), weights="nodes", **PATIENCE),
-    "local_sgd_drift": lambda: LocalSGDStrategy(EveryPass(), drift="ranks", average_optimizer=True, **PATIENCE),
+    "local_sgd_drift": lambda: LocalSGDStrategy(EveryPass(), drift=Drift("ranks"), average_optimizer=True, **PATIENCE),
     "llcg": lambda: LLCGStrategy(EverySteps(3), **PATIENCE),
     "llcg_paper": lambda: LLCGStrategy(EverySteps(3), drift=None, weights="uniform", correction_steps=2, **PATIENCE),
     "llcg_rank0": lambda: LLCGStrategy(EverySteps(3), correction="rank0", buffers="global", **PATIENCE),

@@ -24,6 +24,8 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.drift import Drift
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
@@ -38,13 +40,13 @@ from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 
 DEVICES = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
-PATIENCE = {"timeout": timedelta(seconds=30)}
+PATIENCE = {"launch": Launch(timeout=timedelta(seconds=30))}
 pytestmark = pytest.mark.filterwarnings("ignore:You have overridden `on_before_batch_transfer`:UserWarning")
 STRATEGIES = {
     "single": lambda: "auto",
-    "ddp": lambda: DDPStrategy(**PATIENCE),
+    "ddp": lambda: DDPStrategy(timeout=PATIENCE["launch"].timeout),
     "local_sgd": lambda: LocalSGDStrategy(EverySteps(3), **PATIENCE),
-    "llcg": lambda: LLCGStrategy(EverySteps(3), drift="global", **PATIENCE),
+    "llcg": lambda: LLCGStrategy(EverySteps(3), drift=Drift("global"), **PATIENCE),
     "tma": lambda: TMAStrategy(EverySteps(3), **PATIENCE),
     "grappa": lambda: GrappaStrategy(**PATIENCE),
 }
@@ -215,7 +217,7 @@ def fit_parts(rank: int, world_size: int, sample_on: Any) -> tuple[State, list[i
     module = Watched()
     torch.manual_seed(0)
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    strategy = LLCGStrategy(EverySteps(3), drift="ranks", **PATIENCE)
+    strategy = LLCGStrategy(EverySteps(3), drift=Drift("ranks"), **PATIENCE)
     options = {"accelerator": "cpu", "devices": world_size, "max_epochs": 4, "enable_checkpointing": False}
     pl.Trainer(strategy=strategy, **options, **quiet).fit(module, data)
     return state_of(module), torch.cat(module.trained).tolist()

@@ -14,6 +14,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.advice import bytes_per_part, peak_bytes
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.memory import Peak, reads_memory, resident_bytes
@@ -58,7 +59,7 @@ def measure_peak(rank: int, world_size: int, path: str) -> int:
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=world_size,
-        strategy=LocalSGDStrategy(EverySteps(3), timeout=timedelta(seconds=30)),
+        strategy=LocalSGDStrategy(EverySteps(3), launch=Launch(timeout=timedelta(seconds=30))),
         max_epochs=2,
         limit_val_batches=0,
         enable_checkpointing=False,
@@ -74,7 +75,7 @@ def measure_peak(rank: int, world_size: int, path: str) -> int:
 
 
 def train(rank: int, world_size: int, path: str) -> tuple[int, int]:
-    strategy = LocalSGDStrategy(EverySteps(3), timeout=timedelta(seconds=30))
+    strategy = LocalSGDStrategy(EverySteps(3), launch=Launch(timeout=timedelta(seconds=30)))
     options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     watch = Watch()
     trainer = pl.Trainer(

@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import Strategy
 from packaging.requirements import Requirement
 
 import lightning_gnn_dist
+from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
@@ -30,7 +31,7 @@ def test_every_public_name_exists_and_is_documented() -> None:
 def test_a_short_name_gives_the_strategy_with_its_defaults(name: str, strategy: type[Strategy]) -> None:
     trainer = pl.Trainer(accelerator="cpu", devices=1, strategy=name, logger=False, enable_checkpointing=False)
     assert type(trainer.strategy) is strategy
-    assert getattr(trainer.strategy, "drift", None) == ("global" if name == "llcg" else None)
+    assert getattr(trainer.strategy, "drift", None) == (Drift("global") if name == "llcg" else None)
 
 
 def test_no_release_of_lightning_that_runs_foreign_code_is_allowed() -> None:

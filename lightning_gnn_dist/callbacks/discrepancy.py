@@ -57,13 +57,13 @@ class DiscrepancyProbe(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         strategy, data = trainer.strategy, trainer.datamodule  # type: ignore[attr-defined]
         assert isinstance(strategy, RoundStrategy)
-        if strategy.round_idx % self.every_n_rounds:
+        if strategy.state.round_idx % self.every_n_rounds:
             return
         with unrecorded(pl_module), without_noise(pl_module):
             number = count()
-            parts = islice(data.anchor_batches(strategy.round_idx, start=strategy.batches_done), self.steps)
+            parts = islice(data.anchor_batches(strategy.state.round_idx, start=strategy.state.batches_done), self.steps)
             own, _ = mean_gradient(strategy, (batch for batch, _ in zip(parts, number)))  # noqa: B905  # no end
-            whole, seeds = mean_gradient(strategy, data.correction_batches(strategy.round_idx, stop=next(number)))
+            whole, seeds = mean_gradient(strategy, data.correction_batches(strategy.state.round_idx, stop=next(number)))
         average_gradient_(strategy, whole, seeds)
         difference = _norm([mine - ours for mine, ours in zip(own, whole, strict=True)])
         kappas = collectives.all_gather_rows(difference / _norm(whole).clamp(min=1e-12))

@@ -209,7 +209,7 @@ def _is_counted(trainer: Trainer) -> bool:
 def _round_of(trainer: Trainer) -> int:
     """The round that is ending, from 1."""
     strategy = trainer.strategy
-    return strategy.round_idx if isinstance(strategy, RoundStrategy) else trainer.current_epoch + 1
+    return strategy.state.round_idx if isinstance(strategy, RoundStrategy) else trainer.current_epoch + 1
 
 
 def _waited(trainer: Trainer) -> float:

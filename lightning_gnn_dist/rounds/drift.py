@@ -15,63 +15,116 @@ The further a replica walks from the anchor, the less the difference says. So th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
 
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_gnn_dist.checks import check_at_least, check_choice, is_number, shown
+from lightning_gnn_dist.rounds import refusals
+from lightning_gnn_dist.rounds.gradients import loss_scale, mean_gradient, trained_parameters, unrecorded, without_noise
+from lightning_gnn_dist.rounds.lightning_internals import module_of
 
-class DriftCorrection:
-    """Shifts the gradients of a round by the difference of two anchor gradients.
+Towards = Literal["ranks", "global"]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What local gradients are steered towards, and for how long.
 
     Args:
-        decay: :math:`d`, by which the shift fades with each local step. 1 keeps it.
+        towards: The mean gradient of the ``"ranks"``, which needs no access to the graph but cannot see cut edges, or
+            that of the ``"global"`` graph. Default: ``"global"`` with :class:`LLCGStrategy`, else ``"ranks"``.
+        decay: By which the shift fades with each local step: the anchor grows stale. 1 keeps it.
+        anchor_steps: Batches that an anchor gradient is taken over, at most; one pass if fewer.
     """
 
-    def __init__(self, decay: float) -> None:
-        self.decay = decay
+    towards: Towards | None = None
+    decay: float = 0.8
+    anchor_steps: int = 4
+
+    def __post_init__(self) -> None:
+        check_choice("towards", self.towards, Towards | None)
+        check_at_least(1, anchor_steps=self.anchor_steps)
+        if not is_number(self.decay) or not 0.0 <= self.decay <= 1.0:
+            raise ValueError(f"decay must lie in [0, 1] (1: the shift does not fade), got {shown(self.decay)}.")
+
+
+class DriftCorrection:
+    """Takes two gradients at the start of every round, and shifts those of its local steps by their difference.
+
+    Args:
+        strategy: Whose module trains.
+        shared: Makes of this rank's gradient the one that all steer towards. Collective.
+        drift: Has :math:`d`, its ``decay``. None: drift is not corrected.
+    """
+
+    def __init__(self, strategy: Strategy, shared: Callable[[list[Tensor]], list[Tensor]], drift: Drift | None) -> None:
+        self._strategy, self._shared, self._drift = strategy, shared, drift
         self._parameters: Sequence[Tensor] = []
         self._shift: list[Tensor] = []
-        self._steps: Counter[int] = Counter()  # of each optimizer since the anchor
+        self._taken: Counter[int] = Counter()  # steps of each optimizer since the anchor
 
-    @property
-    def is_anchored(self) -> bool:
-        """Whether a round has begun: before the first there is no shift to keep."""
-        return bool(self._shift)
+    def begin(self, trainer: Trainer) -> None:
+        """A fit begins. A refusal, if there is nothing that anchors can be taken from."""
+        self._parameters, self._shift = [], []
+        self._taken.clear()
+        if self._drift is not None:
+            refusals.require_batches(trainer, "anchor_batches", f"drift={self._drift}")
+            refusals.require_step(trainer.lightning_module)
+            refuse_sparse_tables(trainer.lightning_module)
+
+    def anchor(self, round_idx: int, batches_done: int) -> None:
+        """Start a round. All ranks are here: at the start of the fit, or at a meeting. Collective."""
+        if self._drift is None:
+            return
+        module = module_of(self._strategy)
+        batches = module.trainer.datamodule.anchor_batches(round_idx, start=batches_done)  # type: ignore[attr-defined]
+        with unrecorded(module), without_noise(module):  # at one point, so dropout would add nothing but variance
+            own, _ = mean_gradient(self._strategy, islice(batches, self._drift.anchor_steps))
+            shared = self._shared(own)
+        self.anchor_at(trained_parameters(module), shared, own)
 
     @torch.no_grad()
-    def anchor(self, parameters: Sequence[Tensor], shared: list[Tensor], own: list[Tensor]) -> None:
-        """Start a round: ``shared`` is the gradient all ranks agree on, ``own`` this rank's."""
+    def anchor_at(self, parameters: Sequence[Tensor], shared: list[Tensor], own: list[Tensor]) -> None:
+        """The same with gradients that are known: ``shared`` is what all ranks agree on, ``own`` this rank's."""
         self._parameters = parameters
         self._shift = [ours - mine for ours, mine in zip(shared, own, strict=True)]
-        self._steps.clear()
+        self._taken.clear()
 
     @torch.no_grad()
-    def apply_(self, optimizer: Optimizer, scale: float = 1.0) -> None:
-        """Shift the gradients that ``optimizer`` is about to use. Parameters without a gradient keep none.
-
-        ``scale`` is by how much those gradients are still multiplied.
-        """
-        weight = scale * self.decay ** self._steps[id(optimizer)]
+    def shift(self, optimizer: Optimizer) -> None:
+        """Shift the gradients that ``optimizer`` is about to use. Parameters without a gradient keep none."""
+        if self._drift is None:
+            return
+        # Fused optimizers unscale gradients themselves, later.
+        still_scaled = getattr(optimizer, "_step_supports_amp_scaling", False)
+        weight = self._drift.decay ** self._taken[id(optimizer)] * (loss_scale(self._strategy) if still_scaled else 1.0)
         stepping = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for parameter, shift in zip(self._parameters, self._shift, strict=True):
             if id(parameter) in stepping and parameter.grad is not None:
                 refuse_sparse(parameter.grad)
                 parameter.grad.add_(shift, alpha=weight)
-        self._steps[id(optimizer)] += 1
+        self._taken[id(optimizer)] += 1
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs: the running round's shift."""
-        return {"shift": [shift.cpu() for shift in self._shift]}
+        """What a checkpoint needs: the running round's shift; before the first round there is none."""
+        return {"drift": {"shift": [shift.cpu() for shift in self._shift]}} if self._shift else {}
 
-    def restore(self, state: dict[str, Any], parameters: Sequence[Tensor]) -> None:
-        """Go on with the shift of a checkpoint."""
-        _check_shapes(state["shift"], parameters)
-        self._parameters = parameters
-        pairs = zip(state["shift"], parameters, strict=True)
-        self._shift = [shift.to(parameter.device) for shift, parameter in pairs]
+    def restore(self, state: Mapping[str, Any], round_idx: int, batches_done: int) -> None:
+        """Go on with the shift of a checkpoint. Collective, if the run that wrote it had none."""
+        if self._drift is None or "drift" not in state:
+            self.anchor(round_idx, batches_done)
+            return
+        shifts, self._parameters = state["drift"]["shift"], trained_parameters(module_of(self._strategy))
+        _check_shapes(shifts, self._parameters)
+        self._shift = [shift.to(each.device) for shift, each in zip(shifts, self._parameters, strict=True)]
 
 
 def refuse_sparse_tables(module: nn.Module) -> None:

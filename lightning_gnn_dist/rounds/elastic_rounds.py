@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.rounds import finite, frozen, refusals
+from lightning_gnn_dist.rounds import finite, refusals
 from lightning_gnn_dist.rounds.base import RoundStrategy
-from lightning_gnn_dist.rounds.clock import EveryPass
 from lightning_gnn_dist.rounds.lightning_internals import (
     callback_states,
     load_callback_states,
+    module_of,
     set_epoch,
     set_global_step,
 )
-from lightning_gnn_dist.rounds.meeting import Votes
+from lightning_gnn_dist.rounds.meeting import Peers, Votes
 from lightning_gnn_dist.wire.membership import LEFT, Elastic, Membership, Seat, check_available
 
 _SECONDS_BETWEEN_CALLS = 0.2
@@ -97,178 +95,171 @@ class SoloEnvironment(ClusterEnvironment):
         pass
 
 
-class ElasticRounds(RoundStrategy):
-    """A strategy whose meeting is the average, held among those who are alive.
+class LivingPeers(Peers):
+    """Those who may die and come back: a meeting is the average, held among those who are alive.
 
     A meeting is also where a rank joins: it takes the state of a live one, and its weight does not count. The
     parts are dealt anew whenever the members change. Every rank evaluates on its own, on everything, so an evaluation
     needs nobody; the first member writes the checkpoints.
+
+    Args:
+        strategy: Whose replicas are averaged. Its ranks are processes of their own.
+        elastic: How long members wait for each other.
     """
 
-    elastic: Elastic | None = None
-    _member: Membership | None = None
-    _premises: refusals.Premises | None = None  # of the parts that were dealt last, among so many
-    _dealt_among = 0
-    _place = 0
-    _told = 0
-
-    def make_elastic(self, elastic: bool | Elastic) -> None:
-        """Called by the constructor of a strategy that offers it."""
-        if not isinstance(elastic, bool | Elastic):
-            raise TypeError(f"elastic must be True, False or Elastic(...), got {shown(elastic)}.")
-        if elastic is False:
-            return
+    def __init__(self, strategy: RoundStrategy, elastic: Elastic) -> None:
         check_available()
-        self.elastic = Elastic() if elastic is True else elastic
-        self.cluster_environment = SoloEnvironment()
+        super().__init__(strategy)
+        self._rounds, self._elastic = strategy, elastic
+        self._world = SoloEnvironment()
+        strategy.cluster_environment = self._world
+        self._member: Membership | None = None
+        self._premises: refusals.Premises | None = None  # of the parts that were dealt last, among so many
+        self._dealt_among = self._place = self._told = 0
 
     @property
-    def is_global_zero(self) -> bool:
-        return super().is_global_zero if self.elastic is None else self._place == 0
+    def is_first(self) -> bool:
+        return self._place == 0
 
-    def setup(self, trainer: Trainer) -> None:
-        if self.elastic is not None and trainer.state.fn == TrainerFn.FITTING:
-            refusals.check_elastic(trainer, self.drift)
-        super().setup(trainer)
+    def check(self, trainer: Trainer) -> None:
+        refusals.check_elastic(trainer, self._rounds.drift)
 
-    def estimated_steps(self) -> float:
-        if self.elastic is not None and isinstance(self.clock, EveryPass):
-            refusals.refuse_estimate(self.clock, "parts, and so passes, change with the ranks that are alive")
-        return super().estimated_steps()
-
-    def process_dataloader(self, dataloader: Any) -> Any:
-        if self.elastic is None or not self._module().trainer.training:
-            return super().process_dataloader(dataloader)
+    def join(self, loader: Any, opened: Callable[[Any], Any]) -> Any:
         # Lightning has restored everything, and fetches the first batch as soon as this returns.
         if self._member is None:
-            self._member = Membership(self.elastic, self._shared_state, self._load_shared_state, self.round_idx)
-        self._join(self.elastic)
+            round_idx = self._rounds.state.round_idx
+            self._member = Membership(self._elastic, self._shared_state, self._load_shared_state, round_idx)
+        self._wait_for_all()
         with self._seen_as(self._member.seat):
-            return super().process_dataloader(self._dealt(dataloader))
+            return opened(self._dealt(loader))
 
     def meet(self, batches: int) -> list[Votes]:
-        if self._member is None:
-            return super().meet(batches)
-        finite.check_alone(self._module().parameters())
-        self.seconds_in_round = self._timer.end(batches)
+        assert self._member is not None
+        finite.check_alone(module_of(self._rounds).parameters())
         seat = self._member.seat
         rows = self._hold_meeting(batches)
-        self.batches_done += batches
-        set_epoch(self._module().trainer, self.round_idx, running=True)
+        set_epoch(module_of(self._rounds).trainer, self._rounds.state.round_idx, running=True)
         if self._member.seat != seat:
-            assert self._round_loader is not None
+            loader = self._rounds.pace.loader
+            assert loader is not None
             with self._seen_as(self._member.seat):
-                self._round_loader.close()
-                self._round_loader.loader = self._dealt(self._round_loader.loader)
-        self.stop_requested = self.in_round = False
+                loader.close()
+                loader.loader = self._dealt(loader.loader)
         # A rank that was told to end leaves alone: the others can do without it.
+        told = self._rounds.sigterm_received
         return [
-            Votes(row.batches, bool(row.stop), place == self._place and self.sigterm_received, 0, row.global_step)
+            Votes(row.batches, bool(row.stop), place == self._place and told, 0, row.global_step)
             for place, row in enumerate(rows)
         ]
 
-    def on_exception(self, exception: BaseException) -> None:
-        if self.elastic is not None and isinstance(exception, SIGTERMException):
+    def end(self, exception: BaseException) -> None:
+        if isinstance(exception, SIGTERMException):
             exception.code = LEFT  # Lightning's own is 0, as if the training had come to its end
-        super().on_exception(exception)
 
-    def teardown(self) -> None:
+    def leave(self) -> None:
         if self._member is not None:
             self._member.leave()
             self._member = None
-        super().teardown()
 
-    def _join(self, elastic: Elastic) -> None:
-        """Take part from here on. Before the first round, those who are early hold meetings until all are there."""
-        deadline = time.monotonic() + elastic.start
+    def _wait_for_all(self) -> None:
+        """Before the first round, those who are early hold meetings until all are there."""
+        deadline = time.monotonic() + self._elastic.start
         while True:
             rows = self._hold_meeting(0, waits=time.monotonic() < deadline)
-            if any(row.batches for row in rows) or len(rows) >= elastic.ranks or not all(row.waits for row in rows):
+            if any(row.batches for row in rows) or len(rows) >= self._elastic.ranks or not all(r.waits for r in rows):
                 return
             time.sleep(_SECONDS_BETWEEN_CALLS)
 
     def _hold_meeting(self, batches: int, *, waits: bool = False) -> list[Row]:
         """All who are alive come here: at the end of their round, or, with no batches, because they join."""
         assert self._member is not None
-        trainer = self._module().trainer
-        weight = 0.0 if not batches else float(batches) if self.weights == "steps" else self._weight()
+        strategy, state, trainer = self._rounds, self._rounds.state, module_of(self._rounds).trainer
         own = Row(
             batches,
-            int(self.stop_requested),
+            int(state.stop_requested),
             trainer.global_step,
             int(waits),
             self._dealt_among,
             self._premises or refusals.premises_of(trainer),
         )
-        said = self._member.meet(self._tensors_to_average, weight, lambda: [*_numbers(own), *self._frozen_sums()])
-        rows = [_read(row) for row in said]
-        # Who was away has parts of another deal, and is about to get new ones.
-        absent = [row.dealt_among != rows[0].dealt_among for row in rows]
-        parts = rows[0].premises.parts
-        refusals.check_same_premises(
-            [
-                row.premises._replace(parts=parts) if away else row.premises
-                for row, away in zip(rows, absent, strict=True)
-            ]
+        said = self._member.meet(
+            self._tensors_to_average,
+            self._weight(batches),
+            lambda: [*_numbers(own), *strategy.averaging.checksums()],
         )
-        self.batches_of_ranks = [row.batches for row in rows]
-        self.round_idx += any(self.batches_of_ranks)
-        if not batches and (self._member.was_behind or any(self.batches_of_ranks)):
-            set_epoch(trainer, self.round_idx, running=False)
+        rows = [_read(row) for row in said]
+        _check_premises(rows)
+        state.batches_of_ranks = [row.batches for row in rows]
+        state.round_idx += any(state.batches_of_ranks)
+        if not batches and (self._member.was_behind or any(state.batches_of_ranks)):
+            set_epoch(trainer, state.round_idx, running=False)
         set_global_step(trainer, max(row.global_step for row in rows))
         self._place = rank_zero_only.rank = self._member.seat.place  # type: ignore[attr-defined]
         self._tell(len(rows))
         return rows
 
-    def _frozen_sums(self) -> list[int]:
-        return frozen.checksums(list(self._module().parameters()))
+    def _weight(self, batches: int) -> float:
+        """That of a rank that joins is nothing."""
+        if not batches or self._rounds.weights == "steps":
+            return float(batches)
+        return self._rounds.own_weight()
 
     def _tensors_to_average(self, rows: list[list[int]]) -> list[Tensor]:
-        self._unequal = frozen.unequal([row[_NUM_NUMBERS:] for row in rows])
-        return self._averaged_tensors()
+        self._rounds.averaging.compare([row[_NUM_NUMBERS:] for row in rows])
+        return self._rounds.averaging.tensors()
 
     def _dealt(self, loader: Any) -> Any:
         """The training loader of this rank's part, now that it is known who takes part."""
-        datamodule = self._datamodule()
+        datamodule = module_of(self._rounds).trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(datamodule, LightningDataModule):
             return loader  # the script's own, for this rank
         datamodule.teardown("fit")
         datamodule.setup("fit")
         assert self._member is not None
-        self._premises, self._dealt_among = refusals.premises_of(self._module().trainer), self._member.seat.of
+        self._premises, self._dealt_among = refusals.premises_of(module_of(self._rounds).trainer), self._member.seat.of
         return datamodule.train_dataloader()
 
     @contextmanager
     def _seen_as(self, seat: Seat) -> Iterator[None]:
-        assert isinstance(self.cluster_environment, SoloEnvironment)
-        self.cluster_environment.seen = seat
+        self._world.seen = seat
         try:
             yield
         finally:
-            self.cluster_environment.seen = Seat(0, 1)
+            self._world.seen = Seat(0, 1)
 
     def _shared_state(self) -> dict[str, Any]:
-        trainer = self._module().trainer
+        trainer = module_of(self._rounds).trainer
         return {
-            "module": self._module().state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "schedulers": [config.scheduler.state_dict() for config in self.lr_scheduler_configs],
+            "module": module_of(self._rounds).state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._rounds.optimizers],
+            "schedulers": [config.scheduler.state_dict() for config in self._rounds.lr_scheduler_configs],
             "callbacks": callback_states(trainer),
-            "round_idx": self.round_idx,
+            "round_idx": self._rounds.state.round_idx,
             "global_step": trainer.global_step,
         }
 
     def _load_shared_state(self, state: dict[str, Any]) -> None:
-        self._module().load_state_dict(state["module"])
-        for optimizer, content in zip(self.optimizers, state["optimizers"], strict=True):
+        module_of(self._rounds).load_state_dict(state["module"])
+        for optimizer, content in zip(self._rounds.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(content)
-        for config, content in zip(self.lr_scheduler_configs, state["schedulers"], strict=True):
+        for config, content in zip(self._rounds.lr_scheduler_configs, state["schedulers"], strict=True):
             config.scheduler.load_state_dict(content)
-        load_callback_states(self._module().trainer, state["callbacks"])
-        self.round_idx = state["round_idx"]
-        set_global_step(self._module().trainer, state["global_step"])
+        load_callback_states(module_of(self._rounds).trainer, state["callbacks"])
+        self._rounds.state.round_idx = state["round_idx"]
+        set_global_step(module_of(self._rounds).trainer, state["global_step"])
 
     def _tell(self, num_ranks: int) -> None:
         if num_ranks != self._told:
             self._told = num_ranks
-            rank_zero_info(f"After round {self.round_idx}, {num_ranks} ranks take part.")
+            rank_zero_info(f"After round {self._rounds.state.round_idx}, {num_ranks} ranks take part.")
+
+
+def _check_premises(rows: list[Row]) -> None:
+    """Who was away has parts of another deal, and is about to get new ones."""
+    first = rows[0]
+    refusals.check_same_premises(
+        [
+            row.premises._replace(parts=first.premises.parts) if row.dealt_among != first.dealt_among else row.premises
+            for row in rows
+        ]
+    )

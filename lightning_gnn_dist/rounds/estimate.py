@@ -1,26 +1,74 @@
-"""How many steps a fit in rounds is going to take."""
+"""How long rounds take: when this rank's is over, and how many steps a fit is going to take."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import Strategy
 
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.clock import EveryPass, RoundClock, steps_of_round, takes_equal_steps
-from lightning_gnn_dist.rounds.lightning_internals import accumulated_batches
+from lightning_gnn_dist.rounds.clock import (
+    EveryPass,
+    RoundClock,
+    RoundProgress,
+    RoundTimer,
+    schedule,
+    steps_of_round,
+    takes_equal_steps,
+)
+from lightning_gnn_dist.rounds.lightning_internals import accumulated_batches, module_of
+from lightning_gnn_dist.rounds.round_loader import RoundLoader
 
 
-def estimated_steps(clock: RoundClock, trainer: Trainer, batches_per_pass: Callable[[], int]) -> float:
-    """The local steps of the whole run, of a resumed one too; infinite for a fit without end."""
-    if trainer.max_epochs == -1:
-        return math.inf
-    if not takes_equal_steps(clock):
-        refusals.refuse_estimate(clock, "it does not say how many steps a rank takes in a round")
-    num_batches = batches_per_pass() if isinstance(clock, EveryPass) else 0
-    batches_per_step = [accumulated_batches(trainer, epoch) for epoch in range(max(trainer.max_epochs or 0, 1))]
-    steps = (steps_of_round(clock, r, -(-num_batches // batches)) for r, batches in enumerate(batches_per_step))
-    if trainer.fast_dev_run:  # type: ignore[attr-defined]
-        return min(next(steps), -(-int(trainer.limit_train_batches) // batches_per_step[0]))
-    return sum(steps)
+class Pace:
+    """A clock, read by this rank for its own training loader.
+
+    Args:
+        strategy: Whose trainer counts batches.
+        clock: Decides when a round ends.
+    """
+
+    def __init__(self, strategy: Strategy, clock: RoundClock) -> None:
+        self._strategy, self._clock = strategy, clock
+        self.timer = RoundTimer()
+        self.loader: RoundLoader | None = None
+
+    def is_over(self, round_idx: int, batches: int) -> bool:
+        """Whether the round ends with this batch."""
+        per_step = self._trainer().accumulate_grad_batches
+        if batches % per_step:
+            return False
+        progress = RoundProgress(round_idx, batches // per_step, self.steps_per_pass(), self.timer.expected(batches))
+        return self._clock.is_over(progress)
+
+    def steps_per_pass(self) -> int:
+        """Steps that visit every training node of the largest part once."""
+        return -(-self._batches_per_pass() // self._trainer().accumulate_grad_batches)
+
+    def schedule(self) -> str:
+        """How long the rounds of the fit are, in a sentence for the log."""
+        return schedule(self._clock, self._trainer().max_epochs, self.steps_per_pass())
+
+    def estimated_steps(self) -> float:
+        """The local steps of the whole run, of a resumed one too; infinite for a fit without end."""
+        trainer, clock = self._trainer(), self._clock
+        if trainer.max_epochs == -1:
+            return math.inf
+        if not takes_equal_steps(clock):
+            refusals.refuse_estimate(clock, "it does not say how many steps a rank takes in a round")
+        num_batches = self._batches_per_pass() if isinstance(clock, EveryPass) else 0
+        batches_per_step = [accumulated_batches(trainer, epoch) for epoch in range(max(trainer.max_epochs or 0, 1))]
+        steps = (steps_of_round(clock, r, -(-num_batches // batches)) for r, batches in enumerate(batches_per_step))
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return min(next(steps), -(-int(trainer.limit_train_batches) // batches_per_step[0]))
+        return sum(steps)
+
+    def _batches_per_pass(self) -> int:
+        if self.loader is None:  # asked for by configure_optimizers()
+            self._trainer().fit_loop.setup_data()  # as Lightning's estimated_stepping_batches does
+        assert self.loader is not None
+        return len(self.loader.loader)  # type: ignore[arg-type]
+
+    def _trainer(self) -> Trainer:
+        return module_of(self._strategy).trainer

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torchmetrics import Metric
 
 from lightning_gnn_dist.rounds import finite
-from lightning_gnn_dist.rounds.lightning_internals import takes_batch_idx
+from lightning_gnn_dist.rounds.lightning_internals import module_of, takes_batch_idx
 from lightning_gnn_dist.wire import collectives
 
 Step = Callable[[Any], Tensor | None]
@@ -36,8 +36,7 @@ def mean_gradient(strategy: Strategy, batches: Iterable[Any]) -> tuple[list[Tens
     Nothing is exchanged. A batch without targets, or whose step returns None, counts for nothing, and no batches give
     a zero gradient.
     """
-    module = strategy.lightning_module
-    assert module is not None
+    module = module_of(strategy)
     parameters, step, scale = trained_parameters(module), step_of(module), loss_scale(strategy)
     total, targets = [torch.zeros_like(parameter) for parameter in parameters], 0
     for batch in batches:
@@ -76,9 +75,8 @@ def average_gradient_(strategy: Strategy, gradient: list[Tensor], seeds: float) 
 def require_seeds(strategy: Strategy, seeds: float) -> None:
     """Refuse a gradient over nothing, but for overflows of half precision, which pass."""
     if not seeds and loss_scale(strategy) == 1.0:
-        assert strategy.lightning_module is not None
         raise ValueError(
-            f"{_name_of_step(strategy.lightning_module)}() returned None for every batch of a correction, which leaves "
+            f"{_name_of_step(module_of(strategy))}() returned None for every batch of a correction, which leaves "
             "nothing to correct by: return the mean loss over the first batch.batch_size nodes."
         )
 

@@ -20,9 +20,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.strategies.launchers.multiprocessing import _check_bad_cuda_fork, _check_missing_main_guard
@@ -35,6 +36,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.multiprocessing.spawn import start_processes
 
+from lightning_gnn_dist.checks import check_choice, check_durations, shown
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.processes import GRACE_SECONDS, end_of, tie_to_parent, tied, wait_for
 from lightning_gnn_dist.wire.roll_call import give_key
@@ -42,6 +44,35 @@ from lightning_gnn_dist.wire.roll_call import give_key
 _SECONDS_BETWEEN_LOOKS = 0.2
 _LEFT_BY_SIGTERM = 128 + signal.SIGTERM
 _log = logging.getLogger(__name__)
+StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How ranks are started, how they exchange, and how long they wait for each other.
+
+    Args:
+        timeout: How long a collective may take before the ranks give up.
+        start_timeout: How long the ranks wait for each other at the start. When it is over, those that are there end,
+            and name those that are not.
+        backend: ``"gloo"`` or ``"nccl"``; by default what fits the device.
+        start_method: How Lightning starts the ranks when no launcher (torchrun, SLURM) did.
+    """
+
+    timeout: timedelta = timedelta(minutes=30)
+    start_timeout: timedelta = timedelta(minutes=10)
+    backend: str | None = None
+    start_method: StartMethod = "popen"
+
+    def __post_init__(self) -> None:
+        check_durations(timeout=self.timeout, start_timeout=self.start_timeout)
+        check_choice("start_method", self.start_method, StartMethod)
+        name = self.backend
+        if name is not None and not (isinstance(name, str) and name and collectives.has_backend(name)):
+            raise ValueError(
+                'backend must be "gloo", "nccl" or another that this torch was built with, or None for what fits the '
+                f"device, got {shown(name)}."
+            )
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from traceback import walk_tb
-from typing import Any
+from typing import Any, Protocol
 
 from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.pytorch import LightningModule, Trainer
@@ -20,6 +20,19 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+
+class HasModule(Protocol):
+    """A strategy, as Lightning sees it."""
+
+    @property
+    def lightning_module(self) -> LightningModule | None: ...
+
+
+def module_of(strategy: HasModule) -> LightningModule:
+    """The module that a strategy has been given."""
+    assert strategy.lightning_module is not None
+    return strategy.lightning_module
 
 
 def take_over_sigterm(trainer: Trainer, on_signal: Callable[[], None]) -> None:

@@ -1,17 +1,35 @@
-"""The callback that every strategy of rounds brings along: strategies have no hook at the end of a batch."""
+"""Where ranks meet at the end of a round, and the callback that calls the meeting: strategies have no such hook."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm, set_global_step
+from lightning_gnn_dist.rounds import finite, refusals, replica_state
+from lightning_gnn_dist.rounds.averaging import Averaging, summary
+from lightning_gnn_dist.rounds.gradients import trained_parameters
+from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm, module_of, set_global_step
 from lightning_gnn_dist.wire import collectives
+
+
+@dataclass
+class RoundState:
+    """Where a rank is in the rounds of a run, and how the last one was. A checkpoint holds the first two."""
+
+    round_idx: int = 0
+    batches_done: int = 0
+    in_round: bool = False
+    stop_requested: bool = False  # by this rank, since the last meeting
+    seconds: float = 0.0
+    batches_of_ranks: list[int] = field(default_factory=list)
+    left_out: list[int] = field(default_factory=list)  # ranks whose weights were not finite
 
 
 class Votes(NamedTuple):
@@ -25,24 +43,99 @@ class Votes(NamedTuple):
 
 
 class HoldsMeetings(Protocol):
-    """What the callback needs of its strategy."""
+    """What a meeting needs of a strategy, and a strategy's callback."""
 
-    round_idx: int
-    in_round: bool
-    stop_requested: bool
-    seconds_in_round: float
+    state: RoundState
+    averaging: Averaging
+    nonfinite: str
+    processors_differ: bool
+    sigterm_received: bool
 
-    def begin_round(self) -> None:
-        """A batch is here, perhaps the first of a round."""
-        ...
+    @property
+    def lightning_module(self) -> LightningModule | None: ...
+    @property
+    def global_rank(self) -> int: ...
+    @property
+    def root_device(self) -> torch.device: ...
+    @property
+    def shares_gradients(self) -> bool: ...
+    def begin_round(self) -> None: ...
+    def meet(self, batches: int) -> list[Votes]: ...
+    def end_round(self) -> None: ...
+    def shift_gradients(self, optimizer: Optimizer) -> None: ...
+
+
+class Peers:
+    """The ranks that meet: all those of the process group, of whom none may be missing.
+
+    Args:
+        strategy: This rank's.
+    """
+
+    def __init__(self, strategy: HoldsMeetings) -> None:
+        self._strategy = strategy
+        self._has_taken_first = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes what one of them has to write."""
+        return self._strategy.global_rank == 0
+
+    def check(self, trainer: Trainer) -> None:
+        """Refuse a fit that cannot be trained with them."""
+
+    def join(self, loader: Any, opened: Callable[[Any], Any]) -> Any:
+        """Take part from here on. Returns what ``opened`` makes of this rank's training loader."""
+        return opened(loader)
 
     def meet(self, batches: int) -> list[Votes]:
-        """End the round."""
-        ...
+        """Average, count the round, and say what each rank said. ``batches`` are this rank's."""
+        strategy, state = self._strategy, self._strategy.state
+        counts = self._share_batches(batches)
+        state.batches_of_ranks, state.left_out = finite.hear(counts, strategy.nonfinite, state.round_idx)
+        strategy.end_round()
+        votes = self._vote(batches)
+        if strategy.processors_differ and len({vote.checksum for vote in votes}) > 1:
+            self._take_first()
+            votes = self._vote(batches)
+        refusals.check_replicas([vote.checksum for vote in votes], state.round_idx)
+        state.round_idx += 1
+        return votes
 
-    def shift_gradients(self, optimizer: Optimizer) -> None:
-        """Change the gradients that ``optimizer`` is about to use."""
-        ...
+    def end(self, exception: BaseException) -> None:
+        """The fit ends by an exception."""
+
+    def leave(self) -> None:
+        """The fit is over."""
+
+    def _share_batches(self, batches: int) -> list[int]:
+        """How many batches each rank took in this round, and a check that all are about to exchange the same."""
+        strategy, module = self._strategy, module_of(self._strategy)
+        sums = strategy.averaging.checksums() if collectives.world_size() > 1 else []
+        num_values = strategy.averaging.num_values(gradients=strategy.shares_gradients)
+        num_parameters = len(list(module.parameters()))
+        mine = [finite.tell(batches, trained_parameters(module)), num_values, num_parameters, summary(sums)]
+        rows = collectives.gather_numbers(mine, strategy.root_device)
+        for sizes in ([row[1] for row in rows], [row[2] for row in rows]):
+            refusals.check_sizes(sizes)
+        all_equal = len({row[-1] for row in rows}) == 1
+        strategy.averaging.compare([] if all_equal else collectives.gather_numbers(sums, strategy.root_device))
+        return [row[0] for row in rows]
+
+    def _vote(self, batches: int) -> list[Votes]:
+        """What each rank says at the end of a round."""
+        strategy, module = self._strategy, module_of(self._strategy)
+        equal = collectives.checksum(strategy.averaging.tensors()) if collectives.world_size() > 1 else 0
+        stop, sigterm = strategy.state.stop_requested, strategy.sigterm_received
+        mine = Votes(batches, stop, sigterm, equal, module.trainer.global_step)
+        rows = collectives.gather_numbers(mine, strategy.root_device)
+        return [Votes(number, bool(stops), bool(told), *others) for number, stops, told, *others in rows]
+
+    def _take_first(self) -> None:
+        if not self._has_taken_first:
+            rank_zero_info(replica_state.TAKES_FIRST)
+        self._has_taken_first = True
+        replica_state.take_first_(self._strategy.averaging.tensors())
 
 
 class MeetingCallback(Callback):
@@ -71,26 +164,27 @@ class MeetingCallback(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if not trainer.is_last_batch:
             return
-        self.strategy.stop_requested |= trainer.should_stop
+        state = self.strategy.state
+        state.stop_requested |= trainer.should_stop
         votes = self.strategy.meet(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
         # Lightning keys file names, and whether to save at all, on it. Steps between ranks may be unequal.
         set_global_step(trainer, max(vote.global_step for vote in votes))
         if any(vote.stop for vote in votes):
             trainer.should_stop = True
         if any(vote.sigterm for vote in votes):
-            rank_zero_info(f"SIGTERM: stopping after round {self.strategy.round_idx}.")
+            rank_zero_info(f"SIGTERM: stopping after round {state.round_idx}.")
             announce_sigterm(trainer)
         log_figures(
             pl_module,
             {
-                "round/index": float(self.strategy.round_idx),
+                "round/index": float(state.round_idx),
                 "round/batches": float(sum(vote.batches for vote in votes)),
-                "round/seconds": self.strategy.seconds_in_round,
+                "round/seconds": state.seconds,
             },
         )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.strategy.in_round:
+        if self.strategy.state.in_round:
             raise RuntimeError(
                 "The epoch ended without a meeting. A hook on_train_batch_start that returns -1 leaves it early: end "
                 "rounds by the strategy's clock instead."

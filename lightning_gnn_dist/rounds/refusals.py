@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
 from torch import nn
 
-from lightning_gnn_dist.checks import check_durations, shown
+from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.rounds.gradients import has_own_step
 from lightning_gnn_dist.wire import collectives
 
@@ -24,17 +24,6 @@ _RUN_ONCE_PER_RANK = (
     "Lightning runs the script once per rank, so what is drawn without a seed (a split, a graph, features) differs "
     "from rank to rank: call lightning.seed_everything(0) first, or save the graph once and give its path."
 )
-
-
-def check_launch(process_group_backend: Any, **durations: Any) -> None:
-    """How ranks find each other, and for how long they wait."""
-    check_durations(**durations)
-    name = process_group_backend
-    if name is not None and not (isinstance(name, str) and name and collectives.has_backend(name)):
-        raise ValueError(
-            'process_group_backend must be "gloo", "nccl" or another that this torch was built with, or None for what '
-            f"fits the device, got {shown(name)}."
-        )
 
 
 def check_clock(clock: Any) -> None:
@@ -81,7 +70,7 @@ def refuse_estimate(clock: Any, why: str) -> None:
     )
 
 
-def check_elastic(trainer: Any, drift: str | None) -> None:
+def check_elastic(trainer: Any, drift: object) -> None:
     """Ranks that may die are processes of their own, and share files but no exchange besides the meeting."""
     conflicts = [
         (
@@ -89,7 +78,7 @@ def check_elastic(trainer: Any, drift: str | None) -> None:
             f"devices={trainer.num_devices}: every rank is a process of its own, so use devices=1, num_nodes=1 and "
             "start as many processes as ranks (lightning-gnn-dist elastic --ranks 4 -- python train.py).",
         ),
-        (drift is not None, f"drift={drift!r} exchanges between meetings: leave it out."),
+        (drift is not None, f"drift={drift} exchanges between meetings: leave it out."),
         (
             any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks),
             "WeightAveraging keeps weights that a rank which comes back cannot get: leave it out.",

@@ -34,10 +34,10 @@ _OUT = (
 class ReplicaState:
     """Where the run stood when the checkpoint was written, as this rank saw it."""
 
-    round_idx: int
-    batches_done: int
     random_state: Mapping[str, Any]
     extra: Mapping[str, Any]
+    round_idx: int = 0
+    batches_done: int = 0
 
 
 def random_state() -> dict[str, Any]:
@@ -55,41 +55,24 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def add_to_checkpoint(
-    checkpoint: dict[str, Any],
-    round_idx: int,
-    batches_done: int,
-    own_buffers: Mapping[str, Tensor],
-    extra: Mapping[str, Any],
-) -> None:
+def add_to_checkpoint(checkpoint: dict[str, Any], of_run: Mapping[str, Any], of_rank: Mapping[str, Any]) -> None:
     """Collective. Only tensors, numbers and plain containers: ``torch.load(weights_only=True)`` must read it."""
-    mine = {
-        "batches_done": batches_done,
-        "optimizer_states": checkpoint["optimizer_states"],
-        "buffers": {name: buffer.cpu() for name, buffer in own_buffers.items()},
-        "random_state": random_state(),
-        "extra": dict(extra),
-    }
-    ranks = collectives.gather_objects(mine)
-    checkpoint[KEY] = {"version": VERSION, "round_idx": round_idx, "ranks": ranks}
+    ranks = collectives.gather_objects({"random_state": random_state(), **of_rank})
+    checkpoint[KEY] = {"version": VERSION, "ranks": ranks, **of_run}
 
 
-def mark_in_round(checkpoint: dict[str, Any]) -> None:
-    """Say that the weights are those of one replica, before its meeting. Not collective."""
+def mark_alone(checkpoint: dict[str, Any], of_run: Mapping[str, Any]) -> None:
+    """Say that one rank wrote this between two exchanges, and where the others stood nobody knows. Not collective."""
     rank_zero_warn(
-        "This checkpoint is written inside a round, so it holds rank 0's replica and cannot be resumed. Its weights "
-        "can be loaded. Checkpoints at the end of an epoch, which is a meeting, can be resumed."
+        "This checkpoint is written after an exception, by one rank, so it holds rank 0's replica and cannot be "
+        "resumed. Its weights can be loaded. Checkpoints that all ranks write, of rounds at a meeting, can be resumed."
     )
-    checkpoint[KEY] = {"version": VERSION, "ranks": None}
+    checkpoint[KEY] = {"version": VERSION, "ranks": None, **of_run}
 
 
-def mark_alone(checkpoint: dict[str, Any]) -> None:
-    """Say that one rank wrote this after an exception, and where the others stood nobody knows. Not collective."""
-    rank_zero_warn(
-        "This checkpoint is written after an exception, so it holds rank 0's buffers and cannot be resumed. Its "
-        "weights can be loaded. Checkpoints that all ranks write, at the end of a step or later, can be resumed."
-    )
-    checkpoint[KEY] = {"version": VERSION, "ranks": None, "strategy": "grappa"}
+def cpu_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The module's buffers by name, for a checkpoint."""
+    return {name: buffer.cpu() for name, buffer in module.named_buffers()}
 
 
 def average_buffers_of(checkpoint: dict[str, Any], module: nn.Module) -> None:
@@ -131,10 +114,10 @@ def take_from_checkpoint(checkpoint: dict[str, Any], path: object = "the checkpo
     mine = saved["ranks"][collectives.rank()]
     checkpoint["optimizer_states"] = mine["optimizer_states"]
     checkpoint["state_dict"].update(mine["buffers"])
-    return ReplicaState(saved["round_idx"], mine["batches_done"], mine["random_state"], mine["extra"])
+    return ReplicaState(mine["random_state"], mine["extra"], saved["round_idx"], mine["batches_done"])
 
 
-def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint") -> dict[str, Any] | None:
+def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint") -> ReplicaState | None:
     """What a checkpoint of a strategy that exchanges gradients says of this rank; None where it says nothing."""
     saved = _saved(checkpoint, path)
     if saved is None:  # of plain DDP
@@ -159,7 +142,7 @@ def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint
     mine: dict[str, Any] = saved["ranks"][collectives.rank()]
     _check_entries(mine, {"random_state": dict, "buffers": dict}, path)
     _check_tensors(mine, path)
-    return mine
+    return ReplicaState(random_state=mine["random_state"], extra=mine["buffers"])
 
 
 @torch.no_grad()

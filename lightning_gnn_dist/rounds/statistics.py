@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_gnn_dist.rounds.gradients import step_of, unrecorded, without_noise
+from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.wire import collectives
 
 
@@ -23,8 +24,7 @@ def reestimate_statistics(strategy: Strategy, batches: Iterable[Any]) -> None:
     The mean of what a rank saw on its own part describes no distribution that the model is evaluated on: parts
     differ, and neighbours are missing.
     """
-    module = strategy.lightning_module
-    assert module is not None
+    module = module_of(strategy)
     norms = [child for child in module.modules() if _learns_statistics(child)]
     momenta = [norm.momentum for norm in norms]
     with unrecorded(module), without_noise(module, moving=norms):

@@ -16,8 +16,7 @@ accumulation, clipping and mixed precision, and unequal numbers of seeds are put
 from __future__ import annotations
 
 import inspect
-from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.fabric.utilities.data import sized_len
@@ -28,19 +27,17 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_gnn_dist.checks import check_choice, check_true_or_false
+from lightning_gnn_dist.checks import check_true_or_false
 from lightning_gnn_dist.rounds import finite, refusals, replica_state
-from lightning_gnn_dist.rounds.base import Buffers, StartMethod
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.rounds.lightning_internals import (
     give_back_loops,
-    give_back_sigterm,
     hear_no_skips,
     hear_skips,
-    take_over_sigterm,
     watch_loops,
 )
 from lightning_gnn_dist.rounds.meeting import log_figures
-from lightning_gnn_dist.rounds.start import StartsTogether
+from lightning_gnn_dist.rounds.strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters
 from lightning_gnn_dist.wire import collectives
@@ -54,7 +51,7 @@ _LEAVE_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _IS_RENAMED else "br
 _UNCOVERED = 1e-20
 
 
-class GrappaStrategy(StartsTogether):
+class GrappaStrategy(PartitionedStrategy):
     """Train on parts, exchange gradients every step, and weigh what parts see only half of.
 
     An epoch is one pass over the training nodes, as with DDP. Between two changes of what ranks hold, gradients are
@@ -79,14 +76,11 @@ class GrappaStrategy(StartsTogether):
         buffers: ``"average"`` the buffers (statistics of batch normalisation) at the end of an epoch and before
             validation, or keep them ``"local"``. DDP's way, rank 0's for all at every step, would move them too. A
             checkpoint holds the mean, and for a fit that is resumed those of each rank.
-        timeout: How long a collective may take before the ranks give up.
-        start_timeout: How long the ranks wait for each other at the start. When it is over, those that are there end,
-            and name those that are not.
-        process_group_backend: ``"gloo"`` or ``"nccl"``; by default what fits the device.
-        start_method: How Lightning starts the ranks when no launcher (torchrun, SLURM) did.
+        launch: How ranks are started, and how long they wait for each other.
     """
 
     strategy_name = "grappa"
+    weight_modes: ClassVar[Any] = Weights
 
     def __init__(
         self,
@@ -96,39 +90,28 @@ class GrappaStrategy(StartsTogether):
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         gradient_as_bucket_view: bool = False,
-        timeout: timedelta = timedelta(minutes=30),
-        start_timeout: timedelta = timedelta(minutes=10),
-        process_group_backend: str | None = None,
-        start_method: StartMethod = "popen",
+        launch: Launch = Launch(),
     ) -> None:
-        check_choice("weights", weights, Weights)
-        check_choice("buffers", buffers, Buffers)
-        check_choice("start_method", start_method, StartMethod)
         check_true_or_false(
             find_unused_parameters=find_unused_parameters,
             static_graph=static_graph,
             gradient_as_bucket_view=gradient_as_bucket_view,
         )
-        refusals.check_launch(process_group_backend, timeout=timeout, start_timeout=start_timeout)
         super().__init__(
-            timeout=timeout,
-            start_timeout=start_timeout,
-            process_group_backend=process_group_backend,
-            start_method=start_method,
+            weights=weights,
+            buffers=buffers,
+            launch=launch,
             **_LEAVE_BUFFERS,
             find_unused_parameters=find_unused_parameters,
             static_graph=static_graph,
             gradient_as_bucket_view=gradient_as_bucket_view,
         )
-        self.weights = weights
-        self.buffers = buffers
-        self._losses_finite: bool | Tensor = True  # of this rank, since the last exchange of gradients
-        self.is_alone = False  # after an exception: the other ranks may be anywhere
         self.leaving: Leaving | None = None
+        self.is_cut_off = False  # after an exception: the other ranks may be anywhere
+        self._losses_finite: bool | Tensor = True  # of this rank, since the last exchange of gradients
         self._parameters: UsedParameters | None = None
         self._scale = torch.ones(())
         self._has_stepped = False  # since buffers were averaged
-        self._resumed: dict[str, Any] | None = None
         self._companion = Weigher(self)
 
     # What its callback asks for.
@@ -145,42 +128,14 @@ class GrappaStrategy(StartsTogether):
 
     # What Lightning calls.
 
-    def connect(self, model: LightningModule) -> None:
-        super().connect(model)
-        callbacks: list[Callback] = model.trainer.callbacks  # type: ignore[attr-defined]
-        if self._companion not in callbacks:
-            callbacks.insert(0, self._companion)
-
-    def setup(self, trainer: Trainer) -> None:
-        if trainer.state.fn == TrainerFn.FITTING:
-            refusals.check_validation_clock(trainer)
-            take_over_sigterm(trainer, self._on_sigterm)
-            self.is_alone = False
-            self.leaving = self._watch(trainer)
-        super().setup(trainer)
-
     def configure_ddp(self) -> None:
         refusals.check_dense(self._module(), type(self).__name__)
         super().configure_ddp()
         looks_itself = bool(self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"])
         self._parameters = UsedParameters(self._module(), hands_in_zeros=not looks_itself)
 
-    def process_dataloader(self, dataloader: Any) -> Any:
-        if self._module().trainer.training:
-            refusals.check_ranks_of_loader(dataloader, self.world_size)
-            length = sized_len(dataloader)
-            rows = collectives.gather_numbers([-1 if length is None else length], self.root_device)
-            refusals.check_lengths([number for (number,) in rows])
-        return dataloader
-
     def on_train_start(self) -> None:
         super().on_train_start()
-        if self._resumed is not None:
-            replica_state.restore_random_state(self._resumed["random_state"])
-            for name, buffer in self._module().named_buffers():  # DDP gave all ranks those of rank 0
-                if name in self._resumed["buffers"]:  # else the module had no such buffer then
-                    buffer.copy_(self._resumed["buffers"][name])
-            self._resumed = None
         self._leaving().vote()  # a hook may have stopped this rank before its first step
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -210,10 +165,6 @@ class GrappaStrategy(StartsTogether):
         super().on_exception(exception)
 
     def teardown(self) -> None:
-        if self.lightning_module is not None and self.lightning_module._trainer is not None:
-            give_back_sigterm(self.lightning_module._trainer)
-            give_back_loops(self.lightning_module._trainer)
-            hear_no_skips(self.lightning_module)
         if self._parameters is not None:
             self._parameters.close()
         super().teardown()
@@ -229,23 +180,46 @@ class GrappaStrategy(StartsTogether):
         return tensor if self.is_alone else super().reduce(tensor, *args, **kwargs)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        # Trainer.save_checkpoint() runs on all ranks, so all of them are here: but after an exception.
-        if self.is_alone:
-            replica_state.mark_alone(checkpoint)
-        elif self.buffers == "average" and self._has_stepped:
+        if self.buffers == "average" and self._has_stepped and not self.is_alone:
             replica_state.average_buffers_of(checkpoint, self._module())
-        if "optimizer_states" in checkpoint and not self.is_alone:  # else there is nothing to resume
-            own_buffers = {name: buffer.cpu() for name, buffer in self._module().named_buffers()}
-            mine = {"random_state": replica_state.random_state(), "buffers": own_buffers}
-            ranks = collectives.gather_objects(mine)
-            checkpoint[replica_state.KEY] = {"version": replica_state.VERSION, "ranks": ranks, "strategy": "grappa"}
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        if self._module().trainer.state.fn == TrainerFn.FITTING:
-            self._resumed = replica_state.take_of_gradients(checkpoint, checkpoint_path)
-        return checkpoint
+    # What all strategies have.
+
+    @property
+    def is_alone(self) -> bool:
+        return self.is_cut_off
+
+    def _begin_fit(self, trainer: Trainer) -> None:
+        refusals.check_validation_clock(trainer)
+        self.is_cut_off = False
+        self.leaving = self._watch(trainer)
+
+    def _give_back(self, trainer: Trainer) -> None:
+        super()._give_back(trainer)
+        give_back_loops(trainer)
+        hear_no_skips(self._module())
+
+    def _training_loader(self, loader: Any) -> Any:
+        refusals.check_ranks_of_loader(loader, self.world_size)
+        length = sized_len(loader)
+        rows = collectives.gather_numbers([-1 if length is None else length], self.root_device)
+        refusals.check_lengths([number for (number,) in rows])
+        return loader
+
+    def _of_run(self) -> dict[str, Any]:
+        return {"strategy": self.strategy_name}
+
+    def _of_rank(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        return {"buffers": replica_state.cpu_buffers(self._module())}
+
+    def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.ReplicaState | None:
+        return replica_state.take_of_gradients(checkpoint, path)
+
+    def _go_on(self, resumed: replica_state.ReplicaState) -> None:
+        for name, buffer in self._module().named_buffers():  # DDP gave all ranks those of rank 0
+            if name in resumed.extra:  # else the module had no such buffer then
+                buffer.copy_(resumed.extra[name])
 
     def _check_finite(self) -> None:
         """Collective where the sum of gradients is not finite: it is the same on all ranks, so all of them see it."""
@@ -260,6 +234,7 @@ class GrappaStrategy(StartsTogether):
         leaving = Leaving(
             trainer,
             self.root_device,
+            is_told_to_end=lambda: self.sigterm_received,
             is_unfinished=lambda: self._parameters is not None and bool(self._parameters.unused),
             on_unfinished=self._refuse_unused,
         )
@@ -278,16 +253,9 @@ class GrappaStrategy(StartsTogether):
         assert self._parameters is not None
         refusals.check_unused(self._parameters.unused_everywhere(self.root_device), type(self).__name__)
 
-    def _on_sigterm(self) -> None:
-        self._leaving().sigterm_received = True
-
     def _leaving(self) -> Leaving:
         assert self.leaving is not None
         return self.leaving
-
-    def _module(self) -> LightningModule:
-        assert self.lightning_module is not None
-        return self.lightning_module
 
 
 class Weigher(Callback):
@@ -324,10 +292,10 @@ class Weigher(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # First of all callbacks. A SIGTERM ends all ranks at one place, whatever else may end this one alone.
-        self.strategy.is_alone = not isinstance(exception, SIGTERMException)
+        self.strategy.is_cut_off = not isinstance(exception, SIGTERMException)
 
 
-def _weight(batch: Any, weights: Weights) -> Tensor:
+def _weight(batch: Any, weights: str) -> Tensor:
     """What a batch counts for. One that only fills a pass up counts for nothing."""
     if getattr(batch, "is_filler", False):
         return torch.zeros(())
@@ -339,7 +307,7 @@ def _weight(batch: Any, weights: Weights) -> Tensor:
     return torch.where(total > 0, total, _UNCOVERED * size)
 
 
-def _say_what_is_weighed(batch: Any, weights: Weights) -> None:
+def _say_what_is_weighed(batch: Any, weights: str) -> None:
     coverage = getattr(batch, "coverage", None)
     if coverage is None or getattr(batch, "weighed_by_coverage", False) or weights != "coverage":
         return

@@ -33,6 +33,7 @@ class Leaving:
     Args:
         trainer: Whose loops the ranks leave.
         device: Where votes are summed.
+        is_told_to_end: Whether this rank has received SIGTERM.
         is_unfinished: Whether this rank's loss did not depend on all parameters. All ranks are asked at once.
         on_unfinished: Called on all ranks when it holds on all of them.
     """
@@ -41,13 +42,13 @@ class Leaving:
         self,
         trainer: Trainer,
         device: torch.device,
+        is_told_to_end: Callable[[], bool],
         is_unfinished: Callable[[], bool],
         on_unfinished: Callable[[], None],
     ) -> None:
-        self.sigterm_received = False
         self.skips = False  # what on_train_batch_start of the module said for the step that begins
         self.has_validated = False
-        self._trainer, self._device = trainer, device
+        self._trainer, self._device, self._is_told_to_end = trainer, device, is_told_to_end
         self._is_unfinished, self._on_unfinished = is_unfinished, on_unfinished
         self._wants_to_stop = False
         self._is_agreed = False
@@ -55,7 +56,7 @@ class Leaving:
 
     def own(self) -> list[bool]:
         """What this rank says in the exchange of a step."""
-        return [self._wants_to_stop, self.sigterm_received, self.skips, self._is_unfinished()]
+        return [self._wants_to_stop, self._is_told_to_end(), self.skips, self._is_unfinished()]
 
     def take(self, sums: Tensor) -> None:
         """What all ranks said. A refusal where they disagree on whether there is a step at all."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
@@ -23,8 +22,9 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import MAX_INTEGER, check_choice, check_true_or_false, is_integer, is_number, shown
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.base import RoundStrategy, StartMethod, Weights
+from lightning_gnn_dist.rounds.base import RoundStrategy, Weights
 from lightning_gnn_dist.rounds.clock import RoundClock
+from lightning_gnn_dist.rounds.drift import Drift, Towards
 from lightning_gnn_dist.rounds.finite import Nonfinite
 from lightning_gnn_dist.rounds.gradients import (
     average_gradient_,
@@ -33,12 +33,12 @@ from lightning_gnn_dist.rounds.gradients import (
     trained_parameters,
     unrecorded,
 )
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.rounds.statistics import reestimate_statistics
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode, Schedule
 from lightning_gnn_dist.wire import collectives
 
 Correction = Literal["sliced", "rank0"]
-Drift = Literal["global", "ranks"]
 GlobalBuffers = Literal["average", "local", "global"]
 
 
@@ -83,18 +83,16 @@ class LLCGStrategy(RoundStrategy):
             anyway, else ``"persistent"``.
         correction_lr: :math:`\gamma`, or a function from the round's number to it. Default: the learning rate of the
             local steps, schedule included.
-        drift: What local gradients are steered towards: the gradient of the ``"global"`` graph, or the mean of the
-            ``"ranks"``, which needs no access to the graph but cannot see cut edges. None: nothing.
-        drift_decay: By which that shift fades with each local step. 1 keeps it.
-        anchor_steps: Batches that an anchor gradient is taken over, at most.
+        drift: What local gradients are steered towards: that of the whole graph, or with ``Drift("ranks")`` the mean
+            of the ranks. None: nothing.
         buffers: ``"average"`` or ``"local"``, or ``"global"``: at a meeting the statistics of batch normalisation are
-            taken anew on ``anchor_steps`` batches of the whole graph, but for layers in evaluation mode. Other buffers
-            are averaged.
+            taken anew on as many batches of the whole graph as an anchor (4 without drift), but for layers in
+            evaluation mode. Other buffers are averaged.
         average_optimizer: Average the optimizers' moments too. Default: when drift is corrected.
     """
 
     strategy_name = "llcg"
-    drifts: ClassVar[Any] = Drift | None
+    drift_modes: ClassVar[tuple[Towards, ...]] = ("global", "ranks")
     buffer_modes: ClassVar[Any] = GlobalBuffers
 
     def __init__(
@@ -105,17 +103,12 @@ class LLCGStrategy(RoundStrategy):
         correction: Correction = "sliced",
         correction_optimizer: Mode | Callable[[list[Tensor]], Optimizer] | None = None,
         correction_lr: float | Schedule | None = None,
-        drift: Drift | None = "global",
-        drift_decay: float = 0.8,
-        anchor_steps: int = 4,
+        drift: Drift | None = Drift("global"),
         nonfinite: Nonfinite = "refuse",
         weights: Weights = "nodes",
         buffers: GlobalBuffers = "average",
         average_optimizer: bool | None = None,
-        timeout: timedelta = timedelta(minutes=30),
-        start_timeout: timedelta = timedelta(minutes=10),
-        process_group_backend: str | None = None,
-        start_method: StartMethod = "popen",
+        launch: Launch = Launch(),
     ) -> None:
         if average_optimizer is not None:
             check_true_or_false(average_optimizer=average_optimizer)
@@ -124,14 +117,9 @@ class LLCGStrategy(RoundStrategy):
             weights=weights,
             buffers=buffers,  # type: ignore[arg-type]  # this class offers one more
             average_optimizer=drift is not None if average_optimizer is None else average_optimizer,
-            drift=drift,  # type: ignore[arg-type]  # this class offers one more
-            drift_decay=drift_decay,
-            anchor_steps=anchor_steps,
+            drift=drift,
             nonfinite=nonfinite,
-            timeout=timeout,
-            start_timeout=start_timeout,
-            process_group_backend=process_group_backend,
-            start_method=start_method,
+            launch=launch,
         )
         _check_steps(correction_steps)
         check_choice("correction", correction, Correction)
@@ -143,11 +131,6 @@ class LLCGStrategy(RoundStrategy):
         self._others_wait = False
 
     def setup(self, trainer: Trainer) -> None:
-        if trainer.state.fn == TrainerFn.FITTING and self._what_needs_global_batches:
-            refusals.require_batches(trainer, "correction_batches", self._what_needs_global_batches)
-            refusals.require_step(self._module())
-            refusals.check_hops(trainer.datamodule)  # type: ignore[attr-defined]
-        self._others_wait = False
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING and self.correction_steps:
             self._corrector.check(self.optimizers)
@@ -161,14 +144,14 @@ class LLCGStrategy(RoundStrategy):
             if self.buffers != "local":  # each rank's forwards have moved its own
                 collectives.average_(self._module().buffers())
         if self.buffers == "global":
-            reestimate_statistics(self, self._batches(sliced=True, stop=self.anchor_steps))
+            reestimate_statistics(self, self._batches(sliced=True, stop=(self.drift or Drift()).anchor_steps))
 
     def shared_gradient(self, own: list[Tensor]) -> list[Tensor]:
-        if self.drift != "global":
+        if not self._anchor_steps:
             return super().shared_gradient(own)
         # The round's first batches; its corrections take those that follow.
-        batches = islice(self._datamodule().anchor_batches(self.round_idx, of="graph"), self.anchor_steps)
-        gradient, seeds = mean_gradient(self, batches)
+        batches = self._datamodule().anchor_batches(self.state.round_idx, of="graph")
+        gradient, seeds = mean_gradient(self, islice(batches, self._anchor_steps))
         average_gradient_(self, gradient, seeds)
         return gradient
 
@@ -181,20 +164,33 @@ class LLCGStrategy(RoundStrategy):
             self._corrector.restore(state["correction"], self.optimizers, trained_parameters(self._module()))
 
     @property
-    def _shares_gradients(self) -> bool:
-        return bool(self.correction_steps) or super()._shares_gradients
+    def shares_gradients(self) -> bool:
+        return bool(self.correction_steps) or super().shares_gradients
+
+    def _begin_fit(self, trainer: Trainer) -> None:
+        if self._what_needs_global_batches:
+            refusals.require_batches(trainer, "correction_batches", self._what_needs_global_batches)
+            refusals.require_step(self._module())
+            refusals.check_hops(trainer.datamodule)  # type: ignore[attr-defined]
+        self._others_wait = False
+        super()._begin_fit(trainer)
+
+    @property
+    def _anchor_steps(self) -> int:
+        """Batches of the whole graph that a round takes before its corrections."""
+        return self.drift.anchor_steps if self.drift is not None and self.drift.towards == "global" else 0
 
     @property
     def _what_needs_global_batches(self) -> str:
         if self.correction_steps:
             return "A correction on the whole graph"
-        if self.drift == "global":
-            return 'drift="global"'
+        if self._anchor_steps:
+            return f"drift={self.drift}"
         return 'buffers="global"' if self.buffers == "global" else ""
 
     def _prepare_correction(self) -> None:
         parameters = trained_parameters(self._module())
-        self._corrector.prepare(self.optimizers, parameters, self.round_idx, are_averaged=self.average_optimizer)
+        self._corrector.prepare(self.optimizers, parameters, self.state.round_idx, are_averaged=self.average_optimizer)
 
     def _correct_together(self, steps: int) -> None:
         for batch in self._correction_batches(steps, sliced=True):
@@ -215,7 +211,7 @@ class LLCGStrategy(RoundStrategy):
 
     def _step(self, gradient: list[Tensor]) -> None:
         parameters = trained_parameters(self._module())
-        self._corrector.step(self.optimizers, parameters, gradient, self.round_idx, self._clip)
+        self._corrector.step(self.optimizers, parameters, gradient, self.state.round_idx, self._clip)
 
     def _clip(self, optimizer: Optimizer) -> None:
         """As the local steps are clipped. With manual optimisation that happens in ``training_step``, out of sight."""
@@ -236,12 +232,11 @@ class LLCGStrategy(RoundStrategy):
         super()._check_alone(what)
 
     def _correction_batches(self, steps: int, *, sliced: bool) -> Iterator[Any]:
-        skipped = self.anchor_steps if self.drift == "global" else 0
-        return self._batches(sliced=sliced, start=skipped, stop=skipped + steps)
+        return self._batches(sliced=sliced, start=self._anchor_steps, stop=self._anchor_steps + steps)
 
     def _batches(self, *, sliced: bool, start: int = 0, stop: int | None = None) -> Iterator[Any]:
         batches: Iterator[Any] = self._datamodule().correction_batches(
-            self.round_idx, sliced=sliced, start=start, stop=stop
+            self.state.round_idx, sliced=sliced, start=start, stop=stop
         )
         return batches
 
@@ -250,7 +245,7 @@ class LLCGStrategy(RoundStrategy):
             return self.correction_steps
         per_step: int = self._module().trainer.accumulate_grad_batches
         # The mean over ranks, so that all take as many even where a clock of their own ended their round.
-        mean = sum(self.batches_of_ranks) / len(self.batches_of_ranks)
+        mean = sum(self.state.batches_of_ranks) / len(self.state.batches_of_ranks)
         return math.ceil(self.correction_steps * mean / per_step)
 
 

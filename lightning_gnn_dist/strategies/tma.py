@@ -10,22 +10,25 @@ Every rank trains on its own part by its own clock, :math:`k_p` steps in round :
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Trainer
 
 from lightning_gnn_dist.checks import check_at_least, shown
-from lightning_gnn_dist.rounds.base import Buffers, Drift, StartMethod
-from lightning_gnn_dist.rounds.clock import EverySeconds, RoundClock
-from lightning_gnn_dist.rounds.elastic_rounds import ElasticRounds
+from lightning_gnn_dist.rounds import refusals
+from lightning_gnn_dist.rounds.base import RoundStrategy
+from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, RoundClock
+from lightning_gnn_dist.rounds.drift import Drift
+from lightning_gnn_dist.rounds.elastic_rounds import LivingPeers
 from lightning_gnn_dist.rounds.finite import Nonfinite
+from lightning_gnn_dist.rounds.launchers import Launch
+from lightning_gnn_dist.rounds.strategy import Buffers
 from lightning_gnn_dist.wire.membership import Elastic
 
 Weights = Literal["uniform", "nodes", "steps"]
 
 
-class TMAStrategy(ElasticRounds):
+class TMAStrategy(RoundStrategy):
     """Average the replicas every few seconds, whatever number of steps each has done.
 
     No rank waits for a slower one, longer than for its last step. With ``RandomPartitioner()`` this is the paper's
@@ -59,13 +62,8 @@ class TMAStrategy(ElasticRounds):
         buffers: Buffers = "average",
         average_optimizer: bool = False,
         drift: Drift | None = None,
-        drift_decay: float = 0.8,
-        anchor_steps: int = 4,
         nonfinite: Nonfinite = "refuse",
-        timeout: timedelta = timedelta(minutes=30),
-        start_timeout: timedelta = timedelta(minutes=10),
-        process_group_backend: str | None = None,
-        start_method: StartMethod = "popen",
+        launch: Launch = Launch(),
     ) -> None:
         super().__init__(
             EverySeconds(30.0) if clock is None else clock,
@@ -73,47 +71,54 @@ class TMAStrategy(ElasticRounds):
             buffers=buffers,
             average_optimizer=average_optimizer,
             drift=drift,
-            drift_decay=drift_decay,
-            anchor_steps=anchor_steps,
             nonfinite=nonfinite,
-            timeout=timeout,
-            start_timeout=start_timeout,
-            process_group_backend=process_group_backend,
-            start_method=start_method,
+            launch=launch,
         )
         if isinstance(failed_ranks, str | bytes | Mapping) or not isinstance(failed_ranks, Collection):
             raise TypeError(f"failed_ranks must be a list of ranks, such as [3], got {shown(failed_ranks)}.")
         for rank in failed_ranks:
             check_at_least(0, **{"failed_ranks: a rank": rank})
-        self.make_elastic(elastic)
-        if self.elastic is not None and failed_ranks:
-            raise ValueError("failed_ranks simulates what elastic=True lives through: choose one.")
-        if self.elastic is not None and nonfinite != "refuse":
-            raise ValueError(
-                f"nonfinite={nonfinite!r} keeps a rank that has NaN, and with elastic=True it ends and comes back: "
-                "leave it out."
-            )
         self.failed_ranks = frozenset(map(int, failed_ranks))
+        if not isinstance(elastic, bool | Elastic):
+            raise TypeError(f"elastic must be True, False or Elastic(...), got {shown(elastic)}.")
+        self.elastic = Elastic() if elastic is True else elastic or None
+        if self.elastic is not None:
+            self._check_elastic()
+            self.peers = LivingPeers(self, self.elastic)
 
-    def setup(self, trainer: Trainer) -> None:
+    def end_round(self) -> None:
+        self.average_replicas()
+
+    def own_weight(self) -> float:
+        if self.global_rank in self.failed_ranks:
+            return 0.0
+        if self.weights != "steps":
+            return super().own_weight()
+        if not self.state.batches_of_ranks:  # the anchor of the first round comes before any step
+            return 1.0
+        return float(self.state.batches_of_ranks[self.global_rank])
+
+    def estimated_steps(self) -> float:
+        if self.elastic is not None and isinstance(self.clock, EveryPass):
+            refusals.refuse_estimate(self.clock, "parts, and so passes, change with the ranks that are alive")
+        return super().estimated_steps()
+
+    def _check_elastic(self) -> None:
+        if self.failed_ranks:
+            raise ValueError("failed_ranks simulates what elastic=True lives through: choose one.")
+        if self.nonfinite != "refuse":
+            raise ValueError(
+                f"nonfinite={self.nonfinite!r} keeps a rank that has NaN, and with elastic=True it ends and comes "
+                "back: leave it out."
+            )
+
+    def _begin_fit(self, trainer: Trainer) -> None:
         ranks = frozenset(range(self.world_size))
         if self.failed_ranks - ranks or self.failed_ranks == ranks:
             raise ValueError(
                 f"failed_ranks={sorted(self.failed_ranks)} must name some of the {len(ranks)} ranks, and leave one."
             )
-        super().setup(trainer)
-
-    def end_round(self) -> None:
-        self.average_replicas()
+        super()._begin_fit(trainer)
 
     def _round_is_over(self, batches: int) -> bool:
         return self.global_rank in self.failed_ranks or super()._round_is_over(batches)
-
-    def _weight(self) -> float:
-        if self.global_rank in self.failed_ranks:
-            return 0.0
-        if self.weights != "steps":
-            return super()._weight()
-        if not self.batches_of_ranks:  # the anchor of the first round comes before any step
-            return 1.0
-        return float(self.batches_of_ranks[self.global_rank])

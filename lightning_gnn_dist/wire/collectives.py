@@ -13,7 +13,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -82,18 +82,44 @@ def average_(tensors: Iterable[Tensor], weight: float = 1.0) -> None:
     """
     if world_size() == 1:
         return
+    tensors = list(tensors)
+    flats = flatten(tensors, weight)
+    for flat in flats.values():
+        _all_reduce(flat, op_of(flat))
+        if flat.is_floating_point() and not flat[-1] > 0:
+            raise ValueError(f"The weights of all ranks add up to {float(flat[-1])}: a mean needs a positive sum.")
+    write_back(flats, tensors)
+
+
+def flatten(tensors: Iterable[Tensor], weight: float, device: torch.device | None = None) -> dict[torch.dtype, Tensor]:
+    """One vector for each kind of number, whose sums over ranks make a mean: weighed, and the weight at its end.
+
+    Integers go without a weight, for a maximum: they count (the batches that a norm has seen), and of counts a mean
+    would be one that no rank has come to. Nothing is exchanged.
+    """
+    flats = {}
     for dtype, group in _by_dtype(tensors).items():
-        if not dtype.is_floating_point:
-            flat = torch.cat([t.reshape(-1).to(dtype) for t in group])
-            _all_reduce(flat, dist.ReduceOp.MAX)
+        pieces = [tensor.detach().reshape(-1).to(device, dtype) for tensor in group]
+        if dtype.is_floating_point:
+            flats[dtype] = torch.cat([*pieces, pieces[0].new_ones(1)]).mul_(weight)
         else:
-            flat = torch.cat([*(t.reshape(-1).to(dtype) for t in group), group[0].new_ones(1, dtype=dtype)])
-            _all_reduce(flat.mul_(weight), dist.ReduceOp.SUM)
-            total = float(flat[-1])
-            if not total > 0:
-                raise ValueError(f"The weights of all ranks add up to {total}: a mean needs a positive sum.")
-            flat = flat[:-1].div_(total)
-        _scatter_back(flat, group)
+            flats[dtype] = torch.cat(pieces)
+    return flats
+
+
+def op_of(flat: Tensor) -> dist.ReduceOp.RedOpType:
+    """What ranks make of a vector of :func:`flatten`."""
+    return dist.ReduceOp.SUM if flat.is_floating_point() else dist.ReduceOp.MAX
+
+
+def write_back(flats: Mapping[torch.dtype, Tensor], tensors: Iterable[Tensor]) -> None:
+    """Make means of what :func:`flatten` gave and ranks have reduced. Without weight, floats stay as they are."""
+    for dtype, group in _by_dtype(tensors).items():
+        flat = flats[dtype]
+        if not dtype.is_floating_point:
+            _scatter_back(flat, group)
+        elif (total := float(flat[-1])) > 0:
+            _scatter_back(flat[:-1].div_(total), group)
 
 
 @torch.no_grad()
@@ -342,4 +368,4 @@ def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
 
 def _scatter_back(flat: Tensor, tensors: list[Tensor]) -> None:
     for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-        tensor.copy_(piece.view_as(tensor))  # into the old storage: optimizers and compiled graphs hold it
+        tensor.detach().copy_(piece.view_as(tensor))  # into the old storage: optimizers and compiled graphs hold it

@@ -119,19 +119,19 @@ class Membership:
     ) -> list[list[int]]:
         """Replace ``tensors(rows)`` by their weighted mean over the members. Returns the rows of all, by place.
 
-        A rank that was behind is brought up to date first, and its weight does not count. Integers are averaged and
-        rounded. If the weights add up to nothing, tensors stay as they are. Each row is what ``row()`` gives a member.
+        A rank that was behind is brought up to date first, and its weight does not count. Of integers all take the
+        maximum. If the weights add up to nothing, floats stay as they are. Each row is what ``row()`` gives a member.
         """
         start, self.was_behind = time.perf_counter(), False
         while True:
             self._find_quorum()
             rows = self._exchange(row())
             values = tensors(rows)
-            flats = _flatten(values, 0.0 if self.was_behind else weight)
-            self._mean_(list(flats.values()))
+            flats = collectives.flatten(values, 0.0 if self.was_behind else weight, torch.device("cpu"))
+            self._reduce_(list(flats.values()))
             if self._manager.should_commit():
                 break  # else somebody was lost on the way: once more with those who are left
-        _write_back(flats, values)
+        collectives.write_back(flats, values)
         collectives.traffic.seconds += time.perf_counter() - start
         return rows
 
@@ -139,8 +139,8 @@ class Membership:
         """The rows of all members, by place. If somebody is lost on the way, any numbers: nobody commits to them."""
         rows = torch.zeros(self.seat.of, len(row), dtype=torch.float64)  # which holds integers of 53 bits
         rows[self.seat.place] = torch.tensor(row, dtype=torch.float64)
-        self._mean_([rows])
-        numbers: list[list[int]] = (rows * self.seat.of).round().to(torch.int64).tolist()
+        self._reduce_([rows])
+        numbers: list[list[int]] = rows.round().to(torch.int64).tolist()
         return numbers
 
     def leave(self) -> None:
@@ -165,10 +165,10 @@ class Membership:
             reminder.cancel()
         self.seat = Seat(self._manager.participating_rank(), self._manager.num_participants())
 
-    def _mean_(self, flats: list[Tensor]) -> None:
+    def _reduce_(self, flats: list[Tensor]) -> None:
         for flat in flats:
             # All members are here: they hold the same quorum, and each enters this once an attempt.
-            self._manager.allreduce(flat).wait()
+            self._manager.allreduce(flat, reduce_op=collectives.op_of(flat)).wait()
             share = 2 * (self.seat.of - 1) / self.seat.of
             collectives.traffic.bytes_sent += share * flat.nbytes
 
@@ -273,34 +273,3 @@ def _seen_waiting() -> Iterator[None]:
 
 def _say_waiting(patience: float) -> None:
     _log.warning("%s waits for a quorum, at most %g seconds.", name_of_rank(), patience)
-
-
-def _flatten(tensors: list[Tensor], weight: float) -> dict[torch.dtype, Tensor]:
-    """One vector for each kind of number, weighed, and the weight at its end."""
-    flats = {}
-    for dtype, group in _by_dtype(tensors).items():
-        flat = torch.cat(
-            [*(tensor.detach().reshape(-1).to("cpu", dtype) for tensor in group), torch.ones(1, dtype=dtype)]
-        )
-        flats[dtype] = flat.mul_(weight)
-    return flats
-
-
-def _write_back(flats: dict[torch.dtype, Tensor], tensors: list[Tensor]) -> None:
-    for dtype, group in _by_dtype(tensors).items():
-        flat, total = flats[dtype][:-1], float(flats[dtype][-1])
-        if not total > 0:
-            continue  # nobody has trained yet
-        pieces = flat.div_(total).split([tensor.numel() for tensor in group])
-        for tensor, piece in zip(group, pieces, strict=True):
-            piece = piece if tensor.is_floating_point() else piece.round()
-            tensor.detach().copy_(piece.view_as(tensor))  # into the old storage: optimizers hold it
-
-
-def _by_dtype(tensors: list[Tensor]) -> dict[torch.dtype, list[Tensor]]:
-    groups: dict[torch.dtype, list[Tensor]] = {torch.float32: [], torch.float64: []}
-    for tensor in tensors:
-        tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        exact = tensor.dtype == torch.float64 or not tensor.is_floating_point()
-        groups[torch.float64 if exact else torch.float32].append(tensor)
-    return groups

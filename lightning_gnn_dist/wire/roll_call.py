@@ -157,7 +157,7 @@ class Roll:
         return (
             f"Of {self.num_ranks} ranks, {named} did not start within {self.deadline.total_seconds():g} s ({detail}). "
             "Look into what was to start there, and whether its port can be reached; or give it longer by "
-            "start_timeout."
+            "launch=Launch(start_timeout=...)."
         )
 
 

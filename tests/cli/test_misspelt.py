@@ -22,8 +22,8 @@ NAMES = {"seed_everything", "data.graph", "data.batch_size", "data.bulk_size", "
             "Did you mean 'weight_decay'?",
         ),
         (
-            "- Problem with given class_path 'lightning_gnn_dist.LLCGStrategy':\n  Option 'timout' is not accepted",
-            "Did you mean 'timeout'?",
+            "- Problem with given class_path 'lightning_gnn_dist.LLCGStrategy':\n  Option 'wights' is not accepted",
+            "Did you mean 'weights'?",
         ),
         ("module 'lightning_gnn_dist' has no attribute 'EveryStep'", "Did you mean 'EverySteps'?"),
         ("No module named 'my_modules'", "There is no module 'my_modules': it must be installed, or lie in"),

@@ -29,6 +29,7 @@ from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.rounds.clock import EveryPass, EverySteps
+from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
@@ -167,12 +168,27 @@ def test_a_graph_is_a_path_or_made_to_order(tmp_path: Path) -> None:
 
 def test_strategies_and_clocks_can_be_written() -> None:
     clock = init("EverySteps", steps=4, growth=1.5, limit=9)
-    local = parsed(strategy=init("LocalSGDStrategy", clock=clock, timeout="0:01:30", weights="nodes")).trainer.strategy
+    patient = init("LocalSGDStrategy", clock=clock, launch={"timeout": "0:01:30"}, weights="nodes")
+    local = parsed(strategy=patient).trainer.strategy
     assert local.clock == EverySteps(4, 1.5, 9)
     assert local.weights == "nodes" and local._timeout == timedelta(seconds=90)
     llcg = init("LLCGStrategy", clock=init("EveryPass", passes=2), drift=None, correction_optimizer="sgd")
     strategy = parsed(strategy=llcg).trainer.strategy
     assert strategy.clock == EveryPass(2) and strategy.drift is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "drift"),
+    [
+        (init("LLCGStrategy", drift={"decay": 0.9}), Drift("global", decay=0.9)),
+        (init("LLCGStrategy", drift=init("Drift", towards="ranks")), Drift("ranks")),
+        (init("LLCGStrategy"), Drift("global")),
+        (init("TMAStrategy", drift={"anchor_steps": 8}), Drift("ranks", anchor_steps=8)),
+        (init("LocalSGDStrategy"), None),
+    ],
+)
+def test_drift_can_be_written_in_part(strategy: Any, drift: Drift | None) -> None:
+    assert parsed(strategy=strategy).trainer.strategy.drift == drift
 
 
 @pytest.mark.parametrize("steps", [3, 0.5, 1.0])
@@ -186,7 +202,7 @@ def test_residency_and_coverage_can_be_written() -> None:
     data = parsed({"residency": init("Redeal", num_supernodes=40), "coverage": coverage, "halo": 1}).data
     assert data._cut.residency == Redeal(40) and data._cut.coverage == Coverage("batch", shrinkage=1.0)
     assert parsed({"coverage": None}).data._cut.coverage is None
-    strategy = parsed(strategy=init("GrappaStrategy", weights="nodes", timeout="0:01:30")).trainer.strategy
+    strategy = parsed(strategy=init("GrappaStrategy", weights="nodes", launch={"timeout": "0:01:30"})).trainer.strategy
     assert isinstance(strategy, GrappaStrategy) and strategy._timeout == timedelta(seconds=90)
 
 
@@ -202,7 +218,7 @@ def test_callbacks_can_be_written() -> None:
         (["--data.smapler=lightning_gnn_dist.NeighborSampler"], "Did you mean 'sampler'?"),
         (["--data.sampler.init_args.num_neighbours=[1]"], "Did you mean 'num_neighbors'?"),
         (["--trainer.strategy.corection_steps=2"], "Did you mean 'correction_steps'?"),
-        (["--trainer.strategy.timeuot=2"], "Did you mean 'timeout'?"),
+        (["--trainer.strategy.drift.deca=2"], "Did you mean 'decay'?"),
         (["--model.num_clases=2"], "Did you mean 'num_classes'?"),
         (["--data.partitioner=lightning_gnn_dist.MetisPartioner"], "Did you mean 'MetisPartitioner'?"),
         (["--data.graph.init_args.num_node=2"], "Did you mean 'num_nodes'?"),
@@ -244,6 +260,11 @@ def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
         ("--data.graph=nowhere", "error: nowhere is not a saved graph: it has no meta.json."),
         ("--data.batch_size=0", "error: batch_size must be an integer of at least 1, got 0."),
         ("--trainer.strategy.correction_steps=-1", "error: correction_steps must be "),
+        (
+            "--trainer.strategy.drift.decay=1.5",
+            "error: decay must lie in [0, 1] (1: the shift does not fade), got 1.5.",
+        ),
+        ("--trainer.strategy.launch.backend=x", 'error: backend must be "gloo", "nccl" or '),
     ],
 )
 def test_what_the_package_refuses_is_said_in_one_line(

@@ -103,7 +103,9 @@ def test_a_module_on_edge_index_learns_the_same_as_on_blocks() -> None:
 def ddp(rank: int, world_size: int) -> tuple[State, list[Tensor], list[Tensor]]:
     data = PartitionedDataModule(small_graph(), partitioner=MetisPartitioner(), batch_size=8)
     module = model()
-    trainer(world_size, DDPStrategy(**PATIENCE), reload_dataloaders_every_n_epochs=1).fit(module, data)
+    trainer(world_size, DDPStrategy(timeout=PATIENCE["launch"].timeout), reload_dataloaders_every_n_epochs=1).fit(
+        module, data
+    )
     count = len(module.trained) // 2
     return state_of(module), module.trained[:count], module.trained[count:]
 
@@ -176,7 +178,7 @@ def test_the_part_as_one_batch() -> None:
 def scopes(rank: int, world_size: int, options: dict[str, Any]) -> tuple[list[int], set[int], int]:
     data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([-1, -1]), batch_size=7, **options)
     module = model()
-    trainer(world_size, DDPStrategy(**PATIENCE), max_epochs=1).fit(module, data)
+    trainer(world_size, DDPStrategy(timeout=PATIENCE["launch"].timeout), max_epochs=1).fit(module, data)
     batches = list(data.train_dataloader())
     everyone = {int(node) for batch in batches for node in batch.n_id}
     return torch.cat(module.trained).tolist(), everyone, sum(batch.num_edges for batch in batches)

@@ -22,6 +22,7 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -36,7 +37,7 @@ from tests.link_model import LinkSAGE, Targets, held
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of
 
-PATIENCE = {"timeout": timedelta(seconds=30)}
+PATIENCE = {"launch": Launch(timeout=timedelta(seconds=30))}
 NODES, FEATURES = 240, 8
 
 

@@ -17,7 +17,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.drift import DriftCorrection
+from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
@@ -37,7 +37,7 @@ def shifted(rank: int, world_size: int, drift: str) -> tuple[list[Tensor], list[
                 seen.append([parameter.grad.clone() for parameter in module.parameters()])
 
     whole = WholePartSampler(num_hops=2)
-    strategy = LLCGStrategy(EverySteps(2), correction_steps=0, drift=drift, **PATIENCE)  # type: ignore[arg-type]
+    strategy = LLCGStrategy(EverySteps(2), correction_steps=0, drift=Drift(drift), **PATIENCE)  # type: ignore[arg-type]
     data = data_module(sampler=whole, batch_size=10**6, partitioner=MetisPartitioner())
     module = model()
     graph = small_graph()
@@ -65,13 +65,13 @@ def test_the_shift_fades_with_the_steps_and_starts_anew_at_an_anchor() -> None:
     weight = torch.zeros(2, requires_grad=True)
     frozen = torch.zeros(2, requires_grad=True)
     optimizer = torch.optim.SGD([weight, frozen], lr=1.0)
-    drift = DriftCorrection(decay=0.5)
+    drift = DriftCorrection(LocalSGDStrategy(), list, Drift(decay=0.5))
     for _ in range(2):
-        drift.anchor([weight, frozen], [torch.tensor([3.0, 0.0])] * 2, [torch.tensor([1.0, 1.0])] * 2)
+        drift.anchor_at([weight, frozen], [torch.tensor([3.0, 0.0])] * 2, [torch.tensor([1.0, 1.0])] * 2)
         seen = []
         for _ in range(3):
             weight.grad = torch.zeros(2)
-            drift.apply_(optimizer)
+            drift.shift(optimizer)
             seen.append(weight.grad.tolist())
         assert seen == [[2.0, -1.0], [1.0, -0.5], [0.5, -0.25]]
     assert frozen.grad is None
@@ -126,7 +126,7 @@ def in_rounds(rank: int, world_size: int, residency: Any) -> tuple[State, list[l
         residency=residency,
         repartition_every=every,
     )
-    strategy = LocalSGDStrategy(EverySteps(STEPS), drift="ranks", **PATIENCE)
+    strategy = LocalSGDStrategy(EverySteps(STEPS), drift=Drift("ranks"), **PATIENCE)
     fit(strategy, module, data, world_size, max_epochs=ROUNDS, limit_val_batches=0)
     parts = [[data.part(r, world_size, s).node_arrays["n_id"] for r in range(world_size)] for s in range(ROUNDS + 1)]
     return {name: value for name, value in state_of(module).items() if not name.startswith("accuracy")}, parts
@@ -171,7 +171,7 @@ def test_rounds_with_drift_are_those_by_hand(world_size: int, residency: Any) ->
 
 def one_rank_drift(rank: int, world_size: int) -> tuple[State, State]:
     states = []
-    for options in ({}, {"drift": "ranks", "drift_decay": 1.0}):
+    for options in ({}, {"drift": Drift("ranks", decay=1.0)}):
         module = model(dropout=0.3)
         torch.manual_seed(0)
         fit(LocalSGDStrategy(EverySteps(4), **PATIENCE, **options), module, data_module(), world_size)
@@ -205,7 +205,7 @@ class Table(SAGE):
 def test_sparse_gradients_are_refused_before_the_fit(strategy: Any, table: Any) -> None:
     module = model(Table, table=table)
     with pytest.raises(ValueError, match=f"rows is an {table.__name__} with sparse=True, .*400 rows.* by drift=None"):
-        fit(strategy(drift="ranks", **PATIENCE), module, data_module(), 1)
+        fit(strategy(drift=Drift("ranks"), **PATIENCE), module, data_module(), 1)
     assert not module.trained
 
 
@@ -267,6 +267,30 @@ def test_a_row_of_one_rank_moves_as_far_at_as_many_times_the_rate() -> None:
     assert small == pytest.approx(alone / 2, rel=0.02) and enough == pytest.approx(alone, rel=0.02)
 
 
+def test_a_drift_that_says_nothing_is_towards_what_the_strategy_knows_best() -> None:
+    assert LLCGStrategy(drift=Drift(decay=0.9)).drift == Drift("global", decay=0.9)
+    assert LocalSGDStrategy(drift=Drift()).drift == Drift("ranks")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"decay": 1.5}, "decay must lie in"),
+        ({"decay": "0.8"}, r"decay must lie in .* got '0\.8'"),
+        ({"anchor_steps": 0}, "anchor_steps must be an integer of at least 1"),
+        ({"towards": "local"}, r"towards must be one of \['ranks', 'global', None\], got 'local'"),
+    ],
+)
+def test_a_drift_that_could_not_work_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Drift(**options)
+
+
+def test_a_word_is_no_drift() -> None:
+    with pytest.raises(TypeError, match=r"drift must be a Drift, such as Drift\('global'\), or None, got 'ranks'"):
+        LLCGStrategy(drift="ranks")  # type: ignore[arg-type]
+
+
 def test_local_sgd_offers_no_global_drift() -> None:
-    with pytest.raises(ValueError, match=r"drift must be one of \['ranks', None\], got 'global'"):
-        LocalSGDStrategy(drift="global")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^LocalSGDStrategy knows no gradient of the whole graph, .* use Drift"):
+        LocalSGDStrategy(drift=Drift("global"))

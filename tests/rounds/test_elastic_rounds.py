@@ -100,7 +100,7 @@ class Watched(Net):
         self.meet_fate("validation")
 
     def on_train_epoch_end(self) -> None:
-        self.members.append(len(self.trainer.strategy.batches_of_ranks))
+        self.members.append(len(self.trainer.strategy.state.batches_of_ranks))
         self.ends.append(time.monotonic())
 
 
@@ -115,13 +115,13 @@ def train(
     torch.manual_seed(rank)  # replicas that start unequal, to be made equal
     module = Watched(rank, folder, fate)
     if fate.where == "meeting":
-        mean = Membership._mean_
+        mean = Membership._reduce_
 
         def mean_or_die(member: Membership, flats: list[Tensor]) -> None:
             module.meet_fate("meeting")
             mean(member, flats)
 
-        Membership._mean_ = mean_or_die  # type: ignore[method-assign]
+        Membership._reduce_ = mean_or_die  # type: ignore[method-assign]
     saver = ModelCheckpoint(f"{folder}/saved", save_last=True, enable_version_counter=False)
     elastic = Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
     strategy = TMAStrategy(EverySeconds(0.4), elastic=elastic)
@@ -238,8 +238,8 @@ def share_a_graph(rank: int, world_size: int, folder: str, fate: Fate) -> tuple[
         members: list[int] = []  # noqa: RUF012
 
         def on_train_epoch_start(self) -> None:
-            self.seeds.append(self.trainer.strategy._round_loader.loader.num_seeds)
-            self.members.append(len(self.trainer.strategy.batches_of_ranks))
+            self.seeds.append(self.trainer.strategy.pace.loader.loader.num_seeds)
+            self.members.append(len(self.trainer.strategy.state.batches_of_ranks))
 
         def training_step(self, batch: Any) -> Tensor:
             if self.current_epoch == fate_round and fate.rank == rank:

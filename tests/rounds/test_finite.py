@@ -70,7 +70,7 @@ def left_out(rank: int, world_size: int, rounds: int) -> tuple[State, list[int]]
     strategy = LocalSGDStrategy(EverySteps(2), nonfinite="leave_out", **PATIENCE)
     module = Poisoned(1, optimizer="Adam", lr=0.01)
     fit(rank, strategy, module, devices=world_size, max_epochs=rounds)
-    return state_of(module), strategy.left_out
+    return state_of(module), strategy.state.left_out
 
 
 def by_hand() -> State:

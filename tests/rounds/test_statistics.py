@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from tests.ranks import run_ranks
@@ -21,7 +22,7 @@ def statistics(rank: int, world_size: int) -> list[tuple[Tensor, Tensor, float |
     found = []
     for buffers in ("global", "average"):
         module = model(Batched, dropout=0.5)
-        strategy = LLCGStrategy(EverySteps(3), buffers=buffers, anchor_steps=1, **PATIENCE)  # type: ignore[arg-type]
+        strategy = LLCGStrategy(EverySteps(3), buffers=buffers, drift=Drift("global", anchor_steps=1), **PATIENCE)  # type: ignore[arg-type]
         data = data_module(partitioner=MetisPartitioner(), correction_batch_size=10**6)
         data.correction_sampler = NeighborSampler([-1, -1])
         fit(strategy, module, data, world_size)

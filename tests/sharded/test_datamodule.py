@@ -19,6 +19,7 @@ from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
@@ -30,7 +31,7 @@ from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.sharded.graphs import in_order_of_parts
 
-PATIENCE: dict[str, Any] = {"timeout": timedelta(seconds=30)}
+PATIENCE: dict[str, Any] = {"launch": Launch(timeout=timedelta(seconds=30))}
 OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 8, "eval_batch_size": 70}
 
 MORE: dict[str, dict[str, Any]] = {
@@ -55,7 +56,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def strategy_of(name: str) -> Any:
     if name.startswith("llcg"):
         return LLCGStrategy(EverySteps(4), **PATIENCE)
-    return GrappaStrategy(**PATIENCE) if name == "grappa" else DDPStrategy(**PATIENCE)
+    return GrappaStrategy(**PATIENCE) if name == "grappa" else DDPStrategy(timeout=PATIENCE["launch"].timeout)
 
 
 def fit(rank: int, world_size: int, folder: str, name: str, kind: str) -> Result:

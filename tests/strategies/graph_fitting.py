@@ -13,11 +13,12 @@ from torchmetrics.aggregation import MeanMetric
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from tests.data_fitting import trainer
 from tests.sage import SAGE
 
-PATIENCE = {"timeout": timedelta(seconds=30)}
+PATIENCE = {"launch": Launch(timeout=timedelta(seconds=30))}
 
 
 def small_graph() -> Graph:

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.strategies.fitting import Net
 
-PATIENCE = {"timeout": timedelta(seconds=30)}
+PATIENCE = {"launch": Launch(timeout=timedelta(seconds=30))}
 
 
 def local_sgd(clock: Any = None, **options: Any) -> LocalSGDStrategy:

@@ -13,14 +13,14 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelChec
 from torch import Tensor, nn
 
 from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, EverySteps, RoundProgress
-from lightning_gnn_dist.rounds.elastic_rounds import ElasticRounds
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
 from lightning_gnn_dist.wire.membership import Elastic
 from tests.ranks import run_ranks
 from tests.strategies.fitting import Net, fit
 
-PATIENCE = {"timeout": timedelta(seconds=30)}
+PATIENCE = {"launch": Launch(timeout=timedelta(seconds=30))}
 BATCHES = 6  # in a pass of `fitting.batches`
 
 
@@ -170,7 +170,7 @@ def test_what_nobody_can_know_is_refused_with_the_way_out() -> None:
 
 
 def test_passes_of_ranks_that_come_and_go_have_no_known_length() -> None:
-    strategy = ElasticRounds(EveryPass())
+    strategy = TMAStrategy(EveryPass())
     strategy.elastic = Elastic()
     with pytest.raises(ValueError, match=r"EveryPass\(passes=1\): parts, and so passes, change with the ranks"):
         strategy.estimated_steps()

@@ -132,7 +132,7 @@ class TakesTurns(Frozen):
 
 
 class SharesGradients(LocalSGDStrategy):
-    _shares_gradients = True
+    shares_gradients = True
 
 
 def meet_in_turns(rank: int, world_size: int, strategy: Any) -> State:

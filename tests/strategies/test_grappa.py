@@ -15,6 +15,7 @@ from torch.nn import functional
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
@@ -28,7 +29,7 @@ from tests.strategies.weighted_fitting import PATIENCE, Model, data_of, grappa, 
 
 def ddp_and_grappa(rank: int, world_size: int, options: dict[str, Any]) -> list[State]:
     states = []
-    for strategy in (DDPStrategy(**PATIENCE), grappa()):
+    for strategy in (DDPStrategy(timeout=PATIENCE["launch"].timeout), grappa()):
         torch.manual_seed(0)
         module = Net(optimizer="Adam")
         fit(rank, strategy, module, devices=world_size, **options)
@@ -245,9 +246,7 @@ def test_unused_parameters_are_told_of_with_the_way_out() -> None:
 WRONG: list[dict[str, Any]] = [
     {"weights": "degree"},
     {"buffers": "global"},
-    {"timeout": 30},
-    {"start_method": "x"},
-    {"process_group_backend": "x"},
+    {"launch": "popen"},
 ]
 
 
@@ -259,4 +258,4 @@ def test_arguments_are_checked_where_they_are_given(strategy: Any, options: dict
 
 
 def test_backends_of_several_devices_are_known() -> None:
-    assert GrappaStrategy(process_group_backend="cpu:gloo")._process_group_backend == "cpu:gloo"
+    assert GrappaStrategy(launch=Launch(backend="cpu:gloo"))._process_group_backend == "cpu:gloo"

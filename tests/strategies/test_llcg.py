@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
@@ -84,9 +85,9 @@ def equal_replicas(rank: int, world_size: int, options: dict[str, Any], trainer:
         ({"correction_steps": 2, "drift": None}, {}),
         ({}, {}),
         ({"correction_steps": 0.5, "correction": "rank0"}, {}),
-        ({"drift": "ranks", "correction_steps": 0}, {"gradient_clip_val": 0.1}),
-        ({"drift": "global", "average_optimizer": True, "buffers": "average"}, {"precision": "bf16-mixed"}),
-        ({"drift": "global", "weights": "nodes"}, {"accumulate_grad_batches": 2}),
+        ({"drift": Drift("ranks"), "correction_steps": 0}, {"gradient_clip_val": 0.1}),
+        ({"drift": Drift("global"), "average_optimizer": True, "buffers": "average"}, {"precision": "bf16-mixed"}),
+        ({"drift": Drift("global"), "weights": "nodes"}, {"accumulate_grad_batches": 2}),
         ({"correction_optimizer": "averaged"}, {}),
         ({"buffers": "global", "correction_steps": 0}, {}),
         ({"correction_optimizer": "reset", "correction_lr": 0.003}, {}),
@@ -191,7 +192,7 @@ class Logged(Batched):
 
 def logged(rank: int, world_size: int, steps: int) -> list[float]:
     module = model(Logged)
-    drift = "global" if steps else None
+    drift = Drift("global") if steps else None
     strategy = LLCGStrategy(EverySteps(4), correction_steps=steps, drift=drift, correction_lr=1e-12, **PATIENCE)
     trainer = fit(strategy, module, data_module(), world_size, max_epochs=1, limit_val_batches=0)
     return [float(trainer.callback_metrics[name]) for name in ("train_loss", "plain_loss", "seeds")]
@@ -227,7 +228,7 @@ def tampered(rank: int, world_size: int) -> None:
     class Tamper(LocalSGDStrategy):
         def end_round(self) -> None:
             super().end_round()
-            if self.round_idx == 1 and rank == 1:
+            if self.state.round_idx == 1 and rank == 1:
                 next(self._module().parameters()).data.view(-1)[3] += 1e-6
 
     fit(Tamper(EverySteps(2), **PATIENCE), model(), data_module(), world_size)
@@ -254,10 +255,6 @@ def test_the_checksum_names_the_rank_that_differs() -> None:
         ({"correction_lr": "0.1"}, r"got '0\.1'"),
         ({"correction_optimizer": "adam"}, "correction_optimizer must be one of"),
         ({"correction_optimizer": torch.optim.Adam, "correction_lr": 0.1}, "set its lr where you make it"),
-        ({"drift": "local"}, r"drift must be one of \['global', 'ranks', None\], got 'local'"),
-        ({"drift_decay": 1.5}, "drift_decay must lie in"),
-        ({"drift_decay": "0.8"}, r"drift_decay must lie in .* got '0\.8'"),
-        ({"anchor_steps": 0}, "anchor_steps must be an integer of at least 1"),
     ],
 )
 def test_settings_that_could_not_work_are_refused(options: dict[str, Any], message: str) -> None:
@@ -265,7 +262,7 @@ def test_settings_that_could_not_work_are_refused(options: dict[str, Any], messa
         LLCGStrategy(EverySteps(4), **options)
 
 
-@pytest.mark.parametrize("strategy", [LLCGStrategy(), LocalSGDStrategy(drift="ranks")], ids=["llcg", "drift"])
+@pytest.mark.parametrize("strategy", [LLCGStrategy(), LocalSGDStrategy(drift=Drift())], ids=["llcg", "drift"])
 def test_a_fit_without_the_graph_is_refused(strategy: Any) -> None:
     with pytest.raises(ValueError, match=r"needs a data module with .* as PartitionedDataModule has"):
         fit_without_the_graph(strategy)

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 
 from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
@@ -36,8 +37,8 @@ def resumed(rank: int, world_size: int, folder: str, kind: type[SAGE], options: 
     ("kind", "options"),
     [
         (SAGE, {"correction_steps": 2, "drift": None}),
-        (SAGE, {"drift": "ranks", "correction_steps": 0}),
-        (SAGE, {"drift": "global", "correction_steps": 0.5}),
+        (SAGE, {"drift": Drift("ranks"), "correction_steps": 0}),
+        (SAGE, {"drift": Drift("global"), "correction_steps": 0.5}),
         (SAGE, {"correction_optimizer": "persistent"}),
         (Remembering, {}),
     ],

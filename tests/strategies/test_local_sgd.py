@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 
 from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.wire import collectives
 from tests.ranks import RankError, run_ranks
@@ -51,7 +52,7 @@ def test_one_rank_is_plain_lightning() -> None:
 def ddp_and_local(rank: int, world_size: int, options: dict[str, Any]) -> tuple[State, State]:
     states = []
     # With one step a round there are six rounds where DDP has one epoch.
-    for strategy, epochs in ((DDPStrategy(**PATIENCE), 3), (local_sgd(EverySteps(1)), 3 * 6)):
+    for strategy, epochs in ((DDPStrategy(timeout=PATIENCE["launch"].timeout), 3), (local_sgd(EverySteps(1)), 3 * 6)):
         module = same_start()
         steps = epochs // options.get("accumulate_grad_batches", 1) if epochs > 3 else epochs
         fit(rank, strategy, module, devices=world_size, max_epochs=steps, **options)
@@ -304,11 +305,11 @@ def test_arguments_are_checked_where_they_are_given() -> None:
     with pytest.raises(TypeError, match=r"as EverySteps\(16\).*got <class"):
         LocalSGDStrategy(EverySteps)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"timeout must be a timedelta, .* got 30"):
-        LocalSGDStrategy(timeout=30)  # type: ignore[arg-type]
+        Launch(timeout=30)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"start_timeout must be a timedelta, .* got 60"):
-        LocalSGDStrategy(start_timeout=60)  # type: ignore[arg-type]
+        Launch(start_timeout=60)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"start_method must be one of \['popen', .* got 'thread'"):
-        LocalSGDStrategy(start_method="thread")  # type: ignore[arg-type]
+        Launch(start_method="thread")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="average_optimizer must be True or False, got 'yes'"):
         LocalSGDStrategy(average_optimizer="yes")  # type: ignore[arg-type]
 

@@ -79,7 +79,7 @@ def fail_in_round(rank: int, world_size: int, path: str) -> None:
                 raise RuntimeError("out of luck")
             return super().training_step(batch)
 
-    warnings.filterwarnings("ignore", "This checkpoint is written inside a round")
+    warnings.filterwarnings("ignore", "This checkpoint is written after an exception")
     saver = ModelCheckpoint(path, save_on_exception=True)
     with pytest.raises(RuntimeError, match="out of luck"):
         fit(

@@ -15,12 +15,13 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
 from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
 from tests.ranks import run_ranks
 
-PATIENCE = {"timeout": timedelta(seconds=30)}
+PATIENCE = {"launch": Launch(timeout=timedelta(seconds=30))}
 SIZES = [[3, 1, 5], [2, 2, 2], [4, 1, 1]]  # of the batches of each rank: 21 seeds, and 7 to a rank only on average
 STAGES = ("train", "val", "test")
 
@@ -109,7 +110,7 @@ def test_ranks_of_unequal_speed_log_the_mean_of_what_each_of_them_saw() -> None:
 
 def test_ddp_counts_seeds_as_the_documentation_says() -> None:
     """Not ours to repair: here for the page on evaluation, which says by how much it is off."""
-    for metrics in run_ranks(log, 3, DDPStrategy(**PATIENCE)):
+    for metrics in run_ranks(log, 3, DDPStrategy(timeout=PATIENCE["launch"].timeout)):
         assert metrics["val_ones"] == 1.0  # 21 seeds on 3 ranks
         assert metrics["test_ones"] == pytest.approx(20 / 18)  # 20 seeds on 3 ranks: counted as 18
         assert metrics["test_metric"] == pytest.approx(mean_by_hand("test", 3), rel=1e-6)

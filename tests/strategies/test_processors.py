@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_gnn_dist.rounds import base, refusals
+from lightning_gnn_dist.rounds import meeting, refusals
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.ranks import RankError, run_ranks
@@ -29,7 +29,7 @@ class Computes(LocalSGDStrategy):
 def train(rank: int, world_size: int, error: float, processors: list[int]) -> tuple[State, list[str]]:
     refusals.processor_of = lambda device: processors[rank]
     said: list[str] = []
-    base.rank_zero_info = said.append
+    meeting.rank_zero_info = said.append
     module = same_start(optimizer="Adam", batch_norm=True)
     fit(rank, Computes(error), module, devices=world_size)
     return state_of(module), [line for line in said if "processors" in line]

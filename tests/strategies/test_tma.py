@@ -23,6 +23,8 @@ from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.rounds import clock
 from lightning_gnn_dist.rounds.base import RoundStrategy
 from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps, RoundProgress
+from lightning_gnn_dist.rounds.drift import Drift
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
@@ -30,7 +32,7 @@ from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import Net, State, differs, fit, state_of
 
-PATIENCE = timedelta(seconds=30)
+PATIENCE = Launch(timeout=timedelta(seconds=30))
 
 
 class StepsOfRank(NamedTuple):
@@ -47,7 +49,7 @@ def unequal(rank: int) -> StepsOfRank:
 
 
 def tma(clock: Any, **options: Any) -> TMAStrategy:
-    return TMAStrategy(clock, timeout=PATIENCE, **options)
+    return TMAStrategy(clock, launch=PATIENCE, **options)
 
 
 def same_start(**options: Any) -> Net:
@@ -116,7 +118,7 @@ def replicas(rank: int, world_size: int, accumulate: int) -> tuple[list[State], 
     torch.manual_seed(rank)
     strategy = tma(unequal(rank))
     trainer = fit(rank, strategy, module, devices=world_size, validate=True, accumulate_grad_batches=accumulate)
-    return [*module.validated, state_of(module)], trainer.global_step, strategy.batches_of_ranks
+    return [*module.validated, state_of(module)], trainer.global_step, strategy.state.batches_of_ranks
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -154,7 +156,7 @@ def weighted(rank: int, world_size: int, options: dict[str, Any]) -> tuple[State
             super().end_round()
 
     module = same_start()
-    fit(rank, Watch(unequal(rank), timeout=PATIENCE, **options), module, devices=world_size, max_epochs=1)
+    fit(rank, Watch(unequal(rank), launch=PATIENCE, **options), module, devices=world_size, max_epochs=1)
     return before[0], state_of(module)
 
 
@@ -172,9 +174,9 @@ def train_on_parts(rank: int, world_size: int, kind: str) -> tuple[State, float]
     strategy: RoundStrategy = tma(EverySeconds(0.5))
     clock.time = SimpleNamespace(monotonic=count(0.0, (0.01, 0.02)[rank]).__next__)  # type: ignore[attr-defined]
     if kind == "RandomTMA":
-        strategy = tma(unequal(rank), weights="steps", drift="ranks")
+        strategy = tma(unequal(rank), weights="steps", drift=Drift("ranks"))
     elif kind == "LLCG":
-        strategy = LLCGStrategy(unequal(rank), correction_steps=0.5, timeout=PATIENCE)
+        strategy = LLCGStrategy(unequal(rank), correction_steps=0.5, launch=PATIENCE)
     torch.manual_seed(0)
     module = SAGE(32, 4, lr=0.03)
     trainer = fit(rank, strategy, module, devices=world_size, train=data, max_epochs=4)
@@ -199,7 +201,7 @@ def outlive(rank: int, world_size: int, folder: str) -> tuple[list[int], str, fl
     strategy, saver = tma(unequal(rank), failed_ranks=[0], weights="steps"), ModelCheckpoint(folder, save_top_k=-1)
     options: dict[str, Any] = {"validate": True, "callbacks": [saver], "enable_checkpointing": True}
     trainer = fit(rank, strategy, Net(), devices=world_size, **options)
-    return strategy.batches_of_ranks, saver.best_model_path, float(trainer.callback_metrics["val_loss"])
+    return strategy.state.batches_of_ranks, saver.best_model_path, float(trainer.callback_metrics["val_loss"])
 
 
 def test_a_run_with_failed_ranks_validates_and_saves_as_any_other(tmp_path: Path) -> None:
@@ -234,7 +236,12 @@ def stopped_and_resumed(rank: int, world_size: int, folder: str) -> tuple[State,
     run(2, f"{folder}/half")
     resumed, again, strategy = run(5, f"{folder}/half", ckpt_path=f"{folder}/half/epoch=1-step=15.ckpt")
     assert again.global_step == trainer.global_step == 7 + 8 + 9 + 10 + 11
-    return state_of(whole), state_of(resumed), strategy.batches_of_ranks, trainer.checkpoint_callback.best_model_path
+    return (
+        state_of(whole),
+        state_of(resumed),
+        strategy.state.batches_of_ranks,
+        trainer.checkpoint_callback.best_model_path,
+    )
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from tests.strategies.fitting import State, state_of
 
-PATIENCE = {"timeout": timedelta(seconds=30)}
+PATIENCE = {"launch": Launch(timeout=timedelta(seconds=30))}
 
 
 def grappa(**options: Any) -> GrappaStrategy:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.membership import (
     LIGHTHOUSE,
     RANK,
@@ -19,8 +22,7 @@ from lightning_gnn_dist.wire.membership import (
     name_of_rank,
     quorum_of,
 )
-from lightning_gnn_dist.wire.membership import _flatten as flatten
-from lightning_gnn_dist.wire.membership import _write_back as write_back
+from tests.ranks import run_ranks
 
 HAS_TORCHFT = importlib.util.find_spec("torchft") is not None
 
@@ -32,23 +34,59 @@ def some_tensors(value: float) -> list[Tensor]:
         torch.full((), value, dtype=torch.float64),
         torch.full((2,), int(value)),
         torch.full((1,), complex(value, -value)),
+        torch.tensor([value > 4]),
+        torch.empty(0),
     ]
 
 
-def test_a_mean_is_weighed_and_written_into_the_old_storage() -> None:
-    mine, yours = some_tensors(1.0), some_tensors(9.0)
-    sums = {kind: flatten(mine, 3.0)[kind] + flatten(yours, 1.0)[kind] for kind in (torch.float32, torch.float64)}
-    places = [tensor.data_ptr() for tensor in mine]
-    write_back(sums, mine)
-    for tensor, expected in zip(mine, some_tensors(3.0), strict=True):
-        assert tensor.dtype == expected.dtype and torch.equal(tensor, expected)
-    assert [tensor.data_ptr() for tensor in mine] == places
+class Group:
+    """What torchft's manager does when nobody dies."""
+
+    def start_quorum(self) -> None:
+        pass
+
+    def participating_rank(self) -> int:
+        return dist.get_rank()
+
+    def num_participants(self) -> int:
+        return dist.get_world_size()
+
+    def allreduce(self, flat: Tensor, reduce_op: Any) -> Any:
+        return dist.all_reduce(flat, reduce_op, async_op=True)
+
+    def should_commit(self) -> bool:
+        return True
 
 
-def test_without_weight_everything_stays_as_it_is() -> None:
-    tensors = some_tensors(2.0)
-    write_back(flatten(some_tensors(7.0), 0.0), tensors)
-    assert all(torch.equal(tensor, before) for tensor, before in zip(tensors, some_tensors(2.0), strict=True))
+def meet(rank: int, world_size: int, weights: list[float]) -> tuple[list[Tensor], list[Tensor]]:
+    """What a plain meeting makes of the tensors, and what one of members does, in the old storage."""
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    plain, elastic = some_tensors([9.0, 1.0][rank]), some_tensors([9.0, 1.0][rank])
+    member = Membership.__new__(Membership)
+    member.elastic, member._manager = Elastic(), Group()
+    places = [tensor.data_ptr() for tensor in elastic]
+    rows = member.meet(lambda rows: elastic, weights[rank], lambda: [rank, 2**50 + rank])
+    assert rows == [[0, 2**50], [1, 2**50 + 1]] and [tensor.data_ptr() for tensor in elastic] == places
+    if sum(weights):
+        collectives.average_(plain, weights[rank])
+    return plain, elastic
+
+
+def same(tensors: list[Tensor], others: list[Tensor]) -> bool:
+    return all(one.dtype == two.dtype and torch.equal(one, two) for one, two in zip(tensors, others, strict=True))
+
+
+def test_members_average_as_ranks_do_and_integers_by_their_maximum() -> None:
+    expected = some_tensors(3.0)
+    expected[3], expected[5] = torch.tensor([9, 9]), torch.tensor([True])
+    for plain, elastic in run_ranks(meet, 2, [1.0, 3.0]):
+        assert same(plain, elastic) and same(plain, expected)
+
+
+def test_without_weight_floats_stay_as_they_are() -> None:
+    for rank, (before, after) in enumerate(run_ranks(meet, 2, [0.0, 0.0])):
+        before[3], before[5] = torch.tensor([9, 9]), torch.tensor([True])
+        assert same(before, after) and after[0][0, 0] == [9.0, 1.0][rank]
 
 
 def test_a_quorum_is_a_majority() -> None:

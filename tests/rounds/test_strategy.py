@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from lightning.pytorch.strategies import DDPStrategy
 
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
@@ -46,7 +47,7 @@ def come_or_stay_away(
     come_together(folder, rank, world_size - len(absent))
     start = time.monotonic()
     with pytest.raises(TimeoutError) as caught:
-        fit(rank, strategy(start_timeout=timedelta(seconds=SECONDS)), Net(), devices=world_size)
+        fit(rank, strategy(launch=Launch(start_timeout=timedelta(seconds=SECONDS))), Net(), devices=world_size)
     return str(caught.value), time.monotonic() - start
 
 
@@ -71,7 +72,9 @@ def test_missing_ranks_are_named_in_time(
 def come_late(rank: int, world_size: int) -> int:
     if rank == 1:
         time.sleep(1.0)
-    return fit(rank, LocalSGDStrategy(start_timeout=timedelta(seconds=30)), Net(), devices=world_size).global_step
+    return fit(
+        rank, LocalSGDStrategy(launch=Launch(start_timeout=timedelta(seconds=30))), Net(), devices=world_size
+    ).global_step
 
 
 def test_who_is_late_is_waited_for() -> None:
@@ -125,7 +128,7 @@ def test_no_thread_of_gloo_outlives_the_interpreter(strategy: Any) -> None:
 
 def test_a_start_takes_some_time() -> None:
     with pytest.raises(ValueError, match="start_timeout must be longer than nothing, got 0:00:00"):
-        LocalSGDStrategy(start_timeout=timedelta(0))
+        Launch(start_timeout=timedelta(0))
 
 
 def meet_as_another_run(rank: int, world_size: int) -> str | None:

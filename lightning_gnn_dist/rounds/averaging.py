@@ -1,0 +1,77 @@
+"""What of a replica ranks average: trained parameters, buffers, moments, and frozen parameters that differ.
+
+The half of a GAN that is frozen while the other learns, a teacher, a moving target: they start equal on all ranks and
+must be equal after a meeting. Most frozen parameters, those of a pretrained encoder for instance, never change and may
+be large. So ranks compare checksums, and average what differs. Neither a tensor's version nor its address would tell:
+who writes through ``.data`` leaves both as they are. And what is equal needs no average, whether it changed or not.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+from lightning.pytorch.strategies import Strategy
+from torch import Tensor
+
+from lightning_gnn_dist.rounds.gradients import trained_parameters
+from lightning_gnn_dist.rounds.lightning_internals import module_of
+from lightning_gnn_dist.rounds.replica_state import optimizer_tensors
+from lightning_gnn_dist.wire import collectives
+
+_TRAINED = -1  # stands for a parameter that is averaged anyway
+
+
+class Averaging:
+    """The tensors of one replica that a meeting averages.
+
+    Args:
+        strategy: Whose module and optimizers.
+        buffers: Whether those of the module are averaged, too.
+        moments: Whether the states of the optimizers are.
+    """
+
+    def __init__(self, strategy: Strategy, *, buffers: bool, moments: bool) -> None:
+        self._strategy, self._buffers, self._moments = strategy, buffers, moments
+        self._unequal: set[int] = set()  # parameters that differed between ranks when they met, by number
+
+    def tensors(self) -> list[Tensor]:
+        """All of them, in the same order on every rank."""
+        parameters = enumerate(self._parameters())
+        tensors = [parameter.data for idx, parameter in parameters if parameter.requires_grad or idx in self._unequal]
+        return tensors + self._others()
+
+    def num_values(self, *, gradients: bool) -> int:
+        """How many numbers a meeting exchanges at most; with ``gradients``, those too."""
+        tensors = [*self._others(), *self._parameters()]
+        if gradients:
+            tensors += trained_parameters(module_of(self._strategy))
+        return sum(tensor.numel() for tensor in tensors)
+
+    def checksums(self) -> list[int]:
+        """For each parameter a number of 48 bits that tells its content, or one that says it is trained."""
+        return [_TRAINED if each.requires_grad else _checksum(each.detach()) for each in self._parameters()]
+
+    def compare(self, rows: Sequence[Sequence[int]]) -> None:
+        """Average from here on what is not the same on all ranks. A row holds one rank's checksums."""
+        columns = enumerate(zip(*rows, strict=True))
+        self._unequal = {idx for idx, column in columns if len(set(column)) > 1}
+
+    def _parameters(self) -> list[Tensor]:
+        return list(module_of(self._strategy).parameters())
+
+    def _others(self) -> list[Tensor]:
+        buffers = list(module_of(self._strategy).buffers()) if self._buffers else []
+        return buffers + (optimizer_tensors(self._strategy.optimizers) if self._moments else [])
+
+
+def summary(numbers: Sequence[int]) -> int:
+    """One number for all of them."""
+    return zlib.crc32(repr(numbers).encode())
+
+
+def _checksum(tensor: Tensor) -> int:
+    if tensor.device.type != "cpu":
+        return collectives.checksum([tensor]) % (1 << 48)
+    octets = collectives.octets(tensor).numpy().data  # the checksum of all ranks' models is ten times slower
+    return zlib.crc32(octets) << 16 ^ zlib.adler32(octets)

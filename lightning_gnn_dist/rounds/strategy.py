@@ -1,0 +1,182 @@
+"""What all strategies here share: a start at which nobody is missing, exact logged means, what each rank saves."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from lightning_gnn_dist.checks import check_choice, check_instance
+from lightning_gnn_dist.rounds import refusals, replica_state
+from lightning_gnn_dist.rounds.launchers import FunctionLauncher, Launch, ScriptLauncher
+from lightning_gnn_dist.rounds.lightning_internals import (
+    give_back_sigterm,
+    join_process_group,
+    module_of,
+    refuse_stop_iteration,
+    take_over_sigterm,
+)
+from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.roll_call import Roll
+
+Buffers = Literal["average", "local"]
+
+
+class PartitionedStrategy(DDPStrategy):
+    """Ranks that start together with the same data, leave together, and save what each of them holds.
+
+    Calls the roll before the process group is made, which would wait for half an hour and name nobody. Then ranks
+    compare what they have to have alike, and refuse to train if they have not.
+
+    Args:
+        weights: One of ``weight_modes``.
+        buffers: One of ``buffer_modes``.
+        launch: How ranks are started, and how long they wait for each other.
+        options: Those of :class:`torch.nn.parallel.DistributedDataParallel`.
+    """
+
+    weight_modes: ClassVar[Any]
+    buffer_modes: ClassVar[Any] = Buffers
+
+    def __init__(self, *, weights: str, buffers: str, launch: Launch, **options: Any) -> None:
+        check_choice("weights", weights, self.weight_modes)
+        check_choice("buffers", buffers, self.buffer_modes)
+        check_instance("launch", launch, Launch, "a Launch, such as Launch(timeout=timedelta(minutes=5))")
+        super().__init__(
+            timeout=launch.timeout,
+            process_group_backend=launch.backend,
+            start_method=launch.start_method,
+            **options,
+        )
+        self.weights, self.buffers = weights, buffers
+        self.launch = launch
+        self.processors_differ = False
+        self.sigterm_received = False
+        self._resumed: replica_state.ReplicaState | None = None
+        self._companion: Callback | None = None  # for hooks that strategies do not have
+
+    # What a subclass says.
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the other ranks may be anywhere, so that nothing collective may be called."""
+        raise NotImplementedError
+
+    def _begin_fit(self, trainer: Trainer) -> None:
+        """Refuse what cannot be trained, and forget the fit before."""
+
+    def _training_loader(self, loader: Any) -> Any:
+        """What Lightning reads instead of the loader of a fit."""
+        return loader
+
+    def _of_run(self) -> dict[str, Any]:
+        """What a checkpoint says once for all ranks."""
+        return {}
+
+    def _of_rank(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint must hold of this rank."""
+        raise NotImplementedError
+
+    def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.ReplicaState | None:
+        """What a checkpoint holds for this rank."""
+        raise NotImplementedError
+
+    def _go_on(self, resumed: replica_state.ReplicaState) -> None:
+        """Take back what needs a module that trains."""
+
+    # What Lightning calls.
+
+    def connect(self, model: LightningModule) -> None:
+        super().connect(model)
+        callbacks: list[Callback | None] = model.trainer.callbacks  # type: ignore[attr-defined]
+        if self._companion not in callbacks:
+            callbacks.insert(0, self._companion)  # what ranks do together comes before checkpoints, EMA and the like
+
+    def setup(self, trainer: Trainer) -> None:
+        refuse_stop_iteration(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._begin_fit(trainer)
+            self.sigterm_received = False
+            take_over_sigterm(trainer, self._on_sigterm)
+            self.processors_differ = refusals.check_ranks(trainer, self.root_device)
+        super().setup(trainer)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        return self._training_loader(dataloader) if self._module().trainer.training else dataloader
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None:
+            self._go_on(resumed)
+            replica_state.restore_random_state(resumed.random_state)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        # Trainer.save_checkpoint() runs on all ranks, so all of them are here: but after an exception.
+        if self.is_alone:
+            replica_state.mark_alone(checkpoint, self._of_run())
+        elif "optimizer_states" in checkpoint:  # else there is nothing to resume
+            replica_state.add_to_checkpoint(checkpoint, self._of_run(), self._of_rank(checkpoint))
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        if self._module().trainer.state.fn == TrainerFn.FITTING:
+            self._resumed = self._take_state(checkpoint, checkpoint_path)
+        return checkpoint
+
+    def teardown(self) -> None:
+        trainer = None if self.lightning_module is None else self.lightning_module._trainer
+        if trainer is not None:
+            self._give_back(trainer)
+        super().teardown()
+
+    def setup_distributed(self) -> None:
+        self.set_world_ranks()
+        place = self.cluster_environment
+        assert place is not None
+        if not collectives.is_joined():
+            lost = self._launcher.lost if isinstance(self._launcher, ScriptLauncher) else dict
+            who = (self.global_rank, self.world_size, self.launch.start_timeout, self.num_nodes, lost)
+            roll = Roll(place.main_address, place.main_port, *who)
+            store = roll.call()
+            with collectives.kept_on_host(roll.on_one_host):
+                join_process_group(self, store)
+        super().setup_distributed()
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """As Lightning's, but the mean of numbers and of integers is exact.
+
+        Of what ``self.log(..., batch_size=..., sync_dist=True)`` has summed, Lightning asks for the mean over ranks of
+        the values, and for that of the seeds, an integer. It truncates the second one, and divides by it. In float64
+        both are what they should be, and their quotient is the mean over the seeds of all ranks.
+        """
+        if isinstance(tensor, Tensor) and reduce_op in ("mean", "avg") and not tensor.is_complex():
+            tensor = tensor.double() if tensor.dim() == 0 or not tensor.is_floating_point() else tensor
+        return super().reduce(tensor, group, reduce_op)
+
+    def _configure_launcher(self) -> None:  # Lightning asks for it once it knows where it runs
+        place = self.cluster_environment
+        assert place is not None
+        if self.launch.start_method == "popen":
+            patience = self.launch.timeout.total_seconds()
+            size = {"num_processes": self.num_processes, "num_nodes": self.num_nodes}
+            self._launcher = ScriptLauncher(patience, cluster_environment=place, **size)
+        else:
+            self._launcher = FunctionLauncher(self, start_method=self.launch.start_method)
+
+    def _give_back(self, trainer: Trainer) -> None:
+        """What follows a fit has no meetings to vote in."""
+        give_back_sigterm(trainer)
+
+    def _on_sigterm(self) -> None:
+        self.sigterm_received = True  # all ranks hear of it where they meet next
+
+    def _module(self) -> LightningModule:
+        return module_of(self)
+
+    def _datamodule(self) -> Any:
+        return self._module().trainer.datamodule  # type: ignore[attr-defined]
