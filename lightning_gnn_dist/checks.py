@@ -246,6 +246,7 @@ def check_plain(name: str, tensor: Tensor) -> None:
 def check_ids(name: str, value: Any, what: str = "node ids") -> None:
     """Refuse what is no vector of integers. A mask is none."""
     check_tensor(name, value, what)
+    check_plain(name, value)
     if value.dim() != 1 or not holds_integers(value):
         raise ValueError(
             f"{name} must be a vector of {what}, got {shown(value)}. Turn a mask into ids with mask.nonzero().view(-1)."

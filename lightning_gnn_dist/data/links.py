@@ -51,6 +51,7 @@ class LinkSplit:
 
     def __post_init__(self) -> None:
         check_instance("graph", self.graph, Graph, "a Graph of the training edges")
+        self.graph.check_whole()
         check_arrays(edges=self.edges, negatives=self.negatives)
         check_true_or_false(undirected=self.undirected)
         masks = [name for name in self.graph.node_arrays if name.endswith("_mask")]
@@ -213,6 +214,7 @@ def split_edges(
         undirected: Whether the graph holds both directions of every edge. Default: look.
     """
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
+    graph.check_whole()
     if not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
         raise ValueError(f"val and test are shares that leave edges to train on, got {shown(val)} and {shown(test)}.")
     check_seed(seed)

@@ -262,6 +262,14 @@ class Graph:
             if low < 0 or high >= self.num_senders:
                 raise ValueError(f"indices must lie in [0, {self.num_senders}), got {low} to {high}.")
 
+    def check_whole(self) -> None:
+        """Refuse some rows of a larger graph, where every sender must have a row of its own."""
+        if self.num_senders != self.num_nodes:
+            raise ValueError(
+                f"The graph has rows for {self.num_nodes} nodes, and edges from {self.num_senders}: it is a shard, and "
+                "the whole graph is needed here."
+            )
+
     def _checked(self, nodes: Tensor) -> Tensor:
         """The ids as int64, if they are nodes of this graph."""
         check_ids("nodes", nodes)

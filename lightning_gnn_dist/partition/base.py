@@ -72,6 +72,7 @@ class Partition:
                 f"The partition assigns {self.assignment.numel()} nodes, but the graph has "
                 f"{graph.num_nodes}: report on the graph that was partitioned."
             )
+        graph.check_whole()
         self._check_range()
         return PartitionReport.of(graph, self.assignment, self.num_parts)
 
@@ -90,6 +91,7 @@ class Partitioner(Protocol):
 def check_request(graph: Graph, num_parts: int, seed: int) -> None:
     """Refuse what no partitioner can do."""
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
+    graph.check_whole()
     check_at_least(1, num_parts=num_parts)
     check_seed(seed)
     if num_parts > graph.num_nodes:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_gnn_dist.checks import check_folder, check_instance
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage import drafts
 from lightning_gnn_dist.graph.storage.files import make_read_only, read_json
@@ -49,7 +50,7 @@ def cached_partition(
             can write there, and ``lightning_gnn_dist/partitions`` in the user's cache directory otherwise.
     """
     check_request(graph, num_parts, seed)
-    directory = _default_directory(graph) if cache_dir is None else Path(cache_dir)
+    directory = _default_directory(graph) if cache_dir is None else check_folder("cache_dir", cache_dir)
     key = {
         "version": VERSION,
         "graph": graph.fingerprint,
@@ -105,6 +106,9 @@ def _compute(graph: Graph, partitioner: Partitioner, num_parts: int, seed: int) 
     started = time.monotonic()
     partition = partitioner(graph, num_parts, seed)
     seconds = time.monotonic() - started
+    check_instance(f"What {partitioner!r} returns", partition, Partition, "a Partition")
+    if partition.num_parts != num_parts:
+        raise ValueError(f"{partitioner!r} returned {partition.num_parts} parts, and was asked for {num_parts}.")
     cut_ratio = partition.report(graph).cut_ratio
     log.info(
         "Partitioned %d nodes into %d parts by %r in %.1f seconds: %.1f%% of the edges are cut",

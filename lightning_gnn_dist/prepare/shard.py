@@ -151,6 +151,9 @@ def save_shards(graph: Graph, partition: Partition, folder: str | Path) -> None:
             f"The partition assigns {partition.assignment.numel()} nodes, but the graph has {graph.num_nodes}: divide "
             "the graph that was partitioned."
         )
+    graph.check_whole()
+    if not (counts := partition.counts()).all():
+        raise ValueError(f"Part {int(counts.argmin())} of the partition has no nodes, and each shard needs one.")
     with drafts.folder_beside(folder) as draft:
         _write(graph, partition, draft)
         os.rename(draft, folder)

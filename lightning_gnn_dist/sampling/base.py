@@ -44,6 +44,7 @@ class OrdersSeeds(Protocol):
 def check_bulk(graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[tuple[Tensor, BatchKey]]:
     """Refuse what is no bulk of a graph; return the seeds and the key of each batch."""
     check_instance("graph", graph, Graph, "a Graph, made by Graph.from_pyg(data)")
+    graph.check_whole()
     check_list("seeds", seeds, "[torch.arange(8)], a tensor for each batch")
     check_list("keys", keys, "[BatchKey(seed=0, epoch=0, batch=0)], one for each batch")
     if len(seeds) != len(keys):

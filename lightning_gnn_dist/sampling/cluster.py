@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least, check_instance, check_word
+from lightning_gnn_dist.checks import check_at_least, check_fits, check_instance, check_word
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
@@ -65,8 +65,10 @@ class ClusterSampler:
                 f"ClusterSampler needs the chunk of each node, but the graph has no array {self.chunk!r} of integers. "
                 f"Set data.{self.chunk} = MetisPartitioner()(graph, num_parts, seed=0).assignment."
             )
-        if chunks.numel() and int(chunks.min()) < 0:
-            raise ValueError(f"Chunks are numbers from 0, but {self.chunk} holds {int(chunks.min())}.")
+        low, high = (int(end) for end in chunks.aminmax()) if chunks.numel() else (0, 0)
+        if low < 0:
+            raise ValueError(f"Chunks are numbers from 0, but {self.chunk} holds {low}.")
+        check_fits(8 * high, f"{self.chunk} holds the number {high}: so many chunks")
         return chunks.to(torch.int64)
 
     def _members(self, graph: Graph) -> tuple[Tensor, Tensor]:

@@ -253,3 +253,34 @@ def test_one_line_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     cached_partition(GRAPH, RandomPartitioner(), 4, 0, tmp_path)
     (read,) = caplog.messages
     assert read.startswith("Read the partition into 4 parts by RandomPartitioner() from ")
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong:
+    """Returns something else than was asked for."""
+
+    parts: int
+
+    def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
+        assignment = torch.zeros(graph.num_nodes, dtype=torch.int32)
+        return Partition(assignment, self.parts) if self.parts else assignment  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"), [(0, r"What Wrong\(parts=0\) returns must be a Partition"), (7, "returned 7 parts, and was")]
+)
+def test_what_is_no_answer_is_not_kept(parts: int, message: str, tmp_path: Path) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        cached_partition(GRAPH, Wrong(parts), 2, 0, tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cache_dir must be a folder"):
+        cached_partition(GRAPH, RandomPartitioner(), 2, 0, tmp_path / "file")
+
+
+def test_a_damaged_entry_is_told_in_whole_sentences(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cached_partition(GRAPH, RandomPartitioner(), 2, 0, tmp_path)
+    (meta,) = tmp_path.glob("*/meta.json")
+    meta.unlink()
+    meta.write_text("[]")
+    cached_partition(GRAPH, RandomPartitioner(), 2, 0, tmp_path)
+    assert "(it holds a list, not an object)): it is computed again" in caplog.text

@@ -11,6 +11,7 @@ import torch
 
 from lightning_gnn_dist.graph import graph as graph_module
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import Shard, save_shards
 from lightning_gnn_dist.sharded.graph import ShardedGraph
 from lightning_gnn_dist.wire.collectives import Channel
@@ -120,3 +121,10 @@ def test_a_partition_of_another_graph_is_refused(tmp_path: Path) -> None:
 def test_a_rank_needs_the_shard_of_its_place(folder: Path) -> None:
     with pytest.raises(ValueError, match="Rank 0 of 1 needs shard 0 of 1, and has shard 1 of 3"):
         ShardedGraph(Shard.open(folder, 1), Channel(None, 1, 0))
+
+
+def test_a_shard_without_nodes_is_refused(tmp_path: Path) -> None:
+    graph = small_graph()
+    empty = Partition(torch.zeros(graph.num_nodes, dtype=torch.int32), 2)
+    with pytest.raises(ValueError, match="Part 1 of the partition has no nodes"):
+        save_shards(graph, empty, tmp_path / "shards")

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from lightning_gnn_dist.batches.pool import gather_rows
+from lightning_gnn_dist.data.links import split_edges
 from lightning_gnn_dist.engine.rng import key
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import GraphReport
 from lightning_gnn_dist.graph.synthetic import communities
@@ -17,7 +19,11 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.partition_report import edges_between
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
+from lightning_gnn_dist.prepare.shard import save_shards
+from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 NUM_NODES = 400
 CHANGES = [("indices", 7, 10**9), ("indices", 7, -1), ("indices", 7, NUM_NODES), ("indices", 7, -(2**31))]
@@ -66,3 +72,38 @@ def test_edges_are_checked_whatever_is_said_of_them() -> None:
 def test_rows_that_an_array_lacks_are_refused() -> None:
     with pytest.raises(IndexError, match=r"Rows 0 to 400 are asked for of an array that has 400"):
         gather_rows(torch.zeros(400, 1000), torch.arange(401))
+
+
+ROWS = Graph(torch.tensor([0, 1, 2]), torch.tensor([5, 6]), num_senders=10)
+NEED_ALL_ROWS: dict[str, Callable[[], Any]] = {
+    "sampler": lambda: WholePartSampler(2).sample_bulk(ROWS, [torch.tensor([0])], [BatchKey(0, 0, 0)]),
+    "partitioner": lambda: MetisPartitioner()(ROWS, 2, 0),
+    "report": lambda: Partition(torch.tensor([0, 1], dtype=torch.int32), 2).report(ROWS),
+    "links": lambda: split_edges(ROWS, 0.5, 0.0),
+    "shards": lambda: save_shards(ROWS, Partition(torch.tensor([0, 1], dtype=torch.int32), 2), "nowhere"),
+}
+
+
+@pytest.mark.parametrize("call", NEED_ALL_ROWS.values(), ids=NEED_ALL_ROWS)
+def test_rows_of_a_larger_graph_are_no_graph(call: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match="has rows for 2 nodes, and edges from 10: it is a shard"):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("seeds", "message"),
+    [
+        (torch.ones(2, dtype=torch.int64, device="meta"), "lies on the device 'meta'"),
+        (torch.tensor([1], dtype=torch.uint64), "uint64, which cannot be computed with"),
+    ],
+)
+def test_seeds_of_no_known_kind_are_refused(seeds: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=f"The seeds of a batch .*{message}"):
+        NeighborSampler([2]).sample_bulk(communities(40, 2), [seeds], [BatchKey(0, 0, 0)])
+
+
+def test_as_many_chunks_as_no_machine_holds_are_refused() -> None:
+    graph = communities(40, 2)
+    graph.node_arrays["chunk"] = torch.full((40,), 2**40)
+    with pytest.raises(ValueError, match="chunk holds the number 1099511627776"):
+        ClusterSampler(1).sample_bulk(graph, [torch.tensor([0])], [BatchKey(0, 0, 0)])

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_fits
+from lightning_gnn_dist.checks import check_fits, check_seed
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.prepare.files.tables import Progress
@@ -57,6 +57,7 @@ class RawGraph:
             raise ValueError(f"The source has {present} already: leave the split out, or drop these arrays.")
         if min(shares) < 0 or not (sum(shares) < 1 or isclose(sum(shares), 1)):
             raise ValueError(f"A split is three shares of at most 1 in all, got {list(shares)}.")
+        check_seed(seed)
         nodes = self._labelled()
         nodes = np.random.Generator(np.random.Philox(key=seed)).permutation(nodes)
         ends = [round(sum(shares[:at]) * len(nodes)) for at in range(len(SPLITS) + 1)]

@@ -23,6 +23,8 @@ def find_source(path: Path, *, nodes: Path | None = None, drop: Collection[str] 
     for file in (path, *([nodes] if nodes else [])):
         if not file.exists():
             raise FileNotFoundError(f"{file} does not exist.")
+    if (path / "meta.json").exists():
+        raise ValueError(f"{path} is a saved graph already: Graph.open(path) reads it.")
     has_rows = is_table(path)
     if nodes is not None and not has_rows:
         raise ValueError(f"A table of nodes ({nodes}) goes with a table of edges, and {path} is none.")

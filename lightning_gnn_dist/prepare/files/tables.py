@@ -89,7 +89,8 @@ def _parse_ends(
     try:
         ends = np.loadtxt(lines, np.int64, **_format(separator), usecols=places, ndmin=2)
     except ValueError as error:
-        raise ValueError(f"{path}, after line {first_line - 1}: {error}. Nodes are numbered 0, 1, 2, ...") from error
+        said = str(error).rstrip(". ")
+        raise ValueError(f"{path}, after line {first_line - 1}: {said}. Nodes are numbered 0, 1, 2, ...") from error
     return np.ascontiguousarray(ends[:, 0]), np.ascontiguousarray(ends[:, 1])
 
 

@@ -268,6 +268,8 @@ def test_what_names_nodes_cannot_be_left_out(tmp_path: Path) -> None:
 
 def test_shares_that_are_none_are_refused(tmp_path: Path) -> None:
     raw = find_source(**as_tables(small(), tmp_path), drop=["split"]).read(lambda share: None)
+    with pytest.raises(ValueError, match="seed must be an integer of at least 0, got -1"):
+        raw.with_split([0.5, 0.2, 0.2], -1)
     with pytest.raises(ValueError, match=r"The share 0.01 for val of 6 labelled nodes is none"):
         raw.with_split([0.5, 0.01, 0.2], 0)
 
@@ -345,6 +347,12 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         find_source(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="goes with a table of edges"):
         find_source(tmp_path, nodes=tmp_path / "graph.gml")
+
+
+def test_a_saved_graph_is_no_source(tmp_path: Path) -> None:
+    Graph.from_pyg(small()).save(tmp_path / "graph")
+    with pytest.raises(ValueError, match="is a saved graph already"):
+        find_source(tmp_path / "graph")
 
 
 def test_bad_splits_are_refused(tmp_path: Path) -> None:
