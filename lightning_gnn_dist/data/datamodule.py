@@ -10,18 +10,19 @@ from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.placement import SampleOn
-from lightning_gnn_dist.checks import check_instance, check_path, check_seed, check_true_or_false
+from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.checks import check_choice, check_instance, check_path, check_seed
 from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
+from lightning_gnn_dist.data.part_datamodule import PartDataModule
 from lightning_gnn_dist.data.residency import Fixed, Residency
-from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo, Scope, check_scope
+from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.values import ValueCheck
+from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.sampling.base import Sampler
 
 
-class PartitionedDataModule(GraphDataModule):
+class PartitionedDataModule(PartDataModule):
     """Cut a graph into one part per rank, and hand out batches of the rank's own part.
 
     Training batches come from the part alone: its nodes, the edges among them, and their features, copied into
@@ -100,7 +101,6 @@ class PartitionedDataModule(GraphDataModule):
         check_values: bool = True,
         cache_dir: str | Path | None = None,
     ) -> None:
-        check_true_or_false(check_values=check_values)
         check_seed(seed)
         extra, around = ExtraNodes(extra_nodes, extra_of, seed), Halo(halo, halo_bytes, halo_neighbors)
         _check_train_on(train_on, has_part=bool(extra.share or around.hops) or not isinstance(residency, Fixed))
@@ -115,6 +115,7 @@ class PartitionedDataModule(GraphDataModule):
             num_threads=num_threads,
             widen_features=widen_features,
             sample_on=sample_on,
+            train_on=train_on,
             residency=residency,
             repartition_every=repartition_every,
             extra=extra,
@@ -122,10 +123,9 @@ class PartitionedDataModule(GraphDataModule):
             coverage=coverage,
             correction_batch_size=correction_batch_size,
             correction_sampler=correction_sampler,
+            check_values=check_values,
             cache_dir=cache_dir,
         )
-        self.train_on = train_on
-        self._values = ValueCheck(is_on=check_values)
 
     # What Lightning calls.
 
@@ -134,12 +134,6 @@ class PartitionedDataModule(GraphDataModule):
         if stage == "fit" and self._is_cut():
             self._cut.check_run(self._world_size(), self._num_super_epochs())
 
-    def val_dataloader(self) -> BatchLoader:
-        return self._judging_loader("val")
-
-    def test_dataloader(self) -> BatchLoader:
-        return self._judging_loader("test")
-
     # What it is made of.
 
     def _judging_loader(self, name: str) -> BatchLoader:
@@ -147,29 +141,22 @@ class PartitionedDataModule(GraphDataModule):
         self._values.of_labels(self.graph, nodes, f"{name}_mask")
         return self._nodes_loader(nodes, f"{name}_mask marks")
 
-    def _is_cut(self) -> bool:
-        return super()._is_cut() and self.train_on == "part"
-
     def _most_seeds(self, world_size: int) -> int:
         return self._cut.most_seeds(world_size)
 
     def _all_seeds(self) -> Tensor:
         return self.graph.split("train")
 
-    def _batches_of(
-        self, part: Graph, num_batches: int, seed: int, rank: int, num_ranks: int, *, in_background: bool = True
-    ) -> BatchLoader:
+    def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, GraphSource]:
         seeds = part.split("train")
         if self.train_on == "graph" and num_ranks > 1:
             seeds = seeds[self.partition(num_ranks).assignment[seeds] == rank]
         self._values.of_training(part, seeds)
-        seed = seed * num_ranks + rank  # replicas differ in what they draw
-        source = self._source(part, self.sampler)
-        return self._loader(source, seeds, num_batches, seed, in_background=in_background)
+        return seeds, self._source(part, self.sampler)
 
 
 def _check_train_on(train_on: Scope, *, has_part: bool) -> None:
-    check_scope("train_on", train_on)
+    check_choice("train_on", train_on, Scope)
     if train_on == "graph" and has_part:
         raise ValueError(
             'extra_nodes, halo and residency say what a part holds, and train_on="graph" uses the whole graph: choose '

@@ -10,20 +10,19 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.placement import SampleOn
+from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.checks import (
     check_at_least,
     check_choice,
     check_instance,
     check_path,
     check_seed,
-    check_true_or_false,
 )
-from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.links import LinkSplit
+from lightning_gnn_dist.data.part_datamodule import PartDataModule
 from lightning_gnn_dist.data.residency import Fixed, Residency
 from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.values import ValueCheck
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
@@ -38,7 +37,7 @@ from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 NegativesFrom = Literal["part", "graph"]
 
 
-class LinkDataModule(GraphDataModule):
+class LinkDataModule(PartDataModule):
     """Learn to tell edges from pairs that are none: each rank on the edges inside its part.
 
     A training batch asks for ``batch_size`` edges of the part and ``num_negatives`` false ones for each. None of the
@@ -102,7 +101,6 @@ class LinkDataModule(GraphDataModule):
         check_values: bool = True,
         cache_dir: str | Path | None = None,
     ) -> None:
-        check_true_or_false(check_values=check_values)
         check_at_least(1, num_negatives=num_negatives)
         check_choice("negatives_from", negatives_from, NegativesFrom)
         check_seed(seed)
@@ -120,6 +118,7 @@ class LinkDataModule(GraphDataModule):
             num_threads=num_threads,
             widen_features=widen_features,
             sample_on=sample_on,
+            train_on="part",
             residency=residency,
             repartition_every=repartition_every,
             extra=ExtraNodes(0.0, "part", seed),
@@ -127,13 +126,13 @@ class LinkDataModule(GraphDataModule):
             coverage=None,
             correction_batch_size=correction_batch_size,
             correction_sampler=correction_sampler,
+            check_values=check_values,
             cache_dir=cache_dir,
         )
         if negatives_from == "graph":
             _check_far(self.graph, sample_on)
         self.num_negatives = num_negatives
         self.negatives_from = negatives_from
-        self._values = ValueCheck(is_on=check_values)
         self._most: dict[int, int] = {}
 
     @property
@@ -141,13 +140,7 @@ class LinkDataModule(GraphDataModule):
         """Identifies the split, so that a strategy can tell whether all ranks have the same."""
         return self.split.fingerprint
 
-    def val_dataloader(self) -> BatchLoader:
-        return self._ranking_loader("val")
-
-    def test_dataloader(self) -> BatchLoader:
-        return self._ranking_loader("test")
-
-    def _ranking_loader(self, name: str) -> BatchLoader:
+    def _judging_loader(self, name: str) -> BatchLoader:
         if name not in self.split.edges:
             raise ValueError(
                 f"The split holds no {name} edges back (it has: {list(self.split.edges)}): give split_edges() a share "
@@ -185,18 +178,14 @@ class LinkDataModule(GraphDataModule):
     def _whole_sampler(self) -> Sampler:
         return self._links(super()._whole_sampler(), self.graph.num_nodes)
 
-    def _batches_of(
-        self, part: Graph, num_batches: int, seed: int, rank: int, num_ranks: int, *, in_background: bool = True
-    ) -> BatchLoader:
+    def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, GraphSource]:
         self._values.of_arrays(part)
         own = part.node_arrays.get("train_mask", torch.ones(part.num_nodes, dtype=torch.bool))
         seeds = positions_of_links(part, own.to(torch.int64) - 1, self.split.undirected)
         links = self._links(self.sampler, int(own.sum()))
         is_far = self.negatives_from == "graph" and part is not self.graph
         graph, sampler = (self.graph, FarNegativesSampler(links, part)) if is_far else (part, links)
-        seed = seed * num_ranks + rank  # replicas differ in what they draw
-        source = self._source(graph, sampler, part.num_edges)
-        return self._loader(source, seeds, num_batches, seed, in_background=in_background)
+        return seeds, self._source(graph, sampler, part.num_edges)
 
     def _links(self, sampler: Sampler, num_candidates: int) -> LinkSampler:
         return LinkSampler(sampler, self.num_negatives, num_candidates, self.split.undirected)

@@ -12,9 +12,9 @@ from lightning_gnn_dist.checks import check_at_least_if_given, check_between, ch
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
+from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.partition.base import Partition
 
-Scope = Literal["part", "graph"]
 _PURPOSE = 1 << 42  # added to the seed, so that these draws have nothing to do with others
 
 
@@ -33,7 +33,7 @@ class ExtraNodes:
     seed: int
 
     def __post_init__(self) -> None:
-        check_scope("extra_of", self.of)
+        check_choice("extra_of", self.of, Scope)
         check_between(0, 1, extra_nodes=self.share)
 
     def __call__(self, residents: Tensor, partition: Partition, rank: int) -> Tensor:
@@ -100,10 +100,6 @@ class Halo:
 
 def _bytes_of_node(graph: Graph) -> int:
     return sum(array[:1].numel() * array.element_size() for array in graph.node_arrays.values())
-
-
-def check_scope(name: str, scope: str) -> None:
-    check_choice(name, scope, Scope)
 
 
 def _some_of_each_row(row: Tensor, senders: Tensor, limit: int, seed: int) -> Tensor:

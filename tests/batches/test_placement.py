@@ -17,11 +17,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning_gnn_dist.batches import placement
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.placement import Placement, release, stream_to
-from lightning_gnn_dist.data import graph_datamodule
+from lightning_gnn_dist.data import part_datamodule
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import split_edges
+from lightning_gnn_dist.data.part_datamodule import PartDataModule
 from lightning_gnn_dist.data.residency import Redeal
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
@@ -131,7 +131,7 @@ def test_only_where_ranks_fit_parts_are_expected(ranks, state, monkeypatch):
         return Placement(device, "cpu", expected_bytes=expected_bytes)
 
     data = module_of("auto", partitioner=RandomPartitioner())
-    monkeypatch.setattr(graph_datamodule, "Placement", record)
+    monkeypatch.setattr(part_datamodule, "Placement", record)
     monkeypatch.setattr(data, "_world_size", lambda: ranks)
     monkeypatch.setattr(data, "_trainer_fn", lambda: state)
     for loader in (data.val_dataloader(), data.train_dataloader()):
@@ -236,7 +236,7 @@ def test_all_batches_come_from_one_copy_which_goes_with_the_fit(make, monkeypatc
         return copy
 
     monkeypatch.setattr(placement, "_moved", watched)
-    data: GraphDataModule = make("device")
+    data: PartDataModule = make("device")
     release(data.graph)
     for _ in range(2):
         loaders = [data.train_dataloader(), data.val_dataloader(), data.predict_dataloader()]  # a trainer keeps them

@@ -163,3 +163,27 @@ def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], messa
 def test_a_path_without_shards_is_refused(saved: Path) -> None:
     with pytest.raises(FileNotFoundError, match="save_shards"):
         ShardedDataModule(saved / "whole")
+
+
+def limited(rank: int, world_size: int, folder: str) -> tuple[int, int, list[Tensor]]:
+    """Where the loader stands after a pass that the trainer has limited, and what it trained on."""
+    data, model = ShardedDataModule(f"{folder}/shares", **OPTIONS), SAGE(12, 4)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    options = {"enable_checkpointing": False, "limit_val_batches": 0, "max_epochs": 1, "limit_train_batches": 2}
+    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=DDPStrategy(**PATIENCE), **options, **quiet)
+    loader = None
+
+    class Look(pl.Callback):
+        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            nonlocal loader
+            loader = data._train_loader
+
+    trainer.callbacks.append(Look())  # type: ignore[attr-defined]
+    trainer.fit(model, data)
+    assert loader is not None
+    return len(loader), loader.state_dict()["batches_done"], model.trained
+
+
+def test_a_pass_that_the_trainer_limits_is_over_at_its_limit(saved: Path) -> None:
+    for length, batches_done, trained in run_ranks(limited, 2, str(saved)):
+        assert (length > 2, batches_done, len(trained)) == (True, 0, 2)
