@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -15,22 +16,29 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist.batches.global_batches import ANCHOR, GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader, batches_of_ranks
-from lightning_gnn_dist.batches.placement import SampleOn
 from lightning_gnn_dist.batches.source import BatchSource
-from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given, check_choice, check_true_or_false
+from lightning_gnn_dist.checks import (
+    check_at_least,
+    check_at_least_if_given,
+    check_choice,
+    check_instance,
+    check_true_or_false,
+)
+from lightning_gnn_dist.data.boundary import Boundary, Fetch
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.depth import DepthCheck
-from lightning_gnn_dist.data.settings_checks import check_objects, check_settings, explain_features
+from lightning_gnn_dist.data.features import explain_features
+from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.train_loader import TrainLoader
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.values import ValueCheck
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.joint import CountsSeeds, ForStrategies
+
+log = logging.getLogger(__name__)
 
 
 class GraphDataModule(LightningDataModule, ABC):
@@ -39,50 +47,22 @@ class GraphDataModule(LightningDataModule, ABC):
     A subclass says what the part is, what is learned from, and who makes batches: all its abstract methods.
     """
 
-    def __init__(
-        self,
-        *,
-        sampler: Sampler | None,
-        batch_size: int,
-        eval_batch_size: int | None,
-        seed: int,
-        bulk_size: int,
-        num_threads: int,
-        widen_features: bool,
-        sample_on: SampleOn,
-        train_on: Scope,
-        coverage: Coverage | None,
-        correction_batch_size: int | None,
-        correction_sampler: Sampler | None,
-        check_values: bool,
-    ) -> None:
+    def __init__(self, settings: BatchSettings, coverage: Coverage | None, boundary: Boundary) -> None:
         super().__init__()
-        check_settings(
-            seed=seed,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            bulk_size=bulk_size,
-            num_threads=num_threads,
-            widen_features=widen_features,
-            correction_batch_size=correction_batch_size,
-        )
-        check_true_or_false(check_values=check_values)
-        check_choice("train_on", train_on, Scope)
-        check_objects(coverage, sampler=sampler, correction_sampler=correction_sampler)
-        self.sampler: Sampler = NeighborSampler([15, 10]) if sampler is None else sampler
-        self.batch_size = batch_size
-        self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
-        self.correction_batch_size, self.correction_sampler = correction_batch_size, correction_sampler
-        self.seed = int(seed)
-        self.bulk_size, self.num_threads = bulk_size, num_threads
-        self.widen_features, self.sample_on, self.train_on = widen_features, sample_on, train_on
-        self.coverage = coverage
-        self._values = ValueCheck(is_on=check_values)
+        if coverage is not None:
+            check_instance("coverage", coverage, Coverage, 'an object such as Coverage() or Coverage("batch"), or None')
+        self._settings = settings
+        self.sampler, self.batch_size, self.seed = settings.of_parts(), settings.batch_size, int(settings.seed)
+        self.loading, self.evaluation = settings.loading, settings.evaluation
+        self.global_batching = settings.global_batching
+        self.coverage, self.boundary = coverage, boundary
+        self._values = ValueCheck(is_on=settings.loading.check_values)
         self._loaders: list[BatchLoader | TrainLoader] = []
         self._train_loader: TrainLoader | None = None
         self._anchors: tuple[Graph, BatchLoader] | None = None
         self._whole: GlobalBatches | None = None
         self._depth = DepthCheck()
+        self._is_told = False
 
     # What a subclass says.
 
@@ -95,6 +75,11 @@ class GraphDataModule(LightningDataModule, ABC):
     @abstractmethod
     def num_nodes(self) -> int:
         """Nodes of the whole graph."""
+
+    @property
+    def correction_sampler(self) -> Sampler | None:
+        """Draws batches of the whole graph. None: the same as training batches."""
+        return self.global_batching.sampler
 
     @abstractmethod
     def _title(self) -> str:
@@ -234,7 +219,7 @@ class GraphDataModule(LightningDataModule, ABC):
 
     def _is_cut(self) -> bool:
         """Whether this rank trains on less than the whole graph."""
-        return self._world_size() > 1 and self.train_on == "part"
+        return self._world_size() > 1 and not isinstance(self.boundary, Fetch)
 
     def _local_batches(self, part: Graph, num_batches: int, rank: int, num_ranks: int) -> BatchLoader:
         if self._anchors is not None and self._anchors[0] is not part:
@@ -251,39 +236,43 @@ class GraphDataModule(LightningDataModule, ABC):
 
     def _global_batches(self) -> GlobalBatches:
         if self._whole is None:
-            size = self.correction_batch_size or self.batch_size * self._world_size()
+            size = self.global_batching.batch_size or self.batch_size * self._world_size()
             source = self._whole_source(self._whole_sampler())
-            bulk_size = 1 if source.may_run_ahead else self.bulk_size  # rows that travel do so together
+            bulk_size = 1 if source.may_run_ahead else self.loading.bulk_size  # rows that travel do so together
             self._whole = GlobalBatches(source, self._all_seeds(), size, self.seed, bulk_size)
         return self._whole
 
     def _whole_sampler(self) -> Sampler:
         """How the whole graph is sampled for corrections."""
-        if self.correction_sampler is not None:
-            return self.correction_sampler
-        is_whole = isinstance(self.sampler, WholePartSampler)
-        return NeighborSampler([-1] * self.sampler.num_hops) if is_whole else self.sampler
+        return self._settings.of_corrections()
 
     def _num_batches(self) -> int:
         """Batches of a pass, the same for all ranks and parts."""
         return -(-self._most_seeds(self._world_size()) // self.batch_size)
 
     def _nodes_loader(self, nodes: Tensor, whose: str) -> BatchLoader:
-        return self._eval_loader(NeighborSampler([-1] * self.sampler.num_hops), nodes, f"{whose} {nodes.numel()} nodes")
+        return self._eval_loader(self._settings.of_evaluation(), nodes, f"{whose} {nodes.numel()} nodes")
 
     def _eval_loader(self, sampler: Sampler, seeds: Tensor, whose: str, num_ids: int | None = None) -> BatchLoader:
         """This rank's share of ``seeds``, sampled in the whole graph."""
         self._depth.check(self.trainer, self.sampler)
+        self._tell_of_estimates()
         world_size, count = self._world_size(), seeds.numel()
         if count < world_size:
             raise ValueError(f"{whose}, but {world_size} ranks share the evaluation: each needs one at least.")
         share = seeds.tensor_split(world_size)[self._eval_place()]
-        num_batches = batches_of_ranks(count, world_size, self.eval_batch_size)
-        bulk_size = self.bulk_size if self.sample_on == "cpu" else 1  # full neighbourhoods are large for a device
+        num_batches = batches_of_ranks(count, world_size, self.evaluation.batch_size or self.batch_size)
+        loading = self.loading
+        bulk_size = loading.bulk_size if loading.sample_on == "cpu" else 1  # full neighbourhoods are large for a device
         source = self._whole_source(sampler, num_ids)
         loader = self._loader(source, share, num_batches, self.seed, shuffle=False, bulk_size=bulk_size)
         self._loaders.append(loader)
         return loader
+
+    def _tell_of_estimates(self) -> None:
+        if self.evaluation.sampler is not None and not self._is_told:
+            log.info("Evaluation draws neighbours with %s: figures are estimates.", self.evaluation.sampler)
+            self._is_told = True
 
     def _loader(
         self,
@@ -302,8 +291,8 @@ class GraphDataModule(LightningDataModule, ABC):
             num_batches,
             seed=seed,
             shuffle=shuffle,
-            bulk_size=(bulk_size or self.bulk_size) if in_background else 1,
-            num_threads=self.num_threads if in_background else 0,
+            bulk_size=(bulk_size or self.loading.bulk_size) if in_background else 1,
+            num_threads=self.loading.num_threads if in_background else 0,
             num_ranks=self._world_size(),
         )
 

@@ -5,26 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from lightning_gnn_dist.batches.placement import Placement, SampleOn, check_sample_on, device_of, release, stream_to
+from lightning_gnn_dist.batches.placement import Placement, device_of, release, stream_to
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.checks import check_at_least, check_below, check_folder
-from lightning_gnn_dist.data.coverage import Coverage
+from lightning_gnn_dist.checks import check_at_least, check_below
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.plan import PartPlan
-from lightning_gnn_dist.data.residency import Residency, default_period
-from lightning_gnn_dist.data.settings_checks import check_cut
-from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo
+from lightning_gnn_dist.data.residency import default_period
+from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.switcher import PartSwitcher
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.joint import Scope
-from lightning_gnn_dist.partition.base import Partition, Partitioner
-from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import draws_anywhere
 
@@ -35,53 +30,10 @@ if TYPE_CHECKING:
 class PartDataModule(GraphDataModule):
     """Training batches of the rank's own part of ``graph``, which may be another in every super-epoch."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        *,
-        partitioner: Partitioner | Partition | None,
-        sampler: Sampler | None,
-        batch_size: int,
-        eval_batch_size: int | None,
-        seed: int,
-        bulk_size: int,
-        num_threads: int,
-        widen_features: bool,
-        sample_on: SampleOn,
-        train_on: Scope,
-        residency: Residency,
-        repartition_every: int | None,
-        extra: ExtraNodes,
-        halo: Halo,
-        coverage: Coverage | None,
-        correction_batch_size: int | None,
-        correction_sampler: Sampler | None,
-        check_values: bool,
-        cache_dir: str | Path | None,
-    ) -> None:
-        super().__init__(
-            sampler=sampler,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            seed=seed,
-            bulk_size=bulk_size,
-            num_threads=num_threads,
-            widen_features=widen_features,
-            sample_on=sample_on,
-            train_on=train_on,
-            coverage=coverage,
-            correction_batch_size=correction_batch_size,
-            correction_sampler=correction_sampler,
-            check_values=check_values,
-        )
-        check_cut(partitioner, residency, repartition_every)
-        check_sample_on(sample_on, self.sampler, correction_sampler)
-        halo.check_fits(graph)
-        self.graph = graph
-        self.partitioner: Partitioner | Partition = MetisPartitioner() if partitioner is None else partitioner
-        directory = None if cache_dir is None else check_folder("cache_dir", cache_dir)
-        self._cut = PartPlan(graph, self.partitioner, residency, extra, halo, coverage, self.seed, directory)
-        self.repartition_every = repartition_every
+    def __init__(self, plan: PartPlan, settings: BatchSettings) -> None:
+        super().__init__(settings, plan.coverage, plan.boundary)
+        self.graph, self.partitioner, self.holding = plan.graph, plan.partitioner, plan.holding
+        self._cut = plan
         self._parts: PartSwitcher | None = None
         self._period: int | None = None
 
@@ -131,7 +83,7 @@ class PartDataModule(GraphDataModule):
         return {} if self._every() is None else {"repartition_every": self._every()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.repartition_every is None:
+        if self.holding.every is None:
             self._period = state_dict.get("repartition_every")
 
     # What it is made of.
@@ -186,7 +138,7 @@ class PartDataModule(GraphDataModule):
     def _own_parts(self) -> PartSwitcher:
         if self._parts is None:
             reader = self._cut.reader(self._rank(), self._world_size())
-            self._parts = PartSwitcher(reader, in_background=self.num_threads > 0)
+            self._parts = PartSwitcher(reader, in_background=self.loading.num_threads > 0)
         return self._parts
 
     def _every(self) -> int | None:
@@ -195,7 +147,7 @@ class PartDataModule(GraphDataModule):
         if sweep == 1:
             return None
         max_epochs = self.trainer.max_epochs if self.trainer is not None else None
-        return self.repartition_every or self._period or default_period(max_epochs, sweep)
+        return self.holding.every or self._period or default_period(max_epochs, sweep)
 
     def _num_super_epochs(self) -> float:
         """What this run takes, as far as it is known: a clock may make rounds longer or shorter than passes."""
@@ -215,11 +167,11 @@ class PartDataModule(GraphDataModule):
         device, is_fit = device_of(self.trainer), self._trainer_fn() == TrainerFn.FITTING
         # A part comes first, though it may be asked for later; it has no more than the whole graph.
         waits = graph is self.graph and is_fit and self._is_cut() and draws_anywhere(self.sampler)
-        placement = Placement(device, self.sample_on, expected_bytes=graph.num_bytes if waits else 0)
+        placement = Placement(device, self.loading.sample_on, expected_bytes=graph.num_bytes if waits else 0)
         return GraphSource(
             graph,
             sampler,
-            widen=self.widen_features,
+            widen=self.loading.widen,
             num_ids=num_ids,
             placement=placement,
             stream=stream_to(device),

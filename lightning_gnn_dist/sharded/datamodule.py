@@ -10,13 +10,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import device_of, stream_to
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.checks import check_at_least, check_path, check_true_or_false
+from lightning_gnn_dist.data.boundary import Boundary, Fetch, Isolated, check_boundary
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
+from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sharded.graph import ShardedGraph
@@ -40,23 +42,14 @@ class ShardedDataModule(GraphDataModule):
         path: A folder that :func:`save_shards` wrote. Rank ``r`` needs ``shares.json`` and shard ``r % n``.
         sampler: How training batches are drawn. Default: ``NeighborSampler([15, 10])``.
         batch_size: Training seeds in a batch, at most.
-        eval_batch_size: Nodes evaluated at once. Default: ``batch_size``. Full neighbourhoods are large.
         seed: Everything random is drawn from it: order of seeds, neighbours.
-        bulk_size: Batches sampled together, also for corrections. Does not change what is drawn, but how often rows are
-            sent.
-        num_threads: Background threads that sample the own shard while the model trains. 0: none. What needs other
-            ranks is never sampled in the background.
-        widen_features: Arrays of float16, bfloat16, and of int8 with scales come as float32. They travel as stored.
-        train_on: ``"part"``, or ``"graph"``: sample around the shard's training nodes across all shards, which is what
-            distributed samplers do (with DDP: the LLCG paper's GGS). Every step then waits for neighbours and features.
+        loading: How batches are made: bulks and threads. What needs other ranks is never made in the background.
+        boundary: What becomes of senders outside the own shard: :class:`Isolated` or :class:`Fetch`.
         cache_bytes: Memory for rows of other shards that are kept: of those nodes that the own rows name most often.
         coverage: Gives each batch ``batch.coverage``, as weights for the loss. None: no weights.
-        correction_batch_size: Seeds of a batch of the whole graph, shared by all ranks. Default: ``batch_size`` for
-            each rank.
-        correction_sampler: How neighbours are drawn for them: a ``NeighborSampler``, ``LadiesSampler`` or
-            ``FastGCNSampler``, which keeps a number for every node of the graph. Default: ``sampler``.
-        check_values: Refuse NaN and infinity in ``x`` and in the edges' ``edge_weight`` and ``edge_attr``, in one pass
-            over the own shard, and labels of its marked nodes that are NaN or, as classes, negative.
+        evaluation: How the whole graph is sampled to judge a model. Default: all neighbours, which is exact.
+        global_batching: How it is sampled for corrections: with a ``NeighborSampler``, a ``LadiesSampler`` or a
+            ``FastGCNSampler``, which keeps a number for every node of the graph.
     """
 
     def __init__(
@@ -65,35 +58,18 @@ class ShardedDataModule(GraphDataModule):
         *,
         sampler: Sampler | None = None,
         batch_size: int = 1024,
-        eval_batch_size: int | None = None,
         seed: int = 0,
-        bulk_size: int = 4,
-        num_threads: int = 1,
-        widen_features: bool = True,
-        train_on: Scope = "part",
+        loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
+        boundary: Boundary = Isolated(),  # noqa: B008
         cache_bytes: int = 0,
-        coverage: Coverage | None = Coverage(),  # noqa: B008  # frozen
-        correction_batch_size: int | None = None,
-        correction_sampler: Sampler | None = None,
-        check_values: bool = True,
+        coverage: Coverage | None = Coverage(),  # noqa: B008
+        evaluation: Evaluation = Evaluation(),  # noqa: B008
+        global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
     ) -> None:
-        super().__init__(
-            sampler=sampler,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            seed=seed,
-            bulk_size=bulk_size,
-            num_threads=num_threads,
-            widen_features=widen_features,
-            sample_on="cpu",
-            train_on=train_on,
-            coverage=coverage,
-            correction_batch_size=correction_batch_size,
-            correction_sampler=correction_sampler,
-            check_values=check_values,
-        )
+        settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
+        super().__init__(settings, coverage, boundary)
         check_at_least(0, cache_bytes=cache_bytes)
-        check_sampler(self._whole_sampler())
+        self._check_settings()
         self.path = check_path("path", path)
         self.bounds = Bounds.read(self.path)
         self.cache_bytes = cache_bytes
@@ -160,6 +136,17 @@ class ShardedDataModule(GraphDataModule):
 
     # What it is made of.
 
+    def _check_settings(self) -> None:
+        """Refuse what asks for more than a shard."""
+        check_boundary(self.boundary)
+        if not isinstance(self.boundary, Isolated | Fetch):
+            raise ValueError(f"boundary must be Isolated() or Fetch() for shards, got {self.boundary}.")
+        if self.loading.sample_on != "cpu":
+            raise ValueError(f'sample_on must be "cpu" for shards, whose batches are made in RAM, got {self.loading}.')
+        check_sampler(self._whole_sampler())
+        if isinstance(self.boundary, Fetch):
+            check_sampler(self.sampler)
+
     def _connect(self) -> ShardedGraph:
         num_shards = self.bounds.num_shards
         check_ranks(self.path, self.bounds, self._world_size())
@@ -199,14 +186,14 @@ class ShardedDataModule(GraphDataModule):
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
         seeds = self._own_seeds()
         self._values.of_training(part, seeds)
-        if self.train_on == "graph":
+        if isinstance(self.boundary, Fetch):
             return seeds + self._whole_graph().shard.first_node, self._whole_source(self.sampler)
         stream = stream_to(device_of(self.trainer))
-        return seeds, GraphSource(part, self.sampler, widen=self.widen_features, stream=stream)
+        return seeds, GraphSource(part, self.sampler, widen=self.loading.widen, stream=stream)
 
     def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> ShardedSource:
         stream = stream_to(device_of(self.trainer))
-        return ShardedSource(self._whole_graph(), sampler, widen=self.widen_features, stream=stream)
+        return ShardedSource(self._whole_graph(), sampler, widen=self.loading.widen, stream=stream)
 
     def _judging_loader(self, name: str) -> BatchLoader:
         return self._nodes_loader(self._whole_graph().split(name), f"{name}_mask marks")

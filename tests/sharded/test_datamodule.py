@@ -12,8 +12,11 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
+from lightning_gnn_dist.data.boundary import Fetch, Halo
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition
@@ -22,6 +25,7 @@ from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
@@ -31,11 +35,11 @@ from tests.sage import SAGE
 from tests.sharded.graphs import in_order_of_parts
 
 PATIENCE: dict[str, Any] = {"timeout": timedelta(seconds=30)}
-OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 8, "eval_batch_size": 70}
+OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 8, "evaluation": Evaluation(batch_size=70)}
 
 MORE: dict[str, dict[str, Any]] = {
-    "ddp": {"train_on": "graph"},
-    "llcg with layers": {"correction_sampler": LadiesSampler([60, 60])},
+    "ddp": {"boundary": Fetch()},
+    "llcg with layers": {"global_batching": GlobalBatching(sampler=LadiesSampler([60, 60]))},
 }
 Result = tuple[list[Tensor], dict[str, float]]
 
@@ -62,7 +66,7 @@ def fit(rank: int, world_size: int, folder: str, name: str, kind: str) -> Result
     options = OPTIONS | MORE.get(name, {})
     data: pl.LightningDataModule
     if kind == "shards":
-        data = ShardedDataModule(f"{folder}/shares", cache_bytes=2000, bulk_size=3, **options)
+        data = ShardedDataModule(f"{folder}/shares", cache_bytes=2000, loading=Loading(bulk_size=3), **options)
     else:
         whole = Graph.open(f"{folder}/whole")
         sizes = [240, 160]
@@ -150,9 +154,11 @@ def test_one_rank_cannot_make_a_global_batch(saved: Path) -> None:
     ("options", "message"),
     [
         ({"sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
-        ({"correction_sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
+        ({"global_batching": GlobalBatching(sampler=ShadowSampler([4, 4], num_hops=2))}, "got ShadowSampler"),
         ({"cache_bytes": -1}, "cache_bytes must be an integer of at least 0"),
-        ({"train_on": "shards"}, "train_on"),
+        ({"boundary": Fetch(), "sampler": WholePartSampler(2)}, "got WholePartSampler"),
+        ({"boundary": Halo()}, r"boundary must be Isolated\(\) or Fetch\(\) for shards, got Halo"),
+        ({"loading": Loading(sample_on="auto")}, 'sample_on must be "cpu" for shards'),
     ],
 )
 def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
