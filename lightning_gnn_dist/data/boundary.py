@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,20 +17,23 @@ from lightning_gnn_dist.graph.rows import Lookup
 _PURPOSE = 1 << 42  # added to the seed, so that these draws have nothing to do with others
 
 
-class Boundary:
+class Boundary(ABC):
     """What becomes of senders that lie outside a part. A new way is a frozen dataclass with these two methods."""
 
-    def check_fits(self, graph: Graph) -> None:
+    def check_fits(self, graph: Graph) -> None:  # noqa: B027  # most fit all graphs
         """Refuse a graph for which it can do nothing."""
 
+    @abstractmethod
     def leaves(self, graph: Graph, residents: Tensor, indptr: Tensor, senders: Tensor, seed: int) -> Tensor:
         """The nodes around ``residents``, whose rows are given, that come along to send: in increasing order."""
-        return residents[:0]
 
 
 @dataclass(frozen=True)
 class Isolated(Boundary):
     """They send nothing: the edges that leave a part are left out."""
+
+    def leaves(self, graph: Graph, residents: Tensor, indptr: Tensor, senders: Tensor, seed: int) -> Tensor:
+        return residents[:0]
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,9 @@ class Fetch(Boundary):
     paper's GGS) and no way to save memory; on shards it is what distributed samplers do, and every step then waits for
     neighbours and features of other ranks.
     """
+
+    def leaves(self, graph: Graph, residents: Tensor, indptr: Tensor, senders: Tensor, seed: int) -> Tensor:
+        return residents[:0]  # of a part that nobody trains on
 
 
 @dataclass(frozen=True)
