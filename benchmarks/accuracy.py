@@ -36,10 +36,14 @@ from lightning_gnn_dist import (
     Coverage,
     Drift,
     EverySteps,
+    Fetch,
     Graph,
     GrappaStrategy,
+    Halo,
+    Holding,
     Launch,
     LLCGStrategy,
+    Loading,
     LocalSGDStrategy,
     MetisPartitioner,
     NeighborSampler,
@@ -82,16 +86,16 @@ def methods(supernodes: int) -> dict[str, Method]:
         "persistent": {"correction_optimizer": "persistent"},
         "drift-share": {"correction_steps": 0.5},
     }
-    rotated = {"residency": Rotate()}
+    rotated = {"holding": Holding(Rotate())}
     gradients: dict[str, dict[str, Any]] = {
         "grappa": {},
-        "grappa-halo": {"halo": 1},
-        "grappa-halo-hops": {"halo": 1, "coverage": Coverage(hops=2)},
+        "grappa-halo": {"boundary": Halo()},
+        "grappa-halo-hops": {"boundary": Halo(), "coverage": Coverage(hops=2)},
         "grappa-rotate": rotated,
         "grappa-rotate-batch": {**rotated, "coverage": Coverage(level="batch")},
         "grappa-rotate-node": {**rotated, "coverage": Coverage()},
         "grappa-rotate-hops": {**rotated, "coverage": Coverage(hops=2)},
-        "grappa-rotate-halo": {**rotated, "halo": 1},
+        "grappa-rotate-halo": {**rotated, "boundary": Halo()},
         "grappa-node": {"coverage": Coverage()},
     }
     cuts = {
@@ -101,11 +105,11 @@ def methods(supernodes: int) -> dict[str, Method]:
     }
     found = {
         "full": Method(lambda _: SingleDeviceStrategy(torch.device("cpu")), every_step=True),
-        "metis-default-halo": Method(partial(llcg, {}), cuts["metis"], data={"halo": 1}),
+        "metis-default-halo": Method(partial(llcg, {}), cuts["metis"], data={"boundary": Halo()}),
         "ggs": Method(
-            lambda _: DDPStrategy(start_method="fork"), cuts["metis"], every_step=True, data={"train_on": "graph"}
+            lambda _: DDPStrategy(start_method="fork"), cuts["metis"], every_step=True, data={"boundary": Fetch()}
         ),
-        "subgraph": Method(averaging, cuts["metis"], data={"extra_nodes": 0.1, "extra_of": "graph"}),
+        "subgraph": Method(averaging, cuts["metis"], data={"holding": Holding(extra_nodes=0.1, extra_of="graph")}),
     }
     for cut, partitioner in cuts.items():
         found[cut] = Method(averaging, partitioner)
@@ -229,7 +233,7 @@ def run(graph: Graph, method: Method, options: argparse.Namespace, seed: int) ->
         enable_checkpointing=False,
         **quiet,
     )
-    on_graph = method.data.get("train_on") == "graph"
+    on_graph = method.data.get("boundary") == Fetch()
     sampler = NeighborSampler([-1] * options.layers) if on_graph else WholePartSampler(num_hops=options.layers)
     data = PartitionedDataModule(
         graph,
@@ -237,7 +241,7 @@ def run(graph: Graph, method: Method, options: argparse.Namespace, seed: int) ->
         sampler=sampler,
         batch_size=10**9,
         seed=seed,
-        num_threads=0,
+        loading=Loading(num_threads=0),
         **({"coverage": None} | method.data),
     )
     start = time.perf_counter()

@@ -28,8 +28,10 @@ from scale import rmat
 
 from lightning_gnn_dist import (
     EverySteps,
+    Fetch,
     Graph,
     GrappaStrategy,
+    Isolated,
     Launch,
     LLCGStrategy,
     LocalSGDStrategy,
@@ -120,7 +122,7 @@ def run(folder: Path, strategy: str, num_features: int, num_classes: int, batch_
         folder / "shares",
         sampler=NeighborSampler([10, 5]),
         batch_size=batch_size,
-        train_on="graph" if strategy.startswith("DDP") else "part",
+        boundary=Fetch() if strategy.startswith("DDP") else Isolated(),
     )
     model, counted = SAGE([num_features, 32, num_classes], dropout=0.0), Count(folder)
     trainer = pl.Trainer(

@@ -29,8 +29,18 @@ from torch import Tensor
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist import Coverage, Graph, GrappaStrategy, NeighborSampler, PartitionedDataModule, Rotate
-from lightning_gnn_dist.rounds.launchers import Launch
+from lightning_gnn_dist import (
+    Coverage,
+    Fetch,
+    Graph,
+    GrappaStrategy,
+    Holding,
+    Launch,
+    Loading,
+    NeighborSampler,
+    PartitionedDataModule,
+    Rotate,
+)
 from lightning_gnn_dist.wire.collectives import traffic
 
 FEATURES, HIDDEN, CLASSES, BATCH = 128, 256, 32, 1024
@@ -180,7 +190,7 @@ def host(options: argparse.Namespace) -> None:
 
 def remote_features(options: argparse.Namespace) -> float:
     """Bytes of the features that batches of an epoch would need from the other part, with neighbours of the graph."""
-    data = data_of(options, train_on="graph", num_threads=0)
+    data = data_of(options, boundary=Fetch(), loading=Loading(num_threads=0))
     assignment = data.partition(2).assignment
     total = 0
     for rank in range(2):
@@ -201,7 +211,7 @@ def switch(options: argparse.Namespace) -> None:
     report = Path(tempfile.mkdtemp()) / "switch.json"
     counters = SwitchReport(report)
     trainer = trainer_of(counters, devices=4, strategy=strategy, max_epochs=4 * options.every)
-    data = data_of(options, residency=Rotate(), repartition_every=options.every, coverage=Coverage())
+    data = data_of(options, holding=Holding(Rotate(), every=options.every), coverage=Coverage())
     trainer.fit(SAGE(), data)
     figures = json.loads(report.read_text())
     super_epoch = sum(epoch["seconds"] for epoch in figures["epochs"][options.every :]) / 3

@@ -25,6 +25,8 @@ from lightning_gnn_dist import (
     Coverage,
     Fixed,
     Graph,
+    Halo,
+    Holding,
     MetisPartitioner,
     PartitionedDataModule,
     RandomPartitioner,
@@ -42,15 +44,15 @@ ARMS: dict[str, dict[str, Any]] = {
     "fixed-node": {"coverage": Coverage()},
     "fixed-hops": {"coverage": TWO_HOPS},
     "fixed-shrunk": {"coverage": Coverage(shrinkage=1.0)},
-    "rotate": {"residency": Rotate()},
-    "rotate-batch": {"residency": Rotate(), "coverage": Coverage(level="batch")},
-    "rotate-node": {"residency": Rotate(), "coverage": Coverage()},
-    "rotate-hops": {"residency": Rotate(), "coverage": TWO_HOPS},
-    "halo": {"halo": 1},
-    "halo-hops": {"halo": 1, "coverage": TWO_HOPS},
-    "rotate-halo": {"residency": Rotate(), "halo": 1},
-    "rotate-halo-hops": {"residency": Rotate(), "halo": 1, "coverage": TWO_HOPS},
-    "redeal": {"residency": Redeal(400)},  # METIS chunks, dealt anew
+    "rotate": {"holding": Holding(Rotate())},
+    "rotate-batch": {"holding": Holding(Rotate()), "coverage": Coverage(level="batch")},
+    "rotate-node": {"holding": Holding(Rotate()), "coverage": Coverage()},
+    "rotate-hops": {"holding": Holding(Rotate()), "coverage": TWO_HOPS},
+    "halo": {"boundary": Halo()},
+    "halo-hops": {"boundary": Halo(), "coverage": TWO_HOPS},
+    "rotate-halo": {"holding": Holding(Rotate()), "boundary": Halo()},
+    "rotate-halo-hops": {"holding": Holding(Rotate()), "boundary": Halo(), "coverage": TWO_HOPS},
+    "redeal": {"holding": Holding(Redeal(400))},  # METIS chunks, dealt anew
 }
 
 
@@ -58,12 +60,12 @@ def train(graph: Graph, cut: str, arm: str, options: argparse.Namespace, seed: i
     """Validation and test accuracy at the best step for validation."""
     parts = 1 if cut == "full" else options.parts
     partitioner = {"random": RandomPartitioner(), "supernodes": SuperNodePartitioner(options.supernodes)}.get(cut)
-    settings: dict[str, Any] = {"residency": Fixed(), "coverage": None} | ARMS[arm]
+    settings: dict[str, Any] = {"holding": Holding(Fixed()), "coverage": None} | ARMS[arm]
     sampler = WholePartSampler(options.layers)
     data = PartitionedDataModule(
         graph, partitioner=partitioner or MetisPartitioner(), sampler=sampler, seed=seed, **settings
     )
-    sweep = settings["residency"].sweep(parts)
+    sweep = settings["holding"].residency.sweep(parts)
     period = options.period or default_period(options.steps, sweep)
     pl.seed_everything(seed, verbose=False)
     sizes = [graph.node_arrays["x"].shape[1], *[64] * (options.layers - 1), int(graph.node_arrays["y"].max()) + 1]

@@ -41,6 +41,7 @@ from lightning_gnn_dist import (
     LinkRanking,
     LinkSplit,
     LLCGStrategy,
+    Loading,
     MetisPartitioner,
     NeighborSampler,
     Partitioner,
@@ -162,7 +163,7 @@ def run(split: LinkSplit, method: str, options: argparse.Namespace, seed: int) -
         sampler=NeighborSampler([10, 5]),
         batch_size=options.batch_size,
         seed=seed,
-        num_threads=0,
+        loading=Loading(num_threads=0),
         **settings,
     )
     ranks = 1 if partitioner is None else options.parts

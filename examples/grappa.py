@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from lightning_gnn_dist import (
     GrappaStrategy,
+    Holding,
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
@@ -32,7 +33,7 @@ if __name__ == "__main__":
         partitioner=RandomPartitioner(),
         sampler=NeighborSampler([10, 10]),
         batch_size=256,
-        residency=Rotate(),  # a base chunk for good, and one that changes: all edges are seen in turn
+        holding=Holding(Rotate()),  # a base chunk for good, and one that changes: all edges are seen in turn
     )
     trainer = pl.Trainer(
         accelerator="cpu",

@@ -23,17 +23,20 @@ pictures/           runs drawn side by side
 cli/                the command `lightning-gnn-dist`; the one place that prints
 """
 
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.callbacks.data_figures import DataFigures
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.run_report import RunReport
+from lightning_gnn_dist.data.boundary import Fetch, Halo, Isolated
 from lightning_gnn_dist.data.coverage import Coverage, coverage_mean
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import LinkSplit, split_edges
 from lightning_gnn_dist.data.ranking import LinkRanking
-from lightning_gnn_dist.data.residency import Fixed, Held, Redeal, Residency, Rotate
+from lightning_gnn_dist.data.residency import Fixed, Held, Holding, Redeal, Residency, Rotate
+from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.quantize import quantize_rows
@@ -82,20 +85,27 @@ __all__ = [
     "DiscrepancyProbe",
     "Drift",
     "Elastic",
+    "Evaluation",
     "EveryPass",
     "EverySeconds",
     "EverySteps",
     "FastGCNSampler",
+    "Fetch",
     "Fixed",
+    "GlobalBatching",
     "Graph",
     "GrappaStrategy",
+    "Halo",
     "Held",
+    "Holding",
+    "Isolated",
     "LLCGStrategy",
     "LadiesSampler",
     "Launch",
     "LinkDataModule",
     "LinkRanking",
     "LinkSplit",
+    "Loading",
     "LocalSGDStrategy",
     "MatrixSampler",
     "MetisPartitioner",

@@ -20,6 +20,7 @@ import lightning_gnn_dist as package
 from lightning_gnn_dist import (
     BatchKey,
     Graph,
+    Loading,
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
@@ -87,7 +88,6 @@ RIGHT: dict[str, set[str]] = {
     "prior": {"0"},
     "decay": {"0"},
     "extra_nodes": {"0"},
-    "halo": {"0"},
     "homophily": {"0"},
     "noise": {"0"},
     "mean_degree": {"0"},
@@ -117,7 +117,7 @@ NO_CONSTRUCTORS = {"Held", "Partitioner", "Residency", "RoundClock", "RoundProgr
 # Methods that Lightning or the package calls, never a user.
 NOT_FOR_USERS = {
     *("weigh", "meet", "restore_extra_state", "shared_gradient", "shift_gradients"),
-    *("importance", "scales"),
+    *("importance", "scales", "check_fits", "leaves", "extra"),
 }
 
 
@@ -182,9 +182,11 @@ class World:
         )
         self.partition = RandomPartitioner()(self.graph, 2, 0)
         self.split = split_edges(self.graph, negatives=2)
-        self.module = PartitionedDataModule(self.graph, batch_size=8, partitioner=RandomPartitioner(), num_threads=0)
+        self.module = PartitionedDataModule(
+            self.graph, batch_size=8, partitioner=RandomPartitioner(), loading=Loading(num_threads=0)
+        )
         save_shards(self.graph, RandomPartitioner()(self.graph, 1, 0), folder / "shares")
-        self.sharded = ShardedDataModule(folder / "shares", num_threads=0)
+        self.sharded = ShardedDataModule(folder / "shares", loading=Loading(num_threads=0))
         self.sharded.setup("fit")
         self.graph.save(folder / "graph")
         self.split.save(folder / "split")

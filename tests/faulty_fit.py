@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_gnn_dist import (
     EverySteps,
     Launch,
+    Loading,
     LocalSGDStrategy,
     NeighborSampler,
     PartitionedDataModule,
@@ -81,7 +82,7 @@ def main(method: str, fault: str) -> None:
         partitioner=RandomPartitioner(),
         sampler=NeighborSampler([5, 5]),
         batch_size=32,
-        num_threads=1,
+        loading=Loading(num_threads=1),
     )
     place = os.environ.get("LIGHTNING_GNN_DIST_RANK" if elastic else "LOCAL_RANK", "0")
     saver = ModelCheckpoint(Path("checkpoints").absolute(), save_last=True, enable_version_counter=False)

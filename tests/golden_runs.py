@@ -36,9 +36,12 @@ from lightning_gnn_dist import (
     Fixed,
     Graph,
     GrappaStrategy,
+    Halo,
+    Holding,
     Launch,
     LinkDataModule,
     LLCGStrategy,
+    Loading,
     LocalSGDStrategy,
     MetisPartitioner,
     NeighborSampler,
@@ -183,7 +186,9 @@ def batch_runs(folder: Path) -> Runs:
     split = split_edges(whole, val=0.1, test=0.1, negatives=5, seed=1)
 
     def of_nodes(**options: Any) -> Any:
-        data = PartitionedDataModule(whole, batch_size=64, num_threads=0, cache_dir=folder, **options)
+        data = PartitionedDataModule(
+            whole, batch_size=64, **({"loading": Loading(num_threads=0)} | options), cache_dir=folder
+        )
         data.setup("fit")
         loader = data.train_dataloader()
         shown = [contents(loader), contents(loader), contents(data.val_dataloader())]
@@ -192,7 +197,7 @@ def batch_runs(folder: Path) -> Runs:
     plain = Graph(whole.indptr, whole.indices, whole.node_arrays)
 
     def of_links(links: Any, **options: Any) -> Any:
-        data = LinkDataModule(links, batch_size=64, num_threads=0, cache_dir=folder, **options)
+        data = LinkDataModule(links, batch_size=64, **({"loading": Loading(num_threads=0)} | options), cache_dir=folder)
         data.setup("fit")
         return [contents(data.train_dataloader()), contents(data.val_dataloader())]
 
@@ -200,10 +205,12 @@ def batch_runs(folder: Path) -> Runs:
         arrays = dict(whole.node_arrays)
         values, scale = quantize_rows(arrays.pop("x"))
         narrow = Graph(whole.indptr, whole.indices, arrays | {"x": values, "x_scale": scale}, whole.edge_arrays)
-        return contents(PartitionedDataModule(narrow, batch_size=64, num_threads=0).train_dataloader())
+        return contents(PartitionedDataModule(narrow, batch_size=64, loading=Loading(num_threads=0)).train_dataloader())
 
     runs: Runs = {f"batches/{name}": lambda s=sampler: of_nodes(sampler=s) for name, sampler in SAMPLERS.items()}
-    runs["batches/bulk_of_3_in_background"] = lambda: of_nodes(sampler=SAMPLERS["neighbor"], bulk_size=3)
+    runs["batches/bulk_of_3_in_background"] = lambda: of_nodes(
+        sampler=SAMPLERS["neighbor"], loading=Loading(bulk_size=3)
+    )
     runs["batches/quantized"] = of_half
     runs["batches/links"] = lambda: of_links(split, sampler=SAMPLERS["neighbor"])
     runs["batches/links_far"] = lambda: of_links(
@@ -228,18 +235,13 @@ def part_runs(folder: Path) -> Runs:
         return [data.part(rank, 3, super_epoch) for rank in range(3) for super_epoch in range(3)]
 
     kinds: dict[str, dict[str, Any]] = {
-        "fixed": {"residency": Fixed()},
-        "rotate": {"residency": Rotate()},
-        "redeal": {"residency": Redeal(12)},
-        "halo": halo_of(1),
+        "fixed": {"holding": Holding(Fixed())},
+        "rotate": {"holding": Holding(Rotate())},
+        "redeal": {"holding": Holding(Redeal(12))},
+        "halo": {"boundary": Halo()},
         "coverage": {"coverage": Coverage(hops=2)},
     }
     return runs | {f"parts/{name}": lambda o=options: held(**o) for name, options in kinds.items()}
-
-
-def halo_of(hops: int) -> dict[str, Any]:
-    """The option that adds a halo, by the name that this version of the package has for it."""
-    return {"boundary": package.Halo(hops)} if hasattr(package, "Halo") else {"halo": hops}
 
 
 def fit(rank: int, world_size: int, name: str, folder: str, sampler: str, kind: str) -> Any:
@@ -265,14 +267,14 @@ def fit(rank: int, world_size: int, name: str, folder: str, sampler: str, kind: 
 
 def data_of(kind: str, folder: Path, sampler: str) -> Any:
     """The data module that a fit reads."""
-    options: dict[str, Any] = {"sampler": SAMPLERS[sampler], "batch_size": 48, "num_threads": 0}
+    options: dict[str, Any] = {"sampler": SAMPLERS[sampler], "batch_size": 48, "loading": Loading(num_threads=0)}
     if kind == "shards":
         sharded = getattr(package, "ShardedDataModule", None) or package.ScatteredDataModule
         return sharded(folder / "shards", **options)
     if kind == "links":
         split = split_edges(graph(), val=0.1, test=0.1, negatives=5, seed=1)
         return LinkDataModule(split, partitioner=RandomPartitioner(), cache_dir=folder, **options)
-    moves = {"rotate": {"residency": Rotate(), "repartition_every": 1}, "halo": halo_of(1)}
+    moves: dict[str, Any] = {"rotate": {"holding": Holding(Rotate(), every=1)}, "halo": {"boundary": Halo()}}
     return PartitionedDataModule(
         graph(), partitioner=RandomPartitioner(), cache_dir=folder, **options, **moves.get(kind, {})
     )

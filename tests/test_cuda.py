@@ -14,10 +14,11 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.strategies import DDPStrategy
 
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.data.residency import Redeal
+from lightning_gnn_dist.data.residency import Holding, Redeal
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition
@@ -93,8 +94,8 @@ def seeds_of(module: SAGE) -> list[list[int]]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_parts_under_every_strategy(device: str, sample_on: Any, strategy: str) -> None:
     options: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 16}
-    plain = fit("cpu", strategy, PartitionedDataModule(small_graph(), sample_on="cpu", **options))
-    other = fit(device, strategy, PartitionedDataModule(small_graph(), sample_on=sample_on, **options))
+    plain = fit("cpu", strategy, PartitionedDataModule(small_graph(), loading=Loading(sample_on="cpu"), **options))
+    other = fit(device, strategy, PartitionedDataModule(small_graph(), loading=Loading(sample_on=sample_on), **options))
     assert other.came_on == {"cuda" if device == "gpu" else "cpu"}
     assert seeds_of(other) == seeds_of(plain)
     if device == "cpu":
@@ -121,7 +122,10 @@ def test_links(device: str, sample_on: Any, strategy: str) -> None:
     split = split_edges(small_graph(), val=0.1, negatives=5)
     modules = [
         fit(
-            where, strategy, LinkDataModule(split, sampler=NeighborSampler([4, 4]), batch_size=64, sample_on=on), module
+            where,
+            strategy,
+            LinkDataModule(split, sampler=NeighborSampler([4, 4]), batch_size=64, loading=Loading(sample_on=on)),
+            module,
         )
         for where, on, module in (("cpu", "cpu", link_model()), (device, sample_on, link_model()))
     ]
@@ -147,7 +151,7 @@ def test_evaluation(device: str, sample_on: Any) -> None:
     found: list[list[tuple[Any, Any]]] = []
     for where, on in (("cpu", "cpu"), (device, sample_on)):
         torch.manual_seed(0)
-        module, data = Watched(), PartitionedDataModule(small_graph(), batch_size=70, sample_on=on)
+        module, data = Watched(), PartitionedDataModule(small_graph(), batch_size=70, loading=Loading(sample_on=on))
         trainer = trainer_of(where)
         trainer.validate(module, data, verbose=False)
         trainer.test(module, data, verbose=False)
@@ -172,7 +176,7 @@ class Asking(Watched):
 def test_corrections_and_anchors(device: str, sample_on: Any) -> None:
     options: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 16}
     plain, other = (
-        fit(where, "llcg", PartitionedDataModule(small_graph(), sample_on=on, **options), Asking())
+        fit(where, "llcg", PartitionedDataModule(small_graph(), loading=Loading(sample_on=on), **options), Asking())
         for where, on in (("cpu", "cpu"), (device, sample_on))
     )
     for batch, same in zip(plain.taken, other.taken, strict=True):
@@ -183,7 +187,9 @@ def test_corrections_and_anchors(device: str, sample_on: Any) -> None:
 @pytest.mark.gpu
 def test_the_memory_of_a_copy_comes_back() -> None:
     graph = communities(20_000, 4, num_features=256, train_share=0.05, seed=3)
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 4]), batch_size=500, sample_on="device")
+    data = PartitionedDataModule(
+        graph, sampler=NeighborSampler([4, 4]), batch_size=500, loading=Loading(sample_on="device")
+    )
     trainer, module = trainer_of("gpu"), SAGE(256, 4)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -208,11 +214,10 @@ def fit_parts(rank: int, world_size: int, sample_on: Any) -> tuple[State, list[i
     data = PartitionedDataModule(
         small_graph(),
         partitioner=partitioner,
-        residency=residency,
-        repartition_every=1,
+        holding=Holding(residency, every=1),
         sampler=NeighborSampler([4, 4]),
         batch_size=5,
-        sample_on=sample_on,
+        loading=Loading(sample_on=sample_on),
     )
     module = Watched()
     torch.manual_seed(0)
@@ -244,6 +249,8 @@ def test_the_benchmark_runs_without_a_gpu() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match=r"sample_on must be one of \['auto', 'cpu', 'device'\], got 'gpu'"):
-        PartitionedDataModule(small_graph(), sample_on="gpu")  # type: ignore[arg-type]
+        PartitionedDataModule(small_graph(), loading=Loading(sample_on="gpu"))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"needs a sampler that draws there \(NeighborSampler.*ShadowSampler"):
-        PartitionedDataModule(small_graph(), sample_on="device", sampler=ShadowSampler([3], num_hops=1))
+        PartitionedDataModule(
+            small_graph(), loading=Loading(sample_on="device"), sampler=ShadowSampler([3], num_hops=1)
+        )

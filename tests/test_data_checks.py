@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import GCNConv, SAGEConv
 
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.settings_checks import explain_features
+from lightning_gnn_dist.data.features import explain_features
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -41,7 +42,7 @@ class OneLayer(pl.LightningModule):
 
 def fit(x: Tensor, layer: nn.Module) -> None:
     graph = Graph(GRAPH.indptr, GRAPH.indices, {**GRAPH.node_arrays, "x": x})
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([3]), batch_size=64, num_threads=0)
+    data = PartitionedDataModule(graph, sampler=NeighborSampler([3]), batch_size=64, loading=Loading(num_threads=0))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(accelerator="cpu", devices=1, max_steps=1, enable_model_summary=False, **quiet)
     trainer.fit(OneLayer(layer), data)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch_geometric.nn import GATConv, GCNConv, GraphSAGE, SAGEConv, Sequential
 
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.depth import check_depth
 from lightning_gnn_dist.graph.synthetic import communities
@@ -62,7 +63,10 @@ def judged(num_layers: int) -> tuple[float, float]:
     graph = communities(200, 4, num_features=8, seed=1)
     options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(accelerator="cpu", devices=1, enable_checkpointing=False, **options)
-    module, data = Deep(num_layers), PartitionedDataModule(graph, sampler=SAMPLER, batch_size=5, num_threads=0)
+    module, data = (
+        Deep(num_layers),
+        PartitionedDataModule(graph, sampler=SAMPLER, batch_size=5, loading=Loading(num_threads=0)),
+    )
     ((figures),) = trainer.test(module, data, verbose=False)
     receivers = torch.repeat_interleave(torch.arange(200), graph.indptr.diff())
     edges = torch.stack([graph.indices.long(), receivers])

@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed import run as distributed_run
 from torch_geometric.nn import GCNConv, SAGEConv
 
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.cli import main as command_line
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import split_edges
@@ -59,7 +60,7 @@ assert sum(EdgeSampler(1.0).sample_bulk(graph, seeds, keys)[0].num_sampled_edges
     "class RangePartitioner": "assert RangePartitioner()(graph, 4, seed=0).counts().tolist() == [75] * 4",
     "class SlowMomentum": "assert all(velocity.abs().max() > 0 for velocity in trainer.strategy.velocity)",
     "class Halving": "assert trainer.global_step == 64",
-    "residency=Rotate()": "trainer.fit(model, data)",
+    "holding=Holding(Rotate())": "trainer.fit(model, data)",
     "GCNNorm()": "assert graph.edge_arrays['edge_weight'].min() > 0 and not conv.normalize",
     "def layers": """
 model = SAGE(8, 4).eval()
@@ -108,7 +109,9 @@ class Encoder(LinkSAGE):
 
 def link_batch() -> Any:
     split = split_edges(Graph.from_pyg(as_pyg()), negatives=3)
-    return next(iter(LinkDataModule(split, sampler=NeighborSampler([3, 3]), num_threads=0).train_dataloader()))
+    return next(
+        iter(LinkDataModule(split, sampler=NeighborSampler([3, 3]), loading=Loading(num_threads=0)).train_dataloader())
+    )
 
 
 def run_block(rank: int, world_size: int, code: str, folder: str) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.residency import Redeal
+from lightning_gnn_dist.data.residency import Holding, Redeal
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition
@@ -68,7 +68,7 @@ def different_data(rank: int, world_size: int, folder: Path) -> dict[tuple[str, 
         if what == "partitioner":
             options["partitioner"] = Undecided()
         if what == "seed":
-            options |= {"residency": Redeal(24), "seed": rank}
+            options |= {"holding": Holding(Redeal(24)), "seed": rank}
         data = PartitionedDataModule(graph, batch_size=100, **options)
         said[what, strategy] = outcome(lambda d=data, s=strategy: fit_once(d, world_size, STRATEGIES[s]()))  # type: ignore[misc]
     return said

@@ -10,6 +10,7 @@ import threading
 
 import torch
 
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.metis import MetisPartitioner
@@ -20,8 +21,10 @@ from tests.sage import SAGE
 def train_on_a_part() -> None:
     graph = communities(60, 2, num_features=4, train_share=0.5)
     parts = MetisPartitioner()(graph, 2, 0)
-    data = PartitionedDataModule(graph, partitioner=parts, sampler=NeighborSampler([2, 2]), num_threads=0)
-    own = PartitionedDataModule(data.part(0, 2), sampler=NeighborSampler([2, 2]), num_threads=0)
+    data = PartitionedDataModule(
+        graph, partitioner=parts, sampler=NeighborSampler([2, 2]), loading=Loading(num_threads=0)
+    )
+    own = PartitionedDataModule(data.part(0, 2), sampler=NeighborSampler([2, 2]), loading=Loading(num_threads=0))
     with torch.random.fork_rng():
         module = SAGE(4, 2)
     for batch in (*own.train_dataloader(), *data.val_dataloader(), *data.correction_batches(0, stop=1)):

@@ -11,8 +11,9 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any, NoReturn
 
 from jsonargparse.typing import PositiveInt
@@ -24,6 +25,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.run_report import RunReport
+from lightning_gnn_dist.cli.complaints import check_values, in_one_line, with_path
 from lightning_gnn_dist.cli.config_file import check_files
 from lightning_gnn_dist.cli.misspelt import PACKAGE, hint
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
@@ -86,7 +88,8 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         way_out = hint(message, self.names or set(self.get_defaults().keys()))
-        super().error(message if way_out is None else f"{message}\n{way_out}", ex)
+        brief = in_one_line(message, way_out) if self.exit_on_error else None  # others go on with what is said
+        super().error(brief or (message if way_out is None else f"{message}\n{way_out}"), ex)
 
 
 class ConfigBesideLogs(SaveConfigCallback):
@@ -112,22 +115,23 @@ class TrainCLI(LightningCLI):
         """Make the objects that the configuration names."""
         self.parser.add_instantiator(self._make, object)
         with self._refusals_in_one_line():
+            check_values(self.config[self.subcommand])
             super().instantiate_classes()
 
     def _make(self, kind: type, *args: Any, **kwargs: Any) -> object:
         """Called for all but model and data, where jsonargparse would go on to look for another type that fits."""
-        with self._refusals_in_one_line():
+        with self._refusals_in_one_line(kwargs if is_dataclass(kind) else {}):
             return kind(*args, **kwargs)
 
     @contextmanager
-    def _refusals_in_one_line(self) -> Iterator[None]:
-        """What this package refuses is told as what the parser refuses is."""
+    def _refusals_in_one_line(self, given: Mapping[str, Any] = {}) -> Iterator[None]:  # never changed
+        """What this package refuses is told as what the parser refuses is; of a value made of ``given``, its path."""
         try:
             yield
         except REFUSALS as error:
             if (reason := _own_refusal(error)) is None:
                 raise
-            self.parser.error(reason, error)
+            self.parser.error(with_path(reason, self.config[self.subcommand], given), error)
 
     def before_fit(self) -> None:
         """Called when the trainer is there: watch what the fit costs, and let a preempted one go on."""

@@ -1,12 +1,12 @@
-"""What data modules of nodes and of links share: ranks train on parts, and are judged by the whole graph."""
+"""What all data modules share: training batches of what a rank has, evaluation and corrections on the whole graph."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -16,169 +16,161 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader, batches_of_ranks
-from lightning_gnn_dist.batches.placement import Placement, SampleOn, check_sample_on, device_of, release, stream_to
-from lightning_gnn_dist.batches.source import BatchSource, GraphSource
+from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.checks import (
     check_at_least,
     check_at_least_if_given,
-    check_below,
-    check_folder,
+    check_choice,
+    check_instance,
     check_true_or_false,
 )
+from lightning_gnn_dist.data.boundary import Boundary, Fetch
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.depth import DepthCheck
-from lightning_gnn_dist.data.plan import PartPlan
-from lightning_gnn_dist.data.residency import Residency, default_period
-from lightning_gnn_dist.data.settings_checks import check_cut, check_objects, check_settings, explain_features
-from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo, Scope, check_scope
-from lightning_gnn_dist.data.switcher import PartSwitcher
+from lightning_gnn_dist.data.features import explain_features
+from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.train_loader import TrainLoader
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import Partition, Partitioner
-from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.graph.values import ValueCheck
+from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.device import draws_anywhere
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.joint import CountsSeeds, ForStrategies
+
+log = logging.getLogger(__name__)
 
 
-class GraphDataModule(LightningDataModule):
-    """Training batches of a rank's own part; evaluation on the whole graph, shared by the ranks without overlap.
+class GraphDataModule(LightningDataModule, ABC):
+    """Batches of a rank's own part to train on; of the whole graph to be judged and corrected by.
 
-    A subclass says what the seeds are, in ``_most_seeds``, ``_all_seeds`` and ``_batches_of``, and evaluates them.
+    A subclass says what the part is, what is learned from, and who makes batches: all its abstract methods.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        *,
-        partitioner: Partitioner | Partition | None,
-        sampler: Sampler | None,
-        batch_size: int,
-        eval_batch_size: int | None,
-        seed: int,
-        bulk_size: int,
-        num_threads: int,
-        widen_features: bool,
-        sample_on: SampleOn,
-        residency: Residency,
-        repartition_every: int | None,
-        extra: ExtraNodes,
-        halo: Halo,
-        coverage: Coverage | None,
-        correction_batch_size: int | None,
-        correction_sampler: Sampler | None,
-        cache_dir: str | Path | None,
-    ) -> None:
+    def __init__(self, settings: BatchSettings, coverage: Coverage | None, boundary: Boundary) -> None:
         super().__init__()
-        eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
-        check_settings(
-            seed=seed,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            bulk_size=bulk_size,
-            num_threads=num_threads,
-            widen_features=widen_features,
-            correction_batch_size=correction_batch_size,
-        )
-        check_objects(coverage, sampler=sampler, correction_sampler=correction_sampler)
-        check_cut(partitioner, residency, repartition_every)
-        halo.check_fits(graph)
-        self.graph = graph
-        self.partitioner: Partitioner | Partition = MetisPartitioner() if partitioner is None else partitioner
-        self.sampler: Sampler = NeighborSampler([15, 10]) if sampler is None else sampler
-        check_sample_on(sample_on, self.sampler, correction_sampler)
-        self.sample_on: SampleOn = sample_on
-        directory = None if cache_dir is None else check_folder("cache_dir", cache_dir)
-        self._cut = PartPlan(graph, self.partitioner, residency, extra, halo, coverage, int(seed), directory)
-        self.repartition_every = repartition_every
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.correction_batch_size = correction_batch_size
-        self.correction_sampler = correction_sampler
-        self.seed = int(seed)
-        self.bulk_size, self.num_threads = bulk_size, num_threads
-        self.widen_features = widen_features
+        if coverage is not None:
+            check_instance("coverage", coverage, Coverage, 'an object such as Coverage() or Coverage("batch"), or None')
+        self._settings = settings
+        self.sampler, self.batch_size, self.seed = settings.of_parts(), settings.batch_size, int(settings.seed)
+        self.loading, self.evaluation = settings.loading, settings.evaluation
+        self.global_batching = settings.global_batching
+        self.coverage, self.boundary = coverage, boundary
+        self._values = ValueCheck(is_on=settings.loading.check_values)
         self._loaders: list[BatchLoader | TrainLoader] = []
-        self._parts: PartSwitcher | None = None
-        self._anchors: tuple[Graph, BatchLoader] | None = None
         self._train_loader: TrainLoader | None = None
-        self._period: int | None = None
+        self._anchors: tuple[Graph, BatchLoader] | None = None
         self._whole: GlobalBatches | None = None
         self._depth = DepthCheck()
+        self._is_told = False
 
     # What a subclass says.
 
-    def _most_seeds(self, world_size: int) -> int:
-        """The seeds of the rank that has most. All ranks find the same number."""
-        raise NotImplementedError
-
-    def _all_seeds(self) -> Tensor:
-        """The seeds of the whole graph."""
-        raise NotImplementedError
-
-    def _batches_of(
-        self, part: Graph, num_batches: int, seed: int, rank: int, num_ranks: int, *, in_background: bool = True
-    ) -> BatchLoader:
-        """The training batches of a part."""
-        raise NotImplementedError
-
     @property
+    @abstractmethod
     def fingerprint(self) -> str:
         """Identifies the graph, so that a strategy can tell whether all ranks have the same."""
-        return self.graph.fingerprint
 
     @property
-    def digests(self) -> dict[str, Any]:
-        """Of what else ranks must have alike: the graph's arrays, and who holds which part."""
-        return self._cut.digests(self._world_size())
-
-    @property
+    @abstractmethod
     def num_nodes(self) -> int:
         """Nodes of the whole graph."""
-        return self.graph.num_nodes
+
+    @property
+    def correction_sampler(self) -> Sampler | None:
+        """Draws batches of the whole graph. None: the same as training batches."""
+        return self.global_batching.sampler
+
+    @abstractmethod
+    def _title(self) -> str:
+        """What is read, as ``repr`` shows it."""
+
+    @abstractmethod
+    def _features(self) -> Tensor | None:
+        """Features as models read them, as far as this rank has them."""
+
+    @abstractmethod
+    def _parts_of_rank(self) -> Callable[[int], Graph]:
+        """What the rank trains on, by super-epoch."""
+
+    @abstractmethod
+    def _running_part(self) -> Graph:
+        """What it trains on now."""
+
+    @abstractmethod
+    def _most_seeds(self, world_size: int) -> int:
+        """The seeds of the rank that has most. All ranks find the same number."""
+
+    @abstractmethod
+    def _all_seeds(self) -> Tensor:
+        """The seeds of the whole graph."""
+
+    @abstractmethod
+    def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
+        """What a rank learns from in a part, after a check of its values, and who makes batches of it."""
+
+    @abstractmethod
+    def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:
+        """Makes batches of the whole graph."""
+
+    @abstractmethod
+    def _judging_loader(self, name: str) -> BatchLoader:
+        """What ``"val"`` or ``"test"`` marks, shared by the ranks without overlap."""
+
+    def _every(self) -> int | None:
+        """Passes in a super-epoch. None: what a rank holds never changes."""
+        return None
+
+    def _eval_place(self) -> int:
+        """Which of as many shares of evaluation as there are ranks is this rank's."""
+        return self._rank()
 
     def __str__(self) -> str:
         # Lightning's own would take every loader apart.
-        return f"{type(self).__name__}({self.graph}, {self.partitioner}, {self.sampler}, batch_size={self.batch_size})"
+        return f"{type(self).__name__}({self._title()}, {self.sampler}, batch_size={self.batch_size})"
 
     __repr__ = __str__
 
     # What Lightning calls.
 
-    def prepare_data(self) -> None:
-        """One process of every host computes the partition; the others find it in the cache."""
-        if self._trainer_fn() == TrainerFn.FITTING and self._world_size() > 1:
-            # What is wrong here would stop this rank alone. In setup() all ranks find it, and stop together.
-            with suppress(ValueError, TypeError):
-                self.partition(self._world_size())
-
-    def setup(self, stage: str) -> None:
-        if stage == "fit":
-            self._num_batches()
-
     def train_dataloader(self) -> TrainLoader:
         rank, num_ranks = self._rank(), self._world_size()  # now: later they may be others
-        parts = self._own_parts() if self._is_cut() else None
         self._train_loader = TrainLoader(
-            parts.at if parts is not None else lambda _: self.graph,
+            self._parts_of_rank(),
             lambda part, num_batches: self._local_batches(part, num_batches, rank, num_ranks),
             self._num_batches(),
-            every=self._every() if parts is not None else None,
+            every=self._every() if self._is_cut() else None,
             num_ranks=num_ranks,
-            batch_level=parts is not None and self._cut.coverage is not None and self._cut.coverage.level == "batch",
+            batch_level=self._is_cut() and self.coverage is not None and self.coverage.level == "batch",
             overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
             num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
         )
         self._loaders.append(self._train_loader)
         return self._train_loader
 
+    def val_dataloader(self) -> BatchLoader:
+        return self._judging_loader("val")
+
+    def test_dataloader(self) -> BatchLoader:
+        return self._judging_loader("test")
+
     def predict_dataloader(self) -> BatchLoader:
-        """All nodes, in order: rank 0 has the first ones."""
-        loader = self._nodes_loader(torch.arange(self.graph.num_nodes), "the graph has")
+        """All nodes, in order: rank 0 has the first ones. Of shards, nearly all are of the rank's own."""
+        loader = self._nodes_loader(torch.arange(self.num_nodes), "the graph has")
         loader.spare_memory()
         return loader
+
+    def teardown(self, stage: str) -> None:
+        for loader in self._loaders:
+            loader.close()
+        self._loaders.clear()
+        self._anchors = self._whole = None
+
+    def on_exception(self, exception: BaseException) -> None:
+        """End what runs in the background: after an exception or Ctrl-C Lightning tears nothing down."""
+        explain_features(exception, self._features())
+        self.teardown("fit")
 
     # What strategies ask for.
 
@@ -203,155 +195,85 @@ class GraphDataModule(LightningDataModule):
         """
         check_at_least(0, round_idx=round_idx)
         check_at_least_if_given(0, start=start)
-        check_scope("of", of)
+        check_choice("of", of, Scope)
         if of == "graph":
             return self.correction_batches(round_idx, stop=self._global_batches().num_batches)
         if start is not None and self._train_loader is not None:
             self._train_loader.move_to(start)
-        part = self._own_parts().current() if self._is_cut() else self.graph
+        part = self._running_part()
         if self._anchors is None or self._anchors[0] is not part:
             # Few batches at a time, so nothing in the background.
             rank, num_ranks = self._rank(), self._world_size()
             seed, size = self.seed + Purpose.ANCHORS, self._num_batches()
-            loader = self._batches_of(part, size, seed, rank, num_ranks, in_background=False)
-            self._anchors = part, loader
+            self._anchors = part, self._batches_of(part, size, seed, rank, num_ranks, in_background=False)
         self._anchors[1].set_epoch(round_idx)
         return iter(self._anchors[1])
 
-    def teardown(self, stage: str) -> None:
-        for loader in self._loaders:
-            loader.close()
-        self._loaders.clear()
-        if self._parts is not None:
-            self._parts.close()
-        self._parts = self._anchors = self._whole = None
-        release(self.graph)
-
-    def on_exception(self, exception: BaseException) -> None:
-        """End what runs in the background: after an exception or Ctrl-C Lightning tears nothing down."""
-        explain_features(exception, self.graph.node_arrays.get("x"))
-        self.teardown("fit")
-
-    def state_dict(self) -> dict[str, Any]:
-        """How long super-epochs are: a fit that is resumed with more epochs keeps to it."""
-        return {} if self._every() is None else {"repartition_every": self._every()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.repartition_every is None:
-            self._period = state_dict.get("repartition_every")
+    @property
+    def figures(self) -> dict[str, float]:
+        """What a strategy may log: the time a fit waited for data, and what else a subclass measures."""
+        loader = self._train_loader
+        waited = (loader.waited_seconds, loader.waited_share) if loader is not None else (0.0, 0.0)
+        return dict(zip(("data/waited_seconds", "data/waited_share"), waited, strict=True))
 
     # What it is made of.
 
-    def partition(self, num_parts: int) -> Partition:
-        """The chunks for so many ranks: from the cache, or computed and put there."""
-        check_at_least(1, num_parts=num_parts)
-        return self._cut.partition(num_parts)
-
-    def parts_of_ranks(self, num_ranks: int) -> Partition:
-        """Which rank learns from each node, in the first super-epoch."""
-        check_at_least(1, num_ranks=num_ranks)
-        return self._cut.by_rank(num_ranks)
-
-    def part(self, rank: int, num_parts: int, super_epoch: int = 0) -> Graph:
-        """What rank ``rank`` trains on: the nodes of its part and the edges among them, in RAM."""
-        check_at_least(1, num_parts=num_parts)
-        check_below(num_parts, "parts", rank=rank)
-        check_at_least(0, super_epoch=super_epoch)
-        if num_parts == 1:
-            return self.graph
-        return self._cut.reader(rank, num_parts).read(super_epoch).graph
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """What a strategy may log: the time a fit waited for data, what parts cost, the running one's coverage."""
-        loader = self._train_loader
-        waited = (loader.waited_seconds, loader.waited_share) if loader is not None else (0.0, 0.0)
-        figures = dict(zip(("data/waited_seconds", "data/waited_share"), waited, strict=True))
-        if self._parts is not None:
-            figures |= {
-                "data/switches": float(self._parts.switches),
-                "data/switch_bytes": float(self._parts.bytes_read),
-                "data/switch_waited_seconds": self._parts.waited_seconds,
-            }
-            figures |= {} if self._parts.coverage is None else {"data/coverage": self._parts.coverage}
-        return figures
-
-    @property
-    def uncovered(self) -> tuple[int, int]:
-        """Seeds of the running part that have weight 0, and all of them, where each node has a weight."""
-        if self._parts is None or self._cut.coverage is None or self._cut.coverage.level == "batch":
-            return 0, 0
-        part = self._parts.current()
-        coverage = part.node_arrays["coverage"][part.split("train")]
-        return int((coverage == 0).sum()), coverage.numel()
-
-    def _own_parts(self) -> PartSwitcher:
-        if self._parts is None:
-            reader = self._cut.reader(self._rank(), self._world_size())
-            self._parts = PartSwitcher(reader, in_background=self.num_threads > 0)
-        return self._parts
+    def _is_cut(self) -> bool:
+        """Whether this rank trains on less than the whole graph."""
+        return self._world_size() > 1 and not isinstance(self.boundary, Fetch)
 
     def _local_batches(self, part: Graph, num_batches: int, rank: int, num_ranks: int) -> BatchLoader:
         if self._anchors is not None and self._anchors[0] is not part:
             self._anchors = None  # or the part before would be held, and its copy
         return self._batches_of(part, num_batches, self.seed, rank, num_ranks)
 
-    def _is_cut(self) -> bool:
-        """Whether this rank trains on less than the whole graph."""
-        return self._world_size() > 1
-
-    def _every(self) -> int | None:
-        """Passes in a super-epoch. None: what a rank holds never changes."""
-        sweep = self._cut.residency.sweep(self._world_size())
-        if sweep == 1:
-            return None
-        max_epochs = self.trainer.max_epochs if self.trainer is not None else None
-        return self.repartition_every or self._period or default_period(max_epochs, sweep)
-
-    def _num_super_epochs(self) -> float:
-        """What this run takes, as far as it is known: a clock may make rounds longer or shorter than passes."""
-        every, trainer = self._every(), self.trainer
-        if every is None or trainer is None:
-            return 1
-        steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
-        passes = steps * trainer.accumulate_grad_batches / self._num_batches()
-        epochs = trainer.max_epochs
-        return min(passes, math.inf if epochs is None or epochs < 0 else epochs) / every
+    def _batches_of(
+        self, part: Graph, num_batches: int, seed: int, rank: int, num_ranks: int, *, in_background: bool = True
+    ) -> BatchLoader:
+        """The training batches of a part."""
+        seeds, source = self._seeds_and_source(part, rank, num_ranks)
+        seed = seed * num_ranks + rank  # replicas differ in what they draw
+        return self._loader(source, seeds, num_batches, seed, in_background=in_background)
 
     def _global_batches(self) -> GlobalBatches:
         if self._whole is None:
-            size = self.correction_batch_size or self.batch_size * self._world_size()
-            source = self._source(self.graph, self._whole_sampler())
-            self._whole = GlobalBatches(source, self._all_seeds(), size, self.seed)
+            size = self.global_batching.batch_size or self.batch_size * self._world_size()
+            source = self._whole_source(self._whole_sampler())
+            bulk_size = 1 if source.may_run_ahead else self.loading.bulk_size  # rows that travel do so together
+            self._whole = GlobalBatches(source, self._all_seeds(), size, self.seed, bulk_size)
         return self._whole
 
     def _whole_sampler(self) -> Sampler:
         """How the whole graph is sampled for corrections."""
-        if self.correction_sampler is not None:
-            return self.correction_sampler
-        is_whole = isinstance(self.sampler, WholePartSampler)
-        return NeighborSampler([-1] * self.sampler.num_hops) if is_whole else self.sampler
+        return self._settings.of_corrections()
 
     def _num_batches(self) -> int:
         """Batches of a pass, the same for all ranks and parts."""
         return -(-self._most_seeds(self._world_size()) // self.batch_size)
 
     def _nodes_loader(self, nodes: Tensor, whose: str) -> BatchLoader:
-        return self._eval_loader(NeighborSampler([-1] * self.sampler.num_hops), nodes, f"{whose} {nodes.numel()} nodes")
+        return self._eval_loader(self._settings.of_evaluation(), nodes, f"{whose} {nodes.numel()} nodes")
 
     def _eval_loader(self, sampler: Sampler, seeds: Tensor, whose: str, num_ids: int | None = None) -> BatchLoader:
         """This rank's share of ``seeds``, sampled in the whole graph."""
         self._depth.check(self.trainer, self.sampler)
+        self._tell_of_estimates()
         world_size, count = self._world_size(), seeds.numel()
         if count < world_size:
             raise ValueError(f"{whose}, but {world_size} ranks share the evaluation: each needs one at least.")
-        share = seeds.tensor_split(world_size)[self._rank()]
-        num_batches = batches_of_ranks(count, world_size, self.eval_batch_size)
-        bulk_size = self.bulk_size if self.sample_on == "cpu" else 1  # full neighbourhoods are large for a device
-        source = self._source(self.graph, sampler, num_ids)
+        share = seeds.tensor_split(world_size)[self._eval_place()]
+        num_batches = batches_of_ranks(count, world_size, self.evaluation.batch_size or self.batch_size)
+        loading = self.loading
+        bulk_size = loading.bulk_size if loading.sample_on == "cpu" else 1  # full neighbourhoods are large for a device
+        source = self._whole_source(sampler, num_ids)
         loader = self._loader(source, share, num_batches, self.seed, shuffle=False, bulk_size=bulk_size)
         self._loaders.append(loader)
         return loader
+
+    def _tell_of_estimates(self) -> None:
+        if self.evaluation.sampler is not None and not self._is_told:
+            log.info("Evaluation draws neighbours with %s: figures are estimates.", self.evaluation.sampler)
+            self._is_told = True
 
     def _loader(
         self,
@@ -370,24 +292,9 @@ class GraphDataModule(LightningDataModule):
             num_batches,
             seed=seed,
             shuffle=shuffle,
-            bulk_size=(bulk_size or self.bulk_size) if in_background else 1,
-            num_threads=self.num_threads if in_background else 0,
+            bulk_size=(bulk_size or self.loading.bulk_size) if in_background else 1,
+            num_threads=self.loading.num_threads if in_background else 0,
             num_ranks=self._world_size(),
-        )
-
-    def _source(self, graph: Graph, sampler: Sampler, num_ids: int | None = None) -> GraphSource:
-        """Batches of a part or of the whole graph, made where ``sample_on`` says."""
-        device, is_fit = device_of(self.trainer), self._trainer_fn() == TrainerFn.FITTING
-        # A part comes first, though it may be asked for later; it has no more than the whole graph.
-        waits = graph is self.graph and is_fit and self._is_cut() and draws_anywhere(self.sampler)
-        placement = Placement(device, self.sample_on, expected_bytes=graph.num_bytes if waits else 0)
-        return GraphSource(
-            graph,
-            sampler,
-            widen=self.widen_features,
-            num_ids=num_ids,
-            placement=placement,
-            stream=stream_to(device),
         )
 
     def _world_size(self) -> int:
@@ -398,3 +305,10 @@ class GraphDataModule(LightningDataModule):
 
     def _trainer_fn(self) -> TrainerFn | None:
         return self.trainer.state.fn if self.trainer is not None else None
+
+
+if TYPE_CHECKING:
+
+    def _offers(data: GraphDataModule, loader: TrainLoader) -> tuple[ForStrategies, CountsSeeds]:
+        """What `joint` promises."""
+        return data, loader

@@ -9,36 +9,37 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import SampleOn
+from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.checks import (
     check_at_least,
     check_choice,
     check_instance,
     check_path,
-    check_seed,
-    check_true_or_false,
 )
-from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
+from lightning_gnn_dist.data.boundary import Isolated
 from lightning_gnn_dist.data.links import LinkSplit
-from lightning_gnn_dist.data.residency import Fixed, Residency
-from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo
+from lightning_gnn_dist.data.part_datamodule import PartDataModule
+from lightning_gnn_dist.data.plan import PartPlan
+from lightning_gnn_dist.data.residency import Holding
+from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.values import ValueCheck
 from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.far_negatives import FarNegativesSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
 from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, edges_at, positions_of_links
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 
 NegativesFrom = Literal["part", "graph"]
 
 
-class LinkDataModule(GraphDataModule):
+class LinkDataModule(PartDataModule):
     """Learn to tell edges from pairs that are none: each rank on the edges inside its part.
 
     A training batch asks for ``batch_size`` edges of the part and ``num_negatives`` false ones for each. None of the
@@ -58,25 +59,15 @@ class LinkDataModule(GraphDataModule):
         partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``.
         sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``.
         batch_size: Edges in a training batch, at most: the number of batches is the same on all ranks.
-        eval_batch_size: Held edges evaluated at once, each with all of its negatives. Default: ``batch_size``.
         num_negatives: False receivers for each training edge.
         negatives_from: Draw them from the rank's own nodes (``"part"``), or from all nodes (``"graph"``): those that
-            lie elsewhere bring their neighbours along, and all features of a batch are then read from the whole graph.
+            lie elsewhere bring their neighbours along, all features of a batch are then read from the whole graph, and
+            parts' batches are made in RAM.
         seed: Everything random is drawn from it: partition, order of edges, negatives, neighbours.
-        bulk_size: Batches sampled together. Does not change what is drawn.
-        num_threads: Background threads that sample and gather while the model trains. 0: none.
-        widen_features: Arrays of float16, bfloat16, and of int8 with scales (:func:`quantize_rows`) come as float32.
-            False: as they are stored.
-        sample_on: Where batches are sampled and gathered, as in :class:`PartitionedDataModule`. False receivers are
-            drawn in RAM, and parts' batches with those of ``negatives_from="graph"`` are made there.
-        residency: Which chunks of the partition a rank holds, and when that changes.
-        repartition_every: Passes between two changes. Default: so many that the residency's sweep fits.
-        correction_batch_size: Edges of a batch of the whole graph, shared by all ranks. Default: ``batch_size`` for
-            each rank.
-        correction_sampler: How neighbours are drawn for them. Default: as for local steps, and all neighbours where
-            those take the whole part. A list of all training edges is kept for it, 16 bytes each.
-        check_values: Refuse NaN and infinity in ``x`` and in the edges' ``edge_weight`` and ``edge_attr``, in one pass
-            over what the rank trains on.
+        loading: How batches are made: bulks, threads, the device. None of it changes them.
+        holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others.
+        evaluation: How the whole graph is sampled to judge a model. Default: all neighbours, which is exact.
+        global_batching: How it is sampled for corrections. A list of all training edges is kept for it, 16 bytes each.
         cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
     """
 
@@ -87,53 +78,28 @@ class LinkDataModule(GraphDataModule):
         partitioner: Partitioner | Partition | None = None,
         sampler: Sampler | None = None,
         batch_size: int = 1024,
-        eval_batch_size: int | None = None,
         num_negatives: int = 1,
         negatives_from: NegativesFrom = "part",
         seed: int = 0,
-        bulk_size: int = 4,
-        num_threads: int = 1,
-        widen_features: bool = True,
-        sample_on: SampleOn = "cpu",
-        residency: Residency = Fixed(),  # noqa: B008  # frozen
-        repartition_every: int | None = None,
-        correction_batch_size: int | None = None,
-        correction_sampler: Sampler | None = None,
-        check_values: bool = True,
+        loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
+        holding: Holding = Holding(),  # noqa: B008
+        evaluation: Evaluation = Evaluation(),  # noqa: B008
+        global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
         cache_dir: str | Path | None = None,
     ) -> None:
-        check_true_or_false(check_values=check_values)
         check_at_least(1, num_negatives=num_negatives)
         check_choice("negatives_from", negatives_from, NegativesFrom)
-        check_seed(seed)
-        for chosen in (sampler, correction_sampler):
+        settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
+        for chosen in (sampler, global_batching.sampler):
             _check_sampler(chosen)
         self.split = _as_split(split)
-        super().__init__(
-            self.split.graph,
-            partitioner=partitioner,
-            sampler=sampler,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            seed=seed,
-            bulk_size=bulk_size,
-            num_threads=num_threads,
-            widen_features=widen_features,
-            sample_on=sample_on,
-            residency=residency,
-            repartition_every=repartition_every,
-            extra=ExtraNodes(0.0, "part", seed),
-            halo=Halo(),
-            coverage=None,
-            correction_batch_size=correction_batch_size,
-            correction_sampler=correction_sampler,
-            cache_dir=cache_dir,
-        )
+        cutter = MetisPartitioner() if partitioner is None else partitioner
+        plan = PartPlan(self.split.graph, cutter, holding, Isolated(), None, int(seed), cache_dir)
+        super().__init__(plan, settings)
         if negatives_from == "graph":
-            _check_far(self.graph, sample_on)
+            _check_far(self.graph, loading.sample_on)
         self.num_negatives = num_negatives
         self.negatives_from = negatives_from
-        self._values = ValueCheck(is_on=check_values)
         self._most: dict[int, int] = {}
 
     @property
@@ -141,20 +107,14 @@ class LinkDataModule(GraphDataModule):
         """Identifies the split, so that a strategy can tell whether all ranks have the same."""
         return self.split.fingerprint
 
-    def val_dataloader(self) -> BatchLoader:
-        return self._ranking_loader("val")
-
-    def test_dataloader(self) -> BatchLoader:
-        return self._ranking_loader("test")
-
-    def _ranking_loader(self, name: str) -> BatchLoader:
+    def _judging_loader(self, name: str) -> BatchLoader:
         if name not in self.split.edges:
             raise ValueError(
                 f"The split holds no {name} edges back (it has: {list(self.split.edges)}): give split_edges() a share "
                 f"for them, as in split_edges(graph, {name}=0.1)."
             )
-        edges, everyone = self.split.edges[name], NeighborSampler([-1] * self.sampler.num_hops)
-        sampler = HeldLinkSampler(everyone, edges, self.split.negatives[name])
+        edges = self.split.edges[name]
+        sampler = HeldLinkSampler(self._settings.of_evaluation(), edges, self.split.negatives[name])
         count = edges.shape[1]
         return self._eval_loader(sampler, torch.arange(count), f"There are {count} {name} edges", num_ids=count)
 
@@ -185,18 +145,14 @@ class LinkDataModule(GraphDataModule):
     def _whole_sampler(self) -> Sampler:
         return self._links(super()._whole_sampler(), self.graph.num_nodes)
 
-    def _batches_of(
-        self, part: Graph, num_batches: int, seed: int, rank: int, num_ranks: int, *, in_background: bool = True
-    ) -> BatchLoader:
+    def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, GraphSource]:
         self._values.of_arrays(part)
         own = part.node_arrays.get("train_mask", torch.ones(part.num_nodes, dtype=torch.bool))
         seeds = positions_of_links(part, own.to(torch.int64) - 1, self.split.undirected)
         links = self._links(self.sampler, int(own.sum()))
         is_far = self.negatives_from == "graph" and part is not self.graph
         graph, sampler = (self.graph, FarNegativesSampler(links, part)) if is_far else (part, links)
-        seed = seed * num_ranks + rank  # replicas differ in what they draw
-        source = self._source(graph, sampler, part.num_edges)
-        return self._loader(source, seeds, num_batches, seed, in_background=in_background)
+        return seeds, self._source(graph, sampler, part.num_edges)
 
     def _links(self, sampler: Sampler, num_candidates: int) -> LinkSampler:
         return LinkSampler(sampler, self.num_negatives, num_candidates, self.split.undirected)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.data.boundary import Boundary, Halo
 from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.residency import Residency
-from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo
+from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph, count_edges, degrees_of
 from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row, edge_positions, take_rows
@@ -57,23 +57,21 @@ class PartReader:
     Args:
         graph: The whole graph, usually a memory map.
         partition: Its chunks.
-        residency: Which of them the rank holds.
+        holding: Which of them the rank holds, and which random nodes of others.
         rank: Whose part it is.
         world_size: How many ranks there are.
         seed: Decides what is random in any of these.
-        extra: Random nodes of elsewhere that come along, with their edges.
-        halo: In-neighbours from elsewhere that come along, without theirs.
+        boundary: Which in-neighbours from elsewhere come along, without theirs.
         coverage: Writes each node's weight to ``node_arrays["coverage"]``. None: no weights.
     """
 
     graph: Graph
     partition: Partition
-    residency: Residency
+    holding: Holding
     rank: int
     world_size: int
     seed: int
-    extra: ExtraNodes
-    halo: Halo
+    boundary: Boundary
     coverage: Coverage | None
 
     def read(self, super_epoch: int, previous: Part | None = None) -> Part:
@@ -81,14 +79,15 @@ class PartReader:
         started = time.perf_counter()
         # A memory map of its own, closed after the copy: the pages it read are not held on to.
         graph = Graph.open(self.graph.path) if self.graph.path else self.graph
-        held = self.residency.held(super_epoch, self.rank, self.world_size, self.seed)
+        residency = self.holding.residency
+        held = residency.held(super_epoch, self.rank, self.world_size, self.seed)
         own = nodes_of(self.partition, held.own)
         others = nodes_of(self.partition, held.others)
         residents, num_own = torch.cat([own, others]), own.numel()
         del own, others  # lists of nodes are as long as the part
-        if self.extra.share:
-            residents = torch.cat([residents, self.extra(residents, self.partition, self.rank)])
-        if self.halo.hops == 0 and self.residency.sweep(self.world_size) == 1:
+        if self.holding.extra_nodes:
+            residents = torch.cat([residents, self.holding.extra(residents, self.partition, self.rank, self.seed)])
+        if not isinstance(self.boundary, Halo) and residency.sweep(self.world_size) == 1:
             part, rows, num_bytes = _read_once(graph, residents)
         else:
             part, rows, num_bytes = self._read_new(graph, residents, previous)
@@ -101,7 +100,7 @@ class PartReader:
     def _read_new(self, graph: Graph, residents: Tensor, previous: Part | None) -> tuple[Graph, PartRows, int]:
         """The nodes and what is around them, of which ``previous`` has some; whole rows, for the next switch."""
         rows, new_edges = _read_rows(graph, residents, previous)
-        nodes = torch.cat([residents, self.halo.leaves(graph, residents, rows.indptr, rows.senders, self.seed)])
+        nodes = torch.cat([residents, self.boundary.leaves(graph, residents, rows.indptr, rows.senders, self.seed)])
         arrays, new_bytes = _read_arrays(graph, nodes, previous)
         return _induced(rows, nodes, arrays), rows, new_bytes + new_edges * _bytes_per_edge(graph)
 

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import check_folder, check_instance, shown, takes
+from lightning_gnn_dist.data.boundary import Boundary, Fetch, check_boundary
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartReader
-from lightning_gnn_dist.data.residency import Residency, held_by_all
-from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo
+from lightning_gnn_dist.data.residency import Holding, Residency, held_by_all
 from lightning_gnn_dist.graph.digest import sampled_digest, sketches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -34,9 +35,8 @@ class PartPlan:
     Args:
         graph: The whole graph.
         partitioner: How it is cut into chunks, or chunks that are ready.
-        residency: Which chunks a rank holds.
-        extra: Random nodes of elsewhere that come along, with their edges.
-        halo: In-neighbours from elsewhere that come along, without theirs.
+        holding: Which chunks a rank holds, and which random nodes of others.
+        boundary: How edges between parts are treated.
         coverage: Weighs nodes by what is left of their neighbourhoods.
         seed: Decides everything random.
         cache_dir: Where partitions are kept.
@@ -44,17 +44,34 @@ class PartPlan:
 
     graph: Graph
     partitioner: Partitioner | Partition
-    residency: Residency
-    extra: ExtraNodes
-    halo: Halo
+    holding: Holding
+    boundary: Boundary
     coverage: Coverage | None
     seed: int
-    cache_dir: Path | None
+    cache_dir: str | Path | None
     _partitions: dict[int, Partition] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.partitioner, Partition) and (
+            isinstance(self.partitioner, type) or not takes(self.partitioner, "graph", 2, 0)
+        ):
+            raise TypeError(
+                "partitioner must be an object such as MetisPartitioner(), or a Partition, got "
+                f"{shown(self.partitioner)}."
+            )
+        check_instance("holding", self.holding, Holding, "an object such as Holding(Rotate())")
+        check_boundary(self.boundary)
+        if self.cache_dir is not None:
+            check_folder("cache_dir", self.cache_dir)
+        if isinstance(self.boundary, Fetch) and self.holding != Holding():
+            raise ValueError("holding says what a part holds, and boundary=Fetch() uses the whole graph: choose one.")
+        self.boundary.check_fits(self.graph)
         if self.graph.path is None:  # arrays in RAM may have been changed since the graph was built
             self.graph.check_edges()
+
+    @property
+    def residency(self) -> Residency:
+        return self.holding.residency
 
     def partition(self, world_size: int) -> Partition:
         """The chunks for so many ranks: from the cache, or computed and put there."""
@@ -95,12 +112,11 @@ class PartPlan:
         return PartReader(
             self.graph,
             self.partition(world_size),
-            self.residency,
+            self.holding,
             rank,
             world_size,
             self.seed,
-            self.extra,
-            self.halo,
+            self.boundary,
             self.coverage,
         )
 

@@ -1,4 +1,4 @@
-"""Which chunks a rank holds, super-epoch by super-epoch.
+"""What a rank holds: which chunks, super-epoch by super-epoch, and random nodes of others.
 
 Nobody communicates to agree on it: what is held is a function of the seed, the super-epoch, the rank and the number
 of ranks.
@@ -9,8 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from lightning_gnn_dist.checks import check_at_least, check_below, check_seed
-from lightning_gnn_dist.engine.rng import Purpose
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.checks import (
+    check_at_least,
+    check_at_least_if_given,
+    check_below,
+    check_between,
+    check_choice,
+    check_instance,
+    check_seed,
+)
+from lightning_gnn_dist.engine.rng import Purpose, permutation
+from lightning_gnn_dist.joint import Scope
+from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.random import deal
 
 
@@ -51,7 +64,7 @@ def _check_place(super_epoch: int, rank: int, world_size: int, seed: int) -> Non
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Residency):
     """One chunk for each rank, for good."""
 
     def num_chunks(self, world_size: int) -> int:
@@ -68,7 +81,7 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Rotate:
+class Rotate(Residency):
     r"""A base chunk for good and a variable one that rotates (Grappa, Xu et al., arXiv:2602.01872).
 
     In super-epoch :math:`s` rank :math:`r` of :math:`P` holds its own chunk :math:`r` and chunk
@@ -93,7 +106,7 @@ class Rotate:
 
 
 @dataclass(frozen=True)
-class Redeal:
+class Redeal(Residency):
     """Super-nodes, dealt anew to the ranks in every super-epoch; their training nodes go along.
 
     Args:
@@ -123,6 +136,47 @@ class Redeal:
         _check_place(super_epoch, rank, world_size, seed)
         dealt = deal(self.num_supernodes, world_size, (int(seed) + Purpose.DEALS) * 2**20 + int(super_epoch))
         return Held(tuple((dealt == rank).nonzero().view(-1).tolist()))
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a rank holds beside what its boundary adds.
+
+    Args:
+        residency: Which chunks of the partition, and when that changes: :class:`Fixed` (one for each rank, for good),
+            :class:`Rotate` or :class:`Redeal`. The next part is read while the current one trains.
+        every: Passes over what is learned from between two changes. Default: so many that the residency's sweep fits
+            into ``max_epochs``.
+        extra_nodes: Add so many random nodes of other parts, to send messages but not to learn from (the LLCG paper's
+            subgraph approximation): a share of the nodes that ``extra_of`` names.
+        extra_of: ``"part"`` or ``"graph"``.
+    """
+
+    residency: Residency = Fixed()  # frozen
+    every: int | None = None
+    extra_nodes: float = 0.0
+    extra_of: Scope = "part"
+
+    def __post_init__(self) -> None:
+        check_instance("residency", self.residency, Residency, "an object such as Fixed(), Rotate() or Redeal(1000)")
+        check_at_least_if_given(1, every=self.every)
+        if self.every is not None and isinstance(self.residency, Fixed):
+            raise ValueError(
+                f"every={self.every} says how often parts change, and with Fixed() they never do: use Rotate() or "
+                "Redeal(1000), or leave it out."
+            )
+        check_between(0, 1, extra_nodes=self.extra_nodes)
+        check_choice("extra_of", self.extra_of, Scope)
+
+    def extra(self, residents: Tensor, partition: Partition, rank: int, seed: int) -> Tensor:
+        """The random nodes that come along with ``residents``."""
+        if not self.extra_nodes:
+            return residents[:0]
+        num_nodes = partition.assignment.numel()
+        outside = torch.ones(num_nodes, dtype=torch.bool).index_fill_(0, residents, False).nonzero().view(-1)
+        base = residents.numel() if self.extra_of == "part" else num_nodes
+        count = min(round(self.extra_nodes * base), outside.numel())
+        return outside[permutation(outside.numel(), seed + Purpose.SURROUNDINGS, rank)[:count]]
 
 
 def held_by_all(residency: Residency, super_epoch: int, world_size: int, seed: int) -> list[Held]:

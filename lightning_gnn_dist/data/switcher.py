@@ -24,7 +24,7 @@ class PartSwitcher:
 
     def __init__(self, reader: PartReader, *, in_background: bool) -> None:
         self._reader = reader
-        self._changes = reader.residency.sweep(reader.world_size) > 1
+        self._changes = reader.holding.residency.sweep(reader.world_size) > 1
         self._thread = ThreadPoolExecutor(1, f"{THREAD_NAME}.parts") if in_background and self._changes else None
         self._current: tuple[int, Part] | None = None
         self._next: tuple[int, Future[Part]] | None = None

@@ -10,7 +10,7 @@ from lightning_gnn_dist.graph.graph import Graph
 NODE_ARRAYS, EDGE_ARRAYS = ("x", "x_scale"), ("edge_weight", "edge_attr")  # what models read
 IGNORED = -100  # which cross_entropy leaves out
 _NUMBERS_AT_ONCE = 1 << 22  # bounds what is read of a memory map at a time
-_WAY_OUT = "Repair it, or switch this check off by check_values=False."
+_WAY_OUT = "Repair it, or switch this check off by Loading(check_values=False)."
 
 
 class ValueCheck:
@@ -61,7 +61,7 @@ class ValueCheck:
             node = _name(graph, int(nodes[first]))
             raise ValueError(
                 f"y of node {node} is {used[first].tolist()}, {what}, but {mask} marks the node. Leave it out of the "
-                "mask, or switch this check off by check_values=False."
+                "mask, or switch this check off by Loading(check_values=False)."
             )
 
 

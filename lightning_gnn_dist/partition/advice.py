@@ -112,7 +112,7 @@ def _strategy(graph: Graph, report: PartitionReport, parts_differ: bool, edges_l
         return (
             "LLCGStrategy(clock, correction_steps=0.5): its correction sees the edges that are cut. To average alone, "
             f"keep more of them: SuperNodePartitioner({supernodes}). With gradients every step (GrappaStrategy()), use "
-            "MetisPartitioner(), or residency=Rotate()."
+            "MetisPartitioner(), or holding=Holding(Rotate())."
         )
     return "LocalSGDStrategy(EverySteps(16)) is enough: averaging loses little on such parts, and sends least."
 

@@ -256,9 +256,9 @@ def check_hops(datamodule: Any) -> None:
     sampler, other = getattr(datamodule, "sampler", None), getattr(datamodule, "correction_sampler", None)
     if sampler is not None and other is not None and sampler.num_hops != other.num_hops:
         raise ValueError(
-            f"correction_sampler draws {other.num_hops} hops and sampler {sampler.num_hops}, and one model takes the "
-            "batches of both: give them as many hops as the model has layers, as in "
-            f"correction_sampler=NeighborSampler({[-1] * sampler.num_hops})."
+            f"The sampler of global_batching draws {other.num_hops} hops and sampler {sampler.num_hops}, and one model "
+            "takes the batches of both: give them as many hops as the model has layers, as in "
+            f"GlobalBatching(sampler=NeighborSampler({[-1] * sampler.num_hops}))."
         )
 
 

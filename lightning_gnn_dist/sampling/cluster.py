@@ -28,7 +28,8 @@ class ClusterSampler:
     The chunks are an array of the graph, so they travel with a part: ``data.chunk = MetisPartitioner()(graph, 1000,
     seed=0).assignment``. Seeds are dealt to batches chunk by chunk, the chunks in another order every pass, so a
     batch of ``q`` times the seeds of a chunk has ``q`` chunks, and where its seeds begin or end within one, one more.
-    The training loader deals so; correction batches do not, and need another ``correction_sampler``.
+    The training loader deals so; correction batches do not, and need a sampler of their own:
+    ``GlobalBatching(sampler=...)``.
 
     Args:
         num_hops: Layers of the model.

@@ -326,6 +326,6 @@ def _say_what_is_not_learned(batch: Any, trainer: Any, device: torch.device) -> 
     if uncovered and getattr(batch, "weighed_by_coverage", False):
         rank_zero_info(
             f"Training nodes without a neighbour in their part: {uncovered} of {seeds}. Beside others coverage_mean "
-            "gives them weight 0. Coverage(shrinkage=1.0) gives them some; halo=1 or MetisPartitioner() show them "
-            "their neighbours."
+            "gives them weight 0. Coverage(shrinkage=1.0) gives them some; boundary=Halo() or MetisPartitioner() show "
+            "them their neighbours."
         )

@@ -55,7 +55,7 @@ class LLCGStrategy(RoundStrategy):
     Beyond the paper, the global gradient is spent once more: as a control variate in every local step of the round
     that follows (:mod:`~lightning_gnn_dist.rounds.drift`), with the optimizers' moments averaged as well. Where
     parts differ this is what makes local training as good as training on the whole graph. The paper's method is
-    ``drift=None, weights="uniform"``, and ``correction_sampler=NeighborSampler([-1, -1])`` in the data module.
+    ``drift=None, weights="uniform"``, and ``GlobalBatching(sampler=NeighborSampler([-1, -1]))`` in the data module.
 
     Corrections and anchors call ``training_step`` outside Lightning's loop, without the hooks around it, and the first
     anchor comes before the first ``on_train_epoch_start``. What the step logs and counts in metrics is forgotten, and

@@ -6,6 +6,7 @@ import gc
 import logging
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_gnn_dist.batches import placement
 from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import Placement, release, stream_to
-from lightning_gnn_dist.data import graph_datamodule
+from lightning_gnn_dist.data import part_datamodule
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.data.residency import Redeal
+from lightning_gnn_dist.data.part_datamodule import PartDataModule
+from lightning_gnn_dist.data.residency import Holding, Redeal
+from lightning_gnn_dist.data.settings import GlobalBatching
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.random import RandomPartitioner
@@ -131,7 +134,7 @@ def test_only_where_ranks_fit_parts_are_expected(ranks, state, monkeypatch):
         return Placement(device, "cpu", expected_bytes=expected_bytes)
 
     data = module_of("auto", partitioner=RandomPartitioner())
-    monkeypatch.setattr(graph_datamodule, "Placement", record)
+    monkeypatch.setattr(part_datamodule, "Placement", record)
     monkeypatch.setattr(data, "_world_size", lambda: ranks)
     monkeypatch.setattr(data, "_trainer_fn", lambda: state)
     for loader in (data.val_dataloader(), data.train_dataloader()):
@@ -171,13 +174,13 @@ ASKED: dict[str, Callable[[Any], Batches]] = {
 
 
 def module_of(sample_on: Any, **options: Any) -> PartitionedDataModule:
-    defaults: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 30, "num_threads": 1}
-    return PartitionedDataModule(GRAPH, sample_on=sample_on, **(defaults | options))
+    defaults: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 30}
+    return PartitionedDataModule(GRAPH, **(defaults | {"loading": Loading(sample_on=sample_on)} | options))
 
 
 def links_of(sample_on: Any, **options: Any) -> LinkDataModule:
     defaults: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 50, "num_negatives": 2}
-    return LinkDataModule(SPLIT, sample_on=sample_on, **(defaults | options))
+    return LinkDataModule(SPLIT, loading=Loading(sample_on=sample_on), **(defaults | options))
 
 
 def assert_same(batches: Batches, others: Batches) -> None:
@@ -207,21 +210,23 @@ def test_every_batch_is_the_same(make, what, monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [
-        {"sampler": LadiesSampler([30, 30]), "correction_sampler": NeighborSampler([-1, 5])},
-        {"sampler": NeighborSampler([5, -1], replace=True), "widen_features": False, "num_threads": 0},
+        {"sampler": LadiesSampler([30, 30]), "global_batching": GlobalBatching(sampler=NeighborSampler([-1, 5]))},
+        {"sampler": NeighborSampler([5, -1], replace=True), "loading": Loading(num_threads=0, widen=False)},
     ],
     ids=["ladies", "replace"],
 )
 def test_other_samplers_make_the_same(options):
     for what in ("train", "validate", "correct"):
-        plain, other = module_of("cpu", **options), module_of("device", **options)
+        there = {"loading": replace(options.get("loading", Loading()), sample_on="device")}
+        plain, other = module_of("cpu", **options), module_of("device", **(options | there))
         for one, two in zip(ASKED[what](plain), ASKED[what](other), strict=True):
             assert one.n_id.equal(two.n_id) and one.x.equal(two.x) and one.edge_index.equal(two.edge_index)
 
 
 def test_a_saved_graph_is_predicted_from_its_copy(tmp_path: Path):
     GRAPH.save(tmp_path / "graph")
-    plain, other = (PartitionedDataModule(tmp_path / "graph", batch_size=90, sample_on=on) for on in ("cpu", "device"))
+    ways = (Loading(sample_on="cpu"), Loading(sample_on="device"))
+    plain, other = (PartitionedDataModule(tmp_path / "graph", batch_size=90, loading=way) for way in ways)
     assert_same(plain.predict_dataloader(), other.predict_dataloader())
 
 
@@ -236,7 +241,7 @@ def test_all_batches_come_from_one_copy_which_goes_with_the_fit(make, monkeypatc
         return copy
 
     monkeypatch.setattr(placement, "_moved", watched)
-    data: GraphDataModule = make("device")
+    data: PartDataModule = make("device")
     release(data.graph)
     for _ in range(2):
         loaders = [data.train_dataloader(), data.val_dataloader(), data.predict_dataloader()]  # a trainer keeps them
@@ -256,8 +261,8 @@ def test_all_batches_come_from_one_copy_which_goes_with_the_fit(make, monkeypatc
 
 @pytest.mark.parametrize("num_threads", [0, 1])
 def test_the_copy_of_a_part_goes_with_the_part(num_threads, monkeypatch):
-    options = {"partitioner": RandomPartitioner(), "residency": Redeal(12), "repartition_every": 1}
-    data = module_of("device", num_threads=num_threads, **options)
+    loading = Loading(num_threads=num_threads, sample_on="device")
+    data = module_of("device", loading=loading, partitioner=RandomPartitioner(), holding=Holding(Redeal(12), every=1))
     monkeypatch.setattr(data, "_world_size", lambda: 2)
     monkeypatch.setattr(data, "_rank", lambda: 0)
     loader = data.train_dataloader()
@@ -276,7 +281,7 @@ def test_the_copy_of_a_part_goes_with_the_part(num_threads, monkeypatch):
 
 def test_what_cannot_be_made_there_is_refused():
     with pytest.raises(ValueError, match=r"draws there \(NeighborSampler.*got ShadowSampler"):
-        module_of("device", correction_sampler=ShadowSampler([2], num_hops=2))
+        module_of("device", global_batching=GlobalBatching(sampler=ShadowSampler([2], num_hops=2)))
     with pytest.raises(ValueError, match=r"draws there .*got WholePartSampler"):
         links_of("device", sampler=WholePartSampler(2))
     with pytest.raises(ValueError, match='negatives_from="graph" reads a batch from two graphs'):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import lightning.pytorch as pl
 import pytest
 
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.callbacks.data_figures import DataFigures
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.synthetic import communities
@@ -38,7 +39,9 @@ class Busy(SAGE):
 
 def share(module: SAGE, sampler: NeighborSampler, num_threads: int) -> float:
     graph = communities(400, 4, num_features=12, train_share=0.2)
-    data = PartitionedDataModule(graph, sampler=sampler, batch_size=10, num_threads=num_threads, bulk_size=1)
+    data = PartitionedDataModule(
+        graph, sampler=sampler, batch_size=10, loading=Loading(num_threads=num_threads, bulk_size=1)
+    )
     quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "num_sanity_val_steps": 0}
     trainer = pl.Trainer(accelerator="cpu", devices=1, max_epochs=1, callbacks=[DataFigures()], **quiet)
     started = CLOCK.now

@@ -11,6 +11,7 @@ import pytest
 
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.settings import Evaluation
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds.clock import EverySteps
@@ -69,7 +70,7 @@ class Counted(PartitionedDataModule):
 def test_it_holds_one_batch_after_another(steps: int | None) -> None:
     for found in (Counted.alive, Counted.most, Counted.stops):
         found.clear()
-    data = Counted(small_graph(), sampler=NeighborSampler([4, 4]), batch_size=8, eval_batch_size=100)
+    data = Counted(small_graph(), sampler=NeighborSampler([4, 4]), batch_size=8, evaluation=Evaluation(batch_size=100))
     fit(LocalSGDStrategy(**PATIENCE), model(), data, 1, callbacks=[DiscrepancyProbe(steps=steps)], max_epochs=1)
     count = steps or -(-int(small_graph().split("train").numel()) // 8)
     assert len(Counted.alive) == count and Counted.stops == [count]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.settings import Evaluation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -43,7 +44,9 @@ def predict(path: Path, world_size: int, said: Any = None, **options: Any) -> No
     pl.seed_everything(0, verbose=False)
     model = Speaker(8, 4)
     model.said = said
-    data = PartitionedDataModule(graph(), sampler=NeighborSampler([3, 3]), batch_size=16, eval_batch_size=40)
+    data = PartitionedDataModule(
+        graph(), sampler=NeighborSampler([3, 3]), batch_size=16, evaluation=Evaluation(batch_size=40)
+    )
     overwrite = options.pop("overwrite", False)
     trainer = pl.Trainer(
         accelerator="cpu",

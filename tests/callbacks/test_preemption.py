@@ -19,6 +19,7 @@ from lightning.pytorch import Callback
 
 from lightning_gnn_dist.callbacks.preemption import FILE_NAME, PreemptionCheckpoint
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.settings import Evaluation
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
@@ -60,7 +61,9 @@ def fit(name: str, world_size: int, callbacks: list[Callback], **options: Any) -
     pl.seed_everything(0, verbose=False)
     graph = communities(400, 4, num_features=8)
     parts, sampler = RandomPartitioner(), NeighborSampler([3, 3])
-    data = PartitionedDataModule(graph, partitioner=parts, sampler=sampler, batch_size=16, eval_batch_size=10)
+    data = PartitionedDataModule(
+        graph, partitioner=parts, sampler=sampler, batch_size=16, evaluation=Evaluation(batch_size=10)
+    )
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=world_size,

@@ -19,9 +19,11 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.data.boundary import Fetch, Halo
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.residency import Redeal
+from lightning_gnn_dist.data.residency import Holding, Redeal
+from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
@@ -150,14 +152,16 @@ def test_samplers_and_numbers_can_be_written() -> None:
     data = parsed(
         {
             "sampler": init("WholePartSampler", num_hops=2),
-            "correction_sampler": init("NeighborSampler", num_neighbors=[-1, 5]),
-            "train_on": "graph",
-            "eval_batch_size": 7,
+            "global_batching": {"sampler": init("NeighborSampler", num_neighbors=[-1, 5])},
+            "boundary": "lightning_gnn_dist.Fetch",
+            "evaluation": {"batch_size": 7},
             "cache_dir": "there",
         }
     ).data
-    assert data.sampler == WholePartSampler(2) and data.correction_sampler == NeighborSampler([-1, 5])
-    assert (data.train_on, data.eval_batch_size, data._cut.cache_dir) == ("graph", 7, Path("there"))
+    assert data.sampler == WholePartSampler(2) and data.global_batching == GlobalBatching(
+        None, NeighborSampler([-1, 5])
+    )
+    assert (data.boundary, data.evaluation, str(data._cut.cache_dir)) == (Fetch(), Evaluation(7), "there")
 
 
 def test_a_graph_is_a_path_or_made_to_order(tmp_path: Path) -> None:
@@ -199,8 +203,11 @@ def test_a_share_of_steps_stays_a_share(steps: int | float) -> None:
 
 def test_residency_and_coverage_can_be_written() -> None:
     coverage = init("Coverage", level="batch", shrinkage=1.0)
-    data = parsed({"residency": init("Redeal", num_supernodes=40), "coverage": coverage, "halo": 1}).data
-    assert data._cut.residency == Redeal(40) and data._cut.coverage == Coverage("batch", shrinkage=1.0)
+    holding = {"residency": init("Redeal", num_supernodes=40)}
+    data = parsed({"holding": holding, "coverage": coverage, "boundary": "Halo"}).data
+    assert (data.holding, data.boundary) == (Holding(Redeal(40)), Halo()) and data._cut.coverage == Coverage(
+        "batch", shrinkage=1.0
+    )
     assert parsed({"coverage": None}).data._cut.coverage is None
     strategy = parsed(strategy=init("GrappaStrategy", weights="nodes", launch={"timeout": "0:01:30"})).trainer.strategy
     assert isinstance(strategy, GrappaStrategy) and strategy._timeout == timedelta(seconds=90)
@@ -262,9 +269,9 @@ def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
         ("--trainer.strategy.correction_steps=-1", "error: correction_steps must be "),
         (
             "--trainer.strategy.drift.decay=1.5",
-            "error: decay must lie in [0, 1] (1: the shift does not fade), got 1.5.",
+            "error: trainer.strategy.drift.decay must lie in [0, 1] (1: the shift does not fade), got 1.5.",
         ),
-        ("--trainer.strategy.launch.backend=x", 'error: backend must be "gloo", "nccl" or '),
+        ("--trainer.strategy.launch.backend=x", 'error: trainer.strategy.launch.backend must be "gloo", "nccl" or '),
     ],
 )
 def test_what_the_package_refuses_is_said_in_one_line(

@@ -13,9 +13,12 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from lightning_gnn_dist.batches.loader import THREAD_NAME
+from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.data.boundary import Fetch, Halo
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.residency import Rotate
+from lightning_gnn_dist.data.residency import Holding, Rotate
+from lightning_gnn_dist.data.settings import Evaluation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.partition.metis import MetisPartitioner
@@ -79,8 +82,8 @@ def states_after(rank: int, world_size: int, settings: list[dict[str, Any]]) -> 
 
 
 def test_threads_and_bulks_change_nothing() -> None:
-    settings = [{"num_threads": 0, "bulk_size": 1}, {"num_threads": 1, "bulk_size": 4}]
-    settings += [{"num_threads": 2, "bulk_size": 3}, {"seed": 1}]
+    settings = [{"loading": Loading(num_threads=0, bulk_size=1)}, {"loading": Loading(num_threads=1, bulk_size=4)}]
+    settings += [{"loading": Loading(num_threads=2, bulk_size=3)}, {"seed": 1}]
     for plain, threaded, more_threads, other_seed in run_ranks(states_after, 2, settings):
         assert differs(plain, threaded) == differs(plain, more_threads) == 0.0
         assert differs(plain, other_seed) > 0
@@ -138,7 +141,7 @@ def test_narrow_features_on_disk_train_as_float32(tmp_path: Path, form: str) -> 
     else:
         graph.node_arrays["x"] = graph.node_arrays["x"].to(getattr(torch, form))
     graph.save(tmp_path / "graph")
-    data = PartitionedDataModule(tmp_path / "graph", batch_size=30, eval_batch_size=600)
+    data = PartitionedDataModule(tmp_path / "graph", batch_size=30, evaluation=Evaluation(batch_size=600))
     module = model()
     fit = trainer(1, max_epochs=1)
     fit.fit(module, data)
@@ -146,7 +149,7 @@ def test_narrow_features_on_disk_train_as_float32(tmp_path: Path, form: str) -> 
     (logits,) = [logits for _, logits in fit.predict(module, data)]
     graph.node_arrays["x"] = next(iter(data.predict_dataloader())).x
     assert torch.allclose(logits, full_graph_logits(module, graph), atol=1e-4)
-    narrow = PartitionedDataModule(tmp_path / "graph", batch_size=30, widen_features=False)
+    narrow = PartitionedDataModule(tmp_path / "graph", batch_size=30, loading=Loading(widen=False))
     assert next(iter(narrow.train_dataloader())).x.dtype == getattr(torch, form)
     assert next(iter(narrow.correction_batches(0))).x.dtype == getattr(torch, form)
 
@@ -187,7 +190,7 @@ def scopes(rank: int, world_size: int, options: dict[str, Any]) -> tuple[list[in
 def test_training_on_the_graph_sees_neighbours_across_the_cut() -> None:
     graph = small_graph()
     part = run_ranks(scopes, 2, {})
-    whole = run_ranks(scopes, 2, {"train_on": "graph"})
+    whole = run_ranks(scopes, 2, {"boundary": Fetch()})
     for (mine, near, few), (seeds, far, many) in zip(part, whole, strict=True):
         assert sorted(mine) == sorted(seeds)
         assert near < far and few < many
@@ -197,7 +200,10 @@ def test_training_on_the_graph_sees_neighbours_across_the_cut() -> None:
 def test_extra_nodes_send_but_are_not_learned_from() -> None:
     graph = small_graph()
     plain = PartitionedDataModule(graph, partitioner=RandomPartitioner())
-    for options, count in (({"extra_nodes": 0.1}, 20), ({"extra_nodes": 0.1, "extra_of": "graph"}, 60)):
+    for options, count in (
+        ({"holding": Holding(extra_nodes=0.1)}, 20),
+        ({"holding": Holding(extra_nodes=0.1, extra_of="graph")}, 60),
+    ):
         more = PartitionedDataModule(graph, partitioner=RandomPartitioner(), **options)  # type: ignore[arg-type]
         for rank in range(3):
             small, large = plain.part(rank, 3), more.part(rank, 3)
@@ -225,7 +231,11 @@ class Stopped(SAGE):
 
 def threads_after(rank: int, world_size: int, error: type[BaseException]) -> tuple[str, list[str]]:
     data = PartitionedDataModule(
-        small_graph(), partitioner=RandomPartitioner(), residency=Rotate(), batch_size=4, num_threads=2
+        small_graph(),
+        partitioner=RandomPartitioner(),
+        holding=Holding(Rotate()),
+        batch_size=4,
+        loading=Loading(num_threads=2),
     )
     module = Stopped(12, 4)
     module.error = error
@@ -281,8 +291,8 @@ def test_wrong_kinds_are_refused(options: dict[str, Any], message: str) -> None:
 
 
 def test_widening_is_yes_or_no() -> None:
-    with pytest.raises(ValueError, match="widen_features must be True or False, got None"):
-        PartitionedDataModule(small_graph(), widen_features=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="widen must be True or False, got None"):
+        Loading(widen=None)  # type: ignore[arg-type]
 
 
 def test_it_can_be_printed_while_loaders_are_open() -> None:
@@ -295,22 +305,11 @@ def test_it_can_be_printed_while_loaders_are_open() -> None:
     ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
-        ({"eval_batch_size": -1}, "eval_batch_size"),
         ({"seed": 1.5}, "seed must be an integer"),
         ({"seed": None}, "seed must be an integer"),
-        ({"num_threads": -1}, "num_threads"),
-        ({"residency": Rotate(), "train_on": "graph"}, "choose one"),
-        ({"halo_bytes": 100}, "set halo=1"),
-        ({"halo": True}, "halo must be 0 or 1 hop, got True"),
-        *(({"halo": 1, "halo_bytes": limit}, "halo_bytes must be an integer") for limit in (1e6, float("nan"), "1MB")),
-        *(({"halo": 1, "halo_neighbors": limit}, "halo_neighbors must be an integer") for limit in (2.5, "2")),
-        ({"halo": 1, "halo_bytes": 10}, "no room for a single node"),
-        ({"repartition_every": 2}, r"repartition_every=2 says how often .* with Fixed\(\) they never do"),
-        ({"repartition_every": 0}, "repartition_every must be an integer of at least 1, got 0"),
-        ({"train_on": "all"}, r"train_on must be one of \['part', 'graph'\], got 'all'"),
-        ({"extra_nodes": 2.0}, "extra_nodes must be a finite number between 0 and 1, got 2.0"),
-        ({"extra_nodes": "10%"}, "extra_nodes must be a finite number between 0 and 1, got '10%'"),
-        ({"extra_nodes": 0.1, "train_on": "graph"}, "choose one"),
+        ({"holding": Holding(Rotate()), "boundary": Fetch()}, "choose one"),
+        ({"boundary": Halo(bytes=10)}, "no room for a single node"),
+        ({"holding": Holding(extra_nodes=0.1), "boundary": Fetch()}, "choose one"),
     ],
 )
 def test_arguments_are_checked_at_once(options: dict[str, Any], message: str) -> None:

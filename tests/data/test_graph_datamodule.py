@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.residency import Redeal, Rotate
+from lightning_gnn_dist.data.residency import Holding, Redeal, Rotate
+from lightning_gnn_dist.data.settings import Evaluation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition
@@ -27,7 +28,7 @@ from tests.ranks import RankError, run_ranks
 
 
 def evaluate(rank: int, world_size: int, graph: Graph, options: dict[str, Any]) -> tuple[Any, ...]:
-    data = PartitionedDataModule(graph, **({"eval_batch_size": 50} | options))
+    data = PartitionedDataModule(graph, **({"evaluation": Evaluation(batch_size=50)} | options))
     module = model()
     strategy = LocalSGDStrategy(**PATIENCE) if world_size > 1 else "auto"
     run = trainer(world_size, strategy)
@@ -74,13 +75,15 @@ def directed_graph() -> Graph:
 def test_a_directed_graph_is_evaluated_along_its_edges() -> None:
     graph = directed_graph()
     expected = full_graph_logits(model(), graph)
-    results = run_ranks(evaluate, 2, graph, {"eval_batch_size": 3, "partitioner": RandomPartitioner()})
+    results = run_ranks(
+        evaluate, 2, graph, {"evaluation": Evaluation(batch_size=3), "partitioner": RandomPartitioner()}
+    )
     for _, _, seen, logits, _ in results:
         assert (logits - expected[seen]).abs().max() < 1e-5
 
 
 def predict(rank: int, world_size: int) -> list[tuple[Tensor, Tensor]]:
-    data = PartitionedDataModule(small_graph(), eval_batch_size=100)
+    data = PartitionedDataModule(small_graph(), evaluation=Evaluation(batch_size=100))
     return trainer(world_size, LocalSGDStrategy(**PATIENCE)).predict(model(), data) or []
 
 
@@ -103,7 +106,7 @@ def test_no_training_node_at_all_is_said() -> None:
 def in_rounds(rank: int, world_size: int) -> list[list[int]]:
     """The seeds of each pass, where every pass has parts of its own and a round ends in the middle of one."""
     module = model()
-    data = PartitionedDataModule(small_graph(), batch_size=10, residency=Redeal(24), repartition_every=1)
+    data = PartitionedDataModule(small_graph(), batch_size=10, holding=Holding(Redeal(24), every=1))
     length = -(-data._cut.most_seeds(world_size) // 10)
     trainer(world_size, LocalSGDStrategy(EverySteps(3), **PATIENCE), max_epochs=length).fit(module, data)
     passes = [torch.cat(module.trained[at : at + length]).tolist() for at in range(0, 3 * length, length)]
@@ -131,7 +134,7 @@ def redealt(rank: int, world_size: int, options: dict[str, Any]) -> int:
     graph = small_graph()
     chunks = Partition((torch.arange(600) // 75).int(), 8)
     graph.node_arrays["train_mask"] = (torch.arange(600) < 300) & (torch.arange(600) % 15 == 0)
-    data = PartitionedDataModule(graph, partitioner=chunks, residency=Redeal(8), repartition_every=1, batch_size=4)
+    data = PartitionedDataModule(graph, partitioner=chunks, holding=Holding(Redeal(8), every=1), batch_size=4)
     ours = trainer(world_size, GrappaStrategy(**PATIENCE), limit_val_batches=0, **options)
     module = model()
     warnings.filterwarnings("ignore", "You defined a `validation_step`")
@@ -165,14 +168,14 @@ def test_too_few_nodes_to_share_are_refused() -> None:
 
 
 def test_the_length_of_a_super_epoch_survives_in_a_checkpoint() -> None:
-    data = PartitionedDataModule(small_graph(), residency=Rotate())
+    data = PartitionedDataModule(small_graph(), holding=Holding(Rotate()))
     data.trainer = trainer(1, max_epochs=30)
     data._world_size = lambda: 4  # type: ignore[method-assign]
     assert data.state_dict() == {"repartition_every": 10}
     data.trainer.fit_loop.max_epochs = 300  # resumed for longer
     data.load_state_dict({"repartition_every": 10})
     assert data._every() == 10
-    chosen = PartitionedDataModule(small_graph(), residency=Rotate(), repartition_every=2)
+    chosen = PartitionedDataModule(small_graph(), holding=Holding(Rotate(), every=2))
     chosen.load_state_dict({"repartition_every": 10})
     chosen._world_size = lambda: 4  # type: ignore[method-assign]
     assert chosen._every() == 2
@@ -186,7 +189,7 @@ def test_a_graph_without_the_split_says_so() -> None:
 
 
 def test_the_ranks_own_what_their_parts_learn_from() -> None:
-    data = PartitionedDataModule(communities(300, 4), residency=Redeal(10), batch_size=32)
+    data = PartitionedDataModule(communities(300, 4), holding=Holding(Redeal(10)), batch_size=32)
     ranks = data.parts_of_ranks(3)
     for rank in range(3):
         assert ranks.nodes(rank).tolist() == data.part(rank, 3).node_arrays["n_id"].sort().values.tolist()

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import LinkSplit, edges_of, split_edges
-from lightning_gnn_dist.data.residency import Redeal, Rotate
+from lightning_gnn_dist.data.residency import Holding, Redeal, Rotate
+from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition
@@ -103,7 +105,7 @@ def test_ranks_are_asked_for_every_edge_inside_their_part_once_a_pass() -> None:
 
 def test_held_edges_are_shared_without_overlap_and_ranked_as_by_one_process() -> None:
     split = small_split()
-    results = run_ranks(train, 3, LocalSGDStrategy(**PATIENCE), split, {"eval_batch_size": 7})
+    results = run_ranks(train, 3, LocalSGDStrategy(**PATIENCE), split, {"evaluation": Evaluation(batch_size=7)})
     judged = Counter(target for result in results for targets in result.judged for target in targets)
     assert judged == held(split, "val") + held(split, "val") + held(split, "test")  # two epochs, then the test
     alone = model()
@@ -185,8 +187,8 @@ def test_threads_and_bulks_change_nothing(sampler: Any) -> None:
             for batch in itertools.islice(loader.stream(3), 6)
         ]
 
-    plain = drawn(num_threads=0, bulk_size=1)
-    assert drawn(num_threads=2, bulk_size=4) == plain
+    plain = drawn(loading=Loading(num_threads=0, bulk_size=1))
+    assert drawn(loading=Loading(num_threads=2, bulk_size=4)) == plain
     assert drawn(seed=1) != plain
 
 
@@ -205,8 +207,8 @@ def test_a_saved_split_trains_alike(tmp_path: Path) -> None:
 STRATEGIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "llcg": (LLCGStrategy(EverySteps(3), correction_steps=2, **PATIENCE), {"negatives_from": "graph"}),
     "tma": (TMAStrategy(EverySeconds(0.3), weights="nodes", **PATIENCE), {"partitioner": SuperNodePartitioner(12)}),
-    "grappa": (GrappaStrategy(**PATIENCE), {"residency": Rotate()}),
-    "redeal": (LocalSGDStrategy(**PATIENCE), {"residency": Redeal(6)}),
+    "grappa": (GrappaStrategy(**PATIENCE), {"holding": Holding(Rotate())}),
+    "redeal": (LocalSGDStrategy(**PATIENCE), {"holding": Holding(Redeal(6))}),
     "ddp": ("ddp", {}),
 }
 
@@ -223,7 +225,7 @@ def test_every_strategy_trains_on_links(name: str) -> None:
 
 def test_corrections_are_slices_of_batches_of_the_whole_graph() -> None:
     split = small_split()
-    data = module_of(split, correction_batch_size=31)
+    data = module_of(split, global_batching=GlobalBatching(batch_size=31))
     whole = list(data.correction_batches(4, sliced=False, stop=3))
     everything = pairs_of(split.graph)
     for index, batch in enumerate(whole):

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.data.boundary import Boundary, Halo, Isolated
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartReader, nodes_of
-from lightning_gnn_dist.data.residency import Fixed, Redeal, Residency, Rotate
-from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo
+from lightning_gnn_dist.data.residency import Fixed, Holding, Redeal, Residency, Rotate
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.random import RandomPartitioner
@@ -28,8 +28,8 @@ def weighted_graph() -> Graph:
 
 def reader(graph: Graph, residency: Residency, rank: int = 1, **options: Any) -> PartReader:
     partition = RandomPartitioner()(graph, residency.num_chunks(RANKS), 0)
-    settings: dict[str, Any] = {"extra": ExtraNodes(0.0, "part", 0), "halo": Halo(), "coverage": None}
-    return PartReader(graph, partition, residency, rank, RANKS, 0, **(settings | options))
+    settings: dict[str, Any] = {"boundary": Isolated(), "coverage": None}
+    return PartReader(graph, partition, Holding(residency), rank, RANKS, 0, **(settings | options))
 
 
 def edges_of(graph: Graph) -> set[tuple[int, int, float]]:
@@ -64,16 +64,16 @@ def test_a_part_is_the_graph_among_its_nodes(residency: Residency) -> None:
 
 
 @pytest.mark.parametrize("residency", [Rotate(), Redeal(12)], ids=repr)
-@pytest.mark.parametrize("halo", [Halo(), Halo(1), Halo(1, max_neighbors=2)], ids=repr)
+@pytest.mark.parametrize("boundary", [Isolated(), Halo(), Halo(neighbors=2)], ids=repr)
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_a_switch_gives_what_reading_anew_gives(
-    residency: Residency, halo: Halo, on_disk: bool, tmp_path: Path
+    residency: Residency, boundary: Boundary, on_disk: bool, tmp_path: Path
 ) -> None:
     graph = weighted_graph()
     if on_disk:
         graph.save(tmp_path / "graph")
         graph = Graph.open(tmp_path / "graph")
-    ours = reader(graph, residency, halo=halo, coverage=Coverage())
+    ours = reader(graph, residency, boundary=boundary, coverage=Coverage())
     part = ours.read(0)
     for super_epoch in range(1, 5):
         part, anew = ours.read(super_epoch, part), ours.read(super_epoch)
@@ -98,7 +98,7 @@ def test_a_switch_reads_the_variable_chunk_alone() -> None:
 
 def test_a_halo_shows_every_neighbour_and_nothing_more() -> None:
     graph = weighted_graph()
-    ours = reader(graph, Fixed(), halo=Halo(1), coverage=Coverage(hops=1))
+    ours = reader(graph, Fixed(), boundary=Halo(), coverage=Coverage(hops=1))
     own = nodes_of(ours.partition, (1,))
     part = ours.read(0).graph
     assert edges_of(part) == edges_among(graph, torch.arange(500), own)
@@ -110,7 +110,7 @@ def test_a_halo_stays_within_its_bytes_and_keeps_what_is_asked_for_most() -> Non
     graph = weighted_graph()
     per_node = sum(array[:1].numel() * array.element_size() for array in graph.node_arrays.values())
     own = nodes_of(reader(graph, Fixed()).partition, (1,))
-    part = reader(graph, Fixed(), halo=Halo(1, max_bytes=40 * per_node + 3)).read(0).graph
+    part = reader(graph, Fixed(), boundary=Halo(bytes=40 * per_node + 3)).read(0).graph
     leaves = set(part.node_arrays["n_id"][own.numel() :].tolist())
     asked = dict.fromkeys(graph.halo(own).tolist(), 0)
     for sender, _, _ in edges_among(graph, graph.halo(own), own):
@@ -122,21 +122,7 @@ def test_a_halo_stays_within_its_bytes_and_keeps_what_is_asked_for_most() -> Non
 def test_a_node_asks_for_no_more_leaves_than_it_may() -> None:
     graph = weighted_graph()
     own = nodes_of(reader(graph, Fixed()).partition, (1,))
-    few, all_of_them = (reader(graph, Fixed(), halo=Halo(1, max_neighbors=limit)).read(0).graph for limit in (1, 10**6))
+    few, all_of_them = (reader(graph, Fixed(), boundary=Halo(neighbors=limit)).read(0).graph for limit in (1, 10**6))
     assert own.numel() < few.num_nodes < all_of_them.num_nodes
     assert few.num_nodes <= 2 * own.numel()
     assert all_of_them.num_nodes == own.numel() + graph.halo(own).numel()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ((2,), "0 or 1 hop"),
-        ((1, 0), "halo_bytes must be an integer"),
-        ((0, 5), "set halo=1"),
-        ((1, None, 0), "halo_nei"),
-    ],
-)
-def test_limits_of_a_halo_are_checked(wrong: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Halo(*wrong)

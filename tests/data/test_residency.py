@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from lightning_gnn_dist.data.residency import Fixed, Held, Redeal, Residency, Rotate, default_period, held_by_all
+from lightning_gnn_dist.data.residency import (
+    Fixed,
+    Held,
+    Holding,
+    Redeal,
+    Residency,
+    Rotate,
+    default_period,
+    held_by_all,
+)
 
 ALL = [Fixed(), Rotate(), Redeal(40)]
 
@@ -84,3 +93,8 @@ def test_too_few_super_nodes_are_refused() -> None:
 def test_super_nodes_are_counted(number: Any) -> None:
     with pytest.raises(ValueError, match="num_supernodes must be an integer"):
         Redeal(number)
+
+
+def test_parts_that_never_change_have_no_period() -> None:
+    with pytest.raises(ValueError, match=r"every=2 says how often parts change, and with Fixed\(\) they never do"):
+        Holding(every=2)

@@ -15,10 +15,10 @@ import torch
 
 from lightning_gnn_dist.batches.loader import THREAD_NAME, BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.data.boundary import Isolated
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartReader
-from lightning_gnn_dist.data.residency import Rotate
-from lightning_gnn_dist.data.surroundings import ExtraNodes, Halo
+from lightning_gnn_dist.data.residency import Holding, Rotate
 from lightning_gnn_dist.data.switcher import PartSwitcher
 from lightning_gnn_dist.data.train_loader import TrainLoader
 from lightning_gnn_dist.graph.graph import Graph
@@ -32,8 +32,7 @@ BATCHES, EVERY = 5, 2
 def parts(*, in_background: bool = True) -> PartSwitcher:
     graph = communities(400, 4, num_features=4, train_share=0.3, seed=2)
     partition = RandomPartitioner()(graph, 4, 0)
-    nothing = ExtraNodes(0.0, "part", 0)
-    reader = PartReader(graph, partition, Rotate(), 1, 4, 0, nothing, Halo(), Coverage())
+    reader = PartReader(graph, partition, Holding(Rotate()), 1, 4, 0, Isolated(), Coverage())
     return PartSwitcher(reader, in_background=in_background)
 
 

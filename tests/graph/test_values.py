@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import split_edges
@@ -75,7 +76,7 @@ def test_what_may_be_meant_is_left_alone(name: str, value: float, arrays: dict[s
 
 def of(graph: Graph, **options: Any) -> PartitionedDataModule:
     sides = Partition((torch.arange(60) >= 30).int(), 2)
-    return PartitionedDataModule(graph, partitioner=sides, sampler=NeighborSampler([2]), num_threads=0, **options)
+    return PartitionedDataModule(graph, partitioner=sides, sampler=NeighborSampler([2]), **options)
 
 
 def test_a_part_names_nodes_as_the_graph_does() -> None:
@@ -85,22 +86,25 @@ def test_a_part_names_nodes_as_the_graph_does() -> None:
         of(graph)._batches_of(of(graph).part(owner, 2), 1, 0, owner, 2)
     other = 1 - owner
     of(graph)._batches_of(of(graph).part(other, 2), 1, 0, other, 2)
-    of(graph, check_values=False)._batches_of(of(graph).part(owner, 2), 1, 0, owner, 2)
+    of(graph, loading=Loading(check_values=False))._batches_of(of(graph).part(owner, 2), 1, 0, owner, 2)
 
 
 def test_links_are_learned_from_no_such_values() -> None:
     graph, node = spoilt("x", NAN)
     split = split_edges(graph, 0.1, 0.1, negatives=2)
     with pytest.raises(ValueError, match=f"x of node {node} is NaN"):
-        next(iter(LinkDataModule(split, sampler=NeighborSampler([2]), num_threads=0).train_dataloader()))
-    next(iter(LinkDataModule(split, sampler=NeighborSampler([2]), check_values=False).train_dataloader()))
+        next(iter(LinkDataModule(split, sampler=NeighborSampler([2])).train_dataloader()))
+    unchecked = LinkDataModule(split, sampler=NeighborSampler([2]), loading=Loading(check_values=False))
+    next(iter(unchecked.train_dataloader()))
 
 
 def test_a_shard_names_nodes_as_the_graph_did(tmp_path: Path) -> None:
     graph, node = spoilt("y", -1)
     save_shards(graph, Partition(torch.zeros(60, dtype=torch.int32), 1), tmp_path / "shards")
     for is_on in (True, False):
-        data = ShardedDataModule(tmp_path / "shards", sampler=NeighborSampler([2]), num_threads=0, check_values=is_on)
+        data = ShardedDataModule(
+            tmp_path / "shards", sampler=NeighborSampler([2]), loading=Loading(num_threads=0, check_values=is_on)
+        )
         data.setup("fit")
         with pytest.raises(ValueError, match=f"y of node {node} is -1") if is_on else nullcontext():
             next(iter(data.train_dataloader()))
@@ -112,10 +116,10 @@ def test_labels_that_are_judged_by_are_looked_at() -> None:
     graph.node_arrays["val_mask"] = torch.zeros(60, dtype=torch.bool).index_fill_(0, torch.tensor([node]), True)
     with pytest.raises(ValueError, match=f"y of node {node} is -1, .* val_mask"):
         of(graph).val_dataloader()
-    of(graph, check_values=False).val_dataloader()
+    of(graph, loading=Loading(check_values=False)).val_dataloader()
 
 
 @pytest.mark.parametrize("value", [None, 1, "yes"])
 def test_the_word_that_switches_it_off_is_checked(value: Any) -> None:
     with pytest.raises(ValueError, match="check_values must be True or False"):
-        of(communities(60, 4), check_values=value)
+        of(communities(60, 4), loading=Loading(check_values=value))

@@ -15,6 +15,7 @@ import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 
+from lightning_gnn_dist.data.boundary import Fetch
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare import journal
@@ -152,7 +153,7 @@ def connect(rank: int, world_size: int, folder: str) -> None:
     trainer = pl.Trainer(
         accelerator="cpu", devices=world_size, strategy=strategy, max_epochs=1, enable_checkpointing=False, **quiet
     )
-    trainer.fit(SAGE(7, 5), ShardedDataModule(f"{folder}/host{rank}", batch_size=8, train_on="graph"))
+    trainer.fit(SAGE(7, 5), ShardedDataModule(f"{folder}/host{rank}", batch_size=8, boundary=Fetch()))
 
 
 def test_ranks_are_told_whose_shard_is_of_another_graph(source: Path, tmp_path: Path) -> None:

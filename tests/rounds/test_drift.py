@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.residency import Fixed, Redeal
+from lightning_gnn_dist.data.residency import Fixed, Holding, Redeal
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.metis import MetisPartitioner
@@ -123,8 +123,7 @@ def in_rounds(rank: int, world_size: int, residency: Any) -> tuple[State, list[l
         partitioner=Partition(assignment, chunks),
         sampler=WholePartSampler(2),
         batch_size=10**6,
-        residency=residency,
-        repartition_every=every,
+        holding=Holding(residency, every=every),
     )
     strategy = LocalSGDStrategy(EverySteps(STEPS), drift=Drift("ranks"), **PATIENCE)
     fit(strategy, module, data, world_size, max_epochs=ROUNDS, limit_val_batches=0)

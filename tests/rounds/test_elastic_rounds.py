@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from torch import Tensor
 
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import LinkSplit, split_edges
@@ -248,9 +249,8 @@ def share_a_graph(rank: int, world_size: int, folder: str, fate: Fate) -> tuple[
 
     fate_round = 2
     graph, sampler = communities(600, 4, num_features=32, noise=2.0), NeighborSampler([4, 4])
-    data = PartitionedDataModule(
-        graph, partitioner=RandomPartitioner(), sampler=sampler, batch_size=8, num_threads=0, cache_dir=folder
-    )
+    options: dict[str, Any] = {"sampler": sampler, "batch_size": 8, "loading": Loading(num_threads=0)}
+    data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), cache_dir=folder, **options)
     module = Sharing(32, 4, lr=0.03)
     strategy = TMAStrategy(EverySteps(5), elastic=Elastic(patience=60, timeout=8, ranks=world_size), weights="nodes")
     trainer = fit(rank, strategy, module, devices=1, train=data, max_epochs=6)
@@ -290,8 +290,8 @@ def share_links(rank: int, world_size: int, folder: str, fate: Fate) -> Judged:
         def on_validation_start(self) -> None:
             self.judged.clear()
 
-    sampler, options = NeighborSampler([4, 4]), {"batch_size": 32, "num_threads": 0, "cache_dir": folder}
-    data = LinkDataModule(small_split(), partitioner=RandomPartitioner(), sampler=sampler, **options)
+    sampler, options = NeighborSampler([4, 4]), {"batch_size": 32, "loading": Loading(num_threads=0)}
+    data = LinkDataModule(small_split(), partitioner=RandomPartitioner(), sampler=sampler, cache_dir=folder, **options)
     strategy = TMAStrategy(EverySteps(4), elastic=Elastic(patience=60, timeout=8, ranks=world_size))
     module = Judging(8)
     trainer = fit(rank, strategy, module, devices=1, train=data, max_epochs=4)
@@ -363,7 +363,7 @@ def see_other_labels(rank: int, world_size: int) -> None:
     graph = communities(600, 4, num_features=32)
     graph.node_arrays["y"] = graph.node_arrays["y"].roll(rank, 0)
     strategy = TMAStrategy(EverySteps(5), elastic=Elastic(patience=60, timeout=8, ranks=world_size))
-    data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), num_threads=0)
+    data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), loading=Loading(num_threads=0))
     fit(rank, strategy, SAGE(32, 4), devices=1, train=data)
 
 

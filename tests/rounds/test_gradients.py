@@ -12,10 +12,10 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn import functional
-from torch_geometric.nn import HeteroBatchNorm
 
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import split_edges
+from lightning_gnn_dist.data.settings import GlobalBatching
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.rounds.clock import EverySteps
@@ -43,7 +43,7 @@ def sliced_gradient(rank: int, world_size: int) -> tuple[list[Tensor], list[Tens
                     collectives.average_(gradient, seeds)
                 found.append(gradient)
 
-    data = data_module(correction_batch_size=31, correction_sampler=NeighborSampler([-1, -1]))
+    data = data_module(global_batching=GlobalBatching(batch_size=31, sampler=NeighborSampler([-1, -1])))
     fit(Watch(EverySteps(1), correction_steps=0, drift=None, **PATIENCE), model(), data, world_size, max_epochs=1)
     return found[0], found[1]
 
@@ -90,7 +90,7 @@ class OwnNorm(torch.nn.Module):
         return x - self.center
 
 
-class Types(HeteroBatchNorm):  # type: ignore[misc]
+class Types(pyg.HeteroBatchNorm):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x, torch.arange(len(x)) % 2)
 
@@ -170,8 +170,8 @@ def test_a_batch_of_one_seed_is_normalised_by_kept_statistics() -> None:
                 self._module().norm.train()  # type: ignore[union-attr,operator]
             super().end_round()
 
-    module = model(NormedSeeds)
-    fit(Watch(EverySteps(1), **PATIENCE), module, data_module(correction_batch_size=1), 1, max_epochs=1)
+    module, data = model(NormedSeeds), data_module(global_batching=GlobalBatching(batch_size=1))
+    fit(Watch(EverySteps(1), **PATIENCE), module, data, 1, max_epochs=1)
     assert module.norm.training
     assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
 
@@ -206,7 +206,7 @@ def link_data(**options: Any) -> LinkDataModule:
 
 def link_gradients(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor], list[int]]:
     """Of a global batch by slices, of the whole of it by hand, and what counts there are."""
-    data, module = link_data(correction_batch_size=51, num_negatives=2), Products()
+    data, module = link_data(global_batching=GlobalBatching(batch_size=51), num_negatives=2), Products()
     found: list[Any] = []
 
     class Watch(LLCGStrategy):

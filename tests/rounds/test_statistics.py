@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.data.settings import GlobalBatching
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.rounds.drift import Drift
@@ -23,8 +24,8 @@ def statistics(rank: int, world_size: int) -> list[tuple[Tensor, Tensor, float |
     for buffers in ("global", "average"):
         module = model(Batched, dropout=0.5)
         strategy = LLCGStrategy(EverySteps(3), buffers=buffers, drift=Drift("global", anchor_steps=1), **PATIENCE)  # type: ignore[arg-type]
-        data = data_module(partitioner=MetisPartitioner(), correction_batch_size=10**6)
-        data.correction_sampler = NeighborSampler([-1, -1])
+        everything = GlobalBatching(batch_size=10**6, sampler=NeighborSampler([-1, -1]))
+        data = data_module(partitioner=MetisPartitioner(), global_batching=everything)
         fit(strategy, module, data, world_size)
         found.append((module.norm.running_mean, module.norm.running_var, module.norm.momentum))
     return found
@@ -42,7 +43,7 @@ def test_global_statistics_are_those_of_the_whole_graph() -> None:
 def statistics_of_one_seed(rank: int, world_size: int) -> tuple[Tensor, Tensor]:
     module = model(Batched)
     strategy = LLCGStrategy(EverySteps(2), buffers="global", correction_steps=0, drift=None, **PATIENCE)
-    data = data_module(correction_batch_size=1)
+    data = data_module(global_batching=GlobalBatching(batch_size=1))
     fit(strategy, module, data, world_size, max_epochs=1, limit_val_batches=0)
     seen = torch.stack([batch.x.mean(0) for batch in data.correction_batches(0, sliced=False, stop=4)])
     return module.norm.running_mean, seen.mean(0)

@@ -12,8 +12,11 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
+from lightning_gnn_dist.data.boundary import Fetch, Halo
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition
@@ -23,6 +26,7 @@ from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
@@ -32,11 +36,11 @@ from tests.sage import SAGE
 from tests.sharded.graphs import in_order_of_parts
 
 PATIENCE: dict[str, Any] = {"launch": Launch(timeout=timedelta(seconds=30))}
-OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 8, "eval_batch_size": 70}
+OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 8, "evaluation": Evaluation(batch_size=70)}
 
 MORE: dict[str, dict[str, Any]] = {
-    "ddp": {"train_on": "graph"},
-    "llcg with layers": {"correction_sampler": LadiesSampler([60, 60])},
+    "ddp": {"boundary": Fetch()},
+    "llcg with layers": {"global_batching": GlobalBatching(sampler=LadiesSampler([60, 60]))},
 }
 Result = tuple[list[Tensor], dict[str, float]]
 
@@ -63,7 +67,7 @@ def fit(rank: int, world_size: int, folder: str, name: str, kind: str) -> Result
     options = OPTIONS | MORE.get(name, {})
     data: pl.LightningDataModule
     if kind == "shards":
-        data = ShardedDataModule(f"{folder}/shares", cache_bytes=2000, bulk_size=3, **options)
+        data = ShardedDataModule(f"{folder}/shares", cache_bytes=2000, loading=Loading(bulk_size=3), **options)
     else:
         whole = Graph.open(f"{folder}/whole")
         sizes = [240, 160]
@@ -151,9 +155,11 @@ def test_one_rank_cannot_make_a_global_batch(saved: Path) -> None:
     ("options", "message"),
     [
         ({"sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
-        ({"correction_sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
+        ({"global_batching": GlobalBatching(sampler=ShadowSampler([4, 4], num_hops=2))}, "got ShadowSampler"),
         ({"cache_bytes": -1}, "cache_bytes must be an integer of at least 0"),
-        ({"train_on": "shards"}, "train_on"),
+        ({"boundary": Fetch(), "sampler": WholePartSampler(2)}, "got WholePartSampler"),
+        ({"boundary": Halo()}, r"boundary must be Isolated\(\) or Fetch\(\) for shards, got Halo"),
+        ({"loading": Loading(sample_on="auto")}, 'sample_on must be "cpu" for shards'),
     ],
 )
 def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
@@ -164,3 +170,27 @@ def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], messa
 def test_a_path_without_shards_is_refused(saved: Path) -> None:
     with pytest.raises(FileNotFoundError, match="save_shards"):
         ShardedDataModule(saved / "whole")
+
+
+def limited(rank: int, world_size: int, folder: str) -> tuple[int, int, list[Tensor]]:
+    """Where the loader stands after a pass that the trainer has limited, and what it trained on."""
+    data, model = ShardedDataModule(f"{folder}/shares", **OPTIONS), SAGE(12, 4)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    options = {"enable_checkpointing": False, "limit_val_batches": 0, "max_epochs": 1, "limit_train_batches": 2}
+    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=DDPStrategy(**PATIENCE), **options, **quiet)
+    loader = None
+
+    class Look(pl.Callback):
+        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            nonlocal loader
+            loader = data._train_loader
+
+    trainer.callbacks.append(Look())  # type: ignore[attr-defined]
+    trainer.fit(model, data)
+    assert loader is not None
+    return len(loader), loader.state_dict()["batches_done"], model.trained
+
+
+def test_a_pass_that_the_trainer_limits_is_over_at_its_limit(saved: Path) -> None:
+    for length, batches_done, trained in run_ranks(limited, 2, str(saved)):
+        assert (length > 2, batches_done, len(trained)) == (True, 0, 2)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchmetrics.aggregation import MeanMetric
 
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.settings import Evaluation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.rounds.launchers import Launch
@@ -26,7 +27,11 @@ def small_graph() -> Graph:
 
 
 def data_module(**options: Any) -> PartitionedDataModule:
-    defaults: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 8, "eval_batch_size": 100}
+    defaults: dict[str, Any] = {
+        "sampler": NeighborSampler([4, 4]),
+        "batch_size": 8,
+        "evaluation": Evaluation(batch_size=100),
+    }
     return PartitionedDataModule(small_graph(), **(defaults | options))
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_gnn_dist.data.residency import Redeal, Rotate
+from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.data.residency import Holding, Redeal, Rotate
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
@@ -95,7 +96,7 @@ def test_what_is_logged_without_fillers_is_the_mean_over_all_seeds() -> None:
 
 def rotating(rank: int, world_size: int, residency: Any) -> list[list[int]]:
     module = Model()
-    data = data_of(residency=residency, repartition_every=2, batch_size=40, num_threads=1)
+    data = data_of(holding=Holding(residency, every=2), batch_size=40, loading=Loading(num_threads=1))
     trainer = trainer_of(world_size, grappa(), max_epochs=6)
     trainer.fit(module, data)
     steps = len(module.seen) // 6

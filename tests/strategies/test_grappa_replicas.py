@@ -14,7 +14,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_gnn_dist.data.residency import Rotate
+from lightning_gnn_dist.data.residency import Holding, Rotate
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
@@ -67,7 +67,7 @@ def stopped_and_resumed(
     rank: int, world_size: int, folder: str, stop_at: int, limits: dict[str, Any]
 ) -> tuple[State, State, list[Any]]:
     """Six epochs in super-epochs of two; a second run goes on from the checkpoint of a step in the middle."""
-    settings = {"residency": Rotate(), "batch_size": 30, "sampler": NeighborSampler([4, 4])}
+    settings = {"holding": Holding(Rotate()), "batch_size": 30, "sampler": NeighborSampler([4, 4])}
     states, seen = [], []
     for ckpt_path in (None, f"{folder}/step={stop_at}.ckpt"):
         module = Model(dropout=0.5, batch_norm=True)

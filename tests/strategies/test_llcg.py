@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
+from lightning_gnn_dist.data.settings import GlobalBatching
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.rounds.drift import Drift
@@ -51,7 +52,7 @@ def corrected(rank: int, world_size: int, settings: list[tuple[str, int]]) -> li
     for correction, correction_batch_size in settings:
         strategy = LLCGStrategy(EverySteps(2), correction_steps=3, drift=None, correction=correction, **PATIENCE)  # type: ignore[arg-type]
         everything = NeighborSampler([-1, -1])
-        data = data_module(correction_batch_size=correction_batch_size, correction_sampler=everything)
+        data = data_module(global_batching=GlobalBatching(batch_size=correction_batch_size, sampler=everything))
         module = model()
         fit(strategy, module, data, world_size, max_epochs=2)
         states.append(state_of(module))
@@ -274,9 +275,9 @@ def test_the_setting_that_needs_the_graph_is_named() -> None:
 
 
 def test_a_correction_feeds_as_many_layers_as_a_local_step() -> None:
-    data = data_module(correction_sampler=NeighborSampler([-1, -1, -1]))
+    data = data_module(global_batching=GlobalBatching(sampler=NeighborSampler([-1, -1, -1])))
     with pytest.raises(
-        ValueError, match=r"draws 3 hops and sampler 2, .*correction_sampler=NeighborSampler\(\[-1, -1\]\)"
+        ValueError, match=r"draws 3 hops and sampler 2, .*GlobalBatching\(sampler=NeighborSampler\(\[-1, -1\]\)\)"
     ):
         fit(LLCGStrategy(**PATIENCE), model(), data, 1)
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, WeightAveraging
 from torch import Tensor
 
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.random import RandomPartitioner
@@ -170,7 +171,9 @@ def test_weights_by_the_steps_done() -> None:
 def train_on_parts(rank: int, world_size: int, kind: str) -> tuple[State, float]:
     graph, sampler = communities(600, 4, num_features=32, noise=2.0), NeighborSampler([4, 4])
     partitioner = SuperNodePartitioner(20) if kind == "SuperTMA" else RandomPartitioner()
-    data = PartitionedDataModule(graph, partitioner=partitioner, sampler=sampler, batch_size=32, num_threads=0)
+    data = PartitionedDataModule(
+        graph, partitioner=partitioner, sampler=sampler, batch_size=32, loading=Loading(num_threads=0)
+    )
     strategy: RoundStrategy = tma(EverySeconds(0.5))
     clock.time = SimpleNamespace(monotonic=count(0.0, (0.01, 0.02)[rank]).__next__)  # type: ignore[attr-defined]
     if kind == "RandomTMA":

@@ -1,0 +1,43 @@
+"""How batches are made, as one value: none of it changes what they hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_gnn_dist.batches.placement import SampleOn
+from lightning_gnn_dist.checks import check_at_least, check_choice, check_true_or_false
+
+MAX_THREADS = 1024
+MAX_BULK = 1 << 20  # batches that are made together
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How batches are made. What is drawn does not depend on it.
+
+    Args:
+        bulk_size: Batches sampled together. Of shards, rows for them are sent together.
+        num_threads: Background threads that sample and gather while the model trains. 0: none. What needs other ranks
+            is never made in the background.
+        widen: Arrays of float16, bfloat16, and of int8 with scales (:func:`quantize_rows`) come as float32. False: as
+            they are stored.
+        sample_on: Where batches are sampled and gathered: ``"cpu"``, or ``"device"``, on the device that trains, which
+            then holds a copy of the part, and of the whole graph for evaluation and corrections. ``"auto"``: there if
+            it is a GPU, the sampler is a ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``, and the copies
+            take at most half of the free memory, the part's before the whole graph's. False receivers of links are
+            drawn in RAM. Of shards: ``"cpu"``.
+        check_values: Refuse NaN and infinity in ``x`` and in the edges' ``edge_weight`` and ``edge_attr``, in one pass
+            over what the rank trains on, and labels of marked nodes that are NaN or, as classes, negative.
+    """
+
+    bulk_size: int = 4
+    num_threads: int = 1
+    widen: bool = True
+    sample_on: SampleOn = "cpu"
+    check_values: bool = True
+
+    def __post_init__(self) -> None:
+        check_at_least(1, most=MAX_BULK, bulk_size=self.bulk_size)
+        check_at_least(0, most=MAX_THREADS, num_threads=self.num_threads)
+        check_true_or_false(widen=self.widen, check_values=self.check_values)
+        check_choice("sample_on", self.sample_on, SampleOn)

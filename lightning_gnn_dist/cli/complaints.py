@@ -1,0 +1,104 @@
+"""What is wrong with a value of a configuration, in one line that names where it stands: ``data.loading.bulk_size``.
+
+jsonargparse lists all that it has tried for a value. What it tried first is what was meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from importlib import import_module
+from typing import Any, get_type_hints
+
+from jsonargparse import Namespace
+
+from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.cli.misspelt import PACKAGE, STRUCTURE
+
+KEY = re.compile(r'Parser key "([^"]+)":')
+GROUP = re.compile(r"(?:Group '|unrecognized arguments: --)([\w.]+)(?:' does not accept|\.\w+)")
+CLASS = re.compile(r"Problem with given class_path '(?:[^']+\.)?(\w+)':\s+Option '(\w+)' is not accepted")
+EXPECTED = re.compile(r"(?:Expected an?|does not implement protocol) (?!path but|dot import)((?:(?!\. Got value).)+)")
+ADVICE = re.compile(r"^ *((?:There is no|A class is named) .*)", re.MULTILINE)
+GOT = re.compile(r"(?:Got|Given) value: (.*)")
+TYPES = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "NoneType": "null"}
+PLAIN = (str, int, float, bool, type(None))
+
+
+def in_one_line(message: str, way_out: str | None) -> str | None:
+    """jsonargparse's complaint, or the way out of it, with the path; None where it speaks of no path.
+
+    Args:
+        message: The complaint.
+        way_out: What is known about it already.
+    """
+    meant = "\n".join(_first_tried(message.splitlines()))
+    path = ".".join([*KEY.findall(meant), *GROUP.findall(meant)[:1]])
+    if not path:
+        return None
+    advice = ADVICE.findall(meant)
+    if advice and (way_out is None or "unrecognized" in meant):  # which is told without its path
+        way_out = advice[0]
+    if way_out is not None:
+        return f"{path}: {way_out}"
+    if found := CLASS.search(meant):
+        return f"{path}: {found[1]} takes no {found[2]!r}: name the class that does, by class_path and init_args."
+    kinds, got = dict.fromkeys(map(_named, EXPECTED.findall(meant))), GOT.findall(meant)
+    return f"{path} must be {' or '.join(kinds)}, got {got[-1]}." if kinds and got else None
+
+
+def _first_tried(lines: list[str]) -> Iterator[str]:
+    """Of a list of alternatives the first, with what leads there."""
+    first: int | None = None
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if first is not None and line.strip() and indent <= first:
+            return
+        if first is None and line.lstrip().startswith("- Problem with given class_path"):
+            first = indent
+        yield line
+
+
+def _named(kind: str) -> str:
+    found = re.search(r"<class '(?:[^']+\.)?(\w+)'>", kind)
+    name = found[1] if found else kind
+    return TYPES.get(name, f"a {name}" if name.isidentifier() else name.replace("typing.Literal", "one of "))
+
+
+def with_path(reason: str, config: Namespace, given: Mapping[str, Any]) -> str:
+    """What a value refuses, with the path of what is refused.
+
+    Args:
+        reason: What it says; mostly the name of an argument comes first.
+        config: The configuration that it stands in.
+        given: Its arguments.
+    """
+    path = next((path for path, node in _nodes(config) if _is_same(vars(node), given)), None)
+    if path is None:
+        return reason
+    return f"{path}.{reason}" if re.match(r"\w*", reason)[0] in given else f"{path}: {reason}"  # type: ignore[index]
+
+
+def check_values(config: Namespace) -> None:
+    """Refuse what is written in the place of a value's settings: of this jsonargparse takes anything."""
+    for path, node in _nodes(config):
+        module, _, attribute = str(vars(node).get("class_path", "")).rpartition(".")
+        if module.split(".")[0] == PACKAGE and isinstance(vars(node).get("init_args"), Namespace):
+            hints = get_type_hints(getattr(import_module(module), attribute).__init__)
+            for argument, given in vars(node.init_args).items():
+                if is_dataclass(hints.get(argument)) and not isinstance(given, Namespace):
+                    raise ValueError(f"{path}.{argument} must be settings such as {{name: value}}, got {shown(given)}.")
+
+
+def _nodes(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Namespace]]:
+    """All that has settings, with where it stands."""
+    if isinstance(node, Namespace):
+        yield ".".join(path), node
+        for name, inner in vars(node).items():
+            yield from _nodes(inner, path if name in STRUCTURE else (*path, name))
+
+
+def _is_same(written: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    plain = {name: value for name, value in given.items() if isinstance(value, PLAIN)}
+    return bool(given) and written.keys() == given.keys() and all(written[name] == plain[name] for name in plain)

@@ -1,0 +1,185 @@
+"""A graph that every host has, cut into a part for each rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from lightning_gnn_dist.batches.placement import Placement, device_of, release, stream_to
+from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.checks import check_at_least, check_below
+from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
+from lightning_gnn_dist.data.plan import PartPlan
+from lightning_gnn_dist.data.residency import default_period
+from lightning_gnn_dist.data.settings import BatchSettings
+from lightning_gnn_dist.data.switcher import PartSwitcher
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.device import draws_anywhere
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.joint import HasDigests, HasParts
+
+
+class PartDataModule(GraphDataModule):
+    """Training batches of the rank's own part of ``graph``, which may be another in every super-epoch."""
+
+    def __init__(self, plan: PartPlan, settings: BatchSettings) -> None:
+        super().__init__(settings, plan.coverage, plan.boundary)
+        self.graph, self.partitioner, self.holding = plan.graph, plan.partitioner, plan.holding
+        self._cut = plan
+        self._parts: PartSwitcher | None = None
+        self._period: int | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the graph, so that a strategy can tell whether all ranks have the same."""
+        return self.graph.fingerprint
+
+    @property
+    def digests(self) -> dict[str, Any]:
+        """Of what else ranks must have alike: the graph's arrays, and who holds which part."""
+        return self._cut.digests(self._world_size())
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the whole graph."""
+        return self.graph.num_nodes
+
+    def _title(self) -> str:
+        return f"{self.graph}, {self.partitioner}"
+
+    def _features(self) -> Tensor | None:
+        return self.graph.node_arrays.get("x")
+
+    # What Lightning calls.
+
+    def prepare_data(self) -> None:
+        """One process of every host computes the partition; the others find it in the cache."""
+        if self._trainer_fn() == TrainerFn.FITTING and self._world_size() > 1:
+            # What is wrong here would stop this rank alone. In setup() all ranks find it, and stop together.
+            with suppress(ValueError, TypeError):
+                self.partition(self._world_size())
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self._num_batches()
+
+    def teardown(self, stage: str) -> None:
+        super().teardown(stage)
+        if self._parts is not None:
+            self._parts.close()
+        self._parts = None
+        release(self.graph)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How long super-epochs are: a fit that is resumed with more epochs keeps to it."""
+        return {} if self._every() is None else {"repartition_every": self._every()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.holding.every is None:
+            self._period = state_dict.get("repartition_every")
+
+    # What it is made of.
+
+    def partition(self, num_parts: int) -> Partition:
+        """The chunks for so many ranks: from the cache, or computed and put there."""
+        check_at_least(1, num_parts=num_parts)
+        return self._cut.partition(num_parts)
+
+    def parts_of_ranks(self, num_ranks: int) -> Partition:
+        """Which rank learns from each node, in the first super-epoch."""
+        check_at_least(1, num_ranks=num_ranks)
+        return self._cut.by_rank(num_ranks)
+
+    def part(self, rank: int, num_parts: int, super_epoch: int = 0) -> Graph:
+        """What rank ``rank`` trains on: the nodes of its part and the edges among them, in RAM."""
+        check_at_least(1, num_parts=num_parts)
+        check_below(num_parts, "parts", rank=rank)
+        check_at_least(0, super_epoch=super_epoch)
+        if num_parts == 1:
+            return self.graph
+        return self._cut.reader(rank, num_parts).read(super_epoch).graph
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What a strategy may log: the time a fit waited for data, what parts cost, the running one's coverage."""
+        figures = super().figures
+        if self._parts is not None:
+            figures |= {
+                "data/switches": float(self._parts.switches),
+                "data/switch_bytes": float(self._parts.bytes_read),
+                "data/switch_waited_seconds": self._parts.waited_seconds,
+            }
+            figures |= {} if self._parts.coverage is None else {"data/coverage": self._parts.coverage}
+        return figures
+
+    @property
+    def uncovered(self) -> tuple[int, int]:
+        """Seeds of the running part that have weight 0, and all of them, where each node has a weight."""
+        if self._parts is None or self.coverage is None or self.coverage.level == "batch":
+            return 0, 0
+        part = self._parts.current()
+        coverage = part.node_arrays["coverage"][part.split("train")]
+        return int((coverage == 0).sum()), coverage.numel()
+
+    def _parts_of_rank(self) -> Callable[[int], Graph]:
+        return self._own_parts().at if self._is_cut() else lambda _: self.graph
+
+    def _running_part(self) -> Graph:
+        return self._own_parts().current() if self._is_cut() else self.graph
+
+    def _own_parts(self) -> PartSwitcher:
+        if self._parts is None:
+            reader = self._cut.reader(self._rank(), self._world_size())
+            self._parts = PartSwitcher(reader, in_background=self.loading.num_threads > 0)
+        return self._parts
+
+    def _every(self) -> int | None:
+        """Passes in a super-epoch. None: what a rank holds never changes."""
+        sweep = self._cut.residency.sweep(self._world_size())
+        if sweep == 1:
+            return None
+        max_epochs = self.trainer.max_epochs if self.trainer is not None else None
+        return self.holding.every or self._period or default_period(max_epochs, sweep)
+
+    def _num_super_epochs(self) -> float:
+        """What this run takes, as far as it is known: a clock may make rounds longer or shorter than passes."""
+        every, trainer = self._every(), self.trainer
+        if every is None or trainer is None:
+            return 1
+        steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
+        passes = steps * trainer.accumulate_grad_batches / self._num_batches()
+        epochs = trainer.max_epochs
+        return min(passes, math.inf if epochs is None or epochs < 0 else epochs) / every
+
+    def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> GraphSource:
+        return self._source(self.graph, sampler, num_ids)
+
+    def _source(self, graph: Graph, sampler: Sampler, num_ids: int | None = None) -> GraphSource:
+        """Batches of a part or of the whole graph, made where ``sample_on`` says."""
+        device, is_fit = device_of(self.trainer), self._trainer_fn() == TrainerFn.FITTING
+        # A part comes first, though it may be asked for later; it has no more than the whole graph.
+        waits = graph is self.graph and is_fit and self._is_cut() and draws_anywhere(self.sampler)
+        placement = Placement(device, self.loading.sample_on, expected_bytes=graph.num_bytes if waits else 0)
+        return GraphSource(
+            graph,
+            sampler,
+            widen=self.loading.widen,
+            num_ids=num_ids,
+            placement=placement,
+            stream=stream_to(device),
+        )
+
+
+if TYPE_CHECKING:
+
+    def _offers(data: PartDataModule) -> tuple[HasDigests, HasParts]:
+        """What `joint` promises beside what all data modules offer."""
+        return data, data

@@ -1,0 +1,111 @@
+"""What all data modules are given alike: settings of batches to train on, to be judged by and to be corrected by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.batches.placement import check_sample_on
+from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given, check_instance, check_seed
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How the whole graph is sampled for validation, testing and prediction.
+
+    Args:
+        batch_size: Nodes evaluated at once, or held edges, each with all of its negatives. Default: as many as are
+            learned from at once. Full neighbourhoods are large.
+        sampler: None: all neighbours within as many hops as training batches have, so that figures are exact. A
+            ``NeighborSampler`` draws some of them, others in each epoch: figures and predictions are then estimates.
+    """
+
+    batch_size: int | None = None
+    sampler: Sampler | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least_if_given(1, batch_size=self.batch_size)
+        if self.sampler is not None:
+            check_instance("sampler", self.sampler, NeighborSampler, "an object such as NeighborSampler([50, 50])")
+
+
+@dataclass(frozen=True)
+class GlobalBatching:
+    """Batches of the whole graph, for corrections and for the anchors of drift towards the global gradient.
+
+    Args:
+        batch_size: Seeds of one, shared by all ranks. Default: the data module's ``batch_size`` for each rank, so that
+            a correction step costs about as much as a local one.
+        sampler: How neighbours are drawn for them. None: as for local steps, and all neighbours where those take the
+            whole part.
+    """
+
+    batch_size: int | None = None
+    sampler: Sampler | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least_if_given(1, batch_size=self.batch_size)
+        _check_sampler(self.sampler)
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """How batches are drawn, made and used; checked together.
+
+    Args:
+        sampler: Draws training batches. None: ``NeighborSampler([15, 10])``.
+        batch_size: Seeds in one.
+        seed: Everything random is drawn from it.
+        loading: How batches are made.
+        evaluation: How the whole graph is sampled to judge a model.
+        global_batching: How it is sampled to correct one.
+    """
+
+    sampler: Sampler | None
+    batch_size: int
+    seed: int
+    loading: Loading
+    evaluation: Evaluation
+    global_batching: GlobalBatching
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        check_at_least(1, batch_size=self.batch_size)
+        _check_sampler(self.sampler)
+        check_instance("loading", self.loading, Loading, "an object such as Loading(bulk_size=8)")
+        check_instance("evaluation", self.evaluation, Evaluation, "an object such as Evaluation(batch_size=4096)")
+        example = "an object such as GlobalBatching(batch_size=4096)"
+        check_instance("global_batching", self.global_batching, GlobalBatching, example)
+        check_sample_on(self.loading.sample_on, self.of_parts(), self.global_batching.sampler)
+        self._check_hops()
+
+    def _check_hops(self) -> None:
+        ours, other = self.of_parts(), self.evaluation.sampler
+        if other is not None and other.num_hops != ours.num_hops:
+            raise ValueError(
+                f"evaluation samples {other.num_hops} hops and sampler {ours.num_hops}, and one model takes batches of "
+                "both: give them as many hops as the model has layers."
+            )
+
+    def of_parts(self) -> Sampler:
+        """How training batches are sampled."""
+        return NeighborSampler([15, 10]) if self.sampler is None else self.sampler
+
+    def of_corrections(self) -> Sampler:
+        """How the whole graph is sampled for corrections."""
+        if self.global_batching.sampler is not None:
+            return self.global_batching.sampler
+        ours = self.of_parts()
+        return NeighborSampler([-1] * ours.num_hops) if isinstance(ours, WholePartSampler) else ours
+
+    def of_evaluation(self) -> Sampler:
+        """How it is sampled for evaluation."""
+        return self.evaluation.sampler or NeighborSampler([-1] * self.of_parts().num_hops)
+
+
+def _check_sampler(sampler: object) -> None:
+    if sampler is not None:
+        check_instance("sampler", sampler, Sampler, "an object such as NeighborSampler([15, 10])")
