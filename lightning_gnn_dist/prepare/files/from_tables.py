@@ -1,4 +1,4 @@
-"""Graphs from tables: one of edges, and one of nodes."""
+"""Graphs from tables: one of edges, and perhaps one of nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPLIT_WORDS = {split: split for split in SPLITS} | {"valid": "val", "validation"
 
 
 def of_tables(edges: Path, nodes: Path | None, drop: Collection[str]) -> Source:
-    """A row per edge: its two ends first, then what it carries. A row per node: its id, and the same."""
+    """The source in a table of edges, each row with two ends, and perhaps one of nodes, each row with an id."""
     names = ends_first(columns_of(edges), edges)
     check_drop(drop, [*names, *(columns_of(nodes) if nodes else ())], edges)
     num_edges, num_nodes = count_rows(edges), count_rows(nodes) if nodes else 0
@@ -43,21 +43,21 @@ def of_tables(edges: Path, nodes: Path | None, drop: Collection[str]) -> Source:
 
 
 def _read_nodes(nodes: Path, drop: Collection[str], on_progress: Progress) -> dict[str, Column]:
-    """Their ids first."""
+    """The columns of the table of nodes by name, the ids first."""
     id_name = id_of(columns_of(nodes))
     table = read_columns(nodes, set(drop) - {id_name}, on_progress)
     return {id_name: table.pop(id_name)} | table
 
 
 def id_of(names: Sequence[str]) -> str:
-    """The column that says which node a row is about."""
+    """The column with the id of each row's node: one with such a name, otherwise the first."""
     return next((name for name in names if name.lower() in {"id", "node", "node_id"}), names[0])
 
 
 def _from_tables(
     pairs: dict[str, Column], table: dict[str, Column] | None, edges: Path, nodes: Path | None
 ) -> RawGraph:
-    """Of edges, the two ends come first."""
+    """The graph of columns by name. The first two of ``pairs`` are the ends, the first of ``table`` the ids."""
     (_, sender), (_, receiver), *others = pairs.items()
     arrays: dict[str, Tensor] = {}
     ids = None
@@ -72,13 +72,13 @@ def _from_tables(
 
 
 def edge_columns(columns: Mapping[str, Column], edges: Path, first: int = 0) -> dict[str, Column]:
-    """What edges carry, as numbers whose names tell that they are of edges; ``first`` is that of the first row."""
+    """The columns as float32, under names that begin with ``edge_``; ``first`` is the number of the first row."""
     named = {f"edge_{name.removeprefix('edge_')}": column for name, column in columns.items()}
     return {name: _numbers(name, column, edges, first).astype(np.float32) for name, column in named.items()}
 
 
 def _places(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -> Column:
-    """The node that each end of an edge is: its row in the table of nodes, or the end itself."""
+    """The node of each end of an edge: its row in the table of nodes, or the end itself without one."""
     for column, table in ((ends, edges), (ids, nodes)):
         if column is not None and column.dtype.kind == "f":
             raise ValueError(
@@ -106,7 +106,7 @@ def _places(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -
 
 
 def node_columns(columns: Mapping[str, Column], nodes: Path | None, first: int = 0) -> dict[str, Column]:
-    """Labels, masks and, of all other columns, the features ``x``; ``first`` is the number of the first row."""
+    """Labels, masks, and features ``x`` of all other columns; ``first`` is the number of the first row."""
     arrays: dict[str, Column] = {}
     features = []
     for name, column in columns.items():
@@ -121,7 +121,7 @@ def node_columns(columns: Mapping[str, Column], nodes: Path | None, first: int =
             features.append(_numbers(name, column, nodes, first).astype(np.float32))
     if features:
         arrays["x"] = np.column_stack(features)
-    return {name: arrays[name] for name in ("x", "y", *sorted(arrays)) if name in arrays}  # as in a directory
+    return {name: arrays[name] for name in ("x", "y", *sorted(arrays)) if name in arrays}  # the order of a directory
 
 
 def _split_column(column: Column, nodes: Path | None) -> dict[str, Column]:
@@ -136,7 +136,7 @@ def _split_column(column: Column, nodes: Path | None) -> dict[str, Column]:
 
 
 def _numbers(name: str, column: Column, table: Path | None, first: int) -> Column:
-    """Refuse what is no finite number. Rows are counted from 1, without a heading."""
+    """Refuse a column that is not finite numbers. The error counts rows from 1, without the heading."""
     if column.dtype.kind == "U":
         bad = next(at for at, cell in enumerate(column) if not _is_number(cell))
     elif column.dtype.kind == "f" and not np.isfinite(column).all():
@@ -150,7 +150,7 @@ def _numbers(name: str, column: Column, table: Path | None, first: int) -> Colum
 
 
 def _check_labels(name: str, column: Column, table: Path | None, first: int) -> None:
-    """An empty word would be a class of its own, before all others."""
+    """Refuse empty words, which would become a class of their own."""
     if column.dtype.kind == "U" and (column == "").any():
         raise ValueError(
             f"{table}: column {name!r} is empty in row {first + int((column == '').argmax()) + 1}. Give that node a "
