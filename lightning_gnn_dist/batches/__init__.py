@@ -1,1 +1,1 @@
-"""A sample becomes a batch, in time."""
+"""Batches: made of samples, ahead of the training, in RAM or on its device."""

@@ -1,4 +1,4 @@
-"""A batch: an ordinary PyG ``Data`` that builds its ``edge_index`` when somebody looks at it."""
+"""A batch: an ordinary PyG ``Data`` that builds its ``edge_index`` when it is first read."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ PoolOf = Callable[[str], Pool | None]
 
 
 class BatchStore(GlobalStorage):  # type: ignore[misc]
-    """A PyG store whose ``edge_index`` is a promise: whoever reads it gets it built from the blocks.
+    """A PyG store whose ``edge_index`` is a promise: it is built from the blocks when it is first read.
 
-    The promise is an entry ``edge_index: None``, which PyG's own stores never hold.
+    The promise is the entry ``edge_index: None``, which PyG's own stores never hold.
     """
 
     _blocks: tuple[Block, ...] = ()
 
     def promise(self, blocks: tuple[Block, ...]) -> None:
-        """Hold these blocks, and promise the edges of the first of them."""
+        """Hold these blocks, and promise an ``edge_index`` of the edges of the first one."""
         self._blocks = blocks
         self._mapping["edge_index"] = None
 
@@ -82,7 +82,7 @@ class BatchStore(GlobalStorage):  # type: ignore[misc]
         return repr(self.to_dict())
 
     def __getstate__(self) -> dict[str, Any]:
-        # A pickled view drags its whole base along: of the views only the sizes travel.
+        # A view is pickled with its whole base, so only the sizes of the views are.
         sizes = [(block.num_dst, block.num_src, block.num_edges) for block in self._blocks[1:]]
         return {**super().__getstate__(), "_blocks": (self._blocks[:1], sizes)}
 
@@ -92,7 +92,7 @@ class BatchStore(GlobalStorage):  # type: ignore[misc]
         super().__setstate__({**mapping, "_blocks": blocks})
 
     def apply(self, func: Callable[[Tensor], Tensor], *args: str) -> BatchStore:
-        """Like PyG's, but keeps the promise, and moves the one CSR of all blocks once."""
+        """Like PyG's, but keep the promise, and apply ``func`` once to the CSR that all blocks share."""
         blocks = self._blocks
         super().apply(func, *self._kept(args))
         if blocks and not args:
@@ -102,7 +102,7 @@ class BatchStore(GlobalStorage):  # type: ignore[misc]
         return self
 
     def _kept(self, names: tuple[str, ...]) -> list[str]:
-        """The names, or those of all entries, without a promise."""
+        """The names, by default those of all entries, without an ``edge_index`` that is not built yet."""
         return [name for name in names or self._mapping if name != "edge_index" or not self.is_pending]
 
     def apply_(self, func: Callable[[Tensor], Any], *args: str) -> BatchStore:
@@ -113,11 +113,11 @@ class BatchStore(GlobalStorage):  # type: ignore[misc]
 
 
 class SampledData(Data):  # type: ignore[misc]
-    """What a loader yields: the nodes and edges of one batch, the seeds first.
+    """A batch as loaders yield it: its nodes and edges, the seeds first.
 
     Beside what PyG's ``NeighborLoader`` sets (``n_id``, ``batch_size``, ``num_sampled_nodes``,
     ``num_sampled_edges``, the graph's arrays), it has ``blocks``: one bipartite CSR per layer, outermost
-    first. A module that reads them never causes ``edge_index`` to be built. Where ``edge_weight`` has one
+    first. A module that reads only these never causes ``edge_index`` to be built. Where ``edge_weight`` has one
     number per edge, the blocks' matrices have these values.
     """
 
@@ -140,13 +140,13 @@ class SampledData(Data):  # type: ignore[misc]
 
     @property
     def num_targets(self) -> int:
-        """What the loss is a mean over: the pairs that are asked for, in a batch of links, else the seeds."""
+        """The number of terms in the mean loss: pairs of nodes in a batch of links, otherwise seeds."""
         pairs = self._store.get("edge_label_index")
         return int(self.batch_size if pairs is None else pairs.shape[1])
 
     @property
     def is_filler(self) -> bool:
-        """Whether the batch only fills a pass up, with seeds that were in it before, and counts for nothing."""
+        """Whether the batch repeats seeds of its pass, only to fill the pass up, and must not count."""
         return bool(self._store.get("is_filler", False))
 
     @is_filler.setter
@@ -163,7 +163,7 @@ class SampledData(Data):  # type: ignore[misc]
 
 
 class Arrays(NamedTuple):
-    """Arrays of nodes and edges, in place of a graph's."""
+    """Node and edge arrays, in place of a graph."""
 
     node_arrays: dict[str, Tensor]
     edge_arrays: dict[str, Tensor]
@@ -172,13 +172,13 @@ class Arrays(NamedTuple):
 def assemble(
     graph: Graph | Arrays, sample: Sample, pool_of: PoolOf = lambda _: None, *, widen: bool = True
 ) -> SampledData:
-    """Gather what the graph knows about the nodes and edges of a sample.
+    """Make a batch of a sample, with the rows of the graph's arrays for its nodes and edges.
 
     Args:
         graph: The graph that was sampled.
         sample: The batch's nodes and edges.
-        pool_of: The pool that lends memory for the array of a name.
-        widen: Make float32 of float16, bfloat16 and of int8 with scales; else arrays come as they are.
+        pool_of: Returns the pool that lends memory for the array of a name, or None.
+        widen: Convert float16, bfloat16 and int8 with scales to float32. Otherwise arrays keep their types.
     """
     data = SampledData()
     _gather(data, graph.node_arrays, sample.nodes, pool_of, widen=widen)
@@ -200,7 +200,7 @@ def assemble(
 
 
 def writes_of(batch: SampledData) -> list[int]:
-    """How often something was written into each of the batch's tensors. Does not build what is promised."""
+    """How often each of the batch's tensors was written to. Does not build a promised ``edge_index``."""
     tensors = [value for value in batch._store._mapping.values() if isinstance(value, Tensor)]
     return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
@@ -224,7 +224,7 @@ def _blocks(sample: Sample, data: SampledData) -> tuple[Block, ...]:
 
 
 def _weight(edge_weight: Any, block: Block) -> Tensor | None:
-    """The values of the block's matrix, if ``edge_weight`` has one number per edge."""
+    """The values of the block's matrix if ``edge_weight`` has one number per edge, otherwise None."""
     if not isinstance(edge_weight, Tensor) or edge_weight.numel() != block.num_edges:
         return None
     return edge_weight.reshape(-1).to(block.dtype)

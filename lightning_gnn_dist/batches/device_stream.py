@@ -1,8 +1,8 @@
-"""The way of batches to a CUDA device, beside the training there.
+"""Copies batches to a CUDA device while it trains.
 
     gathered into page-locked memory -> copied on a stream of its own -> the training stream waits for that copy alone
 
-A plain ``batch.to("cuda")`` makes the host wait until the device has done all that it was asked for before.
+A plain ``batch.to("cuda")`` makes the host wait until the device has finished all its earlier work.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from lightning_gnn_dist.batches.batch import SampledData
 class PinnedPool:
     """Lends page-locked memory for the large arrays of batches.
 
-    torch keeps such memory when the last tensor on it is gone, and lends it again once every copy from it that was
-    begun is done: neither this pool nor its user has to remember which copies are under way. It stays with the process,
-    in pieces of powers of two.
+    torch keeps such memory when the last tensor on it is gone, and uses it again once all copies from it are done: so
+    nobody has to track copies. The memory stays with the process, in pieces of powers of two.
     """
 
     def take(self, num_bytes: int) -> Tensor:
@@ -32,11 +31,11 @@ class PinnedPool:
 
 
 class Sent(NamedTuple):
-    """A batch on its way.
+    """A batch on its way to the device.
 
     Attributes:
-        batch: Its tensors are on the device, and may not be complete.
-        event: Comes when they are.
+        batch: The batch on the device; its tensors may not be complete yet.
+        event: An event that is recorded when they are complete.
     """
 
     batch: SampledData
@@ -48,18 +47,18 @@ Bulk: TypeAlias = deque[SampledData | Sent]
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for a device: what one loader leaves in a cache, another may read."""
+    """One stream for each device, so that one loader may read what another has left in a cache."""
     return torch.cuda.Stream(device)
 
 
 class DeviceStream:
     """Brings batches to a CUDA device.
 
-    Of a bulk that was made on the CPU only the first batch is sent at once, and each of the others when the one before
-    it is received: so few are on the device. Batches that were made there are only waited for.
+    Of a bulk that was made on the CPU, the first batch is sent at once, and each other one when the one before it is
+    received, so few are on the device. Batches that were made on the device are only waited for.
 
     Args:
-        device: Where batches are to be.
+        device: The device that trains.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -69,13 +68,13 @@ class DeviceStream:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """What this thread launches here, it launches on the device, beside the training."""
-        # The device comes first: on its way back to another device a stream would open a context there.
+        """What this thread launches in the block runs on the device, on a stream beside the training."""
+        # The device is set first, or the end of the stream's block would open a context on another device.
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             yield
 
     def load(self, batches: Iterable[SampledData]) -> Bulk:
-        """A bulk that is ready to be received, batch by batch."""
+        """Make a bulk of which :meth:`receive` takes one batch after the other."""
         with self.open():
             bulk: Bulk = deque(self._loaded(batch) for batch in batches)
             if bulk:
@@ -94,20 +93,20 @@ class DeviceStream:
             return Sent(batch.to(self.device, non_blocking=True), self._stream.record_event())
 
     def receive(self, bulk: Bulk) -> SampledData:
-        """Take the first batch. What this thread launches from here on finds it complete."""
+        """Take the first batch. Work that this thread launches from here on waits until it is complete."""
         sent = self.send(bulk.popleft())
         if bulk:
             bulk[0] = self.send(bulk[0])
         current = torch.cuda.current_stream(self.device)
         current.wait_event(sent.event)
-        sent.batch.record_stream(current)  # or its memory would be used again while this stream reads it
+        sent.batch.record_stream(current)  # otherwise its memory could be reused while this stream reads it
         return sent.batch
 
 
 def handed_out(make: Callable[[], Iterable[SampledData]], stream: DeviceStream | None) -> Iterator[SampledData]:
-    """The batches that ``make`` makes, here and now, on the stream if there is one.
+    """Call ``make`` now, on the stream if there is one, and return an iterator over its batches.
 
-    Iterating waits for them, and belongs to the thread that trains. Nothing holds on to a batch but who gets it.
+    Iterating waits for the device, so the thread that trains must do it. A batch is not held once it was taken.
     """
     if stream is None:
         made = deque(make())

@@ -1,4 +1,4 @@
-"""What a mapped graph knows of a sample, read without the memory that maps take."""
+"""Batches of a memory-mapped graph, assembled without filling the process's memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lightning_gnn_dist.graph.storage.maps import all_maps
 
 
 class FileRows:
-    """Takes the place of a graph where batches are assembled, slower and with less memory.
+    """Assembles batches from a graph's files: slower than from its maps, with less memory.
 
     Args:
-        graph: The graph. Arrays of it that are in RAM are read there.
+        graph: The graph. Those of its arrays that are in RAM are read there.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -25,7 +25,7 @@ class FileRows:
         self._edges = {name: MappedRows(array, maps) for name, array in graph.edge_arrays.items()}
 
     def assemble(self, sample: Sample, *, widen: bool = True) -> SampledData:
-        """As :func:`~lightning_gnn_dist.batches.batch.assemble` does."""
+        """Make a batch, as :func:`~lightning_gnn_dist.batches.batch.assemble` does."""
         rows = Arrays({name: array.take(sample.nodes) for name, array in self._nodes.items()}, {})
         here = sample._replace(nodes=torch.arange(len(sample.nodes)))
         if sample.edge_ids is not None:
@@ -37,6 +37,6 @@ class FileRows:
         return batch
 
     def release(self) -> None:
-        """Let go of what sampling has looked at."""
+        """Release the pages of edges that sampling has read."""
         for array in self._structure:
             array.release()

@@ -1,7 +1,7 @@
 """The compiled loops that gather rows of arrays, as they are or as float32.
 
-A row is somewhere in memory, so each is prefetched ``ROWS_AHEAD`` rows before it is read. A row that is widened
-is so while it is in the cache: half the bytes are read, and nothing is written twice.
+Rows may be anywhere in memory, so each is prefetched ``ROWS_AHEAD`` rows before it is read. A row is widened while it
+is in the cache: that reads half the bytes, and writes nothing twice.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _W = np.uint32
 
 @compiled
 def gather(source: Array, rows: Array, out: Array, width: int) -> None:
-    """Copy ``rows`` of ``source`` to ``out``; both are bytes, and a row has ``width`` of them."""
-    if width == 8:  # labels; a width known to the compiler is one instruction instead of a call
+    """Copy ``rows`` of ``source`` to ``out``, both uint8; a row has ``width`` bytes."""
+    if width == 8:  # labels; if the compiler knows the width, a copy is an instruction instead of a call
         _copy_rows(source, rows, out, 8)
     elif width == 4:
         _copy_rows(source, rows, out, 4)
@@ -34,7 +34,7 @@ def gather(source: Array, rows: Array, out: Array, width: int) -> None:
 @inlined
 def _copy_rows(source: Array, rows: Array, out: Array, width: int) -> None:
     last = len(rows) - 1
-    ahead = min(width, 8 * LINE)  # the hardware follows a longer row by itself
+    ahead = min(width, 8 * LINE)  # the processor prefetches the rest of a longer row by itself
     for i in range(len(rows)):
         start = rows[_U(min(i + ROWS_AHEAD, last))] * width
         for offset in range(0, ahead, LINE):
@@ -44,7 +44,7 @@ def _copy_rows(source: Array, rows: Array, out: Array, width: int) -> None:
 
 @compiled
 def gather_bfloat16(source: Array, rows: Array, out: Array, width: int) -> None:
-    """``rows`` of ``source``, bits of bfloat16, to ``out``, bits of float32."""
+    """Copy ``rows`` of ``source``, the bits of bfloat16, to ``out`` as the bits of float32."""
     for i in range(len(rows)):
         _prefetch_row(source, rows, i, width, 2)
         start, to = rows[_U(i)] * width, i * width
@@ -54,10 +54,10 @@ def gather_bfloat16(source: Array, rows: Array, out: Array, width: int) -> None:
 
 @inlined
 def widened_by_integers(bits: np.uint16) -> np.float32:
-    """The number that ``bits`` are as a float16, on any processor.
+    """The float32 of a float16 that is given by its ``bits``, on any processor.
 
-    A float16 has 5 bits of exponent and 10 of fraction. Moved to their places in a float32 they are too small by
-    the difference of the two exponents' zeros, 2**112, also where float16 is subnormal.
+    A float16 has 5 bits of exponent and 10 of fraction. Moved to their places in a float32, they give a number that is
+    too small by 2**112, the difference of the two formats' exponents, also for subnormal numbers.
     """
     moved = _W((_W(bits) & _W(0x7FFF)) << _W(13)).view(np.float32)
     is_special = _W((_W(bits) & _W(0x7C00)) == _W(0x7C00))  # infinite, or not a number
@@ -71,7 +71,7 @@ _widened = widened_half if WIDENS_HALVES else widened_by_integers
 
 @compiled
 def gather_float16(source: Array, rows: Array, out: Array, width: int) -> None:
-    """``rows`` of ``source``, bits of float16, to ``out``, float32."""
+    """Copy ``rows`` of ``source``, the bits of float16, to ``out`` as float32."""
     for i in range(len(rows)):
         _prefetch_row(source, rows, i, width, 2)
         start, to = rows[_U(i)] * width, i * width
@@ -81,7 +81,7 @@ def gather_float16(source: Array, rows: Array, out: Array, width: int) -> None:
 
 @compiled
 def gather_scaled(source: Array, rows: Array, scales: Array, out: Array, width: int) -> None:
-    """``rows`` of ``source``, int8, times their scales, float32."""
+    """Copy ``rows`` of ``source``, int8, times their ``scales``, to ``out`` as float32."""
     for i in range(len(rows)):
         _prefetch_row(source, rows, i, width, 1)
         start, to, scale = rows[_U(i)] * width, i * width, scales[_U(rows[_U(i)])]

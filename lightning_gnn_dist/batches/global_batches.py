@@ -1,4 +1,4 @@
-"""Batches of the whole graph for every rank: what corrects the replicas after they learned on parts."""
+"""Batches of the whole graph for every rank, which correct the replicas after they trained on parts."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 
-_PASSES = 1 << 20  # more than the passes of a round, so that every pass of every round has a number of its own
+_PASSES = 1 << 20  # more than a round has passes, so that every pass of every round has its own number
 
 
 @dataclass(frozen=True, eq=False)
 class GlobalBatches:
-    """Seeds uniform over all training nodes, with their neighbours in the whole graph.
+    """Batches of seeds drawn uniformly from all training nodes, with their neighbours in the whole graph.
 
-    A batch is a function of the seed, the round and its place in the round. Ranks share it: slice ``p`` of its
-    seeds is rank ``p``'s. With all neighbours the slices see what the whole batch would see. With a fan-out they see
-    more, by some edges in a thousand where seeds are few among the nodes: a seed of another slice that is reached as a
-    neighbour draws neighbours in that hop, too. Where seeds are links, a slice hides its own from messages, and sees
-    those of the others.
+    A batch depends on the seed, the round and its number in the round alone. Ranks share it: rank ``p`` has slice ``p``
+    of its seeds. With all neighbours, the slices see the edges that the whole batch would. With a fan-out they see a
+    few in a thousand more, if few nodes are seeds: a seed of another slice that is reached as a neighbour draws
+    neighbours in that hop, too. If seeds are links, a slice hides its own targets from messages, not those of others.
 
     Args:
         source: Makes batches of the whole graph.
         seeds: The training nodes of the whole graph.
         batch_size: Seeds of one batch, all slices together.
         seed: Decides every random choice.
-        bulk_size: Batches that are made together. Does not change what is drawn.
+        bulk_size: Batches that are made together; this does not change what is drawn.
     """
 
     source: BatchSource
@@ -42,23 +41,23 @@ class GlobalBatches:
 
     @property
     def num_batches(self) -> int:
-        """How many make a pass over the seeds."""
+        """Batches in a pass over the seeds; a pass leaves out the seeds that do not fill a batch."""
         return max(1, self.seeds.numel() // self.batch_size)
 
     def of_round(
         self, round_idx: int, rank: int = 0, num_slices: int = 1, start: int = 0, stop: int | None = None
     ) -> Iterator[SampledData]:
-        """The slices of rank ``rank`` of the round's batches ``start`` to ``stop``, or without end."""
+        """Yield the slices of ``rank`` of the round's batches ``start`` to ``stop``, or without end."""
         numbers = islice(count(), start, stop)
         while bulk := list(islice(numbers, self.bulk_size)):
             seeds = [self._seeds(round_idx, index).tensor_split(num_slices)[rank] for index in bulk]
             keys = [BatchKey(self.seed + Purpose.CORRECTIONS, round_idx, index) for index in bulk]
             made = self.source.make(seeds, keys)
             for _ in bulk:
-                yield next(made)  # nothing holds on to a batch but who gets it
+                yield next(made)  # the batch is not held here
 
     def _seeds(self, round_idx: int, index: int) -> Tensor:
-        """The seeds of one batch: pass after pass over all of them, each in an order of its own."""
+        """The seeds of one batch: passes follow each other, each in an order of its own."""
         size = min(self.batch_size, self.seeds.numel())
         number, within = divmod(index, self.num_batches)
         order = permutation(self.seeds.numel(), self.seed + Purpose.CORRECTIONS, round_idx * _PASSES + number)

@@ -1,4 +1,4 @@
-"""Batches in time: the next bulk is made while this one trains."""
+"""Makes batches ahead of the training: the next bulk is made while this one is consumed."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ Batches = Generator[SampledData, None, None]
 
 
 class NoSeedsError(ValueError):
-    """There is nothing to make batches of."""
+    """There are no seeds to make batches of."""
 
 
 class BatchLoader:
     """The batches of one set of seeds: pass by pass, or as an endless stream.
 
     A pass deals every seed to exactly one of ``num_batches`` batches of nearly equal size. If there are fewer
-    seeds than batches, every batch gets one seed and seeds repeat: ranks that must take the same number of
-    steps ask for the same number of batches. Batch ``t`` of the stream is batch ``t % len(self)`` of pass
+    seeds than batches, every batch gets one seed and seeds repeat, because ranks that must take the same number
+    of steps ask for the same number of batches. Batch ``t`` of the stream is batch ``t % len(self)`` of pass
     ``t // len(self)``, and it is the same whatever the bulk size, the threads and the look-ahead.
 
-    Iterating starts nothing before the first batch is asked for, and no thread outlives its iterator.
-    At most ``(prefetch + 1) * bulk_size + 1`` batches exist at a time, and as many buffers for each large
-    array, beside the batches that the user keeps. Of batches that a source sends to a device at most ``prefetch + 3``
-    are there if they are made on the CPU, and all of them if they are made on the device.
+    Iterating starts nothing before the first batch is asked for, and no thread outlives its iterator. Beside the
+    batches that the user keeps, at most ``(prefetch + 1) * bulk_size + 1`` exist at a time, and as many buffers for
+    each large array. If a source sends batches to a device, at most ``prefetch + 3`` of those made on the CPU are on
+    it, and all of those made there.
 
     Args:
         source: Makes the batches.
-        seeds: Ids of what is computed on, none twice.
-        num_batches: Batches a pass.
+        seeds: Distinct ids of nodes, or what else the source takes as seeds, int64.
+        num_batches: Batches per pass.
         seed: Decides every random choice, together with the pass, the batch and the node.
         shuffle: Deal the seeds in another order every pass, instead of in the order given.
         bulk_size: Batches that are made together.
-        num_threads: Threads that make batches in the background. With 0, a bulk is made when it is due; so it is from a
-            source that may not run ahead.
+        num_threads: Threads that make batches in the background. With 0, or a source that may not run ahead, a bulk is
+            made when it is due.
         prefetch: Bulks made ahead of the one being consumed. Default: one for each thread and one more.
-        num_ranks: For how many ranks the loader was made.
+        num_ranks: The number of ranks that the loader was made for; strategies refuse to run on another number.
     """
 
-    batch_sampler = None  # Lightning asks any loader that has a sampler for this too
+    batch_sampler = None  # Lightning reads this of any loader that has a sampler
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class BatchLoader:
         self._orders: dict[int, Tensor] = {}
         self._running: set[_Ahead[list[int], Made]] = set()
         self.num_ranks = num_ranks
-        self.waited_seconds = 0.0  # time that the consumer stood still, since the loader was made
+        self.waited_seconds = 0.0  # how long consumers have waited for batches, since the loader was made
 
     def __len__(self) -> int:
         return self._num_batches
@@ -102,7 +102,7 @@ class BatchLoader:
         return self._seeds.numel()
 
     def spare_memory(self) -> None:
-        """From here on hold no pages of mapped files, which takes longer."""
+        """From now on, keep no pages of mapped files in memory; making batches takes longer."""
         self._source.spare_memory()
 
     @property
@@ -111,18 +111,18 @@ class BatchLoader:
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Number the next pass that begins. Without this, passes count from 0."""
+        """Set the number of the next pass. Without this, passes count from 0."""
         self._next_pass = epoch
 
     def __iter__(self) -> Batches:
-        # A generator, so that all of this waits for the first batch to be asked for. Lightning creates
+        # A generator, so that none of this runs before the first batch is asked for: Lightning creates
         # the iterator of its first epoch before it calls set_epoch.
         begin = self._next_pass * len(self)
         self._next_pass += 1
         yield from self._batches(range(begin, begin + len(self)))
 
     def stream(self, start: int) -> Batches:
-        """Batches without end, from number ``start``; passes are numbered by this alone."""
+        """The endless stream from batch ``start`` on; :meth:`set_epoch` has no effect on it."""
         return self.between(start, None)
 
     def between(self, start: int, stop: int | None) -> Batches:
@@ -131,7 +131,7 @@ class BatchLoader:
         return self._batches(count(start) if stop is None else range(start, stop))
 
     def close(self) -> None:
-        """End what runs in the background and free the buffers. Iterators that are open fail from here on."""
+        """End the work in the background and free the buffers. Open iterators raise an error from now on."""
         for ahead in list(self._running):
             ahead.close()
         self._source.close()
@@ -142,7 +142,7 @@ class BatchLoader:
         try:
             while made := self._wait_for(ahead):
                 for _ in range(made[0]):
-                    yield next(made[1])  # nothing holds on to a batch but who gets it
+                    yield next(made[1])  # the batch is not held here
                     ahead.check()
         finally:
             ahead.close()
@@ -156,7 +156,7 @@ class BatchLoader:
             self.waited_seconds += time.perf_counter() - start
 
     def _make(self, numbers: list[int]) -> Made:
-        """One bulk, a pure function of the numbers of its batches. Runs in several threads at once."""
+        """Make one bulk, a pure function of the numbers of its batches. Runs in several threads at once."""
         keys = [BatchKey(self._seed, *divmod(number, len(self))) for number in numbers]
         return len(keys), self._source.make([self._seeds_of(key) for key in keys], keys)
 
@@ -172,7 +172,7 @@ class BatchLoader:
         if order is None:
             order = self._source.order(self._seeds, self._seed, epoch)
             order = permutation(self.num_seeds, self._seed, epoch) if order is None else order
-            # Kept for two passes, as a bulk may belong to both. Two threads may compute the same order.
+            # Kept for two passes, as a bulk may span both. Two threads may compute the same order.
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) == 1} | {epoch: order}
         return order
 
@@ -187,10 +187,10 @@ class _Ahead(Generic[Item, Result]):
         self._closed, self._process = False, os.getpid()
 
     def check(self) -> None:
-        """Raise if there is nothing to come."""
+        """Raise if this was closed, or made in another process."""
         if self._closed:
             raise RuntimeError(CLOSED)
-        if self._threads is not None and self._process != os.getpid():  # they stayed there
+        if self._threads is not None and self._process != os.getpid():  # the threads stayed there
             raise RuntimeError(FORKED)
 
     def next(self) -> Result | None:
@@ -198,7 +198,7 @@ class _Ahead(Generic[Item, Result]):
         self.check()
         if self._threads is None:
             return next(map(self._work, self._items), None)
-        # The one that is consumed, and `depth` ahead of it.
+        # The item that is consumed next, and `depth` ahead of it.
         for item in islice(self._items, self._depth + 1 - len(self._pending)):
             self._pending.append(self._threads.submit(self._work, item))
         try:
@@ -207,11 +207,11 @@ class _Ahead(Generic[Item, Result]):
             raise RuntimeError(CLOSED) from error
 
     def close(self) -> None:
-        """Forget what is not begun and wait for what is. An exception may be under way: raise none here."""
+        """Cancel work that has not begun, and wait for the rest. Raises nothing, as an exception may be under way."""
         self._closed = True
         self._pending.clear()
         if self._threads is not None:
-            # A worker may be the one whose garbage collection finds an abandoned iterator.
+            # A worker cannot wait for itself: its garbage collection may find an abandoned iterator.
             is_worker = threading.current_thread().name.startswith(THREAD_NAME)
             self._threads.shutdown(wait=not is_worker, cancel_futures=True)
 
@@ -223,6 +223,6 @@ def _chunks(numbers: Iterable[int], size: int) -> Iterator[list[int]]:
 
 
 def batches_of_ranks(count: int, num_ranks: int, batch_size: int) -> int:
-    """As many batches on all ranks, for modules that exchange in validation_step; none of them empty."""
+    """Batches per rank of ``count`` seeds: the same on all ranks, for modules that exchange in them, and none empty."""
     most, least = -(-count // num_ranks), count // num_ranks
     return min(-(-most // batch_size), least)

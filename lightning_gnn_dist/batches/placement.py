@@ -24,13 +24,13 @@ from lightning_gnn_dist.sampling.device import KINDS, drawn_there, draws_anywher
 log = logging.getLogger(__name__)
 
 SampleOn: TypeAlias = Literal["auto", "cpu", "device"]
-MOST_OF_FREE = 0.5  # for all copies on a device, of what would be free without them; the rest is for model and batches
+MOST_OF_FREE = 0.5  # share of the memory free without them that all copies on a device may take
 
-COPIES = "copies on devices"  # remembered of the graph in RAM: when nobody holds that any more, they go too
+COPIES = "copies on devices"  # remembered for the graph in RAM, so they are freed together with it
 
 
 def check_sample_on(sample_on: SampleOn, *samplers: Sampler | None) -> None:
-    """Refuse what is not known, and samplers that do not draw where they have to. None: those that are there do."""
+    """Refuse an unknown ``sample_on``, and samplers that cannot draw on a device if they have to. None is skipped."""
     check_choice("sample_on", sample_on, SampleOn)
     for sampler in samplers:
         if sample_on == "device" and sampler is not None and not draws_anywhere(sampler):
@@ -42,19 +42,19 @@ def check_sample_on(sample_on: SampleOn, *samplers: Sampler | None) -> None:
 
 
 def device_of(trainer: Trainer | None) -> torch.device:
-    """The device that trains."""
+    """The device that trains; the CPU without a trainer."""
     return trainer.strategy.root_device if trainer is not None else torch.device("cpu")
 
 
 def stream_to(device: torch.device) -> DeviceStream | None:
-    """The way of batches to a device. None: nothing is gained by one."""
+    """A stream that brings batches to a CUDA device; None for another device, which needs none."""
     if device.type != "cuda":
         return None
     return DeviceStream(device if device.index is not None else torch.device("cuda", torch.cuda.current_device()))
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of a CUDA device that nobody uses, with what torch keeps there for later."""
+    """Bytes of a CUDA device that are free, including those that torch has reserved and does not use."""
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + kept
 
@@ -65,10 +65,10 @@ class Placement:
 
     Args:
         device: The device that trains.
-        sample_on: ``"device"`` there, ``"cpu"`` in RAM; ``"auto"`` there if it is a GPU, the sampler draws there and
-            all graphs there take at most half of the memory that is free without them.
-        free_bytes: How much memory is free.
-        expected_bytes: What graphs that are still to come may take of that half.
+        sample_on: ``"device"`` for that device, ``"cpu"`` for RAM; ``"auto"`` for the device if it is a GPU, the
+            sampler can draw there and all graphs there take at most half of the memory that is free without them.
+        free_bytes: Returns how many bytes of a device are free.
+        expected_bytes: Bytes of that half that are left for graphs still to come.
     """
 
     device: torch.device
@@ -77,7 +77,7 @@ class Placement:
     expected_bytes: int = 0
 
     def of(self, graph: Graph, sampler: Sampler) -> tuple[Graph, Sampler]:
-        """The graph where it is to be sampled, and the sampler that draws the same batches there."""
+        """The graph or its copy on the device, and a sampler that draws the same batches from it."""
         if self.sample_on == "cpu" or (self.sample_on == "auto" and not self._is_better(graph, sampler)):
             return graph, sampler
         return self._copy(graph), drawn_there(sampler, graph)
@@ -107,14 +107,14 @@ class Placement:
         copies = _copies_of(graph)
         if self.device not in copies:
             stream = stream_to(self.device)
-            with nullcontext() if stream is None else stream.open():  # the stream that will read it
+            with nullcontext() if stream is None else stream.open():  # the stream that will read the copy
                 copies[self.device] = _moved(graph, self.device)
             log.info("Batches are sampled on %s, from a copy of %.1f MB.", self.device, graph.num_bytes / 1e6)
         return copies[self.device]
 
 
 def release(graph: Graph) -> None:
-    """Forget the copies of a graph that stays in RAM."""
+    """Drop the copies of a graph on devices; the graph in RAM stays."""
     with memory_of(graph) as known:
         known.pop(COPIES, None)
 
@@ -128,11 +128,11 @@ def _moved(graph: Graph, device: torch.device) -> Graph:
     indptr, indices = (_brought(array, device, maps) for array in (graph.indptr, graph.indices))
     nodes = {name: _brought(array, device, maps) for name, array in graph.node_arrays.items()}
     edges = {name: _brought(array, device, maps) for name, array in graph.edge_arrays.items()}
-    return checked_graph(indptr, indices, nodes, edges)  # nobody asks a copy for it
+    return checked_graph(indptr, indices, nodes, edges)  # a copy is never asked for its fingerprint
 
 
 def _brought(array: Tensor, device: torch.device, maps: list[Map]) -> Tensor:
-    """The array there. Of a mapped one no more than a window is in RAM at a time."""
+    """The array on the device. Of a mapped array, no more than a window is in RAM at a time."""
     source = MappedRows(array, maps)
     if not source.is_read_from_file:
         return array.to(device)

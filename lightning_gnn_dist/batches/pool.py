@@ -1,8 +1,8 @@
-"""Gathering rows, and buffers that already have their pages.
+"""Gathers rows of arrays into buffers that are used again.
 
-The features of a batch may be 100 MB. Fresh memory of that size costs several times the copy itself: the
-system maps it page by page and clears every page. So buffers are used again. But a user may keep a batch, or
-three rows of it, or autograd may: a buffer comes back only when no tensor shares its memory any more.
+The features of a batch may be 100 MB. New memory of that size takes several times as long as the copy itself, because
+the system maps it page by page and clears every page. So buffers are used again. But a user or autograd may keep a
+batch, or three rows of it: a buffer comes back only when no tensor shares its memory any more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lightning_gnn_dist.batches.gather_kernels import gather, gather_bfloat16, g
 
 Bytes = npt.NDArray[np.uint8]
 
-SMALL_BYTES = 1 << 16  # torch copies less than this sooner than a kernel is called, and in one thread
+SMALL_BYTES = 1 << 16  # less than this torch copies faster, in one thread, than a kernel is called
 POOLED_BYTES = 1 << 20  # the allocator of the C library keeps smaller pieces by itself
 ALIGNMENT = 64  # bytes of a cache line
 HALVES = (torch.float16, torch.bfloat16)
@@ -31,18 +31,18 @@ class Pool(Protocol):
     """Lends memory. What it lends comes back by itself."""
 
     def take(self, num_bytes: int) -> Tensor:
-        """So many bytes, uint8, whatever they hold."""
+        """``num_bytes`` bytes, uint8, not initialised."""
         ...
 
 
 class BufferPool:
     """Lends byte buffers, and takes one back when the last tensor on it is gone.
 
-    At most ``max_free`` buffers wait here. All others belong to batches that somebody still holds, so there
-    are never more than ``max_free`` plus the batches alive, which the loader's look-ahead bounds.
+    At most ``max_free`` buffers wait here. All others belong to batches that somebody still holds, so there are
+    never more than ``max_free`` plus these batches, whose number the loader's look-ahead bounds.
 
     Args:
-        max_free: Buffers that wait for their next use; what comes back beyond that is freed.
+        max_free: Buffers that may wait for their next use; further ones are freed when they come back.
     """
 
     def __init__(self, max_free: int) -> None:
@@ -56,7 +56,7 @@ class BufferPool:
         return len(self._free)
 
     def take(self, num_bytes: int) -> Tensor:
-        """A buffer of exactly so many bytes, uint8, with whatever was last written there."""
+        """A buffer of exactly ``num_bytes`` bytes, uint8, not initialised."""
         self._largest = max(self._largest, num_bytes)
         buffer = self._pop(num_bytes)
         if buffer is None:
@@ -69,7 +69,7 @@ class BufferPool:
         return torch.from_numpy(view)
 
     def _pop(self, num_bytes: int) -> Bytes | None:
-        """A waiting buffer that is large enough. Smaller ones are let go: batches have grown."""
+        """A waiting buffer that is large enough, or None. Smaller ones are dropped: batches have grown."""
         while self._free:
             try:
                 buffer = self._free.pop()
@@ -81,7 +81,7 @@ class BufferPool:
 
 
 def _give_back(free: weakref.ref[deque[Bytes]], buffer: Bytes) -> None:
-    """A pool that is gone takes nothing back, and what somebody keeps of a loan does not hold the pool."""
+    """Put a buffer back into its pool, unless the pool is gone: a loan does not keep it alive."""
     waiting = free()
     if waiting is not None:
         waiting.append(buffer)
@@ -90,14 +90,14 @@ def _give_back(free: weakref.ref[deque[Bytes]], buffer: Bytes) -> None:
 def gather_rows(
     array: Tensor, rows: Tensor, pool: Pool | None = None, *, scale: Tensor | None = None, widen: bool = False
 ) -> Tensor:
-    """``array[rows]``, one thread, without the interpreter's lock; large results from the pool.
+    """``array[rows]``, copied in one thread without the interpreter's lock.
 
     Args:
-        array: What to take from.
-        rows: Which rows.
-        pool: Lends the memory for large results.
-        scale: One number for each row of ``array``, int8, to multiply it by: the result is float32.
-        widen: Make float32 of float16 and bfloat16.
+        array: The array to take rows from.
+        rows: The rows, int64.
+        pool: Lends the memory for large results. Default: new memory.
+        scale: A factor for each row of an int8 ``array``; the result is then float32.
+        widen: Convert float16 and bfloat16 to float32.
     """
     is_wider = scale is not None or (widen and array.dtype in HALVES)
     dtype = torch.float32 if is_wider else array.dtype

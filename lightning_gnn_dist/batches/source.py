@@ -1,8 +1,8 @@
-"""Where batches come from: seeds and their keys in, batches out.
+"""Batch sources: they take seeds and keys, and return batches.
 
     keys -> seeds -> source.make(seeds, keys) -> batches
 
-A loader knows the order of seeds, threads and how far to look ahead. A source knows graph, sampler and device.
+A loader decides on the order of seeds, the threads and the look-ahead; a source knows graph, sampler and device.
 """
 
 from __future__ import annotations
@@ -31,55 +31,55 @@ WRITTEN = (
 
 
 class BatchSource(Protocol):
-    """Turns seeds into batches. What is made depends on the seeds and the keys, and on nothing else."""
+    """Makes batches of seeds. A batch depends on its seeds and its key alone."""
 
     @property
     def num_ids(self) -> int:
-        """Seeds are ids below this number."""
+        """Seeds must lie below this number."""
         ...
 
     @property
     def may_run_ahead(self) -> bool:
-        """Whether batches may be made in the background, and batches that nobody will take. False: making is
-        collective, so all ranks make as many."""
+        """Whether batches may be made in the background, even ones that nobody will take. False if making is
+        collective, so that all ranks must make equally many."""
         ...
 
     def order(self, seeds: Tensor, seed: int, epoch: int) -> Tensor | None:
-        """In which order a pass deals the seeds, as positions in ``seeds``. None: any."""
+        """The order in which a pass deals the seeds, as positions in ``seeds``, or None for any order."""
         ...
 
     def keep_buffers(self, count: int) -> None:
-        """Say how many batches will exist at a time, so that the memory of as many is used again."""
+        """Set how many batches will exist at a time, so that as many buffers are kept for new ones."""
         ...
 
     def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Iterator[SampledData]:
         """The batches around each entry of ``seeds``.
 
-        All work is done in the call, which may be that of a background thread. Iterating only waits for a device, and
-        belongs to the thread that trains.
+        The call does all the work, and may come from a background thread. Iterating only waits for a device, and must
+        happen in the thread that trains.
         """
         ...
 
     def spare_memory(self) -> None:
-        """From here on hold no pages of mapped files, which takes longer."""
+        """From now on, keep no pages of mapped files in memory; making batches takes longer."""
         ...
 
     def close(self) -> None:
-        """Free buffers and what lies on a device. The source can be used again."""
+        """Free buffers and memory of the device. The source can be used again."""
         ...
 
 
 class GraphSource:
-    """Batches of a graph that this process has.
+    """Makes batches of a graph that this process holds.
 
     Args:
         graph: The graph to sample, in RAM or memory-mapped, or on a device with a sampler that draws there.
         sampler: Draws the neighbourhoods.
-        widen: Make float32 of float16, bfloat16 and of int8 with scales, as they are gathered.
-        num_ids: How many ids there are, for a sampler whose seeds are no nodes. Default: as many as nodes.
-        placement: Says where the graph is sampled and by whom, when the first batch is asked for; that holds until the
-            source is closed. None: the graph and the sampler as they are.
-        stream: Brings batches to a device. None: they stay where they are made.
+        widen: Convert float16, bfloat16 and int8 with scales to float32 as they are gathered.
+        num_ids: Seeds must lie below this number. Default: the number of nodes.
+        placement: Decides at the first batch where the graph is sampled and by which sampler, until the source is
+            closed. Default: the graph and the sampler as they are.
+        stream: Brings batches to a device. Default: they stay where they are made.
     """
 
     may_run_ahead = True
@@ -149,7 +149,7 @@ class GraphSource:
             self._constant = kept = sample, whole, writes_of(whole)
         elif kept[2] != writes_of(kept[1]):
             raise RuntimeError(WRITTEN)
-        return copy.copy(kept[1])  # the user may set attributes of a batch, or drop them
+        return copy.copy(kept[1])  # the user may set or delete attributes of a batch
 
     def _pool_of(self, name: str) -> Pool | None:
         if self._stream is not None:
@@ -157,6 +157,6 @@ class GraphSource:
         if not self._num_buffers:
             return None
         pool = self._pools.get(name)
-        if pool is None:  # one for each array, whose batches are all of nearly the same size
+        if pool is None:  # one pool for each array, because its buffers have nearly the same size
             pool = self._pools.setdefault(name, BufferPool(self._num_buffers))
         return pool

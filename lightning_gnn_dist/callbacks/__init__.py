@@ -1,1 +1,1 @@
-"""What a user may watch a training by."""
+"""Callbacks that watch a training, and write reports, predictions and checkpoints."""

@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 class DataFigures(Callback):
     """Logs the data module's figures after every epoch: ``data/waited_share``, ``data/waited_seconds``, ...
 
-    The strategies of this package log them anyway. Each rank waits for itself; those of rank 0 are logged.
+    The strategies of this package log them by themselves. Ranks measure separately; the figures of rank 0 are logged.
     """
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,7 +1,7 @@
 r"""How far the ranks' gradients are from the gradient of the whole graph: the kappa of the LLCG paper.
 
-The paper (arXiv:2111.08202) bounds what plain averaging leaves by how much the gradient of a part differs from
-that of the graph. This measures it, where the replicas are equal, at the averaged model:
+The paper (arXiv:2111.08202) bounds the error of plain averaging by how much the gradient of a part differs from that
+of the graph. This callback measures the difference at the averaged model, after a meeting, where replicas are equal:
 
 .. math::
     \kappa_p = \frac{\lVert g_p(\bar\theta) - \nabla\mathcal{L}_\mathrm{global}(\bar\theta) \rVert}
@@ -26,17 +26,17 @@ from lightning_gnn_dist.wire import collectives
 class DiscrepancyProbe(Callback):
     """Logs the mean and the largest :math:`\\kappa_p` over the ranks, after a meeting.
 
-    Near 0 a part's gradient is the graph's, and averaging loses nothing. Around 1 and above the ranks pull in
-    directions of their own: correct more (``drift``, ``correction_steps``), meet more often, or cut the graph so
+    Near 0, a part's gradient is the graph's, and averaging loses nothing. Around 1 and above, the ranks pull in
+    different directions: correct more (``drift``, ``correction_steps``), meet more often, or cut the graph so
     that parts look alike (``RandomPartitioner``, ``SuperNodePartitioner``).
 
-    Costs two passes over the training nodes, or ``2 * steps`` gradients, and one exchange of the size of the model
-    each time, and the memory of one batch. Logs ``round/discrepancy`` and ``round/discrepancy_worst``.
+    Each time it takes two passes over the training nodes, or ``2 * steps`` gradients, an exchange of the size of the
+    model, and the memory of one batch. It logs ``round/discrepancy`` and ``round/discrepancy_worst``.
 
     Args:
-        every_n_rounds: How often to measure.
-        steps: Batches that each of the two gradients is taken over. Default: a pass. With few of them the noise of
-            batches is measured along, and near the end of a training it is larger than any difference of parts.
+        every_n_rounds: Measure after every n-th round.
+        steps: Batches for each of the two gradients. Default: a pass. With few batches their noise is measured, too;
+            near the end of a training it is larger than any difference between parts.
     """
 
     def __init__(self, every_n_rounds: int = 1, steps: int | None = None) -> None:

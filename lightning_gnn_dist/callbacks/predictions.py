@@ -1,4 +1,4 @@
-"""What a model says of every node, in one file, written by all ranks at once."""
+"""A model's predictions for every node, written to one file by all ranks at once."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class PredictionWriter(Callback):
     """Writes the rows that ``predict_step`` returns to one ``.npy``, row ``v`` for node ``v`` of the graph.
 
         trainer = pl.Trainer(..., callbacks=[PredictionWriter("logits.npy")])
-        trainer.predict(model, data, return_predictions=False)  # or Lightning keeps all of them in RAM
+        trainer.predict(model, data, return_predictions=False)  # otherwise Lightning keeps all in RAM
 
     ``predict_step`` (by default the module's ``forward``) returns a tensor with one row for each seed of the batch,
-    logits or embeddings; rows beyond the seeds are left out. Every rank writes its share of the nodes as batches come,
-    so a rank holds one batch and nothing else. The file appears under its name when it is complete. Ranks on several
+    logits or embeddings; rows beyond the seeds are left out. Every rank writes its share of the nodes batch by batch,
+    so it holds one batch at a time. The file appears under its name when it is complete. Ranks on several
     hosts need storage that they share.
 
     Args:
         path: The file, with the suffix ``.npy``.
-        overwrite: Replace a file that is there.
+        overwrite: Replace an existing file.
     """
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
@@ -60,7 +60,7 @@ class PredictionWriter(Callback):
         self._rows.write(batch.n_id[: batch.batch_size].cpu().numpy(), rows)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """All ranks are here, each with its share written."""
+        """Publish the file. All ranks come here, after each has written its share."""
         if self._rows is not None:
             self._rows.publish()
             self._rows = None
@@ -72,7 +72,7 @@ class PredictionWriter(Callback):
         self._discard()
 
     def _discard(self) -> None:
-        """Leave no draft behind, whatever happened."""
+        """Delete a draft that was not published."""
         if self._rows is not None:
             self._rows.discard()
             self._rows = None

@@ -1,4 +1,4 @@
-"""A checkpoint at the place where all ranks stop for a SIGTERM."""
+"""A checkpoint when a SIGTERM stops all ranks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ FILE_NAME = "preempted.ckpt"
 
 
 class PreemptionCheckpoint(Callback):
-    """Writes ``preempted.ckpt`` when a SIGTERM, on any rank, has stopped all of them.
+    """Writes ``preempted.ckpt`` when a SIGTERM on any rank has stopped all ranks.
 
         trainer = pl.Trainer(..., callbacks=[PreemptionCheckpoint()])
         trainer.fit(model, data, ckpt_path="checkpoints/preempted.ckpt")  # the next time
 
-    Strategies of rounds stop at the next meeting, ``GrappaStrategy`` after the step; the run then goes on as if nothing
-    had been. Ranks that may die (``elastic``) leave alone, and need none. The process ends with exit code 0, as
-    Lightning has it; the command line makes it 143.
+    Strategies of rounds stop at the next meeting, ``GrappaStrategy`` after the step; a run that goes on from the file
+    continues as if it had not stopped. Elastic ranks leave one by one and write none. The process ends with exit code
+    0, as Lightning ends it, and with 143 under the command line.
 
     Args:
-        dirpath: Where to write. Default: where the fit's checkpoints are, or else its logs.
+        dirpath: The folder to write to. Default: that of the fit's checkpoints, otherwise that of its logs.
     """
 
     def __init__(self, dirpath: str | Path | None = None) -> None:
@@ -50,7 +50,7 @@ class PreemptionCheckpoint(Callback):
 
 
 def _stops_together(trainer: Trainer) -> bool:
-    """Whether all ranks are here: a checkpoint is written by all of them."""
+    """Whether all ranks stop together, as all of them must take part in writing a checkpoint."""
     strategy = trainer.strategy
     if getattr(strategy, "elastic", None) is not None:
         return False

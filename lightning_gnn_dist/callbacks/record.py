@@ -1,4 +1,4 @@
-"""What a run leaves behind of itself: ``report.json``, and the table that a fit ends with."""
+"""The record of a run: ``report.json``, and the table that a fit ends with."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _WAY_OUT = "Copy it again, or leave that run out."
 
 @dataclass(frozen=True)
 class RankRound:
-    """What one rank did in one round, which is an epoch where a strategy has no rounds.
+    """What one rank did in one round, or in one epoch if the strategy has no rounds.
 
     Attributes:
         round_idx: The round, from 1.
-        batches: Batches it trained on.
-        seconds: From the first batch to the end of the round, validation included.
-        validation_seconds: Of these, in validation.
-        data_seconds: Of these, spent waiting for batches and for parts.
-        meeting_seconds: Of these, spent in exchanges with the other ranks, which is mostly waiting for them. Those that
-            hide behind a backward pass are not in it.
-        bytes_sent: What left this rank. Both are ``None`` where the strategy's exchanges are not counted.
+        batches: Number of batches that it trained on.
+        seconds: Seconds from the first batch to the end of the round, validation included.
+        validation_seconds: Of these, seconds in validation.
+        data_seconds: Of these, seconds of waiting for batches and for parts.
+        meeting_seconds: Of these, seconds in exchanges with other ranks, mostly waiting for them, without exchanges
+            during a backward pass; ``None`` if the strategy's exchanges are not counted.
+        bytes_sent: Bytes that left this rank; ``None`` if the strategy's exchanges are not counted.
     """
 
     round_idx: int
@@ -44,14 +44,14 @@ class RankRound:
 
     @property
     def training_seconds(self) -> float:
-        """What is left for the training itself."""
+        """The other seconds, those of the training itself."""
         others = self.validation_seconds + self.data_seconds + (self.meeting_seconds or 0.0)
         return max(0.0, self.seconds - others)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was logged at the end of a round, ``elapsed`` seconds after training began."""
+    """The metrics that were logged at the end of a round, ``elapsed`` seconds after training began."""
 
     round_idx: int
     elapsed: float
@@ -60,13 +60,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class PartsRecord:
-    """What the ranks' parts are like, in the first super-epoch.
+    """The sizes, edges and labels of the ranks' parts in the first super-epoch.
 
     Attributes:
-        nodes: Nodes of each part.
-        edges: Edges from each part (row) to each part (column).
+        nodes: Number of nodes of each part.
+        edges: Number of edges from each part (row) to each part (column).
         classes: The labels of the training nodes.
-        labels: How many training nodes of each class a part has, parts by classes.
+        labels: Number of training nodes of each class (column) in each part (row).
     """
 
     nodes: list[int]
@@ -76,25 +76,25 @@ class PartsRecord:
 
     @property
     def cut_ratio(self) -> float:
-        """Edges between parts as a share of all."""
+        """Edges between parts as a share of all edges."""
         inside = sum(row[part] for part, row in enumerate(self.edges))
         return 1 - inside / max(1, sum(map(sum, self.edges)))
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run: who took part, what each rank did in each round, and what came of it.
+    """A run: its settings, what each rank did in each round, and the metrics.
 
     Attributes:
-        strategy: How the ranks met.
-        partitioner: How the graph was cut.
-        num_ranks: How many ranks there were.
+        strategy: The strategy, with its clock.
+        partitioner: The partitioner that cut the graph.
+        num_ranks: Number of ranks.
         finished: Whether all ranks came to the end together. If not, ``ranks`` holds rank 0 alone.
         monitor: The metric to look at first.
-        ranks: For each rank what it did, round by round.
-        rounds: What was measured.
-        parts: What the parts are like; ``None`` on one rank, and without a data module that knows.
-        coverage: For each rank the mean coverage of its training nodes at the end, if it has one.
+        ranks: The rounds of each rank.
+        rounds: The metrics of each round.
+        parts: The parts; ``None`` on one rank, or if the data module does not tell.
+        coverage: For each rank, the mean coverage of its training nodes at the end, or ``None``.
     """
 
     strategy: str
@@ -109,25 +109,25 @@ class RunRecord:
 
     @property
     def bytes_sent(self) -> list[float] | None:
-        """What all ranks had sent by the end of each round of rank 0."""
+        """Bytes that all ranks had sent by the end of each round of rank 0; ``None`` if they are not counted."""
         by_rank = [{row.round_idx: row.bytes_sent for row in rows} for rows in self.ranks]
         if not self.ranks or any(sent is None for rows in by_rank for sent in rows.values()):
             return None
         return list(accumulate(sum(rows.get(r.round_idx) or 0.0 for rows in by_rank) for r in self.ranks[0]))
 
     def of_metric(self, name: str | None) -> list[tuple[int, float, float]]:
-        """Where a metric was measured: (round, elapsed seconds, value)."""
+        """The measurements of a metric: (round, elapsed seconds, value)."""
         points = [(m.round_idx, m.elapsed, m.metrics.get(name or "")) for m in self.rounds]
         return [(round_idx, elapsed, value) for round_idx, elapsed, value in points if value is not None]
 
     def save(self, folder: Path) -> None:
-        """Write ``report.json``, which is complete at any time."""
+        """Write ``report.json``. A reader sees the old file or the new one, never half of it."""
         text = json.dumps({"version": VERSION, **_finite(asdict(self))}, allow_nan=False)
         write_whole(folder / FILE_NAME, text)
 
     @classmethod
     def load(cls, folder: Path) -> RunRecord:
-        """Read what :meth:`save` wrote into a folder."""
+        """Read the record that :meth:`save` wrote into a folder."""
         path = folder / FILE_NAME
         if not path.exists():
             near = sorted(str(found.parent) for found in folder.glob(f"*/{FILE_NAME}"))
@@ -184,7 +184,7 @@ _TITLES = ["rank", "batches", "training", "data", "meetings", "validation", "MB 
 
 
 def _built(kind: type[Record], content: Any, path: Path) -> Record:
-    """A record of what a file says, if that has all entries and no others, each of the type that it should be."""
+    """A record of a file's entries; refuse missing and unknown ones, wrong types and negative numbers."""
     known = {entry.name: entry for entry in fields(kind)}  # type: ignore[arg-type]
     needed = {name for name, entry in known.items() if entry.default is MISSING and entry.default_factory is MISSING}
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name in needed or name in content}
@@ -208,7 +208,7 @@ def _aligned(rows: list[list[str]]) -> list[str]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
+    """The value with None for NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(content) for key, content in value.items()}
     if isinstance(value, list):

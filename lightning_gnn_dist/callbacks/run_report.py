@@ -1,4 +1,4 @@
-"""Where the time goes, what is sent and what comes of it: in the progress bar, at the end of a fit, and in a file."""
+"""Reports time, bytes and metrics of a fit: in the progress bar, in a table at its end, and in a file."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _SECONDS_BETWEEN_WRITES = 10.0
 
 
 class RunReport(Callback):
-    """Says what a fit costs: while it runs in the progress bar, then in one table, and in ``report.json``.
+    """Reports what a fit costs: in the progress bar, in a table at its end, and in ``report.json``.
 
         trainer = pl.Trainer(..., callbacks=[RunReport()])
 
-    The file holds for every rank and round its batches, seconds (training, waiting for data, meetings, validation) and
-    bytes, the metrics of every round, and what the parts are like: edges between them, and their labels.
-    ``lightning-gnn-dist report`` draws it. It is written by rank 0 as the fit goes on, and with all ranks at its end.
+    For every rank and round, the file holds batches, seconds (training, waiting for data, meetings, validation) and
+    bytes sent; also the metrics of every round, the edges between parts, and the parts' labels. ``lightning-gnn-dist
+    report`` draws it. Rank 0 writes it during the fit, with its own figures, and at the end with those of all ranks.
 
     At the start rank 0 reads all edges once, to count those that are cut. The ranks exchange nothing before the end.
 
     Args:
         path: The directory of the file. Default: that of the logger; without a logger nothing is written.
-        progress_bar: What the progress bar shows of ``round``, ``MB_sent``, ``meetings_s``, ``data_s`` (seconds that
-            rank 0 stood in exchanges, and waited for batches), ``cut`` (share of the edges) and ``coverage``.
-        monitor: The metric of the table. Default: that of the fit's checkpoints or early stopping, or else the first
-            whose name has "acc" in it, or the first.
+        progress_bar: The figures in the progress bar, out of ``round``, ``MB_sent``, ``meetings_s`` and ``data_s``
+            (seconds that rank 0 spent in exchanges and waited for data), ``cut`` (share of the edges), ``coverage``.
+        monitor: The metric of the table. Default: that of the fit's checkpoints or early stopping, otherwise the first
+            whose name contains "acc", otherwise the first.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RunReport(Callback):
         self.path = None if path is None else check_folder("path", path)
         self.progress_bar = tuple(progress_bar)
         self.monitor = monitor
-        self.record: RunRecord | None = None  # of the last fit, on rank 0
+        self.record: RunRecord | None = None  # the record of the last fit, on rank 0
         self._begin()
 
     def _begin(self) -> None:
@@ -78,7 +78,7 @@ class RunReport(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            self._begin()  # before the replicas are made equal, which is sent too
+            self._begin()  # before the replicas are made equal, whose bytes count, too
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
@@ -106,10 +106,10 @@ class RunReport(Callback):
             self._validation_seconds += time.monotonic() - self._validation_start
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # All ranks ask for the metrics, for they are reduced over the ranks when they are asked for.
+        # All ranks ask for the metrics, because asking reduces them over the ranks.
         metrics = trainer.callback_metrics
         known = {name: float(value) for name, value in metrics.items() if "/" not in name and name not in FIGURES}
-        # Without a validation in this round its metrics would be those of an earlier one.
+        # Without a validation in this round, the metrics would be those of an earlier round.
         self._end_round(trainer, known if self._validated or not self._validates else {})
         if time.monotonic() - self._last_write > _SECONDS_BETWEEN_WRITES:
             self._write(trainer, [(self._rows, _coverage(trainer))], finished=False)
@@ -121,7 +121,7 @@ class RunReport(Callback):
         if isinstance(exception, SIGTERMException) and _is_counted(trainer):
             if self._batches:
                 self._end_round(trainer, {})
-            self._finish(trainer)  # the ranks have agreed on it, so all are here
+            self._finish(trainer)  # the ranks have agreed to stop, so all come here
         elif self._rows:
             self._write(trainer, [(self._rows, _coverage(trainer))], finished=False)
 
@@ -130,7 +130,7 @@ class RunReport(Callback):
     def _log(self, trainer: Trainer, module: LightningModule) -> None:
         of_data = getattr(trainer.datamodule, "figures", {})  # type: ignore[attr-defined]
         figures = {} if self._parts is None else {"partition/cut_ratio": self._parts.cut_ratio}
-        if not _is_counted(trainer):  # else the strategy has logged them
+        if not _is_counted(trainer):  # otherwise the strategy has logged them
             figures |= of_data
         bar = {
             "round": float(_round_of(trainer)),
@@ -141,7 +141,7 @@ class RunReport(Callback):
             "coverage": of_data.get("data/coverage"),
         }
         shown = {name: value for name in self.progress_bar if (value := bar[name]) is not None}
-        # With both flags Lightning neither sends nor complains.
+        # With both of these flags, Lightning neither exchanges nor warns.
         flags: dict[str, Any] = {"sync_dist": True, "rank_zero_only": True, "on_step": False, "on_epoch": True}
         module.log_dict(figures, batch_size=1, **flags)
         module.log_dict(shown, prog_bar=True, logger=False, batch_size=1, **flags)
@@ -202,7 +202,7 @@ class RunReport(Callback):
 
 
 def _is_counted(trainer: Trainer) -> bool:
-    """Whether the ledger sees all that the strategy sends."""
+    """Whether ``collectives.traffic`` counts all that the strategy sends."""
     return isinstance(trainer.strategy, RoundStrategy | GrappaStrategy) or trainer.world_size == 1
 
 
@@ -244,7 +244,7 @@ def _name_of_partitioner(trainer: Trainer) -> str:
 
 
 def _folder_of_logger(trainer: Trainer) -> Path | None:
-    """Where the first logger keeps its files."""
+    """The folder of the first logger, or None."""
     if not trainer.loggers:
         return None
     logger: Any = trainer.loggers[0]

@@ -1,1 +1,1 @@
-"""The command ``lightning-gnn-dist``, a module for each of its commands."""
+"""The command ``lightning-gnn-dist``, with a module for each of its subcommands."""

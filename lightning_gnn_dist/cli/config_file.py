@@ -1,4 +1,4 @@
-"""A configuration before anybody builds it: a file of YAML that is small, plain and what it is taken for.
+"""Checks configurations in YAML before they are built: a file must be small and plain, with the right sections.
 
 An alias counts each time it is used: a few lines may stand for more values than fit into memory, and the parser of
 options copies all of them.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]  # stubs are a package of their own
+import yaml  # type: ignore[import-untyped]  # its stubs are another package
 
 from lightning_gnn_dist.checks import check_file, shown
 
@@ -28,7 +28,7 @@ _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in _KINDS}
 
 
 def check_files(arguments: Sequence[str]) -> None:
-    """Refuse configurations on a command line that cannot be meant."""
+    """Refuse configuration files on a command line that are too large, damaged or not plain."""
     for option, value in _values(arguments):
         if option in ("--config", "-c"):
             _check_sections(Path(value), _root(check_file("--config", value)))
@@ -37,7 +37,7 @@ def check_files(arguments: Sequence[str]) -> None:
 
 
 def _values(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each option with what follows it."""
+    """Yield each option with its value, or the argument that follows it."""
     for option, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, value = option.partition("=")
         if name.startswith("-") and (equals or following):
@@ -45,7 +45,7 @@ def _values(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _root(path: Path) -> yaml.Node | None:
-    """The tree of a file, of which no value is built yet; None if it is empty."""
+    """The tree of a file, without building its values; None if the file is empty."""
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"{path} has {path.stat().st_size:,} bytes, and a configuration at most {MAX_BYTES:,}.")
     try:
@@ -76,7 +76,7 @@ def _check_depth(path: Path, text: str) -> None:
 
 
 def _count(path: Path, node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values a node stands for, with all that its aliases stand for; -1 while it is being counted."""
+    """How many values a node stands for, aliases included. ``known`` holds -1 for a node that is being counted."""
     if id(node) in known:
         if known[id(node)] < 0:
             raise ValueError(f"{_place(path, node)} holds itself by an alias: write out what is meant.")
@@ -133,6 +133,6 @@ def _line(error: yaml.YAMLError) -> str:
 
 
 def _problem(error: yaml.YAMLError) -> str:
-    """What the parser of YAML says, on one line and without its excerpt of the file."""
+    """The YAML parser's message, on one line and without its excerpt of the file."""
     words = [getattr(error, name, None) for name in ("context", "problem", "reason")]
     return " ".join(" ".join(word for word in words if word).split()).rstrip(".") or type(error).__name__

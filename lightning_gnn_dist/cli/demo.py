@@ -1,4 +1,4 @@
-"""``lightning-gnn-dist demo``: the main job in small, with its report."""
+"""``lightning-gnn-dist demo``: train on a small built-in graph, and report on it."""
 
 from __future__ import annotations
 

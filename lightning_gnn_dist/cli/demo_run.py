@@ -1,4 +1,4 @@
-"""The main job in small: cut a graph in two, train on two processes, judge exactly, compare with one process."""
+"""The demo: cut a graph, train on a few processes, test on the whole graph, compare with one process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lightning_gnn_dist.wire import collectives
 
 
 class SAGE(pl.LightningModule):
-    """An ordinary module: it knows nothing of ranks. One convolution per block of the batch."""
+    """An ordinary module that knows nothing of ranks, with one convolution per block of the batch."""
 
     def __init__(self, num_features: int, num_classes: int, hidden: int = 64, lr: float = 0.01) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class SAGE(pl.LightningModule):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line of the table at the end."""
+    """A line of the table at the end: a method, its test accuracy, and its cost."""
 
     method: str
     accuracy: float
@@ -67,15 +67,15 @@ class Outcome:
 
 
 def run_demo(graph: Graph, *, ranks: int, rounds: int, steps: int, seed: int = 0) -> list[Outcome] | None:
-    """Train on the whole graph in one process, then on parts of two kinds. Returns nothing on other ranks.
+    """Train on the whole graph in one process, then on parts of two kinds. Returns None on ranks other than 0.
 
-    Every method takes the same number of local steps on each rank; the lone process takes as many alone.
+    Every method takes the same number of local steps on each rank, and the single process as many as one rank.
     """
     for advice in ("You passed in a `val_dataloader`", ".*isinstance.treespec, LeafSpec.. is deprecated"):
         warnings.filterwarnings("ignore", advice)
-    torch.set_num_threads(1)  # the same for all methods; batches of a sampled graph are small
+    torch.set_num_threads(1)  # the same for all methods; batches are small
     outcomes = []
-    if LightningEnvironment().local_rank() == 0:  # first, because a process that has joined a group stays in it
+    if LightningEnvironment().local_rank() == 0:  # first, because a process that has joined a group cannot leave it
         alone = SingleDeviceStrategy(torch.device("cpu"))
         outcomes.append(_train("one process, whole graph", graph, None, alone, 1, rounds * steps, seed))
     clock = EverySteps(steps)
@@ -103,7 +103,7 @@ def _train(
     pl.seed_everything(seed, verbose=False)
     sampler = NeighborSampler([10, 10])
     data = PartitionedDataModule(graph, partitioner=partitioner, sampler=sampler, batch_size=256, seed=seed)
-    timer = Timer(interval="epoch")  # of the training alone: starting processes takes longer
+    timer = Timer(interval="epoch")  # times the training alone: starting processes takes longer
     model = SAGE(graph.node_arrays["x"].shape[1], int(graph.node_arrays["y"].max()) + 1)
     trainer = pl.Trainer(
         max_epochs=epochs if ranks > 1 else -1,
@@ -125,7 +125,7 @@ def _train(
 
 
 def as_table(outcomes: list[Outcome]) -> str:
-    """The outcomes, a line each."""
+    """The outcomes as a table, a line each."""
     width = max(len(outcome.method) for outcome in outcomes)
     lines = [f"{'method':{width}}  test accuracy   bytes sent   seconds"]
     lines += [

@@ -1,4 +1,4 @@
-"""``lightning-gnn-dist divide``: a shard of a saved graph for every rank, for hosts of which none has all."""
+"""``lightning-gnn-dist divide``: divide a saved graph into shards, so that no host needs all of it."""
 
 from __future__ import annotations
 

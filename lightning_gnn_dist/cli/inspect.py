@@ -1,4 +1,4 @@
-"""``lightning-gnn-dist inspect``: what a saved graph is like, what cutting it does, and what follows."""
+"""``lightning-gnn-dist inspect``: report on a saved graph and its partitions, and advise."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _check(path: Path) -> None:
-    """Read all files of a saved graph, or of all shares that are here."""
+    """Read all files of a saved graph, or of all shards that are on this host."""
     bounds = Bounds.read(path) if (path / INDEX).exists() else None
     shares = [path / shard_name(index) for index in range(bounds.num_shards)] if bounds else []
     there = [index for index, folder in enumerate(shares) if folder.is_dir()]

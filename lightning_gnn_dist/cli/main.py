@@ -1,4 +1,4 @@
-"""The command ``lightning-gnn-dist``: which of its commands is meant."""
+"""The command ``lightning-gnn-dist``: run the subcommand that is named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_gnn_dist.cli import demo, divide, elastic, inspect, prepare, repo
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of the console script."""
+    """Run the console script."""
     command = (sys.argv[1:] if arguments is None else arguments)[:1]
     if command and command[0] in train.COMMANDS:
         train.run(arguments)

@@ -1,7 +1,6 @@
-"""The nearest right name for one that a configuration spells wrong.
+"""Suggests the right name for one that a configuration misspells.
 
-jsonargparse says which name it does not know; what it might have been is found here, among the names that are
-known where the wrong one stands.
+jsonargparse says which name it does not know. The nearest one is found here, among the names that are valid there.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ MAX_LISTED = 30
 
 
 def hint(message: str, names: Collection[str]) -> str | None:
-    """A sentence that names the way out of jsonargparse's complaint, if there is one to name.
+    """A sentence that says how to repair what jsonargparse complains about, or None.
 
     Args:
-        message: What jsonargparse complains of.
-        names: All names that the parser knows, with dots between a group and its own.
+        message: The message of jsonargparse.
+        names: All names that the parser knows, with a dot between a group and a name in it.
     """
     for path, name in OF_CLASS.findall(message):
-        with suppress(ImportError, AttributeError, ValueError):  # a class that cannot be looked into
+        with suppress(ImportError, AttributeError, ValueError):  # a class that cannot be imported or inspected
             if advice := _of_class(path, name):
                 return advice
     if found := OF_MODULE.search(message):
@@ -55,18 +54,18 @@ def hint(message: str, names: Collection[str]) -> str | None:
 
 
 def _of_class(path: str, name: str) -> str | None:
-    """None of a class without parameters, such as a base that was tried in place of the one that is meant."""
+    """The advice on a wrong argument of a class; None if it takes none, like a base tried in its place."""
     module, _, attribute = path.rpartition(".")
     known = _parameters(getattr(import_module(module), attribute))
     return _suggest(name, known, f"{attribute} takes") if known else None
 
 
 def _of_parser(name: str, names: Collection[str]) -> str | None:
-    """Descend as far as the name is right, and compare what comes next."""
+    """The advice on a wrong name of the parser: the first wrong segment is compared with what is known there."""
     prefix = ""
     for segment in name.split("."):
         here = {known.removeprefix(prefix).split(".")[0] for known in names if known.startswith(prefix)}
-        if not here:  # of a parser within the parser, tried for something else
+        if not here:  # an inner parser, which was tried for something else
             return None
         if segment not in here:
             return _suggest(segment, here, f"{prefix.rstrip('.') or 'a configuration'} takes")
@@ -75,7 +74,7 @@ def _of_parser(name: str, names: Collection[str]) -> str | None:
 
 
 def _parameters(function: object) -> list[str]:
-    """What a class or function is called with; a class with ``**kwargs`` takes its bases' too."""
+    """The names of the arguments of a class or function; a class with ``**kwargs`` takes its bases', too."""
     levels = function.__mro__ if isinstance(function, type) else (function,)
     found: dict[str, None] = {}
     for level in levels:
@@ -87,7 +86,7 @@ def _parameters(function: object) -> list[str]:
 
 
 def _without_module(name: str) -> str | None:
-    """Of one of this package's classes, whose name alone is not enough."""
+    """The advice on a class of this package that was named without its module, or None."""
     public = [other for other in vars(import_module(PACKAGE)) if other[0].isupper()]
     near = get_close_matches(name, public, n=1, cutoff=0.8)
     return f"A class is named with its module. Did you mean '{PACKAGE}.{near[0]}'?" if near else None

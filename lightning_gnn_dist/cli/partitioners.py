@@ -17,7 +17,7 @@ NAMES = ("metis", "supernodes", "random", "streaming")
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    """Declare what settings they have."""
+    """Declare the options of all partitioners."""
     command.add_argument("--balance", choices=("nodes", "train"), default="nodes", help="what METIS evens out")
     command.add_argument(
         "--supernodes", type=positive, metavar="N", help=f"clusters (default: {SUPERNODES_PER_PART} for each part)"
@@ -26,7 +26,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def partitioner_of(name: str, options: argparse.Namespace, graph: Graph) -> Partitioner:
-    """The one of that name, with the settings that were given."""
+    """The partitioner of that name, with the settings on the command line."""
     if name == "metis":
         return MetisPartitioner(balance=options.balance)
     if name == "supernodes":

@@ -1,4 +1,4 @@
-"""``lightning-gnn-dist prepare``: from the files that graphs come in to a saved graph."""
+"""``lightning-gnn-dist prepare``: turn the files of a graph into a saved graph."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _say(lines: Iterable[str]) -> None:
 
 @contextmanager
 def _step(name: str) -> Iterator[Callable[[float], None]]:
-    """Say what is being done, how far it has come where that is known, and how long it took."""
+    """Print the name of a step, the share of it that is done if known, and how long it took."""
     start, is_shown = time.perf_counter(), sys.stderr.isatty()
 
     def progress(share: float) -> None:
@@ -179,7 +179,7 @@ def _step(name: str) -> Iterator[Callable[[float], None]]:
 
 @contextmanager
 def _stages() -> Iterator[Callable[[str, float], None]]:
-    """The same for work that names its own steps."""
+    """The same as :func:`_step`, for work that names its own steps."""
     with ExitStack() as steps:
         shown: dict[str, Callable[[float], None]] = {}
 
@@ -203,6 +203,6 @@ def _summary(prepared: Prepared, options: argparse.Namespace) -> None:
 
 
 def _may_be_undirected(graph: Graph, raw: RawGraph) -> bool:
-    """Whether every node sends as many edges as it receives, as it does where all edges go both ways."""
+    """Whether every node sends as many edges as it receives, as in an undirected graph."""
     sent = torch.bincount(raw.edge_index[0].to(torch.int64), minlength=graph.num_nodes)
     return torch.equal(sent, graph.degrees())

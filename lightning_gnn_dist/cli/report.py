@@ -1,4 +1,4 @@
-"""``lightning-gnn-dist report``: a page about runs, from what RunReport left in their directories."""
+"""``lightning-gnn-dist report``: draw a page about runs, from the files of RunReport in their directories."""
 
 from __future__ import annotations
 

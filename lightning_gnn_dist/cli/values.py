@@ -1,4 +1,4 @@
-"""What options on the command line may hold."""
+"""Types of the options on the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def count(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """A time, longer than nothing."""
+    """A positive number of seconds."""
     value = float(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number of seconds, more than 0, got {text:.40}")
@@ -34,7 +34,7 @@ def seconds(text: str) -> float:
 
 
 def gigabytes(text: str) -> int:
-    """A number of GB, in bytes."""
+    """A number of gigabytes, returned in bytes."""
     value = float(text) * 1e9
     if not 1 <= value < 2**63:
         raise argparse.ArgumentTypeError(f"must be more than 0 and finite, got {text:.40}")
@@ -42,7 +42,7 @@ def gigabytes(text: str) -> int:
 
 
 def in_bytes(count: float) -> str:
-    """A number of bytes as people say it."""
+    """A number of bytes in a fitting unit, such as ``1.5 GB``."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if abs(count) < 1000:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

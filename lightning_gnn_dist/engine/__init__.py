@@ -1,1 +1,1 @@
-"""Loops that draw neighbourhoods: compiled kernels, and their twins in torch operators."""
+"""The loops that draw neighbourhoods: compiled kernels, and torch operators that draw the same."""

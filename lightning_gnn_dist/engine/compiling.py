@@ -13,7 +13,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def digest_of(folder: Path) -> str:
-    """A short name for all that the sources in a folder say."""
+    """A hash of all sources in a folder, 16 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted(folder.glob("*.py")):
         digest.update(file.read_bytes())
@@ -24,19 +24,19 @@ _SOURCES = digest_of(Path(__file__).parent)
 
 
 def compiled(function: Function) -> Function:
-    """A kernel: without the interpreter's lock, and kept on disk until a source in this folder changes.
+    """Compile a kernel: it runs without the interpreter's lock, and is kept on disk until a source here changes.
 
-    numba itself looks at the kernel's own file alone, and a kernel holds its parts, also those of other files.
+    numba itself watches the kernel's own file alone, but a kernel contains its parts, also those of other files.
     """
-    function.__qualname__ += f"_{_SOURCES}"  # which it is kept under
+    function.__qualname__ += f"_{_SOURCES}"  # numba keeps it on disk under this name
     return cast(Function, njit(cache=True, nogil=True)(function))
 
 
 def part(function: Function) -> Function:
-    """A part of a kernel, which Python never calls itself."""
+    """Compile a part of a kernel, which Python never calls itself."""
     return cast(Function, njit(nogil=True)(function))
 
 
 def inlined(function: Function) -> Function:
-    """A small function inside a kernel: compiled into its caller, never on its own."""
+    """Compile a small function into each kernel that calls it."""
     return cast(Function, njit(inline="always")(function))

@@ -1,4 +1,4 @@
-"""One batch, hop by hop: a kernel runs in its thread's scratch, and the batch is copied out of it."""
+"""Sample one batch: a kernel works in the scratch of its thread, and the batch is copied out of it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample, refu
 from lightning_gnn_dist.engine.scratch import Scratch, scratch_of_thread
 from lightning_gnn_dist.graph.graph import Graph
 
-# (indptr, indices, seeds, keys, work, table, num_nodes, num_edges) -> entries of the work that it needs
+# (indptr, indices, seeds, keys, work, table, num_nodes, num_edges) -> entries of ``work`` that it needs, or an error
 Kernel = Callable[..., Any]
 
 
 def hop_keys(batch_key: BatchKey, num_hops: int) -> Array:
-    """The key of each hop of a batch."""
+    """The key of each hop of a batch, uint64, shape (num_hops,)."""
     return np.array([key(*batch_key, hop) for hop in range(num_hops)], np.uint64)
 
 
@@ -34,16 +34,16 @@ def sample_hops(
     weighs: bool = False,
     with_ids: bool | None = None,
 ) -> Sample:
-    """Run ``kernel`` until it has room enough.
+    """Sample one batch by ``kernel``, which runs again with more memory if it had too little.
 
     Args:
         graph: The graph to sample.
         seeds: The batch's first nodes, as ``check_bulk`` returns them.
-        keys: The key of each hop.
-        kernel: Samples one batch into the work it is given.
-        tables: How many tables it opens.
-        weighs: Whether it gives edges a weight.
-        with_ids: Whether the batch says which edges it has. Default: if the graph has arrays of edges.
+        keys: The key of each hop, as ``hop_keys`` returns them.
+        kernel: Samples one batch into the ``Work`` that it is given.
+        tables: How often the kernel opens its table.
+        weighs: Whether the kernel gives edges a weight.
+        with_ids: Whether the sample has ``edge_ids``. Default: if the graph has edge arrays.
     """
     scratch = scratch_of_thread(graph.indices.numpy().dtype)
     reserve(scratch, seeds.numel())
@@ -64,7 +64,7 @@ def sample_hops(
 
 
 def graph_is_damaged(graph: Graph) -> Exception:
-    """What a kernel met that cannot be: found anew, to say where."""
+    """The error for a kernel that met an edge out of the graph; all edges are checked again, to say which."""
     try:
         graph.check_edges()
     except ValueError as error:
@@ -74,7 +74,7 @@ def graph_is_damaged(graph: Graph) -> Exception:
 
 
 def _copied(work: Work, num_nodes: list[int], num_edges: list[int], *, with_ids: bool, weighs: bool) -> Sample:
-    """The batch in arrays of its own: the scratch belongs to the next one."""
+    """The batch in arrays of its own, as the next one overwrites the scratch."""
     rows, edges = sum(num_nodes[:-1]), sum(num_edges)
     return Sample(
         nodes=torch.from_numpy(work.nodes[: sum(num_nodes)].astype(np.int64)),
@@ -88,7 +88,7 @@ def _copied(work: Work, num_nodes: list[int], num_edges: list[int], *, with_ids:
 
 
 def reserve(scratch: Scratch, entries: int) -> None:
-    """Make sure of room for so many seeds and edges."""
+    """Give the scratch room for ``entries`` seeds and edges, and refuse more than ``MAX_ENTRIES``."""
     if entries > MAX_ENTRIES:
         raise ValueError(
             f"A batch may have {MAX_ENTRIES} edges, but this one needs at least {entries}. "

@@ -1,4 +1,4 @@
-"""Machine instructions that Python has no word for: prefetch a cache line, copy bytes, widen a float16."""
+"""Machine instructions that numba does not offer: prefetch a cache line, copy bytes, widen a float16."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from numba.extending import intrinsic
 _FLAG, _INT, _SIZE = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 _ADDRESS = ir.IntType(8).as_pointer()
 
-# x86 since 2012, all of 64-bit ARM. Elsewhere the compiler would call a function that nobody has.
+# True on x86 since 2012 and on 64-bit ARM. Elsewhere the compiler would call a function that does not exist.
 WIDENS_HALVES = platform.machine() in ("arm64", "aarch64") or binding.get_host_cpu_features().get("f16c", False)
 
 
 def _prefetch(_: Any, array: Any, index: Any) -> Any:
-    """Ask for ``array[index]`` to be brought into the cache. Any index will do, also one out of bounds."""
+    """Ask for ``array[index]`` to be brought into the cache. The index may be out of bounds."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         arguments = [_ADDRESS, _INT, _INT, _INT]
@@ -48,7 +48,7 @@ def _copy_bytes(_: Any, target: Any, target_start: Any, source: Any, source_star
 
 
 def _widened_half(_: Any, bits: Any) -> Any:
-    """The number that ``bits`` are as a float16. Only where ``WIDENS_HALVES``."""
+    """The float32 of a float16 that is given by its ``bits``. Only where ``WIDENS_HALVES``."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())

@@ -1,12 +1,12 @@
 """The compiled loops of sampling: fused draw, gather and deduplication.
 
-One hop reads three places at random: a row's start in ``indptr``, its neighbours in ``indices``, and the
-table that says where in the batch a node already stands. None of them fits a cache, so the loops walk the
-frontier in blocks of ``BLOCK`` rows, and every place is prefetched one block before it is read.
+One hop reads three arrays at random: a row's start in ``indptr``, its neighbours in ``indices``, and the table of
+the nodes that are already in the batch. None of them fits a cache, so the loops walk the frontier in blocks of
+``BLOCK`` rows, and every place is prefetched one block before it is read.
 
 Kernels check what they read from the graph, row by row and sender by sender: an array, or a file under its map, may be
 changed after the graph was checked, and a loop that follows a wrong number ends the process. That takes 0 to 2% of a
-batch's time. All else their Python callers check. They hold no lock, and threads share none of their arrays.
+batch's time. Their Python callers check all else. Kernels hold no lock, and threads share none of their arrays.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from lightning_gnn_dist.engine.rng import below, draw, unit
 
 Array = npt.NDArray[Any]
 
-BLOCK = 64  # frontier rows a stage: measured flat between 32 and 128
+BLOCK = 64  # frontier rows per stage: 32 to 128 take the same time
 ROWS_AHEAD = 48  # reads of indptr in flight
 LINE = 64  # bytes of a cache line
-REPEATED_SEED = -1
-DAMAGED = -2  # a row or a sender that the graph cannot have
-LEAST_WEIGHT = 1e-290  # stands for 0: such edges come when no others are left
+REPEATED_SEED = -1  # a kernel returns this if a seed was given twice
+DAMAGED = -2  # and this if a row or a sender lies outside the graph
+LEAST_WEIGHT = 1e-290  # replaces 0, so such edges are drawn when no others are left
 
 # numba compiles a function once more for every literal that it is given.
 ZERO: Any = np.int64(0)
 ALL: Any = np.int64(-1)  # neighbours of a node
-_U = np.uint64  # indices of this type spare the test for negative ones
+_U = np.uint64  # with indices of this type, numba leaves out the test for negative ones
 _HASH = _U(0x9E3779B97F4A7C15)
 
 
 class Table(NamedTuple):
-    """Where nodes stand in the batch: open addressing, or a slot for every node.
+    """The position of each node in the batch: a hash table with open addressing, or a slot for every node.
 
     Attributes:
         entries: ``epoch`` plus the position of the node in the batch, uint32.
-        shift: 64 less the bits of a slot, or 0 when the slot is the node.
+        shift: 64 minus the bits of a slot's number, or 0 when the slot of a node is its id.
         epoch: Entries below this number are of earlier batches: the slot is free.
     """
 
@@ -55,12 +55,12 @@ class Work(NamedTuple):
 
     Attributes:
         nodes: The batch's nodes in the order in which they were found.
-        starts: Where each expanded node's edges start in the next two, int64.
+        starts: Where each expanded node's edges start in ``positions`` and ``columns``, int64.
         positions: Each edge's position in the graph's ``indices``, int64.
-        columns: Each edge's source, at first as a node, in the end as a position in ``nodes``.
+        columns: Each edge's sender, at first its id, in the end its position in ``nodes``.
         first: Where the row of each frontier node starts in the graph's ``indices``, int64.
         degree: The length of that row, int64.
-        weights: Each edge's weight, float32, from kernels that give edges one.
+        weights: Each edge's weight, float32, if the kernel gives edges weights.
     """
 
     nodes: Array
@@ -76,7 +76,7 @@ class Rule(NamedTuple):
     """How a row's edges are drawn.
 
     Attributes:
-        weights: A weight for each edge of the graph, or empty: all edges are equally likely.
+        weights: A weight for each edge of the graph, float32; empty if all edges are equally likely.
         replace: Whether an edge may be drawn more than once.
     """
 
@@ -100,7 +100,7 @@ def sample(
     """Sample one batch into ``work``; return how many seeds and edges it has.
 
     If ``work`` has room for fewer, the batch is not complete: the caller makes room and starts again.
-    ``REPEATED_SEED`` says that a seed was given twice, ``DAMAGED`` that the graph points out of itself.
+    Or return ``REPEATED_SEED`` or ``DAMAGED``.
 
     Args:
         indptr: The graph's row starts, int64.
@@ -108,9 +108,9 @@ def sample(
         seeds: The batch's first nodes, int64; ``work`` has room for them.
         fanouts: Neighbours to draw per hop, int64; -1 takes all.
         keys: The key of each hop, uint64.
-        rule: How they are drawn.
+        rule: How neighbours are drawn.
         work: Receives the batch.
-        table: Without valid entries.
+        table: A table without valid entries.
         num_nodes: Receives the new nodes per hop, the seeds first.
         num_edges: Receives the edges per hop.
     """
@@ -144,7 +144,7 @@ def place_seeds(seeds: Array, work: Work, table: Table) -> Any:
 
 @part
 def open_rows(indptr: Array, num_edges: int, begin: int, end: int, fanout: int, replace: bool, work: Work) -> Any:
-    """Find the frontier's rows and where their edges will stand; return how many edges that makes, or ``DAMAGED``."""
+    """Find the frontier's rows and where their edges go; return the batch's edges including these, or ``DAMAGED``."""
     total, is_damaged = work.starts[_U(begin)], False
     for i in range(begin, end):
         prefetch(indptr, work.nodes[_U(min(i + ROWS_AHEAD, end - 1))])
@@ -163,7 +163,7 @@ def open_rows(indptr: Array, num_edges: int, begin: int, end: int, fanout: int, 
 
 @inlined
 def is_no_row(first: int, last: int, num_edges: int) -> bool:
-    """Whether a row cannot be: one that ends before it begins, or reaches out of the edges."""
+    """Whether a row cannot be one: it ends before it begins, or lies outside the edges."""
     return (first < 0) | (last < first) | (last > num_edges)
 
 
@@ -177,7 +177,7 @@ def is_whole(degree: int, fanout: int, replace: bool) -> bool:
 def expand(
     indices: Array, nodes: int, begin: int, end: int, fanout: int, key: np.uint64, rule: Rule, work: Work, table: Table
 ) -> Any:
-    """One hop in three stages, each a block of rows behind the last; return the number of nodes, or ``DAMAGED``."""
+    """One hop in three stages, each a block behind the one before; return the batch's nodes so far, or ``DAMAGED``."""
     found = end
     heights = np.empty(_longest(fanout, end - begin, work) if len(rule.weights) else 0)
     blocks = (end - begin + BLOCK - 1) // BLOCK
@@ -267,8 +267,8 @@ def _draw_distinct(
 ) -> None:
     """Floyd's algorithm (Bentley and Floyd, CACM 1987): ``fanout`` of ``degree`` edges, none twice.
 
-    It reads nothing of the row. Looking for a repetition takes time quadratic in ``fanout``, which is cheaper
-    than a set up to some hundred neighbours: the comparisons run side by side.
+    It reads none of the edges. Looking for repetitions takes time quadratic in ``fanout``, but up to some hundred
+    neighbours that is cheaper than a set, because the comparisons run side by side.
     """
     for i in range(fanout):
         last = degree - fanout + i
@@ -285,7 +285,7 @@ def _draw_distinct(
 def _draw_any(
     indices: Array, first: int, degree: int, fanout: int, key: np.uint64, node: int, positions: Array, out: int
 ) -> None:
-    """``fanout`` times any of ``degree`` edges."""
+    """Draw ``fanout`` of ``degree`` edges with replacement."""
     for i in range(fanout):
         chosen = first + below(draw(key, node, i), degree)
         positions[_U(out + i)] = chosen
@@ -304,7 +304,7 @@ def _draw_first(
     positions: Array,
     out: int,
 ) -> None:
-    """By weight, none twice: the first to arrive at rates ``weights`` (Efraimidis and Spirakis, IPL 2006)."""
+    """Draw by weight without replacement: the first to arrive at rates ``weights`` (Efraimidis, Spirakis, IPL 2006)."""
     for i in range(fanout):
         arrivals[_U(i)] = np.inf
     last = _U(fanout - 1)
@@ -336,7 +336,7 @@ def _draw_high(
     positions: Array,
     out: int,
 ) -> None:
-    """By weight, ``fanout`` times any: where a random height falls among the sums of ``weights``."""
+    """Draw by weight with replacement: find random numbers in the running sum of ``weights``."""
     total = 0.0
     for edge in range(degree):
         total += max(np.float64(weights[_U(first + edge)]), LEAST_WEIGHT)
@@ -354,12 +354,12 @@ def _draw_high(
 
 @part
 def _read(indices: Array, num_nodes: int, low: int, high: int, work: Work, table: Table) -> Any:
-    """Fetch the sources of the edges ``low`` to ``high``; return whether all are nodes."""
+    """Fetch the senders of the edges ``low`` to ``high``; return whether all are nodes of the graph."""
     is_damaged: Any = False
     for edge in range(low, high):
         source = indices[_U(work.positions[_U(edge)])]
         work.columns[_U(edge)] = source
-        is_damaged |= _U(source) >= _U(num_nodes)  # negative ones are large without a sign
+        is_damaged |= _U(source) >= _U(num_nodes)  # read as unsigned, a negative id is large
         prefetch(table.entries, slot_of(_U(source), table.shift))
     return not is_damaged
 
@@ -371,18 +371,19 @@ def slot_of(node: np.uint64, shift: int) -> np.uint64:
 
 @part
 def place(low: int, high: int, work: Work, table: Table, found: Any) -> Any:
-    """Turn the sources of the edges ``low`` to ``high`` into positions in ``nodes``, appending the new ones.
+    """Turn the senders of the edges ``low`` to ``high`` into positions in ``nodes``; append new nodes, and return
+    the number of nodes.
 
-    Whether a node is new is a toss that no processor predicts, so the common path has no branch: an old
-    entry is written again, and an append that should not be is undone by not counting it.
+    No processor can predict whether a node is new, so the common path has no branch: a known node's entry is written
+    again, and its append is undone by not counting it.
     """
     epoch, mask = _U(table.epoch), _U(len(table.entries) - 1)
     for edge in range(low, high):
         node = _U(work.columns[_U(edge)])
         slot = slot_of(node, table.shift)
         at = _U(table.entries[slot]) - epoch
-        is_new = at >> _U(63)  # the difference wrapped: the entry is below the epoch
-        if table.shift:  # else nobody but the node itself uses its slot
+        is_new = at >> _U(63)  # the difference wrapped, as the entry is below the epoch
+        if table.shift:  # otherwise only the node itself uses its slot
             while (is_new - _U(1)) & (_U(work.nodes[at & (is_new - _U(1))]) ^ node):
                 slot = (slot + _U(1)) & mask
                 at = _U(table.entries[slot]) - epoch

@@ -1,7 +1,4 @@
-"""The compiled loops of layer-wise sampling: all edges of a frontier, of which those to the drawn nodes stay.
-
-Touch this file after a change in kernels.py: numba keeps compiled kernels until their own file changes.
-"""
+"""The compiled loops of layer-wise sampling: read all edges of a frontier, and keep those from nodes that are drawn."""
 
 from __future__ import annotations
 
@@ -31,14 +28,14 @@ _U = np.uint64
 
 
 class Layers(NamedTuple):
-    """What layer-wise samplers differ in.
+    """What distinguishes one layer-wise sampler from another. A is the weighted adjacency matrix, a row per receiver.
 
     Attributes:
         sizes: Nodes to draw per hop, on average, int64.
-        values: The matrix A, float32 in the order of the graph's edges; empty: 1 / in-degree of the receiver.
-        importance: How likely nodes are, float64, up to ``scales``; empty: their column norms in Q A.
-        scales: Per hop what makes ``min(1, scale * importance)`` the probability of a node, float64.
-        normalize: Scale the weights of each row to the sum that the row has in A.
+        values: The entries of A, float32 in the order of the graph's edges; empty for 1 / in-degree of the receiver.
+        importance: The importance of each node, float64; empty for its squared column norm in the frontier's rows.
+        scales: A factor for each hop, float64: a node's probability is ``min(1, scale * importance)``.
+        normalize: Whether to scale the weights of each row to the sum that the row has in A.
     """
 
     sizes: Array
@@ -63,7 +60,7 @@ def sample_layers(
 ) -> Any:
     """Sample one batch into ``work``, as :func:`kernels.sample` does; ``rule`` goes unused, as all edges are read.
 
-    The table is opened once a hop: it remembers the nodes that were not drawn.
+    The table is opened anew for each hop, because it also holds nodes that were met but not drawn.
     """
     begin, end = ZERO, place_seeds(seeds, work, table)
     if end != len(seeds):
@@ -105,21 +102,21 @@ def sample_layer(
     work: Work,
     table: Table,
 ) -> Any:
-    """One hop of :func:`sample_layers`, where the rows of the frontier were brought from elsewhere.
+    """One hop of :func:`sample_layers`, on rows of the frontier that came from other ranks; return the batch's nodes.
 
-    Its edges are the first in ``work``, and its nodes, of which the number is returned, begin with ``known``.
+    ``work`` receives the hop's edges from its start on, and ``known`` followed by the new nodes.
 
     Args:
-        starts: Where each row that was brought starts, int64.
+        starts: Where each row starts in ``senders``, int64.
         senders: The rows' entries.
-        rows: Which of them each node of the frontier has, int64.
+        rows: The row of each node of the frontier, int64.
         known: The batch's nodes so far, int64.
-        begin: Where among them the frontier begins.
-        key: That of the hop.
-        hop: Its number.
-        layers: As of all hops, but ``values`` in the order of ``senders``.
-        work: Has room for all nodes and edges.
-        table: Without valid entries.
+        begin: The position in ``known`` at which the frontier begins.
+        key: The hop's key.
+        hop: The hop's number.
+        layers: The same for all hops, except that ``values`` are in the order of ``senders``.
+        work: Must have room for all nodes and edges.
+        table: A table without valid entries.
     """
     for at in range(len(known)):
         work.columns[_U(at)] = known[_U(at)]
@@ -152,7 +149,7 @@ def _value(edge: int, row: int, begin: int, values: Array, work: Work) -> Any:
 
 @part
 def _chances(begin: int, end: int, met: int, hop: int, layers: Layers, work: Work) -> Any:
-    """For each of the nodes that were met, the probability that it is drawn."""
+    """The probability that each node met so far is drawn, float64, shape (met,)."""
     chances = np.zeros(met)
     if len(layers.importance):
         scale = layers.scales[hop]
@@ -172,14 +169,14 @@ def _chances(begin: int, end: int, met: int, hop: int, layers: Layers, work: Wor
 
 @compiled
 def scale_to(importance: Array, size: int) -> Any:
-    """The factor by which ``min(1, factor * importance)`` sums to ``size``; infinite if there are no more entries."""
+    """The factor with which ``min(1, factor * importance)`` sums to ``size``; infinite if too few are above 0."""
     positive = 0
     for value in importance:
         positive += value > 0.0
     if positive <= size:
         return np.inf
     factor, previous = 0.0, -1.0
-    while factor > previous:  # the more entries are certain, the more is left for the others
+    while factor > previous:  # an entry that reaches 1 takes no more, so the factor of the others grows
         room, mass, previous = np.float64(size), 0.0, factor
         for value in importance:
             if value * factor >= 1.0:
@@ -193,7 +190,7 @@ def scale_to(importance: Array, size: int) -> Any:
 
 @part
 def _choose(met: int, key: np.uint64, chances: Array, work: Work) -> None:
-    """Draw nodes, each by itself: turn its probability into the inverse, or into 0 if it is not drawn."""
+    """Draw nodes independently. A probability is replaced by its inverse, or by 0 if the node is not drawn."""
     for at in range(met):
         chance = chances[_U(at)]
         is_drawn = unit(draw(key, work.nodes[_U(at)], 0)) < chance
@@ -202,7 +199,7 @@ def _choose(met: int, key: np.uint64, chances: Array, work: Work) -> None:
 
 @part
 def _thin(begin: int, end: int, met: int, layers: Layers, inverse: Array, work: Work) -> Any:
-    """Forget the nodes that were not drawn and the edges to them; return how many nodes there are."""
+    """Remove the nodes that were not drawn and their edges; return how many nodes are left."""
     moved, found = np.empty(met, np.int64), end
     for at in range(met):
         if at < end:
@@ -233,7 +230,7 @@ def _thin(begin: int, end: int, met: int, layers: Layers, inverse: Array, work: 
 
 @part
 def _place_again(count: int, start: int, work: Work, table: Table) -> None:
-    """Enter the batch's nodes into a new table. Behind the edges, from ``start``, there is room to list them."""
+    """Enter the batch's nodes into a new table, by way of the free space in ``work.columns`` from ``start`` on."""
     for at in range(count):
         work.columns[_U(start + at)] = work.nodes[_U(at)]
     place(start, start + count, work, table, ZERO)
@@ -241,7 +238,7 @@ def _place_again(count: int, start: int, work: Work, table: Table) -> None:
 
 @compiled
 def add_column_norms(indptr: Array, indices: Array, values: Array, norms: Array) -> bool:
-    """Add to ``norms``, float64, the squared norm of each column of A in these rows. False: there is no such column."""
+    """Add each column's squared norm in these rows of A to ``norms``, float64; return False if the graph is damaged."""
     for row in range(len(indptr) - 1):
         low, high = indptr[row], indptr[row + 1]
         if is_no_row(low, high, len(indices)):

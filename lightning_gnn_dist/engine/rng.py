@@ -1,8 +1,8 @@
 """Counter-based randomness: a draw is a pure function of what it is for.
 
-No generator carries state from one draw to the next, so nothing depends on who drew before: not on the size
-of a bulk, the number of threads or the place of a node in its batch. :func:`key` names a place (seed, epoch,
-batch, hop), and :func:`draw` gives the ``i``-th random word of a node there:
+No generator carries state from one draw to the next, so a draw does not depend on the draws before it: not on the
+size of a bulk, the number of threads or the place of a node in its batch. :func:`key` makes a key of (seed, epoch,
+batch, hop), and :func:`draw` gives the ``i``-th random word of a node under it:
 
     draw(key, node, i) = mix(mix(key + A * node) + B * i)      mod 2**64
 
@@ -28,22 +28,22 @@ _MIX_1 = _U(0xBF58476D1CE4E5B9)
 _MIX_2 = _U(0x94D049BB133111EB)
 _UNIT = 2.0**-53
 _MASK = 2**64 - 1
-_ORDER = -1  # stands where the draws of a sampler have their batch, so that the two never share a key
+_ORDER = -1  # takes the place of the batch in a key, so that an order and a sampler never share one
 
 
 @unique
 class Purpose(IntEnum):
-    """What is drawn beside the batches of local steps. Added to the user's seed, so that no two draws share a key."""
+    """What is drawn beside the batches of local steps; added to the user's seed, so that no two draws share a key."""
 
     CORRECTIONS = 1 << 40
     ANCHORS = 1 << 41
-    SURROUNDINGS = 1 << 42  # extra nodes, and which nodes of a halo
-    DEALS = 1 << 43  # of chunks to ranks
-    LINKS = 1 << 44  # which are held out, and their negatives
+    SURROUNDINGS = 1 << 42  # extra nodes of a part, and a limited halo
+    DEALS = 1 << 43  # which rank gets which chunk
+    LINKS = 1 << 44  # which links are held out, and their negatives
 
 
 def key(seed: int, epoch: int, batch: int, hop: int) -> np.uint64:
-    """The key of one hop of one batch. Any integers will do, also negative ones."""
+    """The key of one hop of one batch. The arguments may be any integers, also negative."""
     state = 0
     for part in (seed, epoch, batch, hop):
         state = _mix((state + int(_STEP) + int(part)) & _MASK)
@@ -58,7 +58,7 @@ def permutation(n: int, seed: int, epoch: int) -> Tensor:
 
 
 def draw_bits(key: np.uint64, ids: Tensor) -> Tensor:
-    """A random bit for each id, bool: that of ``draw(key, id, 0)``."""
+    """A random bool for each id: the highest bit of ``draw(key, id, 0)``."""
     words = _mixed(_mixed(key + _NODE * ids.numpy().astype(np.uint64)))
     return torch.from_numpy((words >> _U(63)).astype(np.bool_))
 
@@ -78,7 +78,7 @@ def _mix(word: int) -> int:
 
 @inlined
 def mix(word: np.uint64) -> np.uint64:
-    """Scatter 64 bits: every bit of ``word`` reaches every bit of the result."""
+    """Mix 64 bits: every bit of ``word`` affects every bit of the result."""
     word = (word ^ (word >> _U(30))) * _MIX_1
     word = (word ^ (word >> _U(27))) * _MIX_2
     return word ^ (word >> _U(31))
@@ -100,7 +100,7 @@ def unit(word: np.uint64) -> float:
 def below(word: np.uint64, bound: int) -> int:
     """A number in ``[0, bound)`` from the upper half of ``word``; ``bound`` must not exceed ``2**32``.
 
-    One multiplication instead of a division (Lemire, TOMACS 2019). Without his rejection step some numbers
-    are likelier than others, by a share of at most ``bound / 2**32``.
+    It takes one multiplication instead of a division (Lemire, TOMACS 2019). Lemire's rejection step is left out, so
+    some numbers are likelier than others, by a share of at most ``bound / 2**32``.
     """
     return np.int64(((word >> _U(32)) * _U(bound)) >> _U(32))  # type: ignore[return-value]

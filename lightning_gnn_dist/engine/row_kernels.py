@@ -1,7 +1,4 @@
-"""The compiled loop of an owner of rows: draw for nodes that others have in their batches.
-
-Touch this file after a change in kernels.py: numba keeps compiled kernels until their own file changes.
-"""
+"""The compiled loop in which a rank draws edges of its own rows for the batches of other ranks."""
 
 from __future__ import annotations
 
@@ -26,18 +23,18 @@ def draw_rows(
     starts: Array,
     positions: Array,
 ) -> None:
-    """Draw from many rows what :func:`kernels.sample` draws for their nodes.
+    """Draw from ``rows`` the same edges that :func:`kernels.sample` draws for their nodes.
 
     Args:
-        indptr: The owner's row starts, int64.
-        indices: The rows' entries.
-        rows: Which rows, int64.
-        nodes: The nodes that these rows belong to, int64.
-        keys: The key of each draw's hop, uint64.
+        indptr: The row starts of this rank, int64.
+        indices: The in-neighbours of its rows.
+        rows: The rows to draw from, int64.
+        nodes: The id of each row's node, int64.
+        keys: The key of each row's batch and hop, uint64.
         fanout: Neighbours to draw; -1 takes all.
-        rule: How they are drawn.
-        heights: Room for the longest row.
-        starts: Where in ``positions`` the edges of each row go.
+        rule: How neighbours are drawn.
+        heights: Working memory, as long as the longest row, if edges have weights.
+        starts: Where the edges of each row go in ``positions``.
         positions: Receives positions in ``indices``.
     """
     for i in range(len(rows)):

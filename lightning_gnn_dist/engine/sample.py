@@ -1,4 +1,4 @@
-"""What is drawn: the neighbourhood of a batch, and the key that it is drawn by."""
+"""A sampled neighbourhood of a batch, and the key under which it is drawn."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-MAX_ENTRIES = 2**31 - 1  # of a batch
+MAX_ENTRIES = 2**31 - 1  # seeds and edges of a batch
 
 
 class BatchKey(NamedTuple):
-    """Which batch it is. All that a sampler may draw at random depends on these three numbers."""
+    """The name of a batch. What a sampler draws at random depends on these three numbers."""
 
     seed: int
     epoch: int
@@ -23,7 +23,7 @@ class Sample(NamedTuple):
     """The sampled neighbourhood of one batch.
 
     Row ``i`` lists the sampled in-neighbours of ``nodes[i]``. Nodes stand in the order of hops, and only the
-    last hop's have no row: so the first rows of this one CSR are the CSR of every later layer.
+    last hop's nodes have no row, so the CSR of every later layer is the first rows of this one.
 
     Attributes:
         nodes: Ids of the batch's nodes, int64, the seeds first, shape ``(n,)``.
@@ -32,10 +32,10 @@ class Sample(NamedTuple):
         num_sampled_nodes: New nodes per hop; hop 0 is the seeds.
         num_sampled_edges: Edges per hop.
         edge_ids: Each edge's position in the graph's ``indices``, or None if the graph has no edge arrays.
-        edge_weight: The batch's ``edge_weight``, in place of the graph's. None: there is none of the sampler's own.
-        node_norm: The batch's ``node_norm``, a weight for the loss of each node. None: there is none.
-        is_constant: The same sample will come again: what is built from it is worth keeping.
-        extra: What else the batch is to hold.
+        edge_weight: The batch's ``edge_weight``, float32, or None to keep the graph's.
+        node_norm: The batch's ``node_norm``, a weight for the loss of each node, or None.
+        is_constant: Whether the same sample will come again, so that what is built from it is worth keeping.
+        extra: Further tensors for the batch, by name.
     """
 
     nodes: Tensor
@@ -51,7 +51,7 @@ class Sample(NamedTuple):
 
 
 def refuse_repeated(seeds: Tensor) -> None:
-    """Say which seed of a batch was given more than once, if one was."""
+    """Refuse seeds of which one is given more than once."""
     ids, counts = seeds.unique(return_counts=True)
     if (counts > 1).any():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Working memory of the sampling kernel, one per thread."""
+"""Working memory of the sampling kernels, one for each thread."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy.typing as npt
 
 from lightning_gnn_dist.engine.kernels import Array, Table, Work
 
-DIRECT_NODES = 1 << 21  # up to here the table has a slot for every node
-ENTRY_LIMIT = 1 << 32  # what an entry of the table can hold
+DIRECT_NODES = 1 << 21  # a graph of up to so many nodes gets a table with a slot for every node
+ENTRY_LIMIT = 1 << 32  # entries of the table are uint32
 
 _THREAD = threading.local()
 
 
 class Scratch:
-    """Arrays that a thread uses again for every batch: fresh ones would cost as much as the sampling.
+    """Arrays that a thread uses again for every batch: new ones would take as long as the sampling.
 
     The table's ``epoch`` grows with every batch, so no batch has to clear what earlier ones wrote. A graph
     of up to ``DIRECT_NODES`` nodes has a slot for every node: 4 bytes a node, at most 8 MiB a thread. A larger
     graph, perhaps one of 10**9 nodes behind a memory map, gets a hash table: 6 to 15 bytes for every edge of
-    a batch, whatever the size of the graph. Measured, direct against hashed, ns an edge: 14 and 19 with 1M
-    nodes, 29 and 26 with 4M, 40 and 25 with 16M, where the direct table has left the caches. The other
-    arrays take about 50 bytes for every edge of the largest batch seen.
+    a batch, whatever the size of the graph. Measured, direct and hashed, in ns per edge: 14 and 19 with 1M nodes,
+    29 and 26 with 4M, 40 and 25 with 16M, where the direct table no longer fits the caches. The other arrays
+    take about 50 bytes for every edge of the largest batch so far.
     """
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
@@ -34,7 +34,7 @@ class Scratch:
         self._epoch = 1
 
     def reserve(self, entries: int) -> None:
-        """Make room for a batch of so many seeds and edges, and some more."""
+        """Make room for a batch of ``entries`` seeds and edges, and a quarter more."""
         size = entries + entries // 4
         longs: list[Array] = [np.empty(size + 1, np.int64) for _ in range(4)]
         starts, positions, first, degree = longs
@@ -46,11 +46,11 @@ class Scratch:
         return len(self.work.positions)
 
     def open_table(self, num_nodes: int, times: int) -> Table:
-        """A table without valid entries, for a batch of a graph with so many nodes.
+        """A table without valid entries, for a batch of a graph with ``num_nodes`` nodes.
 
-        It may be opened ``times`` times, each with an epoch that is greater by :attr:`capacity`.
+        A kernel may open it ``times`` times, each time with an epoch that is greater by :attr:`capacity`.
         """
-        # At least a third of it stays free, even if every edge of the batch leads to another node.
+        # At least a third of the hash table stays free, even if every edge of the batch leads to another node.
         bits = 0 if num_nodes <= DIRECT_NODES else (self.capacity + self.capacity // 2).bit_length()
         slots = 1 << bits if bits else num_nodes
         if self._entries.size < slots or self._epoch + (times + 1) * self.capacity >= ENTRY_LIMIT:

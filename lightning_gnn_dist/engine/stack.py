@@ -1,4 +1,4 @@
-"""The batches of a bulk on top of each other: node ``v`` of batch ``i`` has the id ``i * n + v``."""
+"""The batches of a bulk as one graph: node ``v`` of batch ``i`` has the id ``i * n + v``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Edges(NamedTuple):
     Attributes:
         row: The receiver's position in the frontier.
         column: The sender, a node of the graph.
-        position: Where the graph has the edge.
+        position: The edge's position in the graph's ``indices``.
         weight: The edge's weight, or None.
     """
 
@@ -42,11 +42,11 @@ class Stack:
 
     @property
     def frontier(self) -> tuple[Tensor, Tensor]:
-        """Batch and node of those that were found last, batch by batch."""
+        """The batch and the id of each node that was found at the last hop, batch by batch."""
         return self._hops[-1] // self.num_nodes, self._hops[-1] % self.num_nodes
 
     def grow(self, edges: Edges) -> None:
-        """Add a hop: the edges of the frontier, and the nodes that they lead to for the first time."""
+        """Add a hop: the edges of the frontier, and those of their senders that are new."""
         receivers = self._hops[-1][edges.row]
         senders = receivers - receivers % self.num_nodes + edges.column
         self._edges.append(edges._replace(row=receivers, column=senders))

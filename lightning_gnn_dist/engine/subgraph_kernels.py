@@ -1,7 +1,4 @@
-"""The compiled loops of subgraph sampling: find the nodes, then keep every edge between two of them.
-
-Touch this file after a change in kernels.py: numba keeps compiled kernels until their own file changes.
-"""
+"""The compiled loops of subgraph sampling: find the nodes, then keep every edge between two of them."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ _U = np.uint64
 
 @compiled
 def walk(indptr: Array, indices: Array, seeds: Array, key: np.uint64, length: int, out: Array) -> bool:
-    """Walk ``length`` steps from each seed, to a random sender each; who has none stays. False: it is no node."""
+    """Walk ``length`` steps from each seed, each to a random sender if there is one. False if the graph is damaged."""
     for i in range(len(seeds)):
         node = np.int64(seeds[_U(i)])
         for step in range(length):
@@ -58,7 +55,7 @@ def sample_induced(
     num_nodes: Array,
     num_edges: Array,
 ) -> Any:
-    """The graph among the seeds and ``others``, which may repeat themselves, into ``work``."""
+    """Sample the seeds, ``others`` (ids may repeat) and all edges among them; return as :func:`kernels.sample`."""
     needed = len(seeds) + len(others)
     if needed > len(work.positions):
         return needed
@@ -86,10 +83,10 @@ def sample_egos(
     table: Table,
     roots: Array,
 ) -> Any:
-    """For each seed a graph of its own into ``work``, one behind the other; ``roots`` receives where they start.
+    """Sample a graph for each seed into ``work``, one behind the other; ``roots`` receives where they start.
 
-    Its nodes are those that neighbour sampling finds. Each graph is sampled into views of ``work`` that begin where
-    the one before ended, with an epoch of the table that begins there too.
+    The nodes of a graph are those that neighbour sampling finds. It is sampled into views of ``work`` that begin where
+    the graph before ended, with an epoch that hides the table's entries of that graph.
     """
     room, nodes, edges = len(work.positions), ZERO, ZERO
     work.starts[0] = 0
@@ -123,7 +120,7 @@ def sample_egos(
 
 @part
 def _behind(work: Work, nodes: int, edges: int) -> Any:
-    """The parts of ``work`` behind so many nodes and edges."""
+    """Views of ``work`` that begin after ``nodes`` nodes and ``edges`` edges."""
     return Work(
         work.nodes[nodes:],
         work.starts[nodes:],
@@ -137,7 +134,7 @@ def _behind(work: Work, nodes: int, edges: int) -> Any:
 
 @part
 def _induce(indptr: Array, indices: Array, count: int, work: Work, table: Table) -> Any:
-    """Find the edges among the first ``count`` nodes; return how many there are, also where there is no room."""
+    """Find the edges among the first ``count`` nodes; return how many, even if ``work`` has room for fewer."""
     out, room, num_nodes, is_damaged = 0, len(work.positions), _U(len(indptr) - 1), False
     work.starts[0] = 0
     for row in range(count):
@@ -149,7 +146,7 @@ def _induce(indptr: Array, indices: Array, count: int, work: Work, table: Table)
             sender = _U(indices[_U(edge)])
             is_node = sender < num_nodes
             is_damaged |= not is_node
-            at = _find(sender * _U(is_node), work, table)  # without a branch, which would take a fifth longer
+            at = _find(sender * _U(is_node), work, table)  # a branch here would take a fifth longer
             if at >= 0:
                 if out < room:
                     work.positions[_U(out)] = edge
@@ -174,7 +171,7 @@ def _find(node: np.uint64, work: Work, table: Table) -> Any:
 
 @part
 def _count_hops(seeds: int, count: int, work: Work, num_nodes: Array, num_edges: Array) -> None:
-    """All nodes are found at the first hop, and all edges by the second."""
+    """Report all other nodes as found at hop 1, and their edges as those of the second hop."""
     num_nodes[0], num_nodes[1] = seeds, count - seeds
     num_edges[0] = work.starts[_U(seeds)]
     num_edges[1] = work.starts[_U(count)] - work.starts[_U(seeds)]

@@ -1,4 +1,4 @@
-"""A :class:`Stack` for graphs that are in memory anyway: a table of all nodes, in place of sorting those of a bulk."""
+"""A :class:`Stack` that finds known nodes in a table of all nodes of each batch, instead of by sorting."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from lightning_gnn_dist.engine.sample import Sample, refuse_repeated
 from lightning_gnn_dist.engine.stack import Edges
 
-MAX_EDGES = 2**31 - 1  # of a hop of a bulk
-UNSEEN, SEEN = 2**31 - 1, -(2**31)  # a table's entry: nothing, or this bit and the position of a node in its batch
+MAX_EDGES = 2**31 - 1  # of one hop of all batches
+UNSEEN, SEEN = 2**31 - 1, -(2**31)  # entry of a new node; bit that marks the position of a known one in its batch
 
 
 class TableStack:
-    """Grows all batches of a bulk by a hop at a time, in as many launches for one batch as for many.
+    """Grows all batches of a bulk by a hop at a time; many batches take as many launches as one.
 
-    Node ``v`` of batch ``i`` has the id ``i * n + v``. There is an int32 for each of these ids.
+    Node ``v`` of batch ``i`` has the id ``i * n + v``. The table has an int32 for each of these ids.
 
     Args:
         seeds: The first nodes of each batch, as ``check_bulk`` returns them.
@@ -25,8 +25,8 @@ class TableStack:
         device: Where the graph is.
 
     Attributes:
-        batch: Whose each node of the frontier is, those that were found last; they stand batch by batch.
-        nodes: The nodes of the frontier.
+        batch: The batch of each node of the frontier, the nodes that were found last, in increasing order.
+        nodes: The ids of the nodes of the frontier.
     """
 
     def __init__(self, seeds: Sequence[Tensor], num_nodes: int, device: torch.device) -> None:
@@ -44,7 +44,7 @@ class TableStack:
         self._enter(torch.cat([ids + i * num_nodes for i, ids in enumerate(seeds)]).to(device))
 
     def grow(self, edges: Edges) -> None:
-        """Add a hop: the edges of the frontier, and the nodes that they lead to for the first time."""
+        """Add a hop: the edges of the frontier, and those of their senders that are new."""
         if edges.row.numel() > MAX_EDGES:
             raise ValueError(
                 f"The batches of a bulk may have {MAX_EDGES} edges a hop, but these have {edges.row.numel()}. "
@@ -62,7 +62,7 @@ class TableStack:
         self._columns.append(self._table[ids] ^ SEEN)
 
     def _enter(self, ids: Tensor) -> None:
-        """Give those of the ids that are new a position in their batches, in the order in which they come."""
+        """Give each new id the next position in its batch, and make the new nodes the frontier."""
         order = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device)
         self._table.scatter_reduce_(0, ids, order, "amin")  # entries of known nodes are negative, and stay
         new = ids[self._table[ids] == order]
@@ -78,7 +78,7 @@ class TableStack:
 
     def samples(self, *, with_ids: bool) -> list[Sample]:
         """The batches, each in arrays of its own."""
-        counts = torch.stack(self._counts).tolist()  # the one time that the host waits for all of it
+        counts = torch.stack(self._counts).tolist()  # one transfer to the host for all counts
         num_nodes, num_edges = counts[::2], counts[1::2]
         for ids, count in zip(self._seeds, num_nodes[0], strict=True):
             if count < ids.numel():
@@ -102,7 +102,7 @@ class TableStack:
 
 
 def _dealt(hops: list[Tensor], counts: list[list[int]]) -> list[list[Tensor]]:
-    """For each batch its piece of every hop, as views."""
+    """For each batch, its piece of every hop's tensor, as views."""
     if not hops:
         return []
     pieces = [hop.split(sizes) for hop, sizes in zip(hops, counts, strict=True)]

@@ -1,6 +1,6 @@
-"""Layer-wise draws for many frontiers at once, in torch operators: those of the loops of :mod:`layer_kernels`.
+"""Layer-wise draws for many batches at once, in torch operators: the same as by the loops of :mod:`layer_kernels`.
 
-Sums are added up in another order than there, so that weights may differ in their last digit.
+Sums are added up in another order than there, so weights may differ in their last digit.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ class LayerRule(NamedTuple):
     """How nodes are drawn for a hop.
 
     Attributes:
-        size: How many for each batch, on average.
-        importance: How likely the nodes of the graph are, up to a factor, float64. None: their column norms in Q A.
-        weights: The matrix A, float32 in the order of the graph's edges. None: 1 / in-degree of the receiver.
-        normalize: Scale the weights of each row to the sum that the row has in A.
+        size: Nodes to draw for each batch, on average.
+        importance: The importance of each node of the graph, float64, or None for its squared column norm in the
+            frontier's rows of A.
+        weights: The entries of A, float32 in the order of the graph's edges, or None for 1 / in-degree of the receiver.
+        normalize: Whether to scale the weights of each row to the sum that the row has in A.
     """
 
     size: int
@@ -33,7 +34,7 @@ class LayerRule(NamedTuple):
 
 
 def drawn_layer(indptr: Tensor, indices: Tensor, stack: TableStack, keys: Tensor, rule: LayerRule) -> Edges:
-    """The frontier's edges to the nodes that are drawn, with their weights."""
+    """Draw nodes; return the frontier's edges from them, with their weights."""
     rows = rows_of(indptr, keys[stack.batch], stack.nodes)
     row, position = every_edge(rows)
     column = indices[position].to(torch.int64)
@@ -50,7 +51,7 @@ def drawn_layer(indptr: Tensor, indices: Tensor, stack: TableStack, keys: Tensor
 
 
 def column_norms(indptr: Tensor, indices: Tensor, weights: Tensor | None) -> Tensor:
-    """The squared norm of each column of A, float64."""
+    """The squared norm of each column of A, float64, shape (N,)."""
     degrees = indptr.diff()
     value = 1.0 / degrees.to(torch.float64).repeat_interleave(degrees) if weights is None else weights
     return value.new_zeros(degrees.numel(), dtype=torch.float64).index_add_(
@@ -59,7 +60,7 @@ def column_norms(indptr: Tensor, indices: Tensor, weights: Tensor | None) -> Ten
 
 
 def _chances(stack: TableStack, row: Tensor, column: Tensor, value: Tensor, rule: LayerRule) -> Tensor:
-    """For each edge, the probability that its sender is drawn."""
+    """The probability that the sender of each edge is drawn."""
     k, n = stack.num_batches, stack.num_nodes
     batch = stack.batch[row]
     if rule.importance is None:
@@ -72,10 +73,10 @@ def _chances(stack: TableStack, row: Tensor, column: Tensor, value: Tensor, rule
 
 
 def scales(importance: Tensor, size: int) -> Tensor:
-    """For each row the factor by which ``min(1, factor * row)`` sums to ``size``; infinite if it has no more."""
+    """The factor with which each row's ``min(1, factor * row)`` sums to ``size``; infinite if too few are above 0."""
     factor = importance.new_zeros(importance.size(0))
     previous = factor - 1
-    while bool((factor > previous).any()):  # the more entries are certain, the more is left for the others
+    while bool((factor > previous).any()):  # an entry that reaches 1 takes no more, so the factor of the others grows
         is_certain, previous = factor[:, None] * importance >= 1, factor
         room, mass = size - is_certain.sum(1), importance.masked_fill(is_certain, 0.0).sum(1)
         factor = torch.where((room > 0) & (mass > 0), (room / mass).maximum(factor), factor)

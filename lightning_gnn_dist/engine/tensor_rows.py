@@ -1,4 +1,4 @@
-"""Edges drawn from many rows at once, in torch operators: those that the compiled loops of :mod:`kernels` draw."""
+"""Edges drawn from many rows at once, in torch operators: the same as by the compiled loops of :mod:`kernels`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_gnn_dist.engine.kernels import LEAST_WEIGHT
 from lightning_gnn_dist.engine.torch_rng import below, draw, unit
 
-ENTRIES_AT_ONCE = 1 << 21  # of the matrices that weighted rows are laid out in: several fit a GPU's cache
+ENTRIES_AT_ONCE = 1 << 21  # of a matrix of weighted rows: several fit a GPU's cache
 LONGEST_ROW = 1 << 40
 
 
@@ -20,10 +20,10 @@ class Rows(NamedTuple):
     """The rows of a frontier.
 
     Attributes:
-        key: The key under which each draws.
-        node: Whose row it is.
-        first: Where it starts in the graph's ``indices``.
-        degree: Its length.
+        key: The key under which each row draws.
+        node: The node that the row belongs to.
+        first: Where the row starts in the graph's ``indices``.
+        degree: The length of the row.
     """
 
     key: Tensor
@@ -41,7 +41,7 @@ def rows_of(indptr: Tensor, key: Tensor, node: Tensor) -> Rows:
 
 
 def every_edge(rows: Rows) -> tuple[Tensor, Tensor]:
-    """For each edge of the rows its row, and its position in ``indices``."""
+    """All edges of the rows: each one's row, and its position in the graph's ``indices``."""
     upto = rows.degree.cumsum(0)
     total = int(upto[-1]) if upto.numel() else 0
     at = torch.arange(total, device=upto.device)
@@ -50,13 +50,13 @@ def every_edge(rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def drawn_edges(rows: Rows, size: int, *, replace: bool, weights: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same for ``size`` edges of each row; rows that have no more are taken whole.
+    """Draw ``size`` edges of each row, or take all of a shorter one; return as :func:`every_edge` does.
 
     Args:
-        rows: Where to draw.
-        size: How many of each row; -1 takes all.
-        replace: Whether an edge may be drawn more than once; no row that has edges is then taken whole.
-        weights: How likely each edge of the graph is, float32. None: all are.
+        rows: The rows to draw from.
+        size: Edges per row; -1 takes all.
+        replace: Whether an edge may be drawn more than once; then a short row draws ``size`` edges, too.
+        weights: A weight for each edge of the graph, float32, or None if all are equally likely.
     """
     if size < 0:
         return every_edge(rows)
@@ -80,12 +80,12 @@ def _evenly(rows: Rows, size: int, replace: bool) -> Tensor:
 
 
 def _words(rows: Rows, count: int) -> Tensor:
-    """The first words of each row."""
+    """The first ``count`` random words of each row, shape (rows, count)."""
     return draw(rows.key[:, None], rows.node[:, None], torch.arange(count, device=rows.node.device))
 
 
 def distinct(keys: Tensor, nodes: Tensor, degrees: Tensor, size: int) -> Tensor:
-    """Floyd's algorithm, all rows side by side. What it says of rows shorter than ``size`` means nothing."""
+    """``size`` distinct slots of each row, by Floyd's algorithm. Those of a row shorter than ``size`` mean nothing."""
     step = torch.arange(size, device=nodes.device)
     last = degrees - size + step
     chosen = below(draw(keys, nodes, step), last + 1)
@@ -99,7 +99,7 @@ def distinct(keys: Tensor, nodes: Tensor, degrees: Tensor, size: int) -> Tensor:
 def _by_weight(
     rows: Rows, is_drawn: Tensor, size: int, replace: bool, weights: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Some rows at a time, of nearly equal length, and what they draw."""
+    """Yield some rows of similar length, as positions in ``rows``, and the slots that they draw."""
     drawn = is_drawn.nonzero().view(-1)
     degree, order = rows.degree[drawn].sort()
     widths = [1 << i for i in range(LONGEST_ROW.bit_length())]
@@ -112,7 +112,7 @@ def _by_weight(
 
 
 def _laid_out(rows: Rows, width: int, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights of the rows in a matrix, and which of its entries belong to none."""
+    """The weights as a matrix, a line per row, and a mask of its entries that lie behind the end of a row."""
     slot = torch.arange(width, device=rows.node.device)
     last = rows.first + rows.degree - 1
     position = (rows.first[:, None] + slot).minimum(last[:, None])
@@ -120,17 +120,17 @@ def _laid_out(rows: Rows, width: int, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _earliest(rows: Rows, width: int, size: int, weights: Tensor) -> Tensor:
-    """The first to arrive at the rates of their weights, the earliest first."""
+    """Draw by weight without replacement: the slots of the first to arrive at rates ``weights``, in this order."""
     rate, outside = _laid_out(rows, width, weights)
     arrival = unit(_words(rows, width)).neg_().log1p_().neg_().div_(rate)
     return least(arrival.masked_fill_(outside, torch.inf), size)
 
 
 def least(matrix: Tensor, size: int) -> Tensor:
-    """Where the ``size`` least entries of each row stand, the least first.
+    """The columns of the ``size`` least entries of each row, the least first.
 
-    The entries are dealt to groups. None of the least is in a group whose own least comes after ``size`` others: so two
-    short sorts take the place of a long one.
+    The entries are divided into groups. The least entries are all in the ``size`` groups with the least minima, so two
+    short sorts replace a long one.
     """
     num_rows, width = matrix.shape
     depth = 1  # of a group
@@ -147,7 +147,7 @@ def least(matrix: Tensor, size: int) -> Tensor:
 
 
 def _high(rows: Rows, width: int, size: int, weights: Tensor) -> Tensor:
-    """Where random heights fall among the sums of the weights."""
+    """Draw by weight with replacement: find random numbers in the running sums of the weights."""
     weight, outside = _laid_out(rows, width, weights)
     heights = weight.masked_fill_(outside, 0.0).cumsum(1)
     height = unit(_words(rows, size)) * heights[:, -1:]

@@ -1,6 +1,6 @@
 """The draws of :mod:`rng` as torch operators: the same words, for tensors on any device.
 
-int64 arithmetic wraps as uint64 does; a shift to the right only has to lose the sign.
+int64 arithmetic wraps as uint64 does; only a shift to the right has to clear the copies of the sign.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MIX_1, _MIX_2 = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
 
 def keys_of(batch_keys: Sequence[BatchKey], hop: int, device: torch.device) -> Tensor:
-    """The key of a hop in each of several batches."""
+    """The key of a hop in each batch, int64, shape (k,)."""
     return torch.tensor([_signed(int(key(*batch_key, hop))) for batch_key in batch_keys], device=device)
 
 
@@ -33,7 +33,7 @@ def draw(keys: Tensor, nodes: Tensor, i: Tensor | int) -> Tensor:
 
 
 def unit(words: Tensor) -> Tensor:
-    """Numbers in ``[0, 1)``."""
+    """Numbers in ``[0, 1)``, float64."""
     return _shift(words, 11).to(torch.float64).mul_(2.0**-53)
 
 

@@ -11,11 +11,11 @@ from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.graph.memo import remembered
 
-NONE: Array = np.empty(0, np.float32)
+NONE: Array = np.empty(0, np.float32)  # tells a kernel that edges have no weights
 
 
 def check_weight(name: str | None) -> None:
-    """Refuse what names no array."""
+    """Refuse what is neither None nor a name."""
     if name is not None and (not isinstance(name, str) or not name):
         raise ValueError(f'weight is the name of an edge array, such as "edge_weight", or None, got {shown(name)}.')
 
@@ -23,15 +23,15 @@ def check_weight(name: str | None) -> None:
 def edge_weights(graph: Graph, name: str) -> Array:
     """The edge array ``name`` as float32, one finite number of at least 0 for each edge.
 
-    An array of this type is used as it is, also behind a memory map. Others are copied once: kernels compiled
-    for one more type would cost everybody some seconds.
+    A float32 array is used as it is, also if it is mapped. Others are copied once: to compile kernels for another type
+    would take every user some seconds.
     """
     weights: Array = checked_weights(graph, name).numpy()
     return weights
 
 
 def checked_weights(graph: Graph, name: str) -> Tensor:
-    """The same as a tensor, where the graph is."""
+    """The same as :func:`edge_weights`, as a tensor on the graph's device."""
     return remembered(graph, ("weights", name), lambda: _checked(graph, name))
 
 

@@ -1,4 +1,4 @@
-"""From the forms in which graphs come to the CSR and its arrays, refusing what would go wrong later."""
+"""Turn an edge list or a PyG ``Data`` into a CSR and its arrays, and refuse what would fail later in training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_NAME = 200  # bytes: it becomes the name of a file
 
 
 def compress(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The in-neighbour CSR, rows sorted by sender: ``indptr``, ``indices`` and the order of the edges."""
+    """The in-neighbour CSR, rows sorted by sender: ``indptr``, ``indices``, and each edge's place in the input."""
     check_at_least(1, most=MAX_NODES, num_nodes=num_nodes)
     check_edge_index(edge_index, num_nodes)
     check_fits(BYTES_PER_NODE * num_nodes, f"num_nodes ({num_nodes:,}): a graph of so many nodes")
@@ -43,12 +43,12 @@ def compress(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor
 
 
 def index_dtype(num_nodes: int) -> torch.dtype:
-    """The smallest dtype that holds every node id."""
+    """int32 where it holds every node id, otherwise int64."""
     return torch.int32 if num_nodes < 2**31 else torch.int64
 
 
 def check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
-    """Refuse what is no list of edges among so many nodes."""
+    """Refuse anything but integers of shape (2, E) in ``[0, num_nodes)``."""
     check_tensor("edge_index", edge_index, "shape (2, E)")
     check_plain("edge_index", edge_index)
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or not holds_integers(edge_index):
@@ -66,7 +66,7 @@ def check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
 
 
 def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of ``data`` with a row per node, and those with a row per edge."""
+    """The node arrays and the edge arrays of ``data``; a tensor that is neither is refused."""
     _check_data(data)
     nodes: dict[str, Tensor] = {}
     edges: dict[str, Tensor] = {}
@@ -139,7 +139,7 @@ def check_arrays(arrays: dict[str, Tensor], *, check_features: bool, float_label
 
 
 def check_mask(name: str, mask: Tensor) -> None:
-    """Refuse what does not say of each node whether it is meant."""
+    """Refuse a mask that is not one boolean per node."""
     if mask.dtype != torch.bool:
         raise ValueError(f"{name} must be boolean, got {mask.dtype}: data.{name} = data.{name}.bool().")
     if mask.dim() != 1:
@@ -200,7 +200,7 @@ def check_scales(arrays: Mapping[str, Tensor]) -> None:
 
 
 def check_finite(x: Tensor, first: int = 0, *, name: str = "x", row: str = "node") -> None:
-    """Refuse features that are no numbers; ``first`` is the node, or other ``row``, of the first row."""
+    """Refuse NaN and infinity. The error calls a row a ``row``, such as ``"node"``, and numbers them from ``first``."""
     if not (x.is_floating_point() or x.is_complex()):
         return
     for start in range(0, len(x), ROWS_AT_ONCE):

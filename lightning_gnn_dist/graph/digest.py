@@ -1,4 +1,4 @@
-"""Digests of arrays that cost milliseconds, however large the arrays are."""
+"""Digests of arrays, computed in milliseconds however large the arrays are."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 _BYTES_OF_WHOLE = 1 << 20  # arrays up to this size are read whole
-_ROWS = 64  # of a larger one, each of which may cost a read from the disk
+_ROWS = 64  # read of a larger array: each may be a read from the disk
 _SEED = 7
 
 
 def sampled_digest(arrays: Mapping[str, Tensor]) -> str:
-    """Tells arrays apart by their names, types and shapes, and by some rows of those that hold no fractions.
+    """A hash of the names, types and shapes of arrays, and of some rows of those that are not floating point.
 
-    Of an array of more than a megabyte 64 rows are read, spread evenly. So a graph larger than RAM costs as little as
-    any, and a difference in few rows of a large array is not seen.
+    Of an array of more than a megabyte, 64 evenly spread rows are read. So a graph larger than RAM takes no longer than
+    another, and a difference in a few rows of a large array is not seen.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, array in sorted(arrays.items()):
@@ -28,10 +28,10 @@ def sampled_digest(arrays: Mapping[str, Tensor]) -> str:
 
 
 def sketches(arrays: Mapping[str, Tensor]) -> tuple[float, float]:
-    """Two numbers that tell apart arrays of fractions, but not by the last digits, in which processors differ.
+    """Two numbers that tell floating point arrays apart; differences in their last digits hardly change them.
 
-    The same seed draws other last digits on another kind of processor, and so does whatever is computed there. Each
-    number is a sum with random signs over some rows, relative to their norm.
+    Another kind of processor computes other last digits from the same seed. Each number is a sum over the arrays: some
+    rows of each, added up with random signs and divided by their norm.
     """
     found = torch.zeros(2, dtype=torch.float64)
     generator = torch.Generator().manual_seed(_SEED)

@@ -30,24 +30,24 @@ from lightning_gnn_dist.graph.rows import Lookup, count_per_row, edge_positions,
 from lightning_gnn_dist.graph.storage import store
 
 EDGES_AT_ONCE = 1 << 22  # bounds what a pass over a memory-mapped graph holds in RAM
-EDGES_PER_PIECE = 1 << 20  # the same where each takes some seventy bytes while it is looked up
-NODES_PER_PIECE = 1 << 18
+EDGES_PER_PIECE = 1 << 20  # the same for look-ups, which take about 70 bytes per edge
+NODES_PER_PIECE = 1 << 18  # the same for nodes
 
 
 class Graph:
     """One CSR whose row ``v`` lists the nodes that send messages to ``v``, and arrays beside it.
 
-    The arrays are tensors in RAM or tensors over a memory map; nothing here knows which. A graph is
-    not changed after it is built. Most users call :meth:`from_pyg` or :meth:`open`.
+    The arrays are tensors in RAM or over a memory map. Do not change them: what is computed from a graph is
+    remembered. Most users call :meth:`from_pyg` or :meth:`open`.
 
     Args:
         indptr: Where each row starts, int64, shape ``(N + 1,)``.
         indices: The in-neighbours, row after row, shape ``(E,)``.
         node_arrays: Arrays with one row per node: ``x``, ``y``, ``train_mask``, ...
         edge_arrays: Arrays with one row per edge, in the order of ``indices``: ``edge_weight``, ...
-        path: Where the graph is saved, if it was opened from disk.
-        fingerprint: Identifies edges and masks. Computed when left out.
-        num_senders: How many nodes there are that may send. Default: those that have rows.
+        path: The directory that the graph was opened from, or ``None``.
+        fingerprint: A hash of edges and masks. Default: computed when it is first asked for.
+        num_senders: The entries of ``indices`` must lie below this. Default: the number of rows.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class Graph:
 
     @classmethod
     def from_pyg(cls, data: Data, *, check_features: bool = True, float_labels: bool = False) -> Graph:
-        """Take over a PyG ``Data``: its edges, and every tensor with one row per node or per edge.
+        """Build a graph from a PyG ``Data``: its edges, and every tensor with one row per node or per edge.
 
         Args:
-            data: A homogeneous graph with ``edge_index``. Other attributes than tensors stay behind.
-            check_features: Look for NaN and infinite features (one pass over ``x``, and over what edges carry).
+            data: A homogeneous graph with ``edge_index``. Attributes that are not tensors are left out.
+            check_features: Refuse NaN and infinity (one pass over ``x``, and over the edge arrays).
             float_labels: Accept a floating point ``y`` with one value per node, for regression.
         """
         check_true_or_false(check_features=check_features, float_labels=float_labels)
@@ -117,7 +117,7 @@ class Graph:
         node_arrays: Mapping[str, Tensor] | None = None,
         edge_arrays: Mapping[str, Tensor] | None = None,
     ) -> Graph:
-        """Build the CSR of a list of edges: ``edge_index[0]`` sends to ``edge_index[1]``."""
+        """Build a graph from a list of edges, shape (2, E): ``edge_index[0]`` sends to ``edge_index[1]``."""
         check_arrays_if_given(node_arrays=node_arrays, edge_arrays=edge_arrays)
         indptr, indices, order = convert.compress(edge_index, num_nodes)
         check_rows("edge", edge_arrays or {}, order.numel())
@@ -128,19 +128,19 @@ class Graph:
     def open(cls, path: str | Path) -> Graph:
         """Open a saved graph. Its arrays are memory-mapped: this costs milliseconds and no RAM.
 
-        The first time, all edges are read and checked; a mark beside the files spares the next. Features are not read.
+        The first time, all edges are read and checked; then a file beside them says so. Features are not read.
 
         Args:
-            path: The directory that :meth:`save` wrote. Its files must not change as long as they are mapped.
+            path: The directory that :meth:`save` wrote. Its files must not change while they are mapped.
         """
         return open_rows(check_path("path", path), None)
 
     def save(
         self, path: str | Path, *, overwrite: bool = False, beside: Mapping[str, Tensor] = MappingProxyType({})
     ) -> None:
-        """Write the graph to a directory that :meth:`open` reads. All of it appears at once, or nothing.
+        """Write the graph to a directory that :meth:`open` reads. The directory appears when it is complete.
 
-        ``beside`` is written to the same directory, for those who know of it.
+        ``beside`` holds further arrays for the same directory, named ``links/...``; :meth:`open` leaves them out.
         """
         path = check_folder("path", path)
         check_true_or_false(overwrite=overwrite)
@@ -172,7 +172,7 @@ class Graph:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the edges and of which nodes are trained and evaluated on."""
+        """A hash of the edges and of every array whose name ends in ``_mask``."""
         if self._fingerprint is None:
             masks = {name: array for name, array in sorted(self.node_arrays.items()) if name.endswith("_mask")}
             arrays = {"indptr": self.indptr, "indices": self.indices, **masks}
@@ -182,7 +182,7 @@ class Graph:
         return self._fingerprint
 
     def degrees(self) -> Tensor:
-        """In-degrees, shape ``(N,)``."""
+        """In-degrees, int64, shape ``(N,)``."""
         return self.indptr.diff()
 
     def split(self, name: str) -> Tensor:
@@ -200,15 +200,15 @@ class Graph:
         return mask.nonzero().view(-1)
 
     def induced(self, nodes: Tensor) -> Graph:
-        """The graph among ``nodes`` alone, copied into RAM, with ids local to it.
+        """The subgraph of ``nodes`` and the edges among them, copied into RAM.
 
-        Node ``i`` of the result is ``nodes[i]``; its id in this graph is kept in ``node_arrays["n_id"]``.
-        Costs memory in proportion to the result, also when this graph is a memory map.
+        Node ``i`` of the result is ``nodes[i]``. Its ``node_arrays["n_id"]`` holds these ids, or this graph's own
+        ``n_id`` where it has one. Takes memory in proportion to the result, also when this graph is a memory map.
         """
         nodes = self._checked(nodes)
         lookup, done, filled = Lookup(nodes), 0, 0
         indptr = nodes.new_zeros(nodes.numel() + 1)
-        # As long as all rows: of memory that is never written to, the system holds no page.
+        # Room for all edges into these nodes: memory that is never written to takes no RAM.
         most = count_edges(self.indptr, nodes)
         indices = torch.empty(most, dtype=convert.index_dtype(nodes.numel()))
         edges = {name: array.new_empty((most, *array.shape[1:])) for name, array in self.edge_arrays.items()}
@@ -226,7 +226,7 @@ class Graph:
         return checked_graph(indptr.cumsum_(0), indices[:filled], arrays, edges)
 
     def halo(self, nodes: Tensor) -> Tensor:
-        """The nodes outside ``nodes`` that send messages into it, in increasing order."""
+        """The nodes outside ``nodes`` that send messages to one of them, in increasing order."""
         nodes = self._checked(nodes)
         lookup = Lookup(nodes)
         outside = [nodes[:0]]
@@ -237,7 +237,7 @@ class Graph:
         return halo
 
     def _row_pieces(self, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The rows of ``nodes`` in pieces: some of the nodes, and where their edges stand in ``indices``."""
+        """Yield ``nodes`` in pieces, each with the positions of its edges in ``indices``."""
         for some in nodes.split(NODES_PER_PIECE):
             degree = degrees_of(self.indptr, some)
             piece = (degree.cumsum(0) - degree) // EDGES_PER_PIECE
@@ -245,9 +245,9 @@ class Graph:
                 yield rows, edge_positions(self.indptr, rows)
 
     def check_edges(self) -> None:
-        """Refuse edges that are none, for instance since an array was changed: compiled loops go where they point.
+        """Refuse edges that lead out of the graph, for instance after a file was changed: compiled loops follow them.
 
-        One pass over all edges, also over those of a file.
+        Reads all of ``indptr`` and ``indices`` once, also from disk.
         """
         for start in range(0, max(self.num_nodes, 1), EDGES_AT_ONCE):
             piece = self.indptr[start : start + EDGES_AT_ONCE + 1]
@@ -271,7 +271,7 @@ class Graph:
             )
 
     def _checked(self, nodes: Tensor) -> Tensor:
-        """The ids as int64, if they are nodes of this graph."""
+        """The ids as int64; an id that is no node of this graph is refused."""
         check_ids("nodes", nodes)
         nodes = nodes.to(torch.int64)
         if nodes.numel() and not (int(nodes.min()) >= 0 and int(nodes.max()) < self.num_nodes):
@@ -316,7 +316,7 @@ class Graph:
 
 
 def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
-    """Every array has a row for each node, or each edge."""
+    """Refuse an array without ``length`` rows; ``kind`` is ``"node"`` or ``"edge"``."""
     for name, array in arrays.items():
         if array.dim() == 0 or len(array) != length:
             raise ValueError(
@@ -337,14 +337,14 @@ def checked_graph(
     fingerprint: str | None = None,
     num_senders: int | None = None,
 ) -> Graph:
-    """A graph without checks of edges and names, for parts of a graph or file that was checked."""
+    """Build a graph without :meth:`Graph.check_edges`, from edges that were checked before."""
     graph = Graph.__new__(Graph)
     graph._set(indptr, indices, node_arrays, edge_arrays, path, fingerprint, num_senders)
     return graph
 
 
 def open_rows(path: Path, num_senders: int | None) -> Graph:
-    """Open a saved graph whose rows name nodes below ``num_senders``. None: those that have rows."""
+    """Open a saved graph whose ``indices`` lie below ``num_senders``, or below its number of rows if that is None."""
     arrays, fingerprint = store.read(path, num_senders)
     if missing := {"indptr", "indices"} - arrays.keys():
         raise ValueError(f"{path} holds no {min(missing)}.npy that its meta.json knows of: save the graph again.")
@@ -364,7 +364,7 @@ def _built(
 
 
 def fingerprint_of(arrays: Iterable[tuple[str, torch.dtype, Sequence[int], Iterable[Tensor]]]) -> str:
-    """A hash of arrays, each with its name, type, shape and content in pieces: ``indptr``, ``indices``, the masks."""
+    """The hash of ``indptr``, ``indices`` and the masks, each given as name, type, shape and pieces of its content."""
     digest = hashlib.blake2b(digest_size=16)
     for name, dtype, shape, pieces in arrays:
         digest.update(f"{name} {dtype} {tuple(shape)}".encode())
@@ -374,18 +374,18 @@ def fingerprint_of(arrays: Iterable[tuple[str, torch.dtype, Sequence[int], Itera
 
 
 def degrees_of(indptr: Tensor, nodes: Tensor) -> Tensor:
-    """The in-degrees of some nodes."""
+    """The in-degrees of ``nodes``, in their order."""
     pieces = [indptr[some + 1] - indptr[some] for some in nodes.split(NODES_PER_PIECE)]
     return torch.cat([nodes[:0], *pieces])
 
 
 def count_edges(indptr: Tensor, nodes: Tensor) -> int:
-    """How many edges lead to some nodes, in all."""
+    """The sum of the in-degrees of ``nodes``."""
     return sum(int((indptr[some + 1] - indptr[some]).sum()) for some in nodes.split(NODES_PER_PIECE))
 
 
 def row_slices(indptr: Tensor) -> Iterator[slice]:
-    """Consecutive rows, in slices that have not many more edges than are looked at in one go."""
+    """Yield all rows in slices of at most ``EDGES_PER_PIECE`` edges, or of one row that has more."""
     first, num_rows = 0, indptr.numel() - 1
     while first < num_rows:
         reached = int(torch.searchsorted(indptr, int(indptr[first]) + EDGES_PER_PIECE, right=True)) - 1

@@ -12,20 +12,20 @@ from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 
 @dataclass(frozen=True, eq=False)
 class GraphReport:
-    """Numbers of a graph.
+    """The size, degrees, labels and splits of a graph; ``str(report)`` tells them in sentences.
 
     Args:
-        num_nodes: Nodes.
-        num_edges: Edges as they are stored: an undirected one, stored in both directions, is two.
+        num_nodes: Number of nodes.
+        num_edges: Number of stored edges: an undirected one, stored in both directions, counts twice.
         num_bytes: Bytes of all arrays.
-        arrays: Each array's name, with its type and shape.
-        degrees: In-degrees: the median, what nine in ten stay below, and the largest.
-        without_neighbors: Nodes without an in-neighbour.
-        is_balanced: Whether every node sends as many edges as it receives, as where all edges go both ways.
-        same_label: Share of edges between two nodes of one label, among those between labelled nodes; ``None``
-            when ``y`` is not one integer per node, or no edge has labels at both ends.
-        num_classes: Different labels; ``None`` as above.
-        splits: Nodes of every mask.
+        arrays: Name, with type and shape, of ``indices`` and of every node and edge array.
+        degrees: In-degrees: the median, the 90th percentile and the largest.
+        without_neighbors: Number of nodes without an in-neighbour.
+        is_balanced: Whether every node sends as many edges as it receives, as in an undirected graph.
+        same_label: Share of the edges between labelled nodes that join equal labels; ``None`` when ``y`` is not one
+            integer per node, or no edge has labels at both ends.
+        num_classes: Number of distinct labels from 0 on; ``None`` when ``y`` is not one integer per node.
+        splits: Number of nodes that each mask marks, by its name without ``_mask``.
     """
 
     num_nodes: int
@@ -41,7 +41,7 @@ class GraphReport:
 
     @classmethod
     def of(cls, graph: Graph) -> GraphReport:
-        """Measure a graph. One pass over the edges; memory in proportion to the nodes."""
+        """Measure a graph. Two passes over the edges; memory in proportion to the nodes."""
         graph.check_edges()
         degrees = graph.degrees()
         ordered = degrees.sort().values
@@ -89,7 +89,7 @@ def _labels(graph: Graph) -> Tensor | None:
 
 
 def _tally(graph: Graph, y: Tensor | None) -> tuple[Tensor, float | None]:
-    """How many edges every node sends, and the share of those between labelled nodes that keep the label."""
+    """Out-degrees, shape (N,), and ``same_label`` of the report."""
     sent = torch.zeros(graph.num_nodes, dtype=torch.int64)
     same = known = 0
     for start in range(0, graph.num_edges, EDGES_AT_ONCE):

@@ -1,7 +1,7 @@
-"""A graph's arrays in large pages, where the system offers them.
+"""Move a graph's arrays into large pages of memory, where the system offers them.
 
-Rows are read at random, so most reads of ordinary pages, of 4 kB, look a page up first. Linux can put what is in RAM
-together to pages of 2 MB, 512 times fewer. It copies what it puts together, so this is done in pieces, one at a time.
+Rows are read at random, so with ordinary pages of 4 kB most reads have to look up their page first. Linux can merge
+pages that are in RAM into pages of 2 MB, 512 times fewer. It copies them, so this is done one piece at a time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from lightning_gnn_dist.graph.storage.maps import Map, all_maps, libc, maps_unde
 log = logging.getLogger(__name__)
 
 PAGE_BYTES = 1 << 21
-PIECE_BYTES = 1 << 25  # some 10 ms
+PIECE_BYTES = 1 << 25  # takes about 10 ms
 COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
-BUSY = (errno.EAGAIN, errno.EBUSY)  # of this piece, at this time
+BUSY = (errno.EAGAIN, errno.EBUSY)  # this piece cannot be merged now; others may
 
 _PIECES = "pieces that are not in large pages yet"
 
@@ -31,8 +31,8 @@ _PIECES = "pieces that are not in large pages yet"
 def enlarge_pages(graph: Graph) -> int:
     """Put the next piece of the graph's arrays into large pages. Returns how many pieces are left.
 
-    Only of arrays in this process's own RAM: those of files are the system's to keep, and memory that processes share
-    after a fork would be there twice.
+    Only arrays in this process's own RAM are moved: the system keeps the pages of mapped files, and memory that
+    processes share after a fork would be copied.
     """
     pieces = remembered(graph, _PIECES, lambda: deque(_pieces(graph)))
     try:
@@ -50,12 +50,12 @@ def _forget() -> None:
         pieces.clear()
 
 
-if hasattr(os, "register_at_fork"):  # from then on processes share what is left
+if hasattr(os, "register_at_fork"):  # the child shares the pieces that are left, so they stay where they are
     os.register_at_fork(before=_forget)
 
 
 def _pieces(graph: Graph) -> list[range]:
-    """Addresses of whole large pages, of the edges first."""
+    """The pieces of all arrays as ranges of addresses, those of the edges first."""
     tensors = [graph.indptr, graph.indices, *graph.node_arrays.values(), *graph.edge_arrays.values()]
     large = [(tensor, pages) for tensor in tensors if (pages := _whole_pages(tensor))]
     maps = all_maps() if large else []

@@ -1,4 +1,4 @@
-"""What is found out about a graph once, and kept for as long as somebody holds the graph."""
+"""Results that are computed once per graph, and kept as long as the graph is."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class _Memory:
-    """The lock lets one thread at a time find out, so that no two do the same work."""
+    """The results of one graph by key. The lock lets one thread at a time compute, so that no work is done twice."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # what is found out may need something else of the same graph
+        self.lock = threading.RLock()  # computing one result may ask for another of the same graph
         self.known: dict[Hashable, Any] = {}
 
 
@@ -24,7 +24,7 @@ _MEMORIES: weakref.WeakKeyDictionary[object, _Memory] = weakref.WeakKeyDictionar
 
 
 def remembered(graph: object, key: Hashable, find: Callable[[], T]) -> T:
-    """What ``find`` returned for this graph and this key, at the first call. It must not refer to the graph."""
+    """Return ``find()``, called once per graph and key. Its result must not refer to the graph, which it would keep."""
     memory = _memory_of(graph)
     if key not in memory.known:
         with memory.lock:
@@ -36,20 +36,20 @@ def remembered(graph: object, key: Hashable, find: Callable[[], T]) -> T:
 
 @contextmanager
 def memory_of(graph: object) -> Iterator[dict[Hashable, Any]]:
-    """All that is known of a graph, for what is not kept for good. No other thread looks at the same time."""
+    """The dict of a graph's results, for callers that also remove some. Other threads wait until the block ends."""
     memory = _memory_of(graph)
     with memory.lock:
         yield memory.known
 
 
 def of_all_graphs(key: Hashable) -> list[Any]:
-    """What is known under this key, of every graph that has it."""
+    """The results under this key, of all graphs that have one."""
     memories = list(_MEMORIES.values())
     return [memory.known[key] for memory in memories if key in memory.known]
 
 
 def _memory_of(graph: object) -> _Memory:
-    memory = _MEMORIES.get(graph)  # without making a lock each time
+    memory = _MEMORIES.get(graph)  # without making a new lock on every call
     return _MEMORIES.setdefault(graph, _Memory()) if memory is None else memory
 
 
@@ -58,5 +58,5 @@ def _unlock() -> None:
         memory.lock = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):  # the thread that held a lock is not in the child
+if hasattr(os, "register_at_fork"):  # a lock may be held by a thread that the child does not have
     os.register_at_fork(after_in_child=_unlock)

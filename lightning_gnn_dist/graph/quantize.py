@@ -10,14 +10,14 @@ from torch import Tensor
 from lightning_gnn_dist.checks import check_plain, check_tensor, shown
 from lightning_gnn_dist.graph.convert import SUFFIX, check_finite
 
-LARGEST = 127  # of int8, so that both signs have the same range
+LARGEST = 127  # -128 is not used, so both signs have the same range
 ROWS_AT_ONCE = 1 << 16
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``x`` as int8 and one scale per row: ``data.x, data.x_scale = quantize_rows(data.x)``.
+    """``x`` as int8 and one float32 scale per row: ``data.x, data.x_scale = quantize_rows(data.x)``.
 
-    Batches have ``x`` as float32 again. An entry is off by at most 1/254 of the largest in its row.
+    Batches hold ``x`` as float32 again. An entry is off by at most 1/254 of the largest in its row.
     """
     check_tensor("x", x, "features, one row for each node")
     if x.dim() < 2 or not x.is_floating_point() or (len(x) and not x.numel()):
@@ -35,7 +35,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scale_of(name: str, arrays: Mapping[str, Tensor]) -> Tensor | None:
-    """The scales of the array ``name``, if it is int8 and ``<name>_scale`` holds one float for each row of it."""
+    """The array ``<name>_scale`` if it scales the int8 array ``name``, one float per row; otherwise None."""
     array, scale = arrays[name], arrays.get(name + SUFFIX)
     if array.dtype != torch.int8 or scale is None or not scale.is_floating_point() or scale.numel() != len(array):
         return None

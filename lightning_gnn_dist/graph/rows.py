@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Lookup:
-    """From ids of the graph to positions in ``nodes``, without an array as long as the graph."""
+    """Finds the positions of node ids in ``nodes``, without an array as long as the graph."""
 
     def __init__(self, nodes: Tensor) -> None:
         self.order: Tensor | None = None
@@ -25,7 +25,7 @@ class Lookup:
         return self._nearest(ids)[1]
 
     def __call__(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions of the ids that are present, and which are."""
+        """The positions in ``nodes`` of those ids that it holds, and a boolean per id: whether it holds it."""
         at, found = self._nearest(ids)
         return at[found] if self.order is None else self.order[at[found]], found
 
@@ -37,7 +37,7 @@ class Lookup:
 
 
 def edge_positions(indptr: Tensor, rows: Tensor) -> Tensor:
-    """Where the edges of ``rows`` stand in the CSR, row after row."""
+    """The positions in ``indices`` of the edges of ``rows``, row after row."""
     start = indptr[rows]
     degree = indptr[rows + 1] - start
     before = degree.cumsum(0) - degree
@@ -45,12 +45,12 @@ def edge_positions(indptr: Tensor, rows: Tensor) -> Tensor:
 
 
 def bytes_per_row(arrays: Mapping[str, Tensor]) -> int:
-    """What one row of all these arrays takes."""
+    """The bytes of one row of every array, added up."""
     return sum(array[:1].nbytes for array in arrays.values())
 
 
 def take_rows(array: Tensor, rows: Tensor) -> Tensor:
-    """``array[rows]`` in RAM. In increasing order, so that a memory map is read forwards."""
+    """A copy of ``array[rows]`` in RAM; a memory map is read forwards, whatever the order of ``rows``."""
     if rows.numel() < 2 or bool((rows[1:] > rows[:-1]).all()):
         return array.index_select(0, rows)
     order = rows.argsort()
@@ -60,6 +60,7 @@ def take_rows(array: Tensor, rows: Tensor) -> Tensor:
 
 
 def count_per_row(indptr: Tensor, rows: Tensor, found: Tensor) -> Tensor:
+    """How many edges of each row ``found`` marks, a boolean for each edge of ``rows``."""
     degree = indptr[rows + 1] - indptr[rows]
     row = torch.arange(rows.numel()).repeat_interleave(degree)
     return torch.bincount(row[found], minlength=rows.numel())

@@ -1,8 +1,8 @@
-"""A graph made to order: communities whose members look alike only from a distance.
+"""A random graph of communities with noisy features.
 
-Degree-corrected stochastic blocks (Karrer and Newman, Physical Review E 2011, arXiv:1008.3926). Features are
-noisy, so a node is recognised through its neighbours; a partition that follows the communities leaves every
-part with few of the classes. Both are what distributed training has to cope with.
+The degree-corrected stochastic block model (Karrer and Newman, Physical Review E 2011, arXiv:1008.3926). The noise
+makes a model need a node's neighbours, and a partition that follows the communities leaves every part with few of the
+classes. Distributed training has to cope with both.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def communities(
     Args:
         num_nodes: How many nodes.
         num_classes: How many communities; the community is the label.
-        mean_degree: In-neighbours per node. Edges run in both directions.
-        homophily: The share of edges that stay inside a community by choice.
+        mean_degree: In-neighbours per node, before edges drawn twice are merged. Edges run in both directions.
+        homophily: Share of edges that are drawn inside a community; the others may end anywhere.
         num_features: Length of a feature vector.
         noise: Standard deviation of the features around the mean of their class, whose entries have deviation 1.
         train_share: Share of nodes to train on. Half of the others validate, half test.
@@ -79,7 +79,7 @@ def communities(
 
 
 def _edges(label: NDArray[np.int64], count: int, homophily: float, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Distinct edges in both directions, ends drawn in proportion to heavy-tailed weights."""
+    """Distinct edges in both directions, shape (2, E). Ends are drawn in proportion to heavy-tailed weights."""
     weight = np.minimum(generator.pareto(2.5, label.size) + 1.0, 30.0)
     order = np.argsort(label, kind="stable")  # community after community
     ladder = np.concatenate([[0.0], np.cumsum(weight[order])])

@@ -1,4 +1,4 @@
-"""NaN, infinity and labels that are none, found before training makes all weights of them."""
+"""Finds NaN, infinity and invalid labels before training spreads them to all weights."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor
 from lightning_gnn_dist.graph.graph import Graph
 
 NODE_ARRAYS, EDGE_ARRAYS = ("x", "x_scale"), ("edge_weight", "edge_attr")  # what models read
-IGNORED = -100  # which cross_entropy leaves out
+IGNORED = -100  # the label that cross_entropy leaves out
 _NUMBERS_AT_ONCE = 1 << 22  # bounds what is read of a memory map at a time
 _WAY_OUT = "Repair it, or switch this check off by Loading(check_values=False)."
 
 
 class ValueCheck:
-    """Looks at each graph once, one pass over the arrays that models read, in pieces.
+    """Refuses bad values in the arrays that models read. A graph that was checked last is not checked again.
 
     Args:
-        is_on: Whether it looks at all.
+        is_on: False switches all checks off.
     """
 
     def __init__(self, *, is_on: bool) -> None:
@@ -25,13 +25,13 @@ class ValueCheck:
         self._seen: Graph | None = None
 
     def of_training(self, graph: Graph, seeds: Tensor) -> None:
-        """What a rank trains on, and the labels of what it learns from."""
+        """Check the arrays of a rank's graph and the labels of its seeds."""
         if graph is not self._seen:
             self.of_arrays(graph)
             self.of_labels(graph, seeds, "train_mask")
 
     def of_arrays(self, graph: Graph) -> None:
-        """The arrays that models read."""
+        """Refuse NaN and infinity in the arrays that models read: one pass over them, in pieces."""
         if not self.is_on or graph is self._seen:
             return
         for name in NODE_ARRAYS:
@@ -45,7 +45,7 @@ class ValueCheck:
         self._seen = graph
 
     def of_labels(self, graph: Graph, nodes: Tensor, mask: str) -> None:
-        """Labels that are used: whole numbers from 0 on, one a node; or finite numbers."""
+        """Refuse labels of ``nodes`` that are not finite, or negative but not -100. The error names ``mask``."""
         labels = graph.node_arrays.get("y")
         if not self.is_on or labels is None or not nodes.numel():
             return
@@ -55,7 +55,7 @@ class ValueCheck:
         elif labels.dim() == 1 and labels.dtype != torch.bool:
             bad, what = (used < 0) & (used != IGNORED), f"and classes are counted from 0 ({IGNORED} counts for nothing)"
         else:
-            return  # several labels a node may have a sign for those that are missing
+            return  # with several labels per node, a negative one may stand for a missing one
         if bool(bad.any()):
             first = int(bad.nonzero()[0])
             node = _name(graph, int(nodes[first]))
@@ -66,20 +66,20 @@ class ValueCheck:
 
 
 def _first_bad(array: Tensor | None) -> int | None:
-    """The first row with a number that is not finite."""
+    """The first row with a number that is not finite, or None."""
     if array is None or not (array.is_floating_point() or array.is_complex()) or not array.numel():
         return None
     rows = max(1, _NUMBERS_AT_ONCE * len(array) // array.numel())
     for start in range(0, len(array), rows):
         piece = array[start : start + rows]
-        if not bool(piece.sum().isfinite()):  # no NaN gets lost in a sum, which is as fast as memory
-            bad = ~piece.isfinite().view(len(piece), -1).all(1)  # or large numbers have overflowed it
+        if not bool(piece.sum().isfinite()):  # a sum keeps NaN and infinity, and is as fast as memory
+            bad = ~piece.isfinite().view(len(piece), -1).all(1)  # none, if large numbers have overflowed the sum
             if bool(bad.any()):
                 return start + int(bad.nonzero()[0])
     return None
 
 
 def _name(graph: Graph, row: int) -> int:
-    """The number that the user knows a node by: a part counts its nodes anew."""
+    """The node's id in the whole graph: a part numbers its nodes from 0."""
     ids = graph.node_arrays.get("n_id")
     return row if ids is None else int(ids[row])

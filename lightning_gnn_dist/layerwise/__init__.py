@@ -1,1 +1,1 @@
-"""One layer after the other, for all nodes."""
+"""Prediction for all nodes, one layer after the other."""

@@ -1,4 +1,4 @@
-"""One layer of a model, for many nodes, in batches that keep a budget of memory."""
+"""One layer of a model, computed for many nodes in batches that keep to a budget of memory."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 Layer = Callable[[Data], Tensor]
 Rows = np.ndarray[Any, Any]
 OnRows = Callable[[Data, Tensor], object]
-COPIES = 3  # of rows: what a layer reads, and what it makes of that on the way
+COPIES = 3  # a layer's rows, and what it computes from them on the way, take so many times their bytes
 _BYTES_OF_AN_EDGE = 120  # in the sampler's working memory and in the batch
-_PLANNED = 0.6  # of the budget; windows of files come on top, and what an allocator keeps of the batch before
+_PLANNED = 0.6  # share of the budget; windows of files and what an allocator keeps of the last batch come on top
 
 
 class HasLayers(Protocol):
-    """A module that can be asked for one layer after the other."""
+    """A module whose layers can be called one after the other."""
 
     def layers(self) -> Sequence[Layer]:
-        """Functions of a batch of one hop, whose ``x`` is what the function before returned; the last one's is kept.
+        """Return a function for each layer. It takes a batch of one hop, whose ``x`` has the rows of the layer before.
 
-        Each returns a row for each of the first ``batch.batch_size`` nodes. Beside ``x`` the batch is an ordinary one:
-        ``blocks[0]``, ``edge_index``, ``n_id``, and the graph's other arrays.
+        It returns a row for each of the first ``batch.batch_size`` nodes. Beside ``x``, the batch is as usual: it has
+        ``blocks[0]``, ``edge_index``, ``n_id``, and the graph's other arrays. The last layer's rows are the prediction.
         """
         ...
 
 
 def has_layers(model: LightningModule) -> bool:
-    """Whether it is one. An attribute of that name, such as a list of modules, is something else."""
+    """Whether a model has a method ``layers``. An attribute of that name, such as a list of modules, does not count."""
     return callable(getattr(type(model), "layers", None))
 
 
 @dataclass
 class LayerWork:
-    """What one rank does. A subclass says of which nodes, and where rows of inner layers go.
+    """The work of one rank. A subclass decides for which nodes, and where rows of inner layers go.
 
     Attributes:
-        model: Has a method ``layers``.
-        path: The file for the rows of the last layer, which all ranks share. None: none is written.
-        budget_bytes: What a batch may take.
+        model: A module with a method ``layers``.
+        path: The file for the rows of the last layer, which all ranks share, or None to write none.
+        budget_bytes: Bytes that a batch may take.
         on_rows: Called with each batch of the last layer and the rows of its seeds.
-        dtype: Of a layer's rows: in a file, bfloat16 is float32.
+        dtype: The type of the rows of the layer before, to which ``x`` is converted back: files hold no bfloat16.
     """
 
     model: LightningModule
@@ -71,7 +71,7 @@ class LayerWork:
         return list(cast(HasLayers, self.model).layers())
 
     def compute(self, layer: Layer, graph: Graph, nodes: range, on_rows: OnRows | None) -> Iterator[tuple[range, Rows]]:
-        """The rows of some nodes, batch by batch."""
+        """Compute a layer for ``nodes`` of a graph; yield each batch's nodes and their rows."""
         start, bytes_out, dtype, source = nodes.start, bytes_per_row(graph.node_arrays), self.dtype, FileRows(graph)
         while start < nodes.stop:
             stop = end_of_batch(graph, start, nodes.stop, self.budget_bytes, bytes_out)
@@ -82,21 +82,21 @@ class LayerWork:
             if on_rows is not None:
                 on_rows(batch, outputs[: stop - start])
             start, bytes_out, self.dtype = stop, rows[:1].nbytes, outputs.dtype
-            del batch, outputs, rows  # or two batches would be held while the next is made
+            del batch, outputs, rows  # otherwise two batches would be held while the next is made
 
     def shared_rows(self, path: Path, num_rows: int) -> SharedRows:
-        """A file that all ranks write."""
+        """A file that all ranks write together."""
         return SharedRows(path, num_rows, self.model.device, "a layer")
 
 
 def with_x(graph: Graph, rows: Path) -> Graph:
-    """The graph with other features: what a layer said of its nodes."""
+    """The graph with other features ``x``: a layer's rows in a file."""
     x = torch.from_numpy(map_npy(rows))
     return checked_graph(graph.indptr, graph.indices, graph.node_arrays | {"x": x}, graph.edge_arrays)
 
 
 def end_of_batch(graph: Graph, start: int, end: int, budget_bytes: int, bytes_out: int) -> int:
-    """The node after the last one that can be computed together with ``start`` within the budget."""
+    """The end of the largest batch from ``start`` on that keeps to the budget; at least ``start + 1``."""
     bytes_in = bytes_per_row(graph.node_arrays)
     per_edge = _BYTES_OF_AN_EDGE + bytes_per_row(graph.edge_arrays)
     first = int(graph.indptr[start])
@@ -112,7 +112,7 @@ def end_of_batch(graph: Graph, start: int, end: int, budget_bytes: int, bytes_ou
 
 
 def _batch(graph: Graph, source: FileRows, nodes: Tensor, dtype: torch.dtype | None) -> Data:
-    """These nodes with all that send to them."""
+    """A batch of one hop: ``nodes`` as seeds, with all their in-neighbours."""
     (sample,) = NeighborSampler([-1]).sample_bulk(graph, [nodes], [BatchKey(0, 0, 0)])
     source.release()
     batch = source.assemble(sample)

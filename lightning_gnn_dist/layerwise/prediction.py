@@ -1,9 +1,9 @@
-"""What a model says of every node, one layer at a time.
+"""Predictions of a model for every node, computed one layer at a time.
 
     h_0 = x,   h_l[v] = layer_l(h_(l-1)[v], {h_(l-1)[u] : u -> v}) for all v, before any h_(l+1)
 
-So a layer is computed once for each node. Batches with all neighbours compute the inner layers of a node again for
-every batch that it is reached from, and hold all that is reached by as many hops as there are layers.
+So a layer is computed once for each node. Batches with all neighbours would compute the inner layers of a node again
+for every batch that reaches it, and hold all nodes within as many hops as there are layers.
 """
 
 from __future__ import annotations
@@ -51,32 +51,31 @@ def predict_by_layer(
     overwrite: bool = False,
     **options: Any,
 ) -> None:
-    """Write the rows of all nodes to one ``.npy``, row ``v`` for node ``v``, shared by all ranks of the trainer.
+    """Write the model's rows of all nodes to one ``.npy``, row ``v`` for node ``v``; all ranks share the work.
 
         class SAGE(pl.LightningModule):
             def layers(self):
                 return [lambda batch: self.conv1(batch.x, batch.edge_index).relu(), self.last]
 
-    Of a sharded graph, every rank computes a layer for nodes of its own shard. Before the next one it is sent, once,
-    the rows of the nodes elsewhere that send to them. All these lie in a folder beside the shards, which vanishes: it
-    takes as much as the arrays of those nodes. Rows are written in the order of ``n_id``, that of the graph before it
-    was divided.
+    With a sharded graph, every rank computes a layer for nodes of its own shard. Before the next layer it receives the
+    rows of the nodes of other ranks that send to these. The rows lie in a temporary folder beside the shards, which
+    takes as much room as the arrays of all these nodes. The file is in the order of ``n_id``, that of the graph before
+    it was divided.
 
     Args:
         trainer: Starts the ranks, places the model and sets the precision.
-        model: Has a method ``layers``, see :class:`HasLayers`.
-        graph: All ranks need it, and storage that they share for the file and those of inner layers beside it. Or the
-            data module of a graph that no host holds: then only the file itself needs such storage.
-        path: The file. It appears when it is complete. None: ``on_rows`` has what is to be kept. Only for a sharded
-            graph.
+        model: A module with a method ``layers``, see :class:`HasLayers`.
+        graph: The graph, on every rank; the file, and those of inner layers beside it, then need storage that all ranks
+            share. Or the data module of a sharded graph: then only the file itself needs such storage.
+        path: The file. It appears when it is complete. With a sharded graph and ``on_rows``, None writes no file.
         on_rows: Called on each rank with the batches of the last layer and the rows of their ``batch_size`` seeds. Over
             all ranks, every node is a seed once: ``metric.update(rows[mask], batch.y[:batch.batch_size][mask])`` with
             ``mask = batch.test_mask[:batch.batch_size]`` is an exact evaluation.
-        budget_bytes: What a batch may take on each rank, beside what the process has anyway. What a layer makes of
-            every edge, as attention does, comes on top; so do, where there is no ``/proc``, pages of mapped files. A
-            node with more neighbours than the budget allows is a batch of its own.
-        overwrite: Replace a file that is there.
-        options: Those of ``trainer.predict``: ``ckpt_path``, ``weights_only``.
+        budget_bytes: Bytes that a batch may take on each rank, beside what the process takes anyway. What a layer
+            computes for every edge, as attention does, comes on top; so do pages of mapped files where there is no
+            ``/proc``. A node with more neighbours than the budget allows is a batch of its own.
+        overwrite: Replace an existing file.
+        options: Passed to ``trainer.predict``: ``ckpt_path``, ``weights_only``.
     """
     path = None if path is None else check_npy("path", path)
     check_instance("graph", graph, Graph | HoldsShards, "a Graph or a ShardedDataModule")
@@ -91,7 +90,7 @@ def predict_by_layer(
         work = ShardedWork(model, path, budget_bytes, on_rows, folder=graph.shards_path)
     else:
         work = _Work(model, path, budget_bytes, on_rows, graph=graph)
-    # As a step of Lightning's own loop: ranks are started, the checkpoint is loaded, and the precision holds.
+    # Run as a step of Lightning's loop, which starts ranks, loads the checkpoint and sets the precision.
     model.predict_step = work.step  # type: ignore[method-assign]
     try:
         trainer.predict(model, dataloaders=_Once(), return_predictions=False, **options)
@@ -100,7 +99,7 @@ def predict_by_layer(
 
 
 class _Once:
-    """A loader of one batch: Lightning asks for one, and the work is a step's."""
+    """A loader of one batch, so that Lightning runs one step, which does all the work."""
 
     def __len__(self) -> int:
         return 1
@@ -111,12 +110,12 @@ class _Once:
 
 @dataclass(kw_only=True)
 class _Work(LayerWork):
-    """Of a rank that has the whole graph. All of them meet after each layer."""
+    """The work of a rank that has the whole graph. All ranks meet after each layer."""
 
     graph: Graph
 
     def step(self, batch: Tensor) -> Tensor:
-        """In the place of the module's own."""
+        """Take the place of the module's ``predict_step``."""
         assert self.path is not None
         layers = self.layers()
         num_nodes, num_ranks = self.graph.num_nodes, collectives.world_size()
@@ -137,7 +136,7 @@ class _Work(LayerWork):
         return batch
 
     def _write_layer(self, layer: Layer, graph: Graph, file: SharedRows, on_rows: OnRows | None) -> None:
-        """This rank's share of the nodes."""
+        """Compute a layer for this rank's share of the nodes, and write their rows."""
         rank, num_ranks = collectives.rank(), collectives.world_size()
         start, end = graph.num_nodes * rank // num_ranks, graph.num_nodes * (rank + 1) // num_ranks
         for nodes, rows in self.compute(layer, graph, range(start, end), on_rows):
@@ -161,7 +160,7 @@ def _check(trainer: Trainer, model: LightningModule, budget_bytes: int) -> None:
 
 
 def _check_options(options: dict[str, Any]) -> None:
-    """Those that ``trainer.predict`` knows, and that are not decided here."""
+    """Refuse options that ``trainer.predict`` does not know, or that are decided here."""
     known = inspect.signature(Trainer.predict).parameters.keys() & {"ckpt_path", "weights_only"}
     if unknown := sorted(options.keys() - known):
         raise TypeError(

@@ -1,8 +1,8 @@
-"""Some of the nodes with the rows of all that send to them, in files: what a rank computes a layer on.
+"""The nodes that a rank computes, and the rows of all nodes that send to them, in files.
 
-    own nodes 0 to n, and behind them their halo: nodes elsewhere, in increasing order of their ids
+    own nodes 0 to n, and behind them their halo: nodes of other ranks, in increasing order of their ids
 
-A row of the halo comes from the rank that computes it, once for each layer, in rounds that bound what a rank holds.
+A row of the halo comes from the rank that computes it, once for each layer, in rounds that limit a rank's memory.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.wire.collectives import Channel
 
-_COPIES = 6  # of what a round sends: as rows, as bytes, as what came; and what an allocator holds on to
+_COPIES = 6  # of the rows that a round sends: sent, as bytes, received, and kept by an allocator
 _BYTES_OF_AN_EDGE = 80  # while local ids are looked up
 _ROWS_AT_ONCE = 1 << 16
 
 
 class Division:
-    """Which nodes each rank computes: those of a shard, divided among all ranks that hold it.
+    """Which nodes each rank computes: the nodes of a shard are divided among all ranks that hold it.
 
     Args:
         bounds: Where the shards begin.
@@ -55,16 +55,16 @@ class Division:
 
 
 class RemoteRows:
-    """A rank's own nodes and their halo, as a graph whose arrays are files.
+    """A rank's own nodes and their halo, as a graph whose arrays are files. To construct it is collective.
 
-    It holds a batch of edges or rows in RAM, and at first some 40 bytes for each node of the halo.
+    It holds a piece of the edges or rows in RAM, and at first about 40 bytes for each node of the halo.
 
     Args:
-        shard: Has the own nodes.
-        division: Says which they are.
-        channel: All ranks.
-        folder: For the files, on this host.
-        budget_bytes: What a batch of edges, or a round of the exchange, may take.
+        shard: The shard that has the own nodes.
+        division: Which nodes of the shard are this rank's own.
+        channel: The channel of all ranks.
+        folder: A folder on this host for the files.
+        budget_bytes: Bytes that a piece of edges, or a round of the exchange, may take.
     """
 
     def __init__(self, shard: Shard, division: Division, channel: Channel, folder: Path, budget_bytes: int) -> None:
@@ -85,7 +85,7 @@ class RemoteRows:
         return self.num_own + self.ids.numel()
 
     def graph(self) -> Graph:
-        """The rows of the own nodes, and the arrays of all. Collective."""
+        """The graph of own nodes and halo: the edges into own nodes, and the arrays of all nodes. Collective."""
         rows = _rows_of(self._shard, self._own)
         ends = rows.indptr[-1:].expand(self.ids.numel())
         indptr = self._kept("indptr", torch.cat([rows.indptr, ends]))
@@ -93,7 +93,7 @@ class RemoteRows:
         return checked_graph(indptr, self._local_indices(rows.indices), arrays, rows.edge_arrays)
 
     def complete(self, path: Path) -> None:
-        """Put the rows of the halo behind the own ones, which are in the file. Collective."""
+        """Add the rows of the halo to a file that has the own nodes' rows. Collective."""
         own, file = _map(path)[: self.num_own], RowFile(path, "a layer")
         for asked, cuts in self._rounds(own[:1].nbytes):
             told = self._channel.exchange(asked)
@@ -104,9 +104,9 @@ class RemoteRows:
         file.close()
 
     def _rounds(self, bytes_of_row: int) -> Iterator[tuple[list[Tensor], list[range]]]:
-        """What to ask each rank for, and where in the halo that is: as often on all ranks, also with nothing left.
+        """Yield the ids to ask each rank for and their positions in the halo: on all ranks in equally many rounds.
 
-        At most so many of one rank that neither what is asked nor what is answered exceeds the budget.
+        In a round, neither the ids asked for nor the rows in answer exceed the budget.
         """
         size = max(1, self._budget_bytes // (_COPIES * (bytes_of_row + 8) * self._channel.size))
         for start in range(0, self._most, size):
@@ -114,27 +114,27 @@ class RemoteRows:
             yield [self.ids[at.start : at.stop].to(self._small) for at in cuts], cuts
 
     def _cut(self, nodes: range) -> range:
-        """Where in the halo another rank's nodes are."""
+        """The positions in the halo of another rank's nodes."""
         return range(*torch.searchsorted(self.ids, torch.tensor([nodes.start, nodes.stop])).tolist())
 
     def _outside(self, indices: Tensor) -> Tensor:
-        """The nodes that send to the own ones and are none of them, in increasing order."""
+        """The nodes that send to own nodes and are not own, in increasing order."""
         found, new = torch.empty(0, dtype=torch.int64), list[Tensor]()
         for senders in indices.split(self._edges_at_once):
             new.append(senders[~_is_in(senders, self._own)].unique().to(torch.int64))
-            if sum(map(len, new)) > max(self._edges_at_once, len(found)):  # so that each is sorted a few times
+            if sum(map(len, new)) > max(self._edges_at_once, len(found)):  # so that each id is sorted only a few times
                 found, new = torch.cat([found, *new]).unique(), []
         every: Tensor = torch.cat([found, *new]).unique()
         return every
 
     def _agreed_most(self) -> int:
-        """The most nodes that any rank needs of another."""
+        """The largest number of nodes that any rank needs from another. Collective."""
         own = torch.tensor([max(map(len, self._cuts))])
         return int(torch.cat(self._channel.exchange([own] * self._channel.size)).max())
 
     def _with_halo(self, name: str, array: Tensor) -> Tensor:
         path, stored = self._folder / f"nodes-{name}.npy", array
-        if array.dtype == torch.bfloat16:  # numpy has none
+        if array.dtype == torch.bfloat16:  # numpy has no bfloat16
             stored = array.view(torch.int16)
         make(path, self.num_nodes, stored[:1].numpy())
         file = RowFile(path)
@@ -146,7 +146,7 @@ class RemoteRows:
         return _map(path).view(array.dtype)
 
     def _local_indices(self, indices: Tensor) -> Tensor:
-        """Own nodes by their position among the own, others by that in the halo behind them."""
+        """The edges' senders as local ids, in a file: own nodes first, the halo behind them."""
         path, dtype = self._folder / "indices.npy", index_dtype(self.num_nodes)
         npy.write_header(path, _numpy_dtype(dtype), tuple(indices.shape))
         for senders in indices.split(self._edges_at_once):
@@ -162,7 +162,7 @@ class RemoteRows:
 
 
 def _rows_of(shard: Shard, nodes: range) -> Graph:
-    """Those of some nodes of a shard, without a copy of what is large."""
+    """The rows of some nodes of a shard; edges and arrays are views."""
     first, last = nodes.start - shard.first_node, nodes.stop - shard.first_node
     rows, starts = shard.rows, shard.rows.indptr[first : last + 1]
     edges = slice(int(starts[0]), int(starts[-1]))

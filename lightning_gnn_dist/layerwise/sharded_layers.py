@@ -1,9 +1,8 @@
-"""Rows of all nodes of a graph that no host holds, one layer at a time.
+"""Predictions for all nodes of a sharded graph, one layer at a time.
 
-    h_l of the own nodes -> those of the halo come from the ranks that have computed them -> h_(l+1) of the own nodes
+    h_l of the own nodes -> h_l of the halo comes from the ranks that computed it -> h_(l+1) of the own nodes
 
-In sampling, groups of ranks with copies of the same shards ask each other nothing. Here they are one: each rank
-computes some of the nodes of its shard, so that a layer is computed once for each node.
+Several ranks may have the same shard. Each computes some of its nodes, so a layer is computed once for each node.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from lightning_gnn_dist.wire import collectives
 
 @dataclass(kw_only=True)
 class ShardedWork(LayerWork):
-    """Of a rank that has a shard.
+    """The work of a rank that has a shard.
 
     Attributes:
-        folder: Where the shards are.
+        folder: The folder of the shards.
     """
 
     folder: Path
 
     def step(self, batch: Tensor) -> Tensor:
-        """In the place of the module's own. All ranks meet before each layer, for its halo."""
+        """Take the place of the module's ``predict_step``. All ranks meet before each layer to exchange halos."""
         bounds, num_ranks = Bounds.read(self.folder), collectives.world_size()
         check_ranks(self.folder, bounds, num_ranks)
         division = Division(bounds, num_ranks)
@@ -45,7 +44,7 @@ class ShardedWork(LayerWork):
         shard = Shard.open(self.folder, collectives.rank() % bounds.num_shards)
         channel = collectives.open_channel(num_ranks)
         try:
-            with drafts.folder_beside(self.folder.resolve()) as folder:  # where shards are there is room for their rows
+            with drafts.folder_beside(self.folder.resolve()) as folder:  # the disk of the shards has room for rows
                 halo = RemoteRows(shard, division, channel, folder, self.budget_bytes)
                 graph = halo.graph()
                 for index, layer in enumerate(inner):
@@ -56,7 +55,7 @@ class ShardedWork(LayerWork):
         return batch
 
     def _next(self, layer: Layer, graph: Graph, halo: RemoteRows, folder: Path, index: int) -> Graph:
-        """The graph whose features are what a layer says of the nodes and their halo."""
+        """Compute a layer; return the graph whose ``x`` is its rows of the own nodes and their halo. Collective."""
         path, file = folder / f"layer-{index}.npy", None
         for nodes, rows in self.compute(layer, graph, range(halo.num_own), None):
             if file is None:

@@ -1,4 +1,4 @@
-"""One file with a row for every node, which all ranks write at once."""
+"""One file with a row for every node, to which all ranks write at once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lightning_gnn_dist.wire import collectives
 
 
 class SharedRows:
-    """Rows in a draft beside ``path``, until :meth:`publish` gives it that name. All methods but one are collective.
+    """Rows in a draft beside ``path``, until :meth:`publish` gives it that name. To construct it is collective.
 
     Args:
         path: The file. Ranks on several hosts need storage that they share.
-        num_rows: Of all ranks together.
-        device: Where the ranks' messages lie.
-        says: Whose rows these are, for what goes wrong.
+        num_rows: Number of rows of all ranks together.
+        device: The device of the ranks' messages.
+        says: What returned the rows, for error messages.
     """
 
     def __init__(self, path: Path, num_rows: int, device: torch.device, says: str = "predict_step") -> None:
@@ -33,13 +33,13 @@ class SharedRows:
         self._file: RowFile | None = None
 
     def write(self, ids: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """Row ``i`` becomes that of node ``ids[i]``. Collective the first time, when rank 0 makes the file."""
+        """Write ``rows[i]`` as the row of node ``ids[i]``. Collective the first time, when rank 0 makes the file."""
         if self._file is None:
             self._file = self._open(rows)
         self._file.write(ids, rows)
 
     def complete(self) -> None:
-        """Wait until every row of the draft is written."""
+        """Wait until every row of the draft is written. Collective."""
         assert self._file is not None
         self._file.close()
         written = self._sum(self._file.written)
@@ -47,14 +47,14 @@ class SharedRows:
             raise RuntimeError(f"{written} rows were written, but the graph has {self._num_rows} nodes.")
 
     def publish(self) -> None:
-        """Let the complete file appear."""
+        """Rename the complete draft to ``path``. Collective."""
         self.complete()
         if collectives.rank() == 0:
             os.replace(self.draft, self._path)
-        self._sum(0)  # no rank looks for the file before it is there
+        self._sum(0)  # so that no rank looks for the file before it is there
 
     def discard(self) -> None:
-        """Leave no draft behind, whatever happened. Not collective."""
+        """Close the draft, and delete it unless it was published. Not collective."""
         if self._file is not None:
             self._file.close()
         self.draft.unlink(missing_ok=True)

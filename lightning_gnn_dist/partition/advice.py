@@ -1,10 +1,10 @@
-"""From the figures of a partition to what to do with it.
+"""Advice from the figures of a partition: which strategy and which fan-out to use.
 
 The bounds come from measurements on eight graphs cut into eight parts (benchmarks/accuracy.md and the table of
 partitions in docs/data.md). Where labels differ between parts by more than chance, averaging alone lost between one
 and forty-nine points of accuracy, and gradients at every step none. Where parts are alike but a tenth of the nodes
-lost all neighbours, averaging lost up to nineteen points, and a correction on the whole graph found most of them;
-cut edges alone cost nothing as long as nodes kept some.
+lost all neighbours, averaging lost up to nineteen points, and a correction on the whole graph won most of them back.
+Cut edges alone cost nothing as long as nodes kept some.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ DIFFERENT = 0.15  # label skew beyond chance, in the mean over training nodes
 LOST = 0.1  # share of nodes without any neighbour
 UNEVEN = 1.25  # training nodes of the largest part against the mean
 SUPERNODES_PER_PART = 50  # 400 clusters for eight parts
-MOST = 0.75  # of a part in one batch
-BESIDE_A_PART = 200_000_000  # bytes at most, measured: edges that are looked up at a time, batches, activations
+MOST = 0.75  # share of a part that one batch may reach before another sampler is advised
+BESIDE_A_PART = 200_000_000  # bytes, the most that was measured: edges being looked up, batches, activations
 FANOUT = (15, 10)
 BATCH_SIZE = 1024
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was measured, and what follows.
+    """What the figures of a partition show, and the advice.
 
     Args:
-        parts_differ: Labels differ between the parts by more than chance.
-        edges_lost: Many nodes lost neighbours.
-        sentences: Both in words, and what follows.
+        parts_differ: Whether labels differ between the parts by more than chance.
+        edges_lost: Whether many nodes lost all their neighbours.
+        sentences: Both in words, then the advice.
     """
 
     parts_differ: bool
@@ -43,7 +43,7 @@ class Finding:
 
 
 def advise(graph: Graph, report: PartitionReport) -> Finding:
-    """Which strategy and which fan-out the figures suggest."""
+    """Advise on the strategy, the fan-out and the training nodes."""
     excess = skew_beyond_chance(graph, report)
     isolated = int(report.isolated_nodes.sum()) / max(graph.num_nodes, 1)
     parts_differ = excess is not None and excess >= DIFFERENT
@@ -59,7 +59,7 @@ def advise(graph: Graph, report: PartitionReport) -> Finding:
 
 
 def bytes_per_part(graph: Graph, report: PartitionReport) -> Tensor:
-    """What every part takes in RAM: its nodes, the edges among them and their arrays, shape ``(P,)``."""
+    """Bytes that every part takes in RAM: its nodes, the edges among them and their arrays, shape ``(P,)``."""
     per_node = sum(array[:1].nbytes for array in graph.node_arrays.values())
     per_node += 8 if "n_id" not in graph.node_arrays else 0  # a part knows its nodes' ids,
     per_node += 4  # and how much of their neighbourhoods it covers
@@ -68,9 +68,9 @@ def bytes_per_part(graph: Graph, report: PartitionReport) -> Tensor:
 
 
 def peak_bytes(graph: Graph, report: PartitionReport) -> int:
-    """About the most that a rank takes in RAM while it reads the largest part for good and trains on it.
+    """Bytes, about, that a rank takes in RAM at most to read the largest part, keep it, and train in small batches.
 
-    Beside its libraries and its model; small batches. Every rank knows the part of every node.
+    The part of every node, which every rank knows, is included; libraries and the model are not.
     """
     return int(bytes_per_part(graph, report).max()) + 4 * graph.num_nodes + BESIDE_A_PART
 
@@ -79,7 +79,7 @@ def skew_beyond_chance(graph: Graph, report: PartitionReport) -> float | None:
     """The mean label skew of the parts, less what parts drawn at random would have; ``None`` without labels.
 
     A part with ``n`` labelled nodes drawn at random has a skew of about ``sum_c sqrt(q_c (1 - q_c) / (2 pi n))``,
-    where ``q_c`` is the share of class ``c``: with few training nodes that is much.
+    where ``q_c`` is the share of class ``c``. That is much if training nodes are few.
     """
     y, mask = graph.node_arrays.get("y"), graph.node_arrays.get("train_mask")
     if report.label_skew is None or y is None:
@@ -121,10 +121,10 @@ def _fanout(graph: Graph, report: PartitionReport) -> str:
     degrees = graph.degrees() * (1 - report.cut_ratio)
     first = float(degrees.clamp(max=FANOUT[0]).mean())
     reached = degrees.clamp(max=FANOUT[1])
-    second = float((degrees * reached).sum() / degrees.sum().clamp(min=1e-9))  # who is reached has many neighbours
+    second = float((degrees * reached).sum() / degrees.sum().clamp(min=1e-9))  # nodes with many edges are reached more
     part = int(report.nodes.max())
     seeds = min(BATCH_SIZE, part if report.train_nodes is None else int(report.train_nodes.max()))
-    share = 1 - math.exp(-seeds * (1 + first + first * second) / part)  # as if they were drawn at random
+    share = 1 - math.exp(-seeds * (1 + first + first * second) / part)  # as if nodes were reached at random
     drawn = (
         f"A node keeps {float(degrees.mean()):.1f} neighbours in the mean, of which NeighborSampler({list(FANOUT)}) "
         f"draws {first:.1f}; a batch of {seeds:,} seeds reaches about {share:.0%} of a part"

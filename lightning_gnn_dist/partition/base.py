@@ -1,4 +1,4 @@
-"""A partition: every node in exactly one part. And what makes one: a partitioner."""
+"""Partitions, which put every node in exactly one part, and the partitioners that make them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.partition_report import PartitionReport
 
 MAX_EMPTY_PARTS = 1 << 20  # or as many as nodes: more parts than both are a mistake
-MAX_SHARE = 1_000_000  # of an average part, by which another may be larger: METIS counts thousandths in 32 bits
+MAX_SHARE = 1_000_000  # largest imbalance or slack: METIS counts it in thousandths, in 32 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +60,12 @@ class Partition:
         return (self.assignment == part).nonzero().view(-1)
 
     def counts(self) -> Tensor:
-        """How many nodes each part holds, shape ``(P,)``."""
+        """How many nodes each part holds, int64, shape ``(P,)``."""
         self._check_range()
         return torch.bincount(self.assignment, minlength=self.num_parts)
 
     def report(self, graph: Graph) -> PartitionReport:
-        """What this partition does to ``graph``: cut edges, halo, label skew. One pass over the edges."""
+        """Measure what this partition does to ``graph``: cut edges, halo, label skew. Reads the edges twice."""
         check_instance("graph", graph, Graph, "a Graph")
         if graph.num_nodes != self.assignment.numel():
             raise ValueError(
@@ -81,15 +81,15 @@ class Partitioner(Protocol):
     """Maps every node of a graph to a part.
 
     To write one, make a frozen dataclass whose fields are its settings and give it this one method. Its
-    result must be a function of the settings and the three arguments alone: ranks that never talk to
-    each other rely on it, and so does the cache. Start it with :func:`check_request`.
+    result must depend on the settings and the three arguments alone: ranks that never talk to each other
+    rely on it, and so does the cache. Call :func:`check_request` first.
     """
 
     def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition: ...
 
 
 def check_request(graph: Graph, num_parts: int, seed: int) -> None:
-    """Refuse what no partitioner can do."""
+    """Refuse arguments that no partitioner can work with, such as more parts than nodes."""
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
     graph.check_whole()
     check_at_least(1, num_parts=num_parts)

@@ -1,4 +1,4 @@
-"""Partitions on disk: computed once for a graph, read ever after, by every rank and every run."""
+"""Partitions on disk: computed once for a graph, then read by every rank and every run."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from lightning_gnn_dist.partition.kernels import Array
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # to be raised when the files change, or what a partitioner returns for the same settings
+VERSION = 1  # raise it when the files change, or what a partitioner returns for the same settings
 
 
 def cached_partition(
     graph: Graph, partitioner: Partitioner, num_parts: int, seed: int, cache_dir: str | Path | None = None
 ) -> Partition:
-    """``partitioner(graph, num_parts, seed)``, from the cache when it was computed before.
+    """``partitioner(graph, num_parts, seed)``, read from the cache if it was computed before.
 
     An entry is found by everything that decides the result: the graph's fingerprint, the partitioner with
-    its settings, ``num_parts`` and ``seed``. Processes may ask for the same one at the same time, also on
+    its settings, ``num_parts`` and ``seed``. Processes may ask for the same entry at the same time, also on
     several hosts that share the directory: each computes it, the first to finish stores it, and all return
     what was stored. An entry that cannot be read is computed again and replaced.
 
@@ -67,7 +67,7 @@ def cached_partition(
 
 
 def identity(value: object) -> str:
-    """What identifies a partitioner, in every process and at any time: its class and all of its fields."""
+    """A text that identifies a partitioner in every process: its class and all of its fields."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
@@ -122,7 +122,7 @@ def _compute(graph: Graph, partitioner: Partitioner, num_parts: int, seed: int) 
 
 
 def _store(partition: Partition, entry: Path, key: dict[str, Any]) -> Partition:
-    """Write under a temporary name, then rename: whoever finds the entry finds all of it."""
+    """Write an entry under a temporary name, then rename it, so that nobody reads half of it."""
     assignment = partition.assignment.numpy()
     with drafts.folder_beside(entry) as draft:
         save_for_good(draft / "assignment.npy", assignment)
@@ -137,7 +137,7 @@ def _store(partition: Partition, entry: Path, key: dict[str, Any]) -> Partition:
 
 
 def _rename(draft: Path, entry: Path) -> bool:
-    """Whether ``draft`` has become ``entry``; not when there is one already."""
+    """Rename ``draft`` to ``entry``. Returns False if the entry exists already."""
     try:
         os.rename(draft, entry)
     except OSError as error:
@@ -148,7 +148,7 @@ def _rename(draft: Path, entry: Path) -> bool:
 
 
 def _discard(entry: Path) -> None:
-    """Take a damaged entry away in one step, so that nobody else reads half of it."""
+    """Rename a damaged entry before it is deleted, so that nobody reads half of it."""
     rubbish = drafts.unused_name(entry)
     with contextlib.suppress(FileNotFoundError):  # another process found the damage too
         os.rename(entry, rubbish)
@@ -159,7 +159,7 @@ def _discard(entry: Path) -> None:
 
 
 def _read(entry: Path, key: dict[str, Any], num_nodes: int) -> Partition | None:
-    """The stored partition; ``None`` when there is none, or one that is damaged."""
+    """The stored partition, or ``None`` if there is none or it is damaged."""
     if not entry.exists():
         return None
     try:

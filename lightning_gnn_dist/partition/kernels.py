@@ -1,6 +1,6 @@
-"""The compiled loops of this folder. Each reads the CSR row by row and holds arrays as long as the nodes.
+"""The compiled loops of partitioning. Each reads the CSR row by row and holds arrays of one entry per node.
 
-They read all edges, so their Python callers look at all edges first: a pass that costs a few percent of theirs.
+They follow edges without a check, so their Python callers check all edges first, which takes a few percent longer.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
-PARTS_AT_ONCE = 64  # bits of the word that remembers, for a node, in whose halos it was counted
-MAX_PRICE = 1024  # edges that a move may cut; a node that costs more may as well go to the emptiest part
+PARTS_AT_ONCE = 64  # bits of the word that remembers in which parts' halos a node was counted
+MAX_PRICE = 1024  # more cut edges than a move may cost; after that nodes go to the emptiest part
 
 
 def compiled(function: Kernel) -> Kernel:
@@ -35,7 +35,7 @@ def tally(
     halo: Array,
     isolated: Array,
 ) -> None:
-    """Count for the parts from ``first`` on. All calls together read each row once."""
+    """Count edges and nodes for ``PARTS_AT_ONCE`` parts from ``first`` on. All calls together read each row once."""
     seen[:] = 0
     for node in range(indptr.size - 1):
         part = assignment[node]
@@ -59,7 +59,7 @@ def tally(
 
 @compiled
 def tally_between(indptr: Array, indices: Array, assignment: Array, between: Array) -> None:
-    """Count the edges from each part to each part."""
+    """Add to ``between[i, j]`` the number of edges from part ``i`` to part ``j``."""
     for node in range(indptr.size - 1):
         part = assignment[node]
         for edge in range(indptr[node], indptr[node + 1]):
@@ -85,9 +85,9 @@ def sort_rows(indptr: Array, indices: Array) -> None:
 
 @compiled
 def receives(indptr: Array, indices: Array, reader: Array, node: int, sender: int) -> bool:
-    """Whether the sorted row of ``node`` lists ``sender``, asked with senders that never decrease.
+    """Whether the sorted row of ``node`` lists ``sender``. Senders must not decrease from call to call.
 
-    ``reader[node]`` is where the row was left at the last question, so no row is read twice.
+    ``reader[node]`` is where the last call stopped in the row, so no row is read twice.
     """
     while reader[node] < indptr[node + 1] and indices[reader[node]] < sender:
         reader[node] += 1
@@ -96,7 +96,7 @@ def receives(indptr: Array, indices: Array, reader: Array, node: int, sender: in
 
 @compiled
 def count_neighbors(indptr: Array, indices: Array, degree: Array) -> int:
-    """Degrees in the undirected graph without self loops and duplicates; rows must be sorted.
+    """Count degrees in the undirected graph without self loops and duplicates; rows must be sorted.
 
     Returns how many edges have no counterpart in the other direction.
     """
@@ -117,7 +117,7 @@ def count_neighbors(indptr: Array, indices: Array, degree: Array) -> int:
 
 @compiled
 def list_neighbors(indptr: Array, indices: Array, one_way: int, cursor: Array, neighbors: Array) -> None:
-    """Write what :func:`count_neighbors` counted; ``cursor`` says where each node's list starts."""
+    """List the neighbours that :func:`count_neighbors` counted; ``cursor`` holds where each node's list starts."""
     reader = indptr[:-1].copy()
     for node in range(indptr.size - 1):
         for edge in range(indptr[node], indptr[node + 1]):
@@ -126,7 +126,7 @@ def list_neighbors(indptr: Array, indices: Array, one_way: int, cursor: Array, n
                 continue
             neighbors[cursor[node]] = sender
             cursor[node] += 1
-            # The look into the other row is what takes time: spare it when it cannot find anything.
+            # Reading the other row is what takes time: skip it if all edges have their reverse.
             if one_way and not receives(indptr, indices, reader, sender, node):
                 neighbors[cursor[sender]] = node
                 cursor[sender] += 1
@@ -139,7 +139,7 @@ def relieve(start: Array, neighbors: Array, assignment: Array, movable: Array, l
     price = 0
     while load.max() > capacity:
         moved = sweep(start, neighbors, assignment, movable, load, capacity, price, links)
-        # Stay at a price while it moves something: a node that left makes the next one cheaper.
+        # Keep the price while nodes move: a node that left makes the next one cheaper.
         if moved * 1000 <= assignment.size:
             price = price + 1 if price < 16 else 2 * price
 
@@ -155,7 +155,7 @@ def sweep(
     price: int,
     links: Array,
 ) -> int:
-    """Move the nodes whose move cuts at most ``price`` more edges; past ``MAX_PRICE`` any, anywhere."""
+    """Move nodes whose move cuts at most ``price`` more edges; above ``MAX_PRICE``, any node to any part with room."""
     moved = 0
     for node in range(start.size - 1):
         part = assignment[node]
@@ -182,7 +182,7 @@ def sweep(
 
 @compiled
 def occupy(assignment: Array, movable: Array, load: Array) -> None:
-    """Give every part without a movable node one from a part that has several."""
+    """Give every part without a movable node one from a part that has more than one."""
     empty = 0
     for node in range(assignment.size):
         while empty < load.size and load[empty] > 0:
@@ -211,8 +211,8 @@ def stream(
     """One pass of LDG or Fennel (formulas in streaming.py) over the nodes in ``order``, or 0, 1, 2, ..."""
     num_nodes, num_parts = indptr.size - 1, size.size
     links = np.zeros(num_parts, np.int64)
-    owed = num_parts * least  # nodes that parts below their least size still have to get
-    level = emptiest = 0  # sizes only grow, so the emptiest part is found by walking on
+    owed = num_parts * least  # nodes that parts below their least size must still get
+    level = emptiest = 0  # sizes only grow, so the search for the emptiest part continues where it stopped
     for turn in range(num_nodes):
         node = order[turn] if order.size else turn
         while size[emptiest] > level:
@@ -244,7 +244,7 @@ def stream(
 
 @compiled
 def score(links: int, size: int, capacity: int, fennel: bool, alpha: float) -> float:
-    """What a part offers a node that has ``links`` in-neighbours there."""
+    """The score of a part for a node that has ``links`` in-neighbours there."""
     if fennel:
         return float(links - alpha * 1.5 * np.sqrt(size))
     return float(links * (1.0 - size / capacity))

@@ -29,21 +29,20 @@ class MetisPartitioner:
     r"""Few cut edges and parts of equal size.
 
     METIS sees the graph without directions, self loops and duplicate edges, and bisects it recursively. It
-    needs that graph in RAM several times over: one too large for it is one for
+    needs that graph in RAM several times over: for a graph too large for that, use
     :class:`~lightning_gnn_dist.partition.streaming.StreamingPartitioner`.
 
-    METIS keeps its bound loosely, above all on small graphs, and may leave parts empty. So a last pass
-    moves nodes out of parts that are too full, those first whose move cuts fewest edges, and then into
-    parts that are empty: the bounds below always hold.
+    METIS may exceed its bound, above all on small graphs, and may leave parts empty. So a last pass moves nodes
+    out of parts that are too full, first those whose move cuts fewest edges, and then into parts that are
+    empty: the bounds below always hold.
 
     Args:
-        balance: What parts hold equally much of. ``"nodes"``: nodes. ``"train"``: training nodes *and*
-            nodes, so that ranks have equally many batches in an epoch; no part is left without a training
-            node. METIS itself balances nodes here: its Python binding knows one weight per node, and a mix
-            of both counts as that weight was measured to end with more cut edges than leaving the training
-            nodes to the last pass.
+        balance: What parts hold equally many of: ``"nodes"``, or with ``"train"`` training nodes *and* nodes,
+            so that ranks have equally many batches in an epoch and no part is without a training node. METIS
+            itself balances nodes in both cases, and the last pass moves training nodes: its Python binding
+            takes one weight per node, and a mix of both counts as that weight ended with more cut edges.
         imbalance: The share :math:`\epsilon` by which a part may exceed the average, rounded down to whole
-            nodes (but never below what makes all nodes fit).
+            nodes (but never so far that not all nodes fit).
     """
 
     balance: Balance = "nodes"
@@ -82,22 +81,22 @@ class MetisPartitioner:
 
     def _repair(self, start: Array, neighbors: Array, train: Array | None, assignment: Array, num_parts: int) -> None:
         if train is None:
-            train = np.ones(assignment.size, np.bool_)  # every node counts, and every node may move
+            train = np.ones(assignment.size, np.bool_)  # all nodes count and may move
         load = np.bincount(assignment[train], minlength=num_parts)
         capacity = part_capacity(int(train.sum()), num_parts, self.imbalance)
         kernels.relieve(start, neighbors, assignment, train, load, capacity)
         kernels.occupy(assignment, train, load)
-        # The training nodes stay where they are now; all others make the node counts right.
+        # The training nodes stay where they are now; the others are moved to balance the node counts.
         load = np.bincount(assignment, minlength=num_parts)
         capacity = part_capacity(assignment.size, num_parts, self.imbalance)
         kernels.relieve(start, neighbors, assignment, ~train, load, capacity)
 
 
 def undirected(graph: Graph) -> tuple[Array, Array]:
-    """The CSR that METIS wants: every edge both ways, no self loops, no duplicates.
+    """The CSR that METIS needs, row starts and neighbours: every edge both ways, no self loops, no duplicates.
 
-    Counts before it allocates, so it takes no more than the result (and, if the graph's rows are not
-    sorted, a sorted copy).
+    It counts before it allocates, so it takes no more memory than the result (and a sorted copy of the edges,
+    if the graph's rows are not sorted).
     """
     graph.check_edges()
     dtype = pymetis.zero_copy_dtype()

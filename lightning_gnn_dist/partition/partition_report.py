@@ -1,4 +1,4 @@
-"""What a partition does to a graph, in numbers: one table a user can read before training."""
+"""What a partition does to a graph, in numbers: a table to read before training."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ class PartitionReport:
 
     Args:
         nodes: Nodes in the part.
-        train_nodes: Nodes in the part that are trained on; ``None`` without a ``train_mask``.
+        train_nodes: Training nodes in the part; ``None`` without a ``train_mask``.
         inside_edges: Edges with both ends in the part. All others are cut.
         halo_nodes: Distinct nodes outside the part with an edge into it.
-        isolated_nodes: Nodes that have in-neighbours in the graph but none in their part, where a node is
-            not its own neighbour.
+        isolated_nodes: Nodes that have in-neighbours in other parts and none in their own, not counting themselves.
         label_skew: Total variation distance between the labels of the part and those of the whole graph:
-            0 when they are distributed alike, towards 1 when the part holds classes of its own. Of training
-            nodes if there is a ``train_mask``; negative labels are left out; NaN for a part without labels;
-            ``None`` when ``y`` is not one integer per node.
+            0 when they are distributed alike, towards 1 when the part holds classes of its own. Only training
+            nodes count if there is a ``train_mask``, and no negative labels. NaN for a part without labels;
+            ``None`` when ``y`` is not one integer per node, or no node is labelled.
         num_edges: Edges of the graph.
     """
 
@@ -123,7 +122,7 @@ def _tally_edges(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[Tens
 
 
 def edges_between(graph: Graph, assignment: Tensor, num_parts: int) -> Tensor:
-    """How many edges lead from each part (row) to each part (column), shape ``(P, P)``. One pass over the edges."""
+    """How many edges lead from each part (row) to each part (column), shape ``(P, P)``. Reads the edges twice."""
     graph.check_edges()
     between = np.zeros((num_parts, num_parts), np.int64)
     kernels.tally_between(graph.indptr.numpy(), graph.indices.numpy(), assignment.numpy(), between)
@@ -131,9 +130,9 @@ def edges_between(graph: Graph, assignment: Tensor, num_parts: int) -> Tensor:
 
 
 def labels_of_parts(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[Tensor, Tensor] | None:
-    """The classes of the training nodes, and how many of each there are in every part, shape ``(P, C)``.
+    """The classes of the training nodes, shape ``(C,)``, and how many of each every part has, shape ``(P, C)``.
 
-    Of all nodes if there is no ``train_mask``; ``None`` when ``y`` is not one integer per node.
+    All nodes count if there is no ``train_mask``. ``None`` if ``y`` is not one integer per node or nobody has a label.
     """
     y, train_mask = graph.node_arrays.get("y"), _train_mask(graph)
     if y is None or y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
@@ -160,7 +159,7 @@ def _counts(column: Tensor) -> list[str]:
 
 
 def _table(columns: list[tuple[str, list[str]]]) -> list[str]:
-    """Right-aligned lines, the heading first."""
+    """The lines of a right-aligned table, the heading first."""
     shown = [[title, *cells[:MAX_ROWS]] for title, cells in columns]
     widths = [max(map(len, column)) for column in shown]
     lines = [

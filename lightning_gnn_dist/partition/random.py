@@ -1,4 +1,4 @@
-"""Random parts: they look alike, and they keep one edge in P."""
+"""Random parts: they look alike, and keep one of P edges."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class RandomPartitioner:
     """Deal the nodes to the parts at random (RandomTMA, Zhu et al., arXiv:2305.09887).
 
     The nodes are shuffled and dealt like cards, so the parts' node counts differ by one at most. (The
-    paper lets every node choose a part by itself, which leaves the counts to chance.) Training nodes are
-    not counted: the parts hold equally many on average. An edge stays inside a part with probability
+    paper lets every node choose a part by itself, which leaves the counts to chance.) The counts of training
+    nodes are equal on average only. An edge stays inside a part with probability
     :math:`1/P`, and the parts' labels, features and degrees are distributed alike.
     """
 
@@ -28,12 +28,12 @@ class RandomPartitioner:
 
 
 def deal(count: int, num_parts: int, seed: int) -> Tensor:
-    """A part for each of ``count`` things, shuffled by ``seed``, so that parts get equally many up to one."""
+    """A random part for each of ``count`` things, int32. Parts get equally many, or one more."""
     cards = (np.arange(count) % num_parts).astype(np.int32)
     generator(seed).shuffle(cards)
     return torch.from_numpy(cards)
 
 
 def generator(seed: int) -> np.random.Generator:
-    """Randomness of its own for one partition: a counter-based stream that ``seed`` alone decides."""
+    """A random generator for one partition, which depends on ``seed`` alone."""
     return np.random.Generator(np.random.Philox(key=seed))

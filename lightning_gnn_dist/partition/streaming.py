@@ -1,4 +1,4 @@
-r"""Streaming partitioners: one look at each node, and no more memory than an entry per node.
+r"""Streaming partitioners: they read each node once per pass, and take memory for an entry per node.
 
 LDG, linear deterministic greedy (Stanton & Kliot, "Streaming graph partitioning for large distributed
 graphs", KDD 2012), gives node v to the part
@@ -13,7 +13,7 @@ scale graphs", WSDM 2014) gives it to the part
     \arg\max_p \; |N(v) \cap S_p| - \alpha \gamma |S_p|^{\gamma - 1},
     \qquad \gamma = \tfrac{3}{2}, \quad \alpha = \sqrt{P} \, \frac{m}{N^{3/2}}
 
-:math:`S_p` are the nodes that part p was given so far, :math:`C` is what it may hold. In repeated passes
+:math:`S_p` are the nodes that part p was given so far, :math:`C` is how many it may hold. In further passes
 (Nishimura & Ugander, "Restreaming graph partitioning", KDD 2013) the parts start empty again, but a
 neighbour that has not come yet counts where the pass before put it.
 """
@@ -43,8 +43,8 @@ MAX_PASSES = 10_000  # each reads all edges
 class StreamingPartitioner:
     r"""Fewer cut edges than random, for graphs too large for METIS.
 
-    The nodes pass by, each with its row of the CSR: :math:`N(v)` are its in-neighbours, and out-neighbours
-    are never looked up. An undirected graph, stored in both directions, loses nothing by that. On a directed
+    Nodes are read one by one, each with its row of the CSR: :math:`N(v)` are its in-neighbours, never its
+    out-neighbours. For an undirected graph, stored in both directions, that makes no difference. On a directed
     graph a single pass misses every edge whose sender comes after its receiver; further passes see all of
     them, from the receiver's side. Self loops do not count, an edge stored twice counts twice, and :math:`m`
     is half of the stored edges. A node without a placed in-neighbour goes to the emptiest part.
@@ -53,12 +53,11 @@ class StreamingPartitioner:
         method: ``"ldg"`` or ``"fennel"``, see the formulas in this file. Measured cuts are close.
         slack: A part holds at most :math:`C = (1 + \text{slack}) N / P` nodes and at least
             :math:`(1 - \text{slack}) N / P`, in whole nodes.
-        passes: How often the nodes pass by; 1 is what both papers do. Every pass costs one reading of the
-            edges. On real graphs five passes cut about half of what one does, and more gain little.
+        passes: How often the nodes are read; 1 is what both papers do. Every pass reads all edges. On real graphs
+            five passes cut about half as many edges as one does, and more passes gain little.
         order: ``"natural"`` takes the nodes as they are stored: a memory map is read from front to back,
-            and neighbours that are stored together stay together. The seed then changes nothing.
-            ``"random"`` shuffles them, for a graph whose storage order misleads; every row is then a jump
-            on the disk.
+            neighbours that are stored together stay together, and the seed changes nothing. ``"random"``
+            shuffles them, for a graph whose storage order misleads; every row is then a jump on the disk.
     """
 
     method: Method = "ldg"
@@ -92,5 +91,5 @@ class StreamingPartitioner:
         return Partition(torch.from_numpy(assignment), num_parts)
 
     def _order(self, num_nodes: int, seed: int) -> Array:
-        """The nodes in the order in which they pass; empty for 0, 1, 2, ..."""
+        """The order in which nodes are read; empty for 0, 1, 2, ..."""
         return generator(seed).permutation(num_nodes if self.order == "random" else 0)

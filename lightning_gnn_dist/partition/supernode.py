@@ -15,7 +15,7 @@ from lightning_gnn_dist.partition.random import deal
 class SuperNodePartitioner:
     r"""Deal ``num_supernodes`` METIS clusters to the parts at random (SuperTMA, arXiv:2305.09887).
 
-    The number of super-nodes sets where a partition lies between two extremes: one per part is
+    The number of super-nodes decides where a partition lies between two extremes: one per part is
     METIS (few cut edges, parts that look different), one per node is random (many cut edges,
     parts that look alike). With a share :math:`q` of the edges inside super-nodes, a part keeps
     :math:`q + (1 - q) / P` of its edges. The parts' counts of super-nodes differ by one at most.
@@ -32,7 +32,7 @@ class SuperNodePartitioner:
     def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
         check_request(graph, num_parts, seed)
         self._check_supernodes(graph, num_parts)
-        supernodes = MetisPartitioner()(graph, self.num_supernodes, seed)  # none of them is empty
+        supernodes = MetisPartitioner()(graph, self.num_supernodes, seed)  # none is empty
         part_of_supernode = deal(self.num_supernodes, num_parts, seed)
         return Partition(part_of_supernode[supernodes.assignment], num_parts)
 

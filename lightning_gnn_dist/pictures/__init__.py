@@ -1,1 +1,1 @@
-"""Pictures of runs: what is shown, and the two ways to draw it."""
+"""Charts of runs, drawn as SVG in a page or as PNG."""

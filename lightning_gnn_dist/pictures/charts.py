@@ -1,4 +1,4 @@
-"""What the pictures of runs show, before anything is drawn."""
+"""The charts of runs as data, before they are drawn."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from math import ceil
 
 from lightning_gnn_dist.callbacks.record import PartsRecord, RankRound, RunRecord
 
-MAX_COLUMNS = 120  # of a heat map; more rounds are drawn several to a column
-MAX_CLASSES = 12  # of a bar; the rarest beyond that are one
+MAX_COLUMNS = 120  # of a heat map; of more rounds, several share a column
+MAX_CLASSES = 12  # pieces of a bar; of more classes, the rarest are one piece
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Lines:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A number in each cell of a table, drawn as a colour: the ``cells`` of each row, of which some may be empty.
+    """A table whose numbers are drawn as colours. ``cells`` has a list for each row; None is an empty cell.
 
-    ``as_share`` says that the numbers lie between 0 and 1.
+    ``as_share`` is true if the numbers lie between 0 and 1.
     """
 
     title: str
@@ -48,7 +48,7 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar for each row, made of pieces: ``lengths`` has one for each piece."""
+    """A bar for each row, made of named pieces. ``lengths`` has a list for each row, with a number for each piece."""
 
     title: str
     unit: str
@@ -61,7 +61,7 @@ Chart = Lines | HeatMap | Bars
 
 
 def of_all(records: Mapping[str, RunRecord], metric: str) -> list[Lines]:
-    """The metric of several runs side by side: over time, over bytes, and over rounds."""
+    """The charts that compare runs: the metric over time, over bytes, and over rounds."""
     over_time, over_bytes, over_rounds = [], [], []
     for name, record in records.items():
         points = record.of_metric(metric)
@@ -78,7 +78,7 @@ def of_all(records: Mapping[str, RunRecord], metric: str) -> list[Lines]:
 
 
 def of_run(record: RunRecord) -> list[Chart]:
-    """One run: its parts, its steps and its time."""
+    """The charts of one run: its time, its batches, and its parts."""
     charts: list[Chart] = [_time_of_ranks(record), _batches_of_ranks(record)]
     if record.parts is not None:
         charts.append(_edges_between(record.parts))
@@ -103,7 +103,7 @@ def _time_of_ranks(record: RunRecord) -> Bars:
 
 
 def _batches_of_ranks(record: RunRecord) -> HeatMap:
-    """Ranks by rounds. A rank that came late, or left, has empty cells."""
+    """Batches of each rank in each round. A rank that came late, or left, has empty cells."""
     rounds = sorted({row.round_idx for rows in record.ranks for row in rows})
     per_column = max(1, ceil(len(rounds) / MAX_COLUMNS))
     groups = [rounds[at : at + per_column] for at in range(0, len(rounds), per_column)]
@@ -121,7 +121,7 @@ def _batches_in(rows: Sequence[RankRound], groups: Sequence[Sequence[int]]) -> l
 
 
 def _edges_between(parts: PartsRecord) -> HeatMap:
-    """Of the edges into each part, the share that comes from each: a column adds up to 1."""
+    """The share of the edges into each part (column) that comes from each part (row); a column adds up to 1."""
     totals = [max(1, sum(column)) for column in zip(*parts.edges, strict=True)]
     cells: list[list[float | None]] = [
         [count / total for count, total in zip(row, totals, strict=True)] for row in parts.edges
@@ -152,7 +152,7 @@ def _numbered(what: str, rows: Sequence[object]) -> list[str]:
 
 
 def table_of(records: Mapping[str, RunRecord], metric: str) -> list[list[str]]:
-    """A line for each run, under a line of titles."""
+    """A table with a line of titles and a line for each run."""
     titles = [
         "run",
         "strategy",
@@ -186,12 +186,12 @@ def _line_of(name: str, record: RunRecord, metric: str) -> list[str]:
 
 
 def _best(values: Sequence[float], metric: str) -> float:
-    """Losses and errors are best when small."""
+    """The best value of a metric: the smallest of losses and errors, otherwise the largest."""
     return min(values) if any(word in metric.lower() for word in ("loss", "err")) else max(values)
 
 
 def metric_of(records: Mapping[str, RunRecord]) -> str:
-    """What to compare runs by: what the first of them watches and most of them have."""
+    """The metric to compare runs by: the one that most of them monitor, the earliest if several tie."""
     names = [record.monitor for record in records.values() if record.monitor is not None]
     if not names:
         raise ValueError("No metric was logged in these runs: log one in validation_step, or name one by --metric.")

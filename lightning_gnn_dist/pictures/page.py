@@ -1,4 +1,4 @@
-"""One page about several runs that needs nothing but itself."""
+"""One HTML page about several runs, without other files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ font-size: 13px; } svg .grid { stroke: #e4e4e4; stroke-width: 1; }
 
 
 def page_of(records: Mapping[str, RunRecord], metric: str) -> str:
-    """The runs side by side, then each by itself."""
+    """The page as HTML: the runs side by side, then each run."""
     body = [
         f"<h1>{len(records)} {'run' if len(records) == 1 else 'runs'}</h1>",
         _table(table_of(records, metric)),

@@ -14,7 +14,7 @@ DOTS_PER_INCH = 150
 
 
 def write_pngs(records: Mapping[str, RunRecord], metric: str, folder: Path) -> list[Path]:
-    """A file for each chart: those of all runs, then those of each."""
+    """Write a file for each chart, first those that compare runs, then those of each run; return their paths."""
     figures = _figures()
     folder.mkdir(parents=True, exist_ok=True)
     charts: list[tuple[str, Chart]] = [(f"all-{number}", chart) for number, chart in enumerate(of_all(records, metric))]

@@ -1,4 +1,4 @@
-"""Charts as SVG that stands in a page by itself: no script, no font, no link."""
+"""Charts as SVG that a page can contain as they are: without scripts, fonts or links."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ COLOURS = (
 )
 WIDTH, HEIGHT = 460, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 34, 46
-_LINE = 17  # of a legend
+_LINE = 17  # height of a line of the legend, in pixels
 _MAX_LABELS = 16  # along an axis
-_MAX_NUMBERS = 12  # rows and columns of a heat map whose cells have room for their numbers
+_MAX_NUMBERS = 12  # rows or columns of a heat map up to which cells show their numbers
 _BAR = 20
-_CHARACTER = 6  # how wide one is, about
+_CHARACTER = 6  # width of a character, about
 
 
 def drawn(chart: Chart) -> str:
@@ -169,7 +169,7 @@ def _hint(text: str) -> str:
 
 
 def _shade(strength: float) -> str:
-    """From nearly white to dark blue."""
+    """The colour of a number from 0 to 1: from nearly white to dark blue."""
     light, dark = (242, 246, 252), (16, 60, 130)
     mixed = [round(a + (b - a) * min(1.0, strength)) for a, b in zip(light, dark, strict=True)]
     return "#" + "".join(f"{channel:02x}" for channel in mixed)

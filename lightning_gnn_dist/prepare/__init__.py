@@ -1,1 +1,1 @@
-"""Files become a saved graph, or shards of one, in bounded memory."""
+"""Turns files into a saved graph, or into shards of one, in bounded memory."""

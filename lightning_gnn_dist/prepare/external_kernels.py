@@ -20,7 +20,7 @@ def compiled(function: Kernel) -> Kernel:
 
 @compiled
 def count(nodes: Array, degrees: Array) -> None:
-    """How often each node occurs, added to ``degrees``."""
+    """Add to ``degrees`` how often each node occurs in ``nodes``."""
     for node in nodes:
         degrees[node] += 1
 
@@ -39,8 +39,8 @@ def deal(
 ) -> Array:
     """Write the keys of edges, bucket after bucket, and return where each bucket starts.
 
-    A key is the receiver, counted from the ``first`` of its bucket, and in its last ``bits`` bits the sender, and if
-    ``flag`` is 1, a bit that says whether the edge is a reverse one. ``edges`` takes which edge it is, unless empty.
+    The upper bits of a key are the receiver, counted from the ``first`` of its bucket. The last ``bits`` bits are the
+    sender and, if ``flag`` is 1, a bit that is 1 for a reverse edge. ``edges``, unless empty, gets each key's edge.
     """
     start = np.zeros(first.size + 1, np.int64)
     for at in range(sender.size):
@@ -69,9 +69,9 @@ def deal(
 
 @compiled
 def unpack(keys: Array, bits: int, flag: int, once: bool, senders: Array, degrees: Array, places: Array) -> int:
-    """The senders of sorted keys, and how many each row has; equal edges count once if asked. Returns how many.
+    """Write the senders of sorted keys, and add to each row's degree. Returns how many; ``once`` skips equal edges.
 
-    ``places`` takes where each of them stands among the keys, unless empty.
+    ``places``, unless empty, gets the position of each sender's key.
     """
     shift, mask = np.uint64(flag), (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
     kept = 0

@@ -1,4 +1,4 @@
-"""How much of a list of edges fits into memory at once, and where that cuts it."""
+"""How many edges fit into memory at once, and into which ranges of nodes that divides them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
 
-BYTES_PER_KEY = 16  # of a bucket while it is sorted and unpacked
-BYTES_PER_EDGE = 64  # of a piece while it is dealt, both ways
-MORE_PER_KEY = 40  # where edges carry something: the order of the keys, beside twice what is carried
-MORE_PER_EDGE = 32  # the same, beside six times what is carried
+BYTES_PER_KEY = 16  # while a bucket is sorted and unpacked
+BYTES_PER_EDGE = 64  # while a piece is dealt, both ways
+MORE_PER_KEY = 40  # if edges carry something: for the order of the keys, beside twice what is carried
+MORE_PER_EDGE = 32  # the same for a piece, beside six times what is carried
 KEYS_PER_BUCKET = 1 << 24  # larger buckets do not sort faster
-MAX_BUCKETS = 4096  # more only where the memory is too small for fewer: every piece is appended to all of them
+MAX_BUCKETS = 4096  # exceeded only if memory is too small: every piece is appended to all buckets
 MAX_EDGES_AT_ONCE = 1 << 22
 
 
@@ -22,13 +22,13 @@ def edges_at_once(memory_bytes: int, carried_bytes: int) -> int:
 
 
 def cut_nodes(degrees: Column, memory_bytes: int, carried_bytes: int, most_nodes: int) -> list[int]:
-    """Ranges of nodes whose edges are sorted together: where each begins, and where the last one ends.
+    """Ranges of nodes whose edges are sorted together: the first node of each, and the end of the last one.
 
     Args:
         degrees: How many edges each node has.
-        memory_bytes: What sorting a range may take.
-        carried_bytes: What an edge carries.
-        most_nodes: In a range.
+        memory_bytes: Bytes that sorting a range may take.
+        carried_bytes: Bytes that an edge carries.
+        most_nodes: The most nodes of a range.
     """
     per_key = BYTES_PER_KEY + (MORE_PER_KEY + 2 * carried_bytes if carried_bytes else 0)
     most = memory_bytes // per_key

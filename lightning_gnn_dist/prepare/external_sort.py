@@ -1,7 +1,7 @@
-"""Sorting more edges than fit into memory: dealt into buckets by receiver, which are sorted one after the other.
+"""Sorts more edges than fit into memory: deals them into buckets by receiver, and sorts one bucket after the other.
 
-Three passes, each of which reads and writes forwards: count the edges of every node, which gives ranges of nodes of
-about as many edges each; append every edge to the file of its range; sort each file and append it to the CSR.
+Three passes, each of which reads and writes forwards: count the edges of every node, which gives ranges of nodes with
+about equally many edges; append every edge to the file of its range; sort each file and append it to the CSR.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ FEWEST_PLACES = 1 << 10
 class ExternalSort:
     """Turns a list of edges into ``indptr.npy`` and ``indices.npy``; goes on where the journal says.
 
-    What edges carry is dealt and sorted beside them, into ``edges/``. Of equal edges the first is kept; reverse edges
-    come after all others.
+    What edges carry is dealt and sorted with them, into ``edges/``. Of equal edges that are kept once, the first stays;
+    added reverse edges count as the last.
 
     Args:
         edges: The edges.
         carried: What they carry, in the same order.
-        journal: Says what is done. Its folder takes the buckets, about 8 bytes an edge and direction.
-        out: The directory to write the two arrays into.
-        both_ways: Add the reverse of every edge and keep each once; else edges are kept as they are.
-        memory_bytes: What this may take beside arrays as long as the nodes.
-        once: Keep each edge once also where both ways are given.
-        num_senders: How many ids senders have, where receivers are some of the nodes alone, numbered anew.
-        number: What senders are called in the end. None: what they are called in the files.
+        journal: Records what is done. Its folder takes the buckets, about 8 bytes per edge and direction.
+        out: The directory to write the arrays into.
+        both_ways: Add the reverse of every edge, and keep each edge once.
+        memory_bytes: Bytes that this may take, beside arrays of one entry per node.
+        once: Keep each edge once, also without ``both_ways``.
+        num_senders: Senders lie below this number, if receivers are only some of the nodes, with numbers of their own.
+        number: The id to write for each sender. Default: the sender's own.
     """
 
     edges: EdgeFiles
@@ -113,7 +113,7 @@ class ExternalSort:
             sizes[bucket] += 8 * (here.stop - here.start)
 
     def sort(self, progress: Progress) -> None:
-        """Sort bucket after bucket, and append it to ``indices.npy``."""
+        """Sort one bucket after the other, and append it to ``indices.npy``."""
         bounds, indices, dtype = self._plan(), self.out / "indices.npy", self._dtype
         done, kept, removed = self.journal.get("buckets", 0), self.journal.get("kept", 0), 0
         cut_back(indices, write_header(indices, dtype, (0,)) + kept * dtype.itemsize)
@@ -133,7 +133,7 @@ class ExternalSort:
                 removed = done
 
     def _sort_bucket(self, bucket: int, num_rows: int) -> int:
-        """Append one bucket to what is sorted, and return how many edges it has."""
+        """Sort one bucket, append it to the arrays, and return how many edges it has."""
         size = self.journal.get("sizes")[bucket]
         keys = _read_all(self._bucket(bucket), np.dtype(np.uint64), size)
         order = np.argsort(keys, kind="stable") if self._width else np.empty(0, np.int64)
@@ -155,7 +155,7 @@ class ExternalSort:
         return kept
 
     def finish(self) -> None:
-        """Write ``indptr.npy``, and into the other files how many edges there are."""
+        """Write ``indptr.npy``, and the number of edges into the headers of the other files."""
         num_nodes, num_edges = self.journal.get("num_nodes"), self.journal.get("kept")
         indptr = np.zeros(num_nodes + 1, np.int64)
         np.cumsum(np.fromfile(self._rows, np.int64), out=indptr[1:])
@@ -165,7 +165,7 @@ class ExternalSort:
             write_header(file, rows.files[0].dtype, (num_edges, *rows.shape[1:]))
 
     def _plan(self) -> Column:
-        """Where each bucket begins and the last one ends: ranges of nodes that fit into memory together."""
+        """The first node of each bucket, and the end of the last one. With another ``memory_bytes``, start anew."""
         if self.journal.get("memory_bytes") != self.memory_bytes:
             self.journal.forget("memory_bytes", "bounds", "pieces", "sizes", "is_dealt", "buckets", "kept")
             shutil.rmtree(self._buckets, ignore_errors=True)
@@ -188,7 +188,7 @@ class ExternalSort:
 
     @property
     def _bits(self) -> int:
-        """Of a key, those that are not the receiver's."""
+        """How many bits of a key are not the receiver's."""
         return max(self._num_ids - 1, 1).bit_length() + (self._width > 0)
 
     @property
@@ -226,7 +226,7 @@ class ExternalSort:
 
 
 def _read_all(path: Path, dtype: np.dtype[Any], size: int) -> Column:
-    """The whole of a file that was written to be so long."""
+    """Read a whole file; refuse one that does not have ``size`` bytes."""
     numbers = np.fromfile(path, dtype)
     if numbers.nbytes != size:
         raise ValueError(
@@ -236,7 +236,7 @@ def _read_all(path: Path, dtype: np.dtype[Any], size: int) -> Column:
 
 
 def _check_ends(piece: Piece, num_nodes: int | None) -> int:
-    """Refuse ends that are no nodes; return how many nodes there must be at least."""
+    """Refuse ends that are not nodes; return the largest id plus 1."""
     if piece.sender.size == 0:
         return 0
     low = min(int(piece.sender.min()), int(piece.receiver.min()))

@@ -1,4 +1,4 @@
-"""What of a long piece of work is done, kept in a file, so that it goes on after it was killed."""
+"""A file that records which part of a long work is done, so that it can go on after it was killed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 from lightning_gnn_dist.graph.storage.drafts import write_whole
 from lightning_gnn_dist.graph.storage.files import check_entries, flush, read_json
 
-RECORD_SECONDS = 30.0  # work that a kill may cost; recording waits for the disk
+RECORD_SECONDS = 30.0  # of work that a kill may cost; each record waits for the disk
 
 
 class Journal:
-    """Values by name in ``state.json``. What is recorded is on the disk, and so are the files it speaks of.
+    """Values by name in ``state.json``. They reach the disk after the files that they describe.
 
     Args:
-        folder: Where the work is done.
-        inputs: What the work depends on: it goes on only if they are the same.
+        folder: The folder in which the work is done.
+        inputs: What the work depends on. A folder with work on other inputs is refused.
     """
 
     def __init__(self, folder: Path, inputs: dict[str, Any]) -> None:
@@ -32,15 +32,15 @@ class Journal:
         self._recorded = time.monotonic()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """What was recorded last under this name."""
+        """The value that was recorded last under this name."""
         return self._values.get(name, default)
 
     def is_due(self) -> bool:
-        """Whether so much was done since the last record that it should not be lost."""
+        """Whether the last record is so old that the next is due."""
         return time.monotonic() - self._recorded >= RECORD_SECONDS
 
     def record(self, files: Iterable[Path] = (), **values: Any) -> None:
-        """Record values, after the files that they speak of have reached the disk."""
+        """Record values, after ``files``, which they describe, have reached the disk."""
         for file in files:
             flush(file)
         self._values |= values
@@ -48,12 +48,12 @@ class Journal:
         self._recorded = time.monotonic()
 
     def forget(self, *names: str) -> None:
-        """Take back what was recorded under these names."""
+        """Delete the values under these names."""
         self._values = {name: value for name, value in self._values.items() if name not in names}
         self.record()
 
     def clear(self) -> None:
-        """Take back everything."""
+        """Delete all values."""
         self.forget(*self._values)
 
     def _read(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Journal:
 
 @contextmanager
 def journal_of(folder: Path, inputs: dict[str, Any]) -> Iterator[Journal]:
-    """The journal of a folder, which is made and which no other process may work in meanwhile."""
+    """The journal of a folder, which is made if missing, and locked against other processes during the block."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         try:

@@ -1,4 +1,4 @@
-"""Which host owns which node, and what nodes are called there: part after part, in increasing order."""
+"""Which part owns each node, and the node's new number: part after part, within each in increasing order."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Numbering:
     """A part and a new number for every node.
 
     Attributes:
-        bounds: The first number of each part, and behind the last one the number of nodes.
-        assignment: The part of each node; None where parts are ranges of nodes.
-        number: The new number of each node; None where that is the old one.
+        bounds: The first number of each part, then the number of nodes.
+        assignment: The part of each node, or None if parts are ranges of nodes.
+        number: The new number of each node, or None if it is the old one.
     """
 
     bounds: Column
@@ -29,7 +29,7 @@ class Numbering:
 
     @classmethod
     def ranges(cls, num_nodes: int, num_parts: int) -> Numbering:
-        """Consecutive nodes, as many in each part as can be."""
+        """Parts of consecutive nodes, with equally many or one more in each."""
         if num_nodes < num_parts:
             raise ValueError(f"{num_nodes} nodes cannot be divided into {num_parts} shards: take fewer.")
         sizes = np.full(num_parts, num_nodes // num_parts)
@@ -38,7 +38,7 @@ class Numbering:
 
     @classmethod
     def read(cls, file: Path, num_nodes: int, num_parts: int) -> Numbering:
-        """From a ``.npy`` with the part of each node. Takes 8 to 12 bytes for every node of the graph."""
+        """Read a ``.npy`` with the part of each node. Takes 8 to 12 bytes for every node of the graph."""
         found = NpyFile.of(file)
         if found.shape != (num_nodes,) or found.dtype.kind not in "iu":
             raise ValueError(
@@ -59,13 +59,13 @@ class Numbering:
         return cls(bounds, assignment, _number(assignment, bounds))
 
     def owned(self, part: int) -> Column:
-        """The nodes of a part, by the numbers that they have in the files."""
+        """The nodes of a part, by their old numbers."""
         if self.assignment is None:
             return np.arange(self.bounds[part], self.bounds[part + 1])
         return np.flatnonzero(self.assignment == part)
 
     def rows(self, part: int, nodes: Column) -> tuple[Column, Column]:
-        """The places of a part's nodes among ``nodes``, and their numbers within the part."""
+        """The positions of a part's nodes in ``nodes``, and their numbers within the part, from 0."""
         if self.assignment is None or self.number is None:
             places = np.flatnonzero((nodes >= self.bounds[part]) & (nodes < self.bounds[part + 1]))
             return places, nodes[places] - self.bounds[part]
@@ -74,7 +74,7 @@ class Numbering:
 
     @property
     def digest(self) -> str:
-        """Tells two assignments apart."""
+        """A hash of the parts' sizes and of the assignment."""
         told = hashlib.blake2b(self.bounds.astype(np.int64).tobytes(), digest_size=16)
         if self.assignment is not None:
             told.update(self.assignment.data)
@@ -82,7 +82,7 @@ class Numbering:
 
 
 def _number(assignment: Column, bounds: Column) -> Column:
-    """Numbers that begin where the part begins, in pieces."""
+    """The new number of each node, computed in pieces."""
     number = np.empty(assignment.size, np.int32 if assignment.size <= np.iinfo(np.int32).max else np.int64)
     free, num_parts = bounds[:-1].copy(), len(bounds) - 1
     for first in range(0, assignment.size, NODES_AT_ONCE):

@@ -1,4 +1,4 @@
-"""A saved graph from files that do not fit into memory: its edges are sorted on disk, its arrays copied in pieces."""
+"""Makes a saved graph of files that do not fit into memory: sorts edges on disk, copies arrays in pieces."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from lightning_gnn_dist.prepare.files.tables import Progress
 from lightning_gnn_dist.prepare.files.unpack import check_nodes, unpack_edges, unpack_nodes
 from lightning_gnn_dist.prepare.journal import Journal, journal_of
 
-VERSION = 1  # of unfinished work: to be raised when it cannot be gone on with
+VERSION = 1  # of unfinished work: raise it when a new release cannot go on with it
 OnProgress: TypeAlias = Callable[[str, float], None]
 DEFAULT_MEMORY = 2_000_000_000
 MAX_BYTES_AT_ONCE = 1 << 26
-SECONDS_PER_KEY = 150e-9  # an edge has one in each direction; measured on one core: benchmarks/scale.md
-SECONDS_PER_LINE = 600e-9  # of a table, more
+SECONDS_PER_KEY = 150e-9  # an edge has one key per direction; measured on one core: benchmarks/scale.md
+SECONDS_PER_LINE = 600e-9  # in addition, for a table of text
 
 
 def prepare_graph(
@@ -77,12 +77,12 @@ def prepare_graph(
         undirected: Add the reverse of every edge, and keep every edge once.
         split: Shares of labelled nodes to train on, validate and test.
         seed: Decides the split.
-        drop: Arrays to leave out.
+        drop: Names of arrays and columns to leave out.
         float_labels: Accept a floating point ``y`` with one value per node, for regression.
-        memory_bytes: What sorting and copying may take, beside arrays as long as the nodes (about 24 bytes a node, and
-            ``y`` and the masks) and the interpreter itself.
+        memory_bytes: Bytes that sorting and copying may take, beside arrays of one entry per node (about 24 bytes per
+            node, and ``y`` and the masks) and the interpreter itself.
         overwrite: Replace a saved graph.
-        on_progress: Called with the name of the stage and how much of it is done.
+        on_progress: Called with the name of the stage and the share of it that is done.
     """
     check_words("drop", drop, '["x", "y"]')
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
@@ -106,10 +106,10 @@ class Estimate:
     """What preparing will take, about.
 
     Args:
-        num_edges: Edges as they lie in the files.
-        disk_bytes: While it works.
-        stored_bytes: Of the saved graph, at most.
-        seconds: In all, on a disk that keeps up.
+        num_edges: Number of edges in the files.
+        disk_bytes: Bytes of disk that the work takes.
+        stored_bytes: Bytes of the saved graph, at most.
+        seconds: Time in all, if the disk keeps up.
         headings: What is taken for the headings of tables, in words.
     """
 
@@ -125,11 +125,11 @@ class Prepared:
     """What was prepared.
 
     Args:
-        num_nodes: Nodes.
-        num_edges: Edges.
+        num_nodes: Number of nodes.
+        num_edges: Number of edges.
         num_bytes: Bytes of all arrays.
         arrays: Names of the arrays per node, then per edge.
-        splits: Nodes of every mask.
+        splits: Number of nodes that each mask marks, by its name without ``_mask``.
     """
 
     num_nodes: int
@@ -165,11 +165,11 @@ class Preparation:
 
     @property
     def folder(self) -> Path:
-        """Where the work is done."""
+        """The folder in which the work is done."""
         return self.out.absolute().parent / f".{self.out.name}.preparing"
 
     def estimate(self) -> Estimate:
-        """What lies ahead, from the headers of the files."""
+        """Estimate disk space and time, from the headers of the files."""
         files = self._files()
         keys, num_nodes = files.edges.num_edges * (1 + self.undirected), files.num_nodes or 0
         per_key = 4 if convert.index_dtype(num_nodes) == torch.int32 else 8
@@ -186,7 +186,7 @@ class Preparation:
         )
 
     def run(self, on_progress: OnProgress) -> Prepared:
-        """Do what is left to do."""
+        """Do the work that is left, and rename the result to ``out``."""
         store.check_target(self.out, overwrite=self.overwrite)
         self._check_room()
         try:
@@ -211,7 +211,7 @@ class Preparation:
         return prepared
 
     def _check_room(self) -> None:
-        """Refuse to begin what the disk has no room for."""
+        """Refuse to begin if the disk has too little room."""
         place = next(parent for parent in self.folder.parents if parent.exists())
         there = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
         missing, free = self.estimate().disk_bytes - there, shutil.disk_usage(place).free
@@ -219,7 +219,7 @@ class Preparation:
             raise OSError(f"{place} has {free:,} bytes free, and about {missing:,} are needed: choose another disk.")
 
     def _write(self, journal: Journal, on_progress: OnProgress) -> Prepared:
-        """Everything that the saved graph consists of, in the draft."""
+        """Write all files of the saved graph into the draft."""
         files = self._files()
         if not self._draft.exists():
             journal.clear()
@@ -241,7 +241,7 @@ class Preparation:
         return self._describe(names, _stage("taking the fingerprint", on_progress))
 
     def _files(self) -> GraphFiles:
-        """What lies there, before columns are read."""
+        """The files of the source, before columns are read."""
         if self.nodes is None:
             return GraphFiles.of(self.source, self.drop)
         columns = set(columns_of(self.nodes)) if is_parquet(self.nodes) else set()
@@ -251,7 +251,7 @@ class Preparation:
         return replace(files, edges=replace(files.edges, carried=carried), num_nodes=count_rows(self.nodes))
 
     def _unpacked(self, files: GraphFiles, journal: Journal, progress: Progress) -> GraphFiles:
-        """The same with the columns of Parquet tables as arrays."""
+        """``files`` with the columns of Parquet tables as arrays, which are written first."""
         folder = self.folder / "columns"
         if self.nodes is None and not files.edges.carried:
             return files
@@ -265,7 +265,7 @@ class Preparation:
         return files.with_arrays(folder)
 
     def _check_carried(self, files: GraphFiles, journal: Journal) -> None:
-        """What edges carry is moved as bytes, so nobody looks at it later."""
+        """Refuse NaN and infinity in what edges carry: from here on it is only moved as bytes."""
         if journal.get("is_carried_checked"):
             return
         for name, rows in files.carried.arrays.items():
@@ -289,7 +289,7 @@ class Preparation:
         return list(Data(**dict.fromkeys([*order, *small], num_nodes)).to_dict())  # x and y first, as from memory
 
     def _small_arrays(self, files: GraphFiles, num_nodes: int) -> dict[str, Tensor]:
-        """Labels, masks and whatever else is one number per node, checked."""
+        """All arrays with one number per node, such as labels and masks, checked."""
         found = {name: rows.load() for name, rows in files.arrays.items() if _is_small(name, rows)}
         none = torch.zeros(2, 0, dtype=torch.int64)
         nodes, _ = convert.arrays_of(Data(edge_index=none, num_nodes=num_nodes, **node_tensors(found, num_nodes)))
@@ -314,7 +314,7 @@ class Preparation:
                 journal.record([target], copied=copied | {name: done})
 
     def _describe(self, arrays: list[str], progress: Progress) -> Prepared:
-        """Write ``meta.json``, last of all."""
+        """Compute fingerprint and checksums, and write ``meta.json`` last of all."""
         files = {name: NpyFile.of(self._draft / f"{name}.npy") for name in ("indptr", "indices", *arrays)}
         masks = sorted(name for name in arrays if name.startswith("nodes/") and name.endswith("_mask"))
         fingerprint = fingerprint_of(
@@ -343,7 +343,7 @@ class Preparation:
             progress(min(first + at_once, total) / total)
 
     def _inputs(self) -> dict[str, Any]:
-        """What the result depends on."""
+        """What the result depends on: the files, by size and time, and the settings."""
         paths = [self.source, *sorted(self.source.rglob("*"))] if self.source.is_dir() else [self.source]
         paths += [self.nodes, *sorted(self.nodes.rglob("*"))] if self.nodes else []
         files = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths if path.is_file()}
@@ -363,7 +363,7 @@ class Preparation:
 
 
 def check_split(split: Sequence[float] | None) -> None:
-    """Three shares, or none."""
+    """Refuse anything but None or three numbers in [0, 1]."""
     if split is None:
         return
     if isinstance(split, str | bytes) or not isinstance(split, Sequence) or len(split) != len(SPLITS):

@@ -1,4 +1,4 @@
-"""A host's own shard from the files of a graph: no host ever has, or writes, the rest of it.
+"""Makes a host's own shard of the files of a graph: no host ever has, or writes, the rest of it.
 
 edge files, read by every host -> edges into own nodes -> sorted on disk -> shard
 """
@@ -44,7 +44,7 @@ from lightning_gnn_dist.prepare.prepare_graph import (
 )
 from lightning_gnn_dist.prepare.shard import INDEX, Bounds, shard_name, write_index
 
-SECONDS_PER_EDGE = 60e-9  # that is read and belongs to others; measured on one core: benchmarks/scale.md
+SECONDS_PER_EDGE = 60e-9  # to read an edge of another shard; measured on one core: benchmarks/scale.md
 
 
 def prepare_shard(
@@ -66,17 +66,16 @@ def prepare_shard(
 
     The shard is the one that :func:`save_shards` writes of the graph that :func:`prepare_graph` makes, to the bit. Each
     host reads all edges twice and keeps those into its own nodes. All hosts must be given the same files and settings;
-    ranks whose shards come from different ones are told so when they connect. Arguments that are not listed are those
-    of :func:`prepare_graph`.
+    if not, ranks refuse to connect. Arguments that are not listed are those of :func:`prepare_graph`.
 
     Args:
-        source: As for :func:`prepare_graph`, in files that this host can read. What edges carry must be dropped.
-        folder: The directory of the shards, of which this host gets ``shares.json`` and its own.
-        index: Which shard to write.
-        num_shards: How many there are in all.
-        assignment: A ``.npy`` with the shard of each node. None: consecutive nodes, equally many in each.
-        memory_bytes: What sorting and copying may take, beside labels and masks of all nodes, 8 bytes for each own
-            node, and with an assignment 8 to 12 for each of all.
+        source: As for :func:`prepare_graph`, in files that this host can read. Arrays of edges must be dropped.
+        folder: The directory of the shards, of which this host gets ``shares.json`` and its own shard.
+        index: The number of the shard to write, from 0.
+        num_shards: How many shards there are in all.
+        assignment: A ``.npy`` with the shard of each node. Default: consecutive nodes, equally many in each shard.
+        memory_bytes: Bytes that sorting and copying may take, beside labels and masks of all nodes, 8 bytes for each
+            own node, and with an assignment 8 to 12 bytes for every node.
     """
     check_words("drop", drop, '["x", "y"]')
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
@@ -100,13 +99,13 @@ def prepare_shard(
 
 @dataclass(frozen=True, kw_only=True)
 class OwnEdges(EdgeFiles):
-    """Those edges of a list that lead to the nodes of one part: receivers numbered within it, senders as they were.
+    """The edges of a list into nodes of one part. Receivers are numbered in the part, senders as in the files.
 
     Args:
-        numbering: Whose nodes are whose.
-        part: The part.
-        both_ways: Whether the reverse of every edge counts too.
-        told: Are told all senders and all receivers that pass, unless empty.
+        numbering: The part of each node.
+        part: The part whose edges to take.
+        both_ways: Whether the reverse of every edge counts, too.
+        told: Two hashes that are updated with all senders and all receivers, or empty.
     """
 
     numbering: Numbering
@@ -144,7 +143,7 @@ class ShardPreparation(Preparation):
             raise ValueError(f"{self.num_shards} shards are numbered from 0, so there is no shard {self.index}.")
 
     def estimate(self) -> Estimate:
-        """As if all shards were alike."""
+        """Estimate as if all shards were of one size."""
         whole = super().estimate()
         return Estimate(
             num_edges=whole.num_edges,
@@ -180,7 +179,7 @@ class ShardPreparation(Preparation):
         return prepared
 
     def _sort(self, journal: Journal, on_progress: OnProgress) -> ExternalSort:
-        """Count the own edges, and tell all edges apart from those of another graph."""
+        """Count the own edges, and hash all edges, which identifies the graph. Returns the sort of the own edges."""
         every = self._source_files.edges
         edges = OwnEdges(
             files=every.files,
@@ -214,7 +213,7 @@ class ShardPreparation(Preparation):
         return small if "n_id" in small else small | {"n_id": own}
 
     def _copy(self, name: str, rows: RowFiles, journal: Journal, progress: Progress) -> None:
-        """The own rows of an array, of which all are read."""
+        """Read all rows of an array, and write the own ones."""
         target, copied = self._draft / "nodes" / f"{name}.npy", journal.get("copied", {})
         done, total, own = copied.get(name, 0), rows.shape[0], self._own
         start = write_header(target, rows.files[0].dtype, (own.size, *rows.shape[1:]))
@@ -230,7 +229,7 @@ class ShardPreparation(Preparation):
                 journal.record([target], copied=copied | {name: done})
 
     def _digest(self, edges: list[str]) -> str:
-        """Of all that shards must have in common."""
+        """A hash of all that the shards of a graph must have in common."""
         digest = hashlib.blake2b(repr((edges, self._numbering.digest, self.undirected)).encode(), digest_size=16)
         for name, array in sorted(super()._small_arrays(self._source_files, self._num_nodes).items()):
             digest.update(f"{name} {array.dtype}".encode())
@@ -281,7 +280,7 @@ class ShardPreparation(Preparation):
 
     @cached_property
     def _own(self) -> Any:
-        """The nodes of the shard, as they are called in the files."""
+        """The nodes of the shard, by their numbers in the files."""
         own = self._numbering.owned(self.index)
         if own.size == 0:
             raise ValueError(f"No node belongs to shard {self.index} of {self.num_shards}: every shard needs one.")

@@ -1,4 +1,4 @@
-"""A shard of a graph: consecutive nodes with their rows and arrays, in a directory that one host can have alone.
+"""A shard of a graph: consecutive nodes with their rows and arrays, in a directory that only one host needs.
 
 my_shares/shares.json      where each shard begins; every host has this
 my_shares/share-00003/     the rows of shard 3, whose entries are ids of the whole graph
@@ -34,9 +34,9 @@ class Bounds:
     """Where each shard of a graph begins.
 
     Attributes:
-        nodes: The first node of each shard, and behind the last one the number of nodes, int64.
-        edges: The same for edges. Empty where every host made its own shard, and none counted those of others.
-        fingerprint: Identifies the whole graph.
+        nodes: The first node of each shard, then the number of nodes, int64.
+        edges: The same for edges; empty if every host made its own shard, as nobody counted all edges.
+        fingerprint: A hash that identifies the whole graph.
     """
 
     nodes: Tensor
@@ -45,7 +45,7 @@ class Bounds:
 
     @classmethod
     def read(cls, folder: str | Path) -> Bounds:
-        """Those of a folder that :func:`save_shards` wrote."""
+        """Read the bounds of a folder of shards."""
         about = _read_index(Path(folder))
         nodes, edges = (torch.tensor(about.get(name, []), dtype=torch.int64) for name in ("nodes", "edges"))
         return cls(nodes, edges, about["fingerprint"])
@@ -61,7 +61,7 @@ class Shard:
 
     Attributes:
         rows: Their rows and arrays. Entries of ``rows.indices`` are ids of the whole graph.
-        index: Which of the shards it is.
+        index: The number of the shard.
         bounds: Where each shard begins.
     """
 
@@ -71,7 +71,7 @@ class Shard:
 
     @classmethod
     def open(cls, folder: str | Path, index: int) -> Shard:
-        """Map a shard that :func:`save_shards` wrote. The others need not be on this host."""
+        """Map a shard of a folder. The other shards need not be on this host."""
         folder, bounds = Path(folder), Bounds.read(folder)
         if not 0 <= index < bounds.num_shards:
             raise ValueError(f"{folder} is divided into {bounds.num_shards} shards, so there is no shard {index}.")
@@ -94,10 +94,10 @@ class Shard:
         return int(self.bounds.edges[self.index])
 
     def part(self) -> Graph:
-        """Its nodes and the edges among them, copied into RAM, with ids that begin at 0."""
+        """The nodes of the shard and the edges among them, copied into RAM, with ids from 0."""
         rows, first, filled = self.rows, self.first_node, 0
         indptr = torch.zeros(rows.num_nodes + 1, dtype=torch.int64)
-        # As long as all rows: of memory that is never written to, the system holds no page.
+        # Room for all edges: memory that is never written to takes no RAM.
         indices = torch.empty(rows.num_edges, dtype=index_dtype(rows.num_nodes))
         edges = {name: torch.empty_like(array) for name, array in rows.edge_arrays.items()}
         for some in row_slices(rows.indptr):
@@ -128,7 +128,7 @@ class Shard:
 
 
 def check_ranks(folder: Path, bounds: Bounds, num_ranks: int) -> None:
-    """Refuse so many ranks that some shards would be held more often than others."""
+    """Refuse a number of ranks with which some shards would be held more often than others."""
     if num_ranks % bounds.num_shards:
         raise ValueError(
             f"{folder} is divided into {bounds.num_shards} shards, which {num_ranks} ranks cannot hold evenly: use a "
@@ -137,9 +137,9 @@ def check_ranks(folder: Path, bounds: Bounds, num_ranks: int) -> None:
 
 
 def save_shards(graph: Graph, partition: Partition, folder: str | Path) -> None:
-    """Write a shard for every part. Nodes are numbered anew, part after part; ``n_id`` holds the old numbers.
+    """Write a shard for every part. Nodes get new ids, part after part; ``n_id`` holds the old ones.
 
-    One shard is in RAM at a time, and one number for every node. The folder appears when all of it is written.
+    RAM holds one shard at a time, and numbers for every node. The folder appears when all of it is written.
     """
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
     check_instance("partition", partition, Partition, "a Partition, as MetisPartitioner()(graph, 4, seed=0) makes it")
@@ -160,7 +160,7 @@ def save_shards(graph: Graph, partition: Partition, folder: str | Path) -> None:
 
 
 def check_same(fingerprints: list[int]) -> None:
-    """Shards on different hosts must be of one graph. All ranks see the same numbers, so all raise or none."""
+    """Refuse shards of different graphs. All ranks pass the fingerprints of all, so all raise or none."""
     odd = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
     if odd:
         raise ValueError(
@@ -183,7 +183,7 @@ def _write(graph: Graph, partition: Partition, folder: Path) -> None:
 
 
 def write_index(folder: Path, about: dict[str, Any]) -> None:
-    """Say where each shard begins. A reader sees all of it or nothing."""
+    """Write where each shard begins. A reader sees the whole file or none."""
     drafts.write_whole(folder / INDEX, json.dumps({"format": FORMAT} | about, indent=1))
 
 
@@ -216,7 +216,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
 
 
 def _check_ids(n_id: Tensor, file: Path) -> None:
-    """Each row is about another node."""
+    """Refuse an ``n_id`` that does not hold one distinct id per row."""
     if n_id.dtype not in (torch.int32, torch.int64) or n_id.dim() != 1:
         raise ValueError(f"{file} holds {n_id.dtype} {tuple(n_id.shape)}, and ids of nodes are needed. {_WAY_OUT}")
     ids = n_id.sort().values
@@ -227,5 +227,5 @@ def _check_ids(n_id: Tensor, file: Path) -> None:
 
 
 def shard_name(index: int) -> str:
-    """The directory of a shard."""
+    """The name of a shard's directory."""
     return f"share-{index:05d}"

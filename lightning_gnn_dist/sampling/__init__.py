@@ -1,1 +1,1 @@
-"""Seeds of many batches in, many batches out."""
+"""Samplers: they take the seeds of many batches and return the neighbourhood of each."""

@@ -1,4 +1,4 @@
-"""What a sampler is: the seeds of many batches in, their sampled neighbourhoods out."""
+"""What a sampler is: it takes the seeds of many batches and returns the sampled neighbourhood of each."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from lightning_gnn_dist.graph.graph import Graph
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Draws the neighbourhoods that batches compute on. A new one is a frozen dataclass with one method.
+    """Draws the neighbourhoods that batches compute on. A new sampler is a frozen dataclass with these two members.
 
-    Whatever it draws must depend on the graph, a batch's seeds and its key, and on nothing else: not on which
-    batches share a bulk, nor on the thread. It runs in several threads at once.
+    What it draws for a batch may depend on the graph, the batch's seeds and its key alone: not on the other batches
+    of the bulk, nor on the thread. It runs in several threads at once.
     """
 
     @property
     def num_hops(self) -> int:
-        """How many layers a batch feeds."""
+        """The number of layers that a batch is made for."""
         ...
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
@@ -34,15 +34,15 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class OrdersSeeds(Protocol):
-    """A sampler that also says in which order seeds are dealt to the batches of a pass."""
+    """A sampler that also chooses the order in which seeds are dealt to the batches of a pass."""
 
     def order(self, graph: Graph, seeds: Tensor, seed: int, epoch: int) -> Tensor:
-        """A permutation of the positions in ``seeds``, which depends on the arguments alone."""
+        """A permutation of the positions in ``seeds``, int64. It depends on the arguments alone."""
         ...
 
 
 def check_bulk(graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[tuple[Tensor, BatchKey]]:
-    """Refuse what is no bulk of a graph; return the seeds and the key of each batch."""
+    """Refuse wrong arguments of ``sample_bulk``; return the seeds and the key of each batch."""
     check_instance("graph", graph, Graph, "a Graph, made by Graph.from_pyg(data)")
     graph.check_whole()
     check_list("seeds", seeds, "[torch.arange(8)], a tensor for each batch")
@@ -63,7 +63,7 @@ def _checked(key: BatchKey) -> BatchKey:
 
 
 def check_seeds(seeds: Tensor, num_nodes: int) -> Tensor:
-    """Refuse seeds that are no vector of ids of the graph; return them as contiguous int64."""
+    """Refuse seeds that are not a vector of ids of the graph; return them as contiguous int64."""
     check_ids("The seeds of a batch", seeds)
     seeds = seeds.to(torch.int64).contiguous()
     low, high = (int(seeds.min()), int(seeds.max())) if seeds.numel() else (0, -1)
@@ -76,7 +76,7 @@ def check_seeds(seeds: Tensor, num_nodes: int) -> Tensor:
 
 
 def check_numbers(name: str, numbers: Sequence[int], example: str, *, or_all: bool = False) -> tuple[int, ...]:
-    """Refuse what is no list of one positive integer per hop; ``or_all`` lets -1 pass."""
+    """Refuse anything but a list of one positive integer per hop; ``or_all`` allows -1."""
     if isinstance(numbers, str | bytes | bytearray) or not isinstance(numbers, Sequence):
         raise ValueError(f"{name} must list one number per hop, got {shown(numbers)}. For two hops write {example}.")
     if not numbers:

@@ -17,18 +17,18 @@ class Block:
     """The edges that one layer computes on: row ``i`` lists the senders of node ``i``.
 
     Sources and destinations are the first ``num_src`` and the first ``num_dst`` nodes of the batch, so
-    a layer reads as ``x = conv((x, x[:block.num_dst]), block.adj)``. Layers that have no form for a sparse
-    matrix, such as attention, take ``block.edge_index`` instead; so do all layers under mixed precision,
-    which torch's sparse products do not follow.
+    a layer reads as ``x = conv((x, x[:block.num_dst]), block.adj)``. Layers that take no sparse matrix, such as
+    attention, take ``block.edge_index`` instead; so must all layers under mixed precision, which torch's sparse
+    products do not support.
 
     Args:
-        num_dst: Nodes that receive.
-        num_src: Nodes that send; the receiving ones are the first of them.
+        num_dst: Number of nodes that receive.
+        num_src: Number of nodes that send, the receiving nodes included, which come first.
         indptr: Where each row starts, shape ``(num_dst + 1,)``.
         indices: The senders, row after row, shape ``(nnz,)``. int32 wherever it fits: torch's sparse
             products take the same time with int64, or up to a fifth more.
         weight: One number per edge, or None for ones.
-        dtype: Type of those ones.
+        dtype: Type of the values of ``adj`` where ``weight`` is None.
     """
 
     num_dst: int
@@ -44,19 +44,19 @@ class Block:
 
     @cached_property
     def adj(self) -> Tensor:
-        """The sparse matrix ``(num_dst, num_src)``. Built when first asked for, on the arrays as they are."""
+        """The sparse matrix ``(num_dst, num_src)``. Built at the first use, without a copy of the arrays."""
         spend_warning()
         values = self.weight
         if values is None:
             values = torch.ones(self.num_edges, dtype=self.dtype, device=self.indices.device)
-        # A row may be in any order, and an edge that the graph holds twice is there twice.
+        # Not checked, because rows need not be sorted and may hold an edge twice.
         return torch.sparse_csr_tensor(
             self.indptr, self.indices, values, (self.num_dst, self.num_src), check_invariants=False
         )
 
     @cached_property
     def edge_index(self) -> Tensor:
-        """The same edges as ``(2, nnz)``, senders first. Built when first asked for."""
+        """The same edges, int64, shape ``(2, nnz)``, senders first. Built at the first use."""
         edge_index = torch.empty((2, self.num_edges), dtype=torch.int64, device=self.indices.device)
         edge_index[0] = self.indices
         rows = torch.arange(self.num_dst, device=self.indices.device)
@@ -84,13 +84,13 @@ class Block:
 
 
 def rebase(blocks: tuple[Block, ...], outermost: Block) -> tuple[Block, ...]:
-    """The same blocks as views of another outermost one, which has the same structure."""
+    """The same blocks as views of ``outermost``, a block with the structure of ``blocks[0]``."""
     return outermost, *(outermost.head(block.num_dst, block.num_src, block.num_edges) for block in blocks[1:])
 
 
 @cache
 def spend_warning() -> None:
-    """Provoke torch's warning about its CSR tensors, which it gives once a process, where nobody sees it."""
+    """Provoke torch's warning about CSR tensors, which comes once per process, where nobody sees it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state", UserWarning)
         none = torch.zeros(1, dtype=torch.int64)

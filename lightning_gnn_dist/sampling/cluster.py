@@ -23,7 +23,7 @@ from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
 
 @dataclass(frozen=True)
 class ClusterSampler:
-    """Take whole chunks of the graph: the seeds' own, with all edges among them.
+    """Make batches of whole chunks of the graph: those that the seeds are in, with all edges among them.
 
     The chunks are an array of the graph, so they travel with a part: ``data.chunk = MetisPartitioner()(graph, 1000,
     seed=0).assignment``. Seeds are dealt to batches chunk by chunk, the chunks in another order every pass, so a
@@ -33,7 +33,7 @@ class ClusterSampler:
 
     Args:
         num_hops: Layers of the model.
-        chunk: Name of the graph's node array that says which chunk a node is in, numbers from 0.
+        chunk: Name of the graph's node array that holds the chunk of each node, integers from 0.
     """
 
     num_hops: int
@@ -73,7 +73,7 @@ class ClusterSampler:
         return chunks.to(torch.int64)
 
     def _members(self, graph: Graph) -> tuple[Tensor, Tensor]:
-        """Where each chunk's nodes start, and the nodes."""
+        """Where each chunk's nodes start, and the nodes of all chunks, chunk by chunk."""
         chunks = self._chunks(graph)
         sizes = torch.bincount(chunks)
         return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), chunks.argsort(stable=True)

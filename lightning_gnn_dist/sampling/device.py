@@ -1,4 +1,4 @@
-"""Bulks that are sampled where the graph's tensors are: one set of launches a hop for all batches."""
+"""Sampling on the device of the graph's tensors: all batches of a bulk share the launches of a hop."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 KINDS = (NeighborSampler, LadiesSampler, FastGCNSampler)
-NODES_AT_ONCE = 1 << 27  # of all batches that are sampled together: 4 bytes each, for layers about 40
+NODES_AT_ONCE = 1 << 27  # nodes of the graph times batches sampled together: 4 bytes each, 40 in layer-wise sampling
 
 
 def draws_anywhere(sampler: Sampler) -> bool:
-    """Whether a :class:`DeviceSampler` draws its batches, or the neighbourhoods of its edges."""
+    """Whether a :class:`DeviceSampler` can draw its batches, or, for links, their neighbourhoods."""
     nodes = sampler.sampler if isinstance(sampler, LinkSampler | HeldLinkSampler) else sampler
     return type(nodes) in KINDS  # a subclass may draw otherwise
 
 
 def drawn_there(sampler: Sampler, home: Graph) -> Sampler:
-    """What draws the same batches from a copy of ``home`` on a device.
+    """A sampler that draws the same batches from a copy of ``home`` on a device.
 
-    Of links the targets come from RAM, few numbers for each, and their neighbourhoods are drawn on the device.
+    The targets of links are drawn in RAM, few numbers for each, and only their neighbourhoods on the device.
     """
     if isinstance(sampler, LinkSampler):
         return replace(sampler, sampler=drawn_there(sampler.sampler, home), home=home)
     if isinstance(sampler, HeldLinkSampler):
         return replace(sampler, sampler=drawn_there(sampler.sampler, home))
-    return DeviceSampler(sampler)  # type: ignore[arg-type]  # it looks itself
+    return DeviceSampler(sampler)  # type: ignore[arg-type]  # it checks the type itself
 
 
 @dataclass(frozen=True)
 class DeviceSampler:
     """The batches of another sampler, drawn in torch operators on the device of the graph's tensors.
 
-    Made for a graph on a GPU: nodes, edges and their order are those of the compiled sampler, to the bit, and edge
-    weights to the last digit. A bulk takes 4 bytes for each node of the graph and each batch, of up to 2**27 at a time.
-    On a CPU it is several times slower.
+    Made for a graph on a GPU. Nodes, edges and their order are exactly those of the compiled sampler; edge weights may
+    differ in the last digit. It takes 4 bytes for each node of the graph and each batch sampled together, at most 2**27
+    of these at a time. On a CPU it is several times slower.
 
     Args:
         sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``.
@@ -71,7 +71,7 @@ class DeviceSampler:
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         bulk, samples = check_bulk(graph, seeds, keys), []
-        remembered(graph, DeviceSampler, graph.check_edges)  # operators go where edges point, on some devices for good
+        remembered(graph, DeviceSampler, graph.check_edges)  # a wrong edge can end the use of a device
         size = max(1, NODES_AT_ONCE // max(1, graph.num_nodes))
         for start in range(0, len(bulk), size):
             samples += self._sample(graph, bulk[start : start + size])

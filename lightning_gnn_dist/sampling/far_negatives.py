@@ -30,15 +30,15 @@ from lightning_gnn_dist.sampling.negatives import draw_receivers
 
 @dataclass(frozen=True, eq=False)
 class FarNegativesSampler:
-    """Like :class:`LinkSampler`, around edges of a part, with negatives from all nodes of the graph it samples.
+    """Like :class:`LinkSampler`, around edges of a part, with negatives from all nodes of the graph that it samples.
 
-    A batch is two samples side by side: around what lies in the part, in the part; around what lies elsewhere, in the
-    whole graph. Both in ids of the whole graph, so its features are read from there. A negative without neighbours
-    would be told by that alone.
+    A batch joins two samples: of nodes in the part, in the part; of negatives elsewhere, in the whole graph, because a
+    negative without neighbours would be recognised by that alone. Both use ids of the whole graph, whose features they
+    get.
 
     Args:
-        links: Says how edges of the part are sampled.
-        part: Their graph. The seeds given to this sampler are positions in its ``indices``.
+        links: Samples the edges of the part.
+        part: The graph of the part. Seeds are positions in its ``indices``.
     """
 
     links: LinkSampler
@@ -62,7 +62,7 @@ class FarNegativesSampler:
         at, is_here = self._places(far.view(-1))
         false = torch.zeros_like(far).view(-1)
         false[is_here] = at
-        # An end that lies elsewhere stands for the first edge's sender until the two samples are joined.
+        # For a receiver that lies elsewhere, the first edge's sender stands in until the samples are joined.
         false[~is_here] = edges[0, 0] if ids.numel() else 0
         ((near, ends),) = around(self.part, sampler, [targets(edges, false.view_as(far))], [batch_key])
         near = without_targets(near, ends[:, : ids.numel()])
@@ -75,7 +75,7 @@ class FarNegativesSampler:
 
 
 def _without_edges(sample: Sample, edges: Tensor, num_nodes: int) -> Sample:
-    """The sample without these edges, wherever in it, and without their reverses."""
+    """The sample without these edges of the whole graph and their reverses, in any row."""
     rows = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff())
     sent = sample.nodes[sample.indices.to(torch.int64)] * num_nodes + sample.nodes[rows]
     there, back = edges[0] * num_nodes + edges[1], edges[1] * num_nodes + edges[0]
@@ -83,7 +83,7 @@ def _without_edges(sample: Sample, edges: Tensor, num_nodes: int) -> Sample:
 
 
 def _side_by_side(one: Sample, other: Sample) -> tuple[Sample, Tensor, Tensor]:
-    """Both samples as one, in the order of hops, and where the nodes of each stand in it. Nothing connects them."""
+    """Both samples as one, unconnected, in the order of hops; and the positions of each sample's nodes in it."""
     num_nodes = [sum(pair) for pair in zip(one.num_sampled_nodes, other.num_sampled_nodes, strict=True)]
     starts = [0, *accumulate(num_nodes)][:-1]
     first = _places(one, starts)
@@ -105,6 +105,6 @@ def _side_by_side(one: Sample, other: Sample) -> tuple[Sample, Tensor, Tensor]:
 
 
 def _places(sample: Sample, starts: Sequence[int]) -> Tensor:
-    """Where the nodes of each hop go, if those of a hop begin at its start."""
+    """The position of each node, if the nodes of hop ``h`` begin at ``starts[h]``."""
     hops = zip(starts, sample.num_sampled_nodes, strict=True)
     return torch.cat([torch.arange(start, start + count) for start, count in hops])

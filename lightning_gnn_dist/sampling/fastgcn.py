@@ -1,6 +1,6 @@
-"""FastGCN (Chen, Ma, Xiao, ICLR 2018, arXiv:1801.10247): every layer drawn from the whole graph.
+"""FastGCN (Chen, Ma, Xiao, ICLR 2018, arXiv:1801.10247): every layer is drawn from the whole graph.
 
-importance(v) = sum over all u of A(u, v)^2      the column norms of A, once for each graph
+importance(v) = sum over all u of A(u, v)^2      the squared column norms of A, computed once for each graph
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from lightning_gnn_dist.sampling.layer import LayerSampler
 
 @dataclass(frozen=True)
 class FastGCNSampler(LayerSampler):
-    """Draw for each hop nodes of the whole graph; those without an edge into the batch are left out.
+    """Draw nodes of the whole graph for each hop; those that send to no node of the hop before are left out.
 
-    On a large sparse graph few of them have one: :class:`LadiesSampler` needs fewer. ``batch.edge_weight`` holds A,
+    On a large sparse graph that is most of them: :class:`LadiesSampler` needs fewer. ``batch.edge_weight`` holds A,
     corrected for the draw: see :class:`LayerSampler`.
 
     Args:
         num_nodes: Nodes to draw per hop, on average.
-        weight: Name of the graph's edge array that holds A, all at least 0. None: 1 / in-degree.
-        normalize: Scale each node's edge weights to the sum they have in A. Smaller variance, but biased.
+        weight: Name of the graph's edge array that holds A, all at least 0. Default: 1 / in-degree.
+        normalize: Scale each node's edge weights to the sum that they have in A: less variance, but biased.
     """
 
     def importance(self, graph: Graph) -> tuple[Array, Array]:
@@ -42,5 +42,5 @@ class FastGCNSampler(LayerSampler):
         return norms, self.scales(norms)
 
     def scales(self, norms: Array) -> Array:
-        """The factor c of each hop."""
+        """The factor c of each hop, see :mod:`layer`."""
         return np.array([scale_to(norms, size) for size in self.num_nodes])

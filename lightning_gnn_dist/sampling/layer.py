@@ -1,12 +1,12 @@
-"""What layer-wise samplers share: a layer draws nodes for the whole frontier, and corrects the edges to them.
+"""What layer-wise samplers share: a layer draws nodes for the whole frontier, and corrects their edges' weights.
 
     P(v) = min(1, c * importance(v)),   c such that the sum over all v is num_nodes[h]
     edge_weight(u, v) = A(u, v) / P(v)   for the v drawn, each independently of the others
 
-Fixed-size draws without replacement have inclusion probabilities that nobody can compute; those of independent
-draws are exact, so that the sum ``sum_v edge_weight(u, v) x(v)`` has the expectation ``(A x)(u)``
-(Poisson sampling: Horvitz and Thompson, JASA 1952). How many nodes a layer has therefore varies around
-``num_nodes[h]``; where there are no more candidates, all are taken, and the layer is exact.
+With independent draws, P is exact, so the sum ``sum_v edge_weight(u, v) x(v)`` has the expectation ``(A x)(u)``
+(Poisson sampling: Horvitz and Thompson, JASA 1952); with a fixed number of draws, nobody could compute P. So the
+number of nodes of a layer varies around ``num_nodes[h]``. If there are no more candidates than that, all are taken,
+and the layer is exact.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
 class LayerSampler(ABC):
     """Draw about ``num_nodes[h]`` nodes for all nodes found at hop ``h`` together.
 
-    A subclass says how important nodes are, in :meth:`importance`. A node is expanded once, at the hop at which
-    it was first seen, and has that hop's edges in every layer, as in ``NeighborSampler``: so one adjacency serves
-    all layers, and a model on ``batch.edge_index`` computes what it computes on ``batch.blocks``.
+    A subclass overrides :meth:`importance`. A node is expanded once, at the hop at which it was first seen, and has
+    that hop's edges in every layer, as in ``NeighborSampler``: so one adjacency serves all layers, and a model computes
+    the same on ``batch.edge_index`` as on ``batch.blocks``.
 
-    ``batch.edge_weight``, also the values of ``block.adj``, replaces the graph's. It holds the factors of A, so use a
-    layer that adds up: ``GCNConv(normalize=False)``, ``GraphConv`` or ``SAGEConv(aggr="sum")``. A layer that takes
-    a mean would divide twice.
+    ``batch.edge_weight``, also the values of ``block.adj``, replaces the graph's. It holds entries of A, divided by
+    probabilities, so use a layer that adds up: ``GCNConv(normalize=False)``, ``GraphConv`` or
+    ``SAGEConv(aggr="sum")``. A layer that takes a mean would divide twice.
 
-    The sums of one layer are right on average, over all draws. Those of several layers are where no path takes an edge
-    twice, for all layers share one draw of it. So leave loops out, also those of ``GCNNorm``, and let the layer add the
-    node itself, as ``GraphConv`` and ``SAGEConv`` do.
+    Over all draws, the sums of one layer are right on average. Those of several layers are only where no path takes an
+    edge twice, because all layers share one draw of each edge. So leave out self-loops, also those of ``GCNNorm``, and
+    let the layer add the node itself, as ``GraphConv`` and ``SAGEConv`` do.
 
     Args:
         num_nodes: Nodes to draw per hop, on average.
         weight: Name of the graph's edge array that holds A, all at least 0, for instance that of PyG's ``GCNNorm``.
-            None: 1 / in-degree, with which a sum over neighbours is their mean.
-        normalize: Scale each node's edge weights to the sum they have in A. The variance is smaller, but sums are
-            no longer right on average.
+            Default: 1 / in-degree, with which a sum over neighbours is their mean.
+        normalize: Scale each node's edge weights to the sum that they have in A: less variance, but sums are no
+            longer right on average.
     """
 
     num_nodes: Sequence[int]
@@ -68,7 +68,7 @@ class LayerSampler(ABC):
 
     @abstractmethod
     def importance(self, graph: Graph) -> tuple[Array, Array]:
-        """The importance of each node and the factor c of each hop; empty: column norms of the frontier's rows."""
+        """The importance of each node and c of each hop; two empty arrays if importance depends on the frontier."""
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         bulk = check_bulk(graph, seeds, keys)

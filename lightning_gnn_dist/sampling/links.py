@@ -1,7 +1,7 @@
-"""Edges as seeds: their ends, false ends beside them, and the neighbourhoods of all of these without the edges.
+"""Batches for link prediction: some edges, negatives for each, and the neighbourhoods of all ends without the edges.
 
 A model that is asked whether an edge exists must not receive messages along it, in either direction. Both ends of every
-target are seeds, so what has to go stands in the rows of seeds.
+target are seeds, so the edges to remove are in the rows of seeds.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.negatives import draw_receivers
 
-# They stand where the draws of a sampler have their hop, so that the two never share a key.
+# They take the place of the hop in a key, so that these draws and those of a sampler never share one.
 FALSE_ENDS, DIRECTION = -1, -2
 
 
 @dataclass(frozen=True, eq=False)
 class LinkSampler:
-    """Samples around edges of the graph, whose positions in ``graph.indices`` are the seeds it is given.
+    """Samples around edges of the graph. Its seeds are positions in ``graph.indices``.
 
     A batch's targets are its edges, then their negatives; ``edge_label_index`` holds the positions of both ends in the
     batch, ``edge_label`` ones and zeros. The targets are removed from the sampled neighbourhoods, in both directions.
 
     Args:
         sampler: Draws the neighbourhoods of the ends.
-        num_negatives: False receivers for each edge, none of which the sender has an edge to.
-        num_candidates: They are drawn from so many first nodes of the graph.
-        undirected: Draw which direction of an edge is the target.
-        home: Where edges are looked up and negatives drawn, in RAM, if the graph that is sampled is a copy elsewhere.
+        num_negatives: Negatives for each edge: receivers to which the sender has no edge.
+        num_candidates: Negatives are drawn from the first ``num_candidates`` nodes of the graph.
+        undirected: Draw at random which direction of each edge is the target.
+        home: The graph in RAM to look up edges and draw negatives in, if the sampled graph is a copy on a device.
     """
 
     sampler: Sampler
@@ -66,12 +66,12 @@ class LinkSampler:
 
 @dataclass(frozen=True, eq=False)
 class HeldLinkSampler:
-    """Samples around held edges and their fixed negatives; the seeds it is given are columns of ``edges``.
+    """Samples around edges that were held out, and their fixed negatives. Its seeds are columns of ``edges``.
 
     Args:
         sampler: Draws the neighbourhoods of the ends.
-        edges: True edges that the graph does not have, shape ``(2, n)``.
-        negatives: False receivers for each, shape ``(n, K)``.
+        edges: The edges that were held out of the graph, shape ``(2, n)``.
+        negatives: The receivers of each edge's negatives, shape ``(n, K)``.
     """
 
     sampler: Sampler
@@ -89,12 +89,12 @@ class HeldLinkSampler:
 
 
 def positions_of_links(graph: Graph, owner: Tensor, undirected: bool) -> Tensor:
-    """The edges both of whose ends have the same owner, loops left out; of a pair one direction.
+    """The positions in ``indices`` of the edges whose two ends have the same owner, without self-loops.
 
     Args:
-        graph: Where to look.
-        owner: A number for every node, negative for nobody.
-        undirected: Whether both directions of every edge are there.
+        graph: The graph that has the edges.
+        owner: A number for every node; nodes with a negative one have no owner.
+        undirected: Whether the graph has every edge in both directions; then only one of them is returned.
     """
     found = [torch.empty(0, dtype=torch.int64)]
     for start in range(0, graph.num_edges, EDGES_AT_ONCE):
@@ -113,14 +113,14 @@ def edges_at(graph: Graph, positions: Tensor) -> Tensor:
 
 
 def directed(edges: Tensor, ids: Tensor, batch_key: BatchKey, undirected: bool) -> Tensor:
-    """The edges as they are, or with ends that are swapped at random."""
+    """The edges, shape ``(2, n)``; if ``undirected``, each has its ends swapped at random."""
     if not undirected:
         return edges
     return torch.where(draw_bits(key(*batch_key, DIRECTION), ids), edges.flip(0), edges)
 
 
 def targets(edges: Tensor, negatives: Tensor) -> Tensor:
-    """All pairs that are asked for: the edges, then each one's negatives in turn."""
+    """All targets, shape ``(2, n + n * K)``: the edges, then the first edge's K negatives, and so on."""
     senders = edges[0].repeat_interleave(negatives.shape[1])
     return torch.cat([edges, torch.stack([senders, negatives.reshape(-1)])], dim=1)
 
@@ -128,14 +128,14 @@ def targets(edges: Tensor, negatives: Tensor) -> Tensor:
 def around(
     graph: Graph, sampler: Sampler, pairs: Sequence[Tensor], keys: Sequence[BatchKey]
 ) -> list[tuple[Sample, Tensor]]:
-    """For each batch the neighbourhoods of all ends, and where in the sample the ends of each pair stand."""
-    found = [ends.unique(return_inverse=True) for ends in pairs]  # sorted, an order that no sampler changes
+    """For each batch, a sample around the ends of its pairs, and the positions of these ends in it, shape (2, m)."""
+    found = [ends.unique(return_inverse=True) for ends in pairs]  # sorted, an order that every sampler keeps
     samples = sampler.sample_bulk(graph, [seeds for seeds, _ in found], keys)
     return [(sample, ends.to(sample.nodes.device)) for sample, (_, ends) in zip(samples, found, strict=True)]
 
 
 def without_targets(sample: Sample, ends: Tensor) -> Sample:
-    """The sample without the edges between these pairs of seeds, whichever their direction."""
+    """The sample without the edges between these pairs of seeds, in either direction. ``ends`` are positions in it."""
     num_seeds, num_edges = sample.num_sampled_nodes[0], sample.num_sampled_edges[0]
     rows = torch.arange(num_seeds, device=ends.device)
     rows = rows.repeat_interleave(sample.indptr[: num_seeds + 1].diff(), output_size=num_edges)
@@ -147,9 +147,9 @@ def without_targets(sample: Sample, ends: Tensor) -> Sample:
 
 
 def without(sample: Sample, dropped: Tensor) -> Sample:
-    """The sample without some of its edges; all nodes stay."""
+    """The sample without the edges that the mask ``dropped`` marks; all nodes stay."""
     kept = ~dropped
-    upto = torch.nn.functional.pad(kept.cumsum(0), (1, 0))  # edges kept before each
+    upto = torch.nn.functional.pad(kept.cumsum(0), (1, 0))  # edges kept before each edge
     hops = upto[torch.tensor([0, *accumulate(sample.num_sampled_edges)], device=upto.device)].diff()
     left = kept.nonzero().view(-1)
     return sample._replace(
@@ -163,7 +163,7 @@ def without(sample: Sample, dropped: Tensor) -> Sample:
 
 
 def labelled(sample: Sample, ends: Tensor, num_edges: int) -> Sample:
-    """The sample with the positions of its targets and what they are: the first ``num_edges`` are edges."""
+    """The sample with ``edge_label_index`` and ``edge_label``: the first ``num_edges`` targets are edges."""
     label = torch.zeros(ends.shape[1], device=ends.device)
     label[:num_edges] = 1.0
     return sample._replace(extra={"edge_label_index": ends, "edge_label": label}, is_constant=False)

@@ -1,13 +1,13 @@
-"""Bulk sampling as products of sparse matrices (Tripathy, Yelick, Buluc, MLSys 2024, arXiv:2311.02909), to the letter.
+"""Bulk sampling by products of sparse matrices, exactly as in Tripathy, Yelick, Buluc (MLSys 2024, arXiv:2311.02909).
 
     node-wise    Q: a row for each frontier node of each batch, 1 at the node       P = Q A
     layer-wise   Q: a row for each batch, 1 at all of its frontier                  P = Q (A o A)
     NORM         rows of P become probabilities
     SAMPLE       edges of each row, or columns of each batch, are drawn
-    EXTRACT      A_l = Q_R A Q_C: the frontier's rows, of these the drawn columns; those of batch i begin at i * n
+    EXTRACT      A_l = Q_R A Q_C: the frontier's rows and the drawn columns; the columns of batch i begin at i * n
 
-Torch operators alone, on the device of the graph's tensors, with the words of the compiled samplers: the batches are
-the same. The products read all edges of a frontier, and so are 50 to 100 times slower on a CPU where few are drawn.
+It uses torch operators on the device of the graph's tensors, and the random words of the compiled samplers, so batches
+are the same. The products read all edges of a frontier: where few are drawn, they are 50 to 100 times slower on a CPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 @dataclass(frozen=True)
 class MatrixSampler:
-    """The batches of another sampler, by the literal form. The graph may hold no edge twice.
+    """Draws the batches of another sampler by products of matrices. The graph must not hold an edge twice.
 
     Args:
         sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``.
@@ -72,8 +72,8 @@ class MatrixSampler:
 
 
 def adjacency(graph: Graph) -> Tensor:
-    """A, row by row as the graph; an entry is the number of its edge, counted from 1, for it must not be 0."""
-    graph.check_edges()  # torch does not look where the entries of a sparse matrix point
+    """The sparse matrix A, shape (N, N). Each entry is the position of its edge plus 1, for 0 is no entry."""
+    graph.check_edges()  # torch does not check the indices of a sparse matrix
     rows = torch.arange(graph.num_nodes, device=graph.indices.device).repeat_interleave(graph.degrees())
     numbers = torch.arange(1, graph.num_edges + 1, dtype=torch.float64, device=rows.device)
     spend_warning()
@@ -94,7 +94,7 @@ def _one_hot(columns: Tensor, num_columns: int) -> Tensor:
 
 
 def _values(sampler: NeighborSampler | LayerSampler, graph: Graph) -> Tensor:
-    """A weight for each edge of the graph: those that the sampler names, or the default of layers."""
+    """A weight for each edge of the graph, float64: the array that the sampler names, or 1 / in-degree."""
     if sampler.weight is not None:
         return graph.edge_arrays[sampler.weight].view(-1).to(torch.float32).to(torch.float64)
     return 1.0 / graph.degrees().repeat_interleave(graph.degrees()).to(torch.float64)
@@ -127,7 +127,7 @@ def _draw_slots(
     is_drawn: Tensor,
     size: int,
 ) -> Tensor:
-    """For each row that is not taken whole, the slots of the edges that are drawn."""
+    """The slots of the edges that are drawn from each row that is not taken whole."""
     keys, nodes, bound = (vector[is_drawn, None] for vector in (keys, nodes, degrees))
     if size < 0:
         return nodes[:, :0]
@@ -174,7 +174,7 @@ def _layer_wise(sampler: LayerSampler, graph: Graph, matrix: Tensor, stack: Stac
 
 
 def _chances(sampler: LayerSampler, matrix: Tensor, values: Tensor, stack: Stack, hop: int) -> Tensor:
-    """NORM: for each batch and node, the probability that the node is drawn."""
+    """NORM: the probability that each node is drawn for each batch, shape (k * n,)."""
     (batch, nodes), n = stack.frontier, stack.num_nodes
     if not isinstance(sampler, LadiesSampler):  # Q has one row, all ones
         batch, nodes = nodes.new_zeros(n), torch.arange(n, device=nodes.device)
@@ -187,7 +187,7 @@ def _chances(sampler: LayerSampler, matrix: Tensor, values: Tensor, stack: Stack
 
 
 def scale_to_sum(importance: Tensor, size: int) -> Tensor:
-    """``min(1, c * importance)`` with the sum ``size``, or all ones if there are no more entries."""
+    """``min(1, c * importance)`` with the sum ``size``; if too few entries are above 0, ones for these."""
     if int((importance > 0).sum()) <= size:
         return (importance > 0).to(importance.dtype)
     factor, previous = importance.new_zeros(()), importance.new_full((), -1.0)

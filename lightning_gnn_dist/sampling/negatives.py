@@ -1,4 +1,4 @@
-"""Pairs of nodes that are no edge, drawn at random: what a link predictor learns to tell from edges."""
+"""Draws negatives: pairs of nodes without an edge, which a link predictor learns to distinguish from edges."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.rng import below, draw
 from lightning_gnn_dist.graph.graph import Graph
 
-_TRIES = 16  # random ones, before the next node that will do is taken
+_TRIES = 16  # random draws; after these, nodes are tried one after the other
 
 
 def draw_receivers(
     graph: Graph, senders: Tensor, ids: Tensor, count: int, key: np.uint64, num_candidates: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """For each sender ``count`` nodes that it has no edge to, itself excluded; and the positions of those without any.
+    """Draw ``count`` nodes for each sender, none of them the sender or a node that it has an edge to, shape (n, count).
 
-    Uniform over the nodes. A draw depends on the key and the id alone, not on what is drawn beside it. Senders with an
-    edge to every candidate get one of their neighbours, and are named in the second result.
+    A draw is uniform over the nodes, and depends on the key and the id alone, not on other draws. A sender with an edge
+    to every candidate gets any node; the second result holds the positions of such senders.
 
     Args:
-        graph: Whose edges to avoid.
-        senders: Nodes, int64.
-        ids: A number for each of them, which tells their draws apart.
-        count: Draws for each.
-        key: Tells these draws from others.
-        num_candidates: Draw from so many first nodes. Default: from all.
+        graph: The graph whose edges to avoid.
+        senders: Nodes, int64, shape (n,).
+        ids: A number for each sender, so that their draws differ.
+        count: Draws for each sender.
+        key: The key of all these draws.
+        num_candidates: Draw from the first ``num_candidates`` nodes. Default: from all.
     """
     out = np.empty((senders.numel(), count), np.int64)
     linked_with_all = np.zeros(senders.numel(), np.bool_)
@@ -39,7 +39,7 @@ def draw_receivers(
 
 
 def has_edges(graph: Graph, edges: Tensor) -> Tensor:
-    """Which of ``edges``, shape ``(2, n)``, the graph has."""
+    """Whether the graph has each of ``edges``, shape ``(2, n)``: a bool for each, shape ``(n,)``."""
     out = np.empty(edges.shape[1], np.bool_)
     senders, receivers = edges.to(torch.int64).contiguous().numpy()
     _has_edges(graph.indptr.numpy(), graph.indices.numpy(), senders, receivers, out)

@@ -30,14 +30,14 @@ class NeighborSampler:
     A node is expanded once, with the number that belongs to the hop at which it was first seen, as in PyG's
     ``NeighborLoader``. Which neighbours it gets depends on the batch's key, the hop and the node alone.
 
-    With ``weight``, edges are drawn one after the other in proportion to their weight among those still there, or,
-    with ``replace``, among all. Nothing is corrected for it: where the graph has an ``edge_weight``, the batch has
-    the same numbers. Edges of weight 0 are drawn when a row has no others left.
+    With ``weight``, edges are drawn one after the other in proportion to their weight: among those not drawn yet, or,
+    with ``replace``, among all. ``batch.edge_weight`` is not corrected for it: it holds the graph's numbers, if the
+    graph has any. Edges of weight 0 are drawn when a row has no others left.
 
     Args:
-        num_neighbors: Neighbours per node and hop, the seeds' hop first; -1 takes all of them, once.
-        replace: Draw exactly so many for every node that has in-neighbours, the same edge perhaps several times.
-        weight: Name of the graph's edge array that says how likely an edge is. None: all are equally likely.
+        num_neighbors: Neighbours to draw per node, one number per hop; -1 takes all of them, each once.
+        replace: Draw with replacement: exactly so many edges for every node that has any.
+        weight: Name of the graph's edge array that says how likely an edge is. Default: all are equally likely.
     """
 
     num_neighbors: Sequence[int]

@@ -1,6 +1,6 @@
 """ShaDow (Zeng, Zhang, Xia, Srivastava, et al., NeurIPS 2021, arXiv:2201.07858): each seed has a graph of its own.
 
-G(s) = the graph among s and what neighbour sampling finds around it;   a batch holds them side by side
+G(s) = the graph among s and the nodes that neighbour sampling finds from s;   a batch holds these side by side
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from lightning_gnn_dist.sampling.subgraph import check_num_hops, seeds_first
 
 @dataclass(frozen=True)
 class ShadowSampler:
-    """Draw a small graph around each seed, as deep as the model needs; the model may have more layers than it is deep.
+    """Draw a small graph around each seed. The model may have more layers than this graph has hops.
 
-    A node in several seeds' graphs is in the batch as often, so ``batch.n_id`` repeats. The graphs share no edges.
+    A node of several seeds' graphs is in the batch several times, so ``batch.n_id`` repeats. The graphs share no edges.
 
     Args:
-        num_neighbors: Neighbours to draw per hop; -1 takes all. The graph is induced: it also has edges not drawn.
+        num_neighbors: Neighbours to draw per hop; -1 takes all. The graph has all edges among its nodes, also others.
         num_hops: Layers of the model.
     """
 
@@ -56,9 +56,9 @@ class ShadowSampler:
             num_nodes[0] = roots[-1]
             return int(max(num_edges[0], num_nodes[0]))
 
-        side = sample_hops(graph, seeds, hop_keys(batch_key, len(fanouts)), kernel)  # by side, all as if of hop 0
+        side = sample_hops(graph, seeds, hop_keys(batch_key, len(fanouts)), kernel)  # all nodes count as hop 0
         at = torch.from_numpy(roots)
-        own = at[:-1].repeat_interleave(at.diff()).repeat_interleave(side.indptr.diff())  # of each edge
+        own = at[:-1].repeat_interleave(at.diff()).repeat_interleave(side.indptr.diff())  # start of each edge's graph
         sample = seeds_first(side.indptr.long(), side.indices + own, at[:-1], self.num_hops)
         return sample._replace(
             nodes=side.nodes[sample.nodes], edge_ids=None if side.edge_ids is None else side.edge_ids[sample.edge_ids]

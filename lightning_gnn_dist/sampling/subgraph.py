@@ -1,7 +1,7 @@
-"""What subgraph samplers share: some nodes, every edge between two of them, the seeds first.
+"""What subgraph samplers share: a batch is some nodes, the seeds first, and every edge between two of them.
 
-All layers compute on the same graph. A batch keeps to the order of hops all the same: all nodes are found at the
-first hop, and the last layer is computed for the seeds alone.
+All layers compute on the same graph. A batch still has hops: all nodes beside the seeds are found at the first one, and
+the last layer is computed for the seeds alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def check_num_hops(num_hops: int) -> None:
 def induced(
     graph: Graph, seeds: Tensor, others: Tensor, batch_key: BatchKey, num_hops: int, *, with_ids: bool | None = None
 ) -> Sample:
-    """The graph among the seeds and ``others``, which may repeat themselves; with one hop only the seeds' rows."""
+    """Sample the seeds, ``others`` (ids may repeat) and all edges among them; with one hop, only the seeds' rows."""
     nodes = others.numpy()
     return sample_hops(
         graph,
@@ -37,7 +37,7 @@ def induced(
 
 
 def seeds_first(indptr: Tensor, indices: Tensor, seeds: Tensor, num_hops: int) -> Sample:
-    """A graph with its nodes renumbered, the seeds first; with one hop only the seeds' rows."""
+    """A whole graph as a sample, renumbered so that the seeds come first; with one hop, only the seeds' rows."""
     num_nodes = indptr.numel() - 1
     others = torch.ones(num_nodes, dtype=torch.bool).index_fill_(0, seeds, False).nonzero().view(-1)
     nodes = torch.cat([seeds, others])

@@ -3,7 +3,7 @@
     batch = the graph among the seeds and the nodes that a walk from each of them visits
     edge_weight(u, v) = A(u, v) / P(v in batch | u in batch)     node_norm(v) = 1 / (N P(v in batch))
 
-The two probabilities are frequencies, counted beforehand.
+Both probabilities are estimated by frequencies, which are counted beforehand.
 """
 
 from __future__ import annotations
@@ -29,30 +29,29 @@ from lightning_gnn_dist.sampling.subgraph import check_num_hops, induced
 
 log = logging.getLogger(__name__)
 
-_BEFORE = -2  # stands where the draws of a batch have their epoch: those that are counted are none of them
+_BEFORE = -2  # takes the place of the epoch in a key, so that counted batches are others than those of training
 _NO_NORMS = torch.zeros(0), torch.zeros(0)
 
 
 @dataclass(frozen=True)
 class RandomWalkSampler:
-    """Take the nodes that random walks from the seeds visit, and all edges among them.
+    """Make batches of the nodes that random walks from the seeds visit, and all edges among them.
 
     Walks go from receivers to senders. ``batch.edge_weight``, also the values of ``block.adj``, replaces the graph's:
     with it, a sum over the neighbours of a node is right on average over the batches that the node is in. Use layers
-    that add up, as with :class:`LayerSampler`. For the loss there are two ways: its mean over the seeds, as with all
-    samplers, or the paper's, over all training nodes of the batch:
-    ``(losses * batch.node_norm)[batch.train_mask].sum()``.
+    that add up, as with :class:`LayerSampler`. The loss may be its mean over the seeds, as with all samplers, or the
+    paper's, over all training nodes of the batch: ``(losses * batch.node_norm)[batch.train_mask].sum()``.
 
-    Before the first batch of a size, batches are drawn to count how often nodes and edges are in them. That takes as
-    long as ``visits`` passes over the graph or more, and 4 bytes an edge; Ctrl-C takes effect when it is done. A
-    pass may have batches of two sizes, which differ by one.
+    Before the first batch of a size, batches are drawn to count how often nodes and edges are in them. That takes at
+    least as long as ``visits`` passes over the graph, and 4 bytes per edge; Ctrl-C takes effect only when it is done.
+    A pass may have batches of two sizes, which differ by one.
 
     Args:
         num_hops: Layers of the model.
         walk_length: Steps of a walk.
-        weight: Name of the graph's edge array that holds A, all at least 0. None: 1 / in-degree.
-        visits: How many batches a node is in, on average, when they are counted. 0: no counting, no ``edge_weight``
-            of its own and no ``node_norm``.
+        weight: Name of the graph's edge array that holds A, all at least 0. Default: 1 / in-degree.
+        visits: How many of the counted batches a node is in, on average. With 0 nothing is counted: there is no
+            ``node_norm``, and ``edge_weight`` is the graph's.
     """
 
     num_hops: int
@@ -89,18 +88,18 @@ class RandomWalkSampler:
         return induced(graph, seeds, torch.from_numpy(visited), batch_key, self.num_hops, with_ids=with_ids)
 
     def _norms(self, graph: Graph, num_seeds: int, seed: int) -> tuple[Tensor, Tensor]:
-        """The weight of each edge and of each node in batches of so many seeds."""
+        """``edge_weight`` of each edge and ``node_norm`` of each node in batches of ``num_seeds`` seeds."""
         return remembered(graph, (self, num_seeds, seed), lambda: self._count(graph, num_seeds, seed))
 
     def _count(self, graph: Graph, num_seeds: int, seed: int) -> tuple[Tensor, Tensor]:
         if self.weight is not None:
-            edge_weights(graph, self.weight)  # they may be refused, which is not to wait for the count
+            edge_weights(graph, self.weight)  # refuses wrong weights before the long count
         roots = self._roots(graph)
-        in_pass = max(1, roots.numel() // num_seeds)  # an order for each batch would take longer than the walks
+        in_pass = max(1, roots.numel() // num_seeds)  # to permute for each batch would take longer than the walks
         nodes = torch.zeros(graph.num_nodes, dtype=torch.int32)
         edges = torch.zeros(graph.num_edges, dtype=torch.int32)
         batches = visited = 0
-        whole = RandomWalkSampler(max(2, self.num_hops), self.walk_length)  # the rows of all nodes
+        whole = RandomWalkSampler(max(2, self.num_hops), self.walk_length)  # 2 hops give all nodes' rows
         while visited < self.visits * graph.num_nodes:
             number, within = divmod(batches, in_pass)
             if within == 0:
@@ -114,7 +113,7 @@ class RandomWalkSampler:
         return self._weights(graph, nodes, edges), batches / (graph.num_nodes * nodes.clamp(min=1)).float()
 
     def _roots(self, graph: Graph) -> Tensor:
-        """The nodes that are seeds in training."""
+        """The nodes that are seeds in training: those of ``train_mask``, or all."""
         if "train_mask" not in graph.node_arrays:
             return torch.arange(graph.num_nodes)
         roots = graph.split("train")
@@ -126,7 +125,7 @@ class RandomWalkSampler:
         return roots
 
     def _weights(self, graph: Graph, nodes: Tensor, edges: Tensor) -> Tensor:
-        """A over the conditional frequency k / n. The mean of (n + 1) / (k + 1) is 1 / p; that of n / k is more."""
+        """A (n + 1) / (k + 1) for an edge in k of its receiver's n batches: its mean is A / p; A n / k has a larger."""
         degrees = graph.degrees()
         if self.weight is None:
             values = 1.0 / degrees.repeat_interleave(degrees).float()

@@ -1,4 +1,4 @@
-"""The whole part as one batch: no sampling, a step costs the whole part and sees all of it."""
+"""The whole part as one batch, without sampling: every step computes on all of it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lightning_gnn_dist.sampling.subgraph import check_num_hops, seeds_first
 class WholePartSampler:
     """Every node and every edge of the graph it is given, the seeds first.
 
-    Made for one batch a pass. The permuted graph is built once for a set of seeds and used again; it costs
-    as much memory as the graph itself. The order of the seeds does not matter: they come sorted. Batches with the same
-    seeds share their tensors: what would write into one, writes into a copy, ``batch.clone()``.
+    Made for one batch per pass. The permuted graph is built once and kept while the seeds stay the same; it takes as
+    much memory as the graph's edges. A batch has its seeds sorted, whatever their order was. Batches with the same
+    seeds share their tensors: to write into one, use a copy, ``batch.clone()``.
 
     Args:
-        num_hops: Layers of the model. Its last layer is computed for the seeds alone.
+        num_hops: Layers of the model. The last one is computed for the seeds alone.
     """
 
     num_hops: int
@@ -37,7 +37,7 @@ class WholePartSampler:
         return [self._sample(graph, ids.sort().values) for ids, _ in check_bulk(graph, seeds, keys)]
 
     def _sample(self, graph: Graph, seeds: Tensor) -> Sample:
-        with memory_of(graph) as known:  # of the last batch alone: the next one is nearly always the same
+        with memory_of(graph) as known:  # only the last batch is kept: the next one is nearly always the same
             last: _Last | None = known.get(_Last)
             if last is None or last.num_hops != self.num_hops or not torch.equal(last.seeds, seeds):
                 last = known[_Last] = _Last(seeds, self.num_hops, _permute(graph, seeds, self.num_hops))

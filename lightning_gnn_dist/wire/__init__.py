@@ -1,1 +1,1 @@
-"""What ranks say to each other, and how they find each other."""
+"""How ranks find each other, and what they exchange."""

@@ -1,7 +1,8 @@
 """The only module that calls ``torch.distributed``. It counts every byte it sends.
 
-Every function here is collective: all ranks must call it, in the same order and with tensors of the same
-shapes. With one process they all return at once and send nothing.
+Functions that exchange are collective: all ranks must call them, in the same order and with tensors of the same shapes.
+These are ``average_``, ``sum_``, ``broadcast_``, all that gather, ``open_channel`` and ``Channel.exchange``. With one
+process they return at once and send nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +27,10 @@ from torch import Tensor
 
 @dataclass
 class Traffic:
-    """What this process has sent, and how long it stood in collectives, since it started.
+    """Bytes that this process has sent, and seconds that it has spent in collectives, since it started.
 
-    Bytes are those that leave this rank in the usual algorithms: a ring for all-reduce and all-gather, where
-    P ranks send 2 (P - 1) / P and (P - 1) / P of the whole, and for broadcast what the source's copies cost,
-    shared by all.
+    Bytes are those that leave this rank in the usual algorithms. With P ranks that is 2 (P - 1) / P of the whole in an
+    all-reduce, and (P - 1) / P in an all-gather, both by a ring, or in a broadcast, whose copies all ranks share.
     """
 
     bytes_sent: float = 0.0
@@ -38,10 +38,10 @@ class Traffic:
 
 
 traffic = Traffic()
-_PATIENCE = timedelta(minutes=5)  # torch's own, of a store
+_PATIENCE = timedelta(minutes=5)  # torch's default for a store
 _BACKLOG = 2048  # connections that wait to be taken
-_INTERFACE = "GLOO_SOCKET_IFNAME"
-_keeps_on_host = False  # whether the ports of groups are for this host alone
+_INTERFACE = "GLOO_SOCKET_IFNAME"  # the variable that names the network interface of gloo
+_keeps_on_host = False  # whether channels open their ports to this host alone
 _ELEMENTS_AT_ONCE = 1 << 22  # bounds what a checksum holds beside the tensors
 
 
@@ -51,15 +51,15 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """This process's place among the ranks, 0 without a process group."""
+    """The number of this process among the ranks, 0 without a process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def leave() -> None:
-    """End the process group before the interpreter ends, whoever made it. Not collective.
+    """End the process group, whoever made it, before the interpreter ends. Not collective.
 
-    A thread of gloo holds the tensors of a collective for a moment longer than those who waited for it. If the
-    interpreter, to which they belong, is gone by then, the process aborts after all its work.
+    A thread of gloo holds the tensors of a collective for a moment after the collective has returned. If the
+    interpreter is gone by then, the process aborts after all its work.
     """
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
@@ -69,7 +69,7 @@ atexit.register(leave)  # Lightning does so for nccl only
 
 
 def has_backend(name: str) -> bool:
-    """Whether a process group may be made of it here; ``"cpu:gloo,cuda:nccl"`` names several. Not collective."""
+    """Whether this torch has the backend; ``"cpu:gloo,cuda:nccl"`` names several, which it must all have."""
     return all(dist.is_backend_available(part.split(":")[-1]) for part in name.split(","))
 
 
@@ -77,7 +77,7 @@ def has_backend(name: str) -> bool:
 def average_(tensors: Iterable[Tensor], weight: float = 1.0) -> None:
     """Replace each tensor, in place, by its weighted mean over all ranks; integers by their maximum.
 
-    One collective for each kind of number, whatever the number of tensors. Half precision is summed in
+    It takes one collective for each kind of number, however many tensors there are. Half precision is summed in
     float32. Ranks may pass different weights; their sum must be positive.
     """
     if world_size() == 1:
@@ -130,7 +130,7 @@ def sum_(tensor: Tensor) -> None:
 
 
 def count_all_reduce(tensors: Iterable[Tensor | None]) -> None:
-    """Count what torch's DDP has summed over all ranks by itself. Nothing is exchanged."""
+    """Add to the traffic the tensors that torch's DDP has summed over all ranks. Nothing is exchanged."""
     num_bytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
     traffic.bytes_sent += _ring_bytes(num_bytes)
 
@@ -152,7 +152,7 @@ def broadcast_(tensors: Iterable[Tensor], source: int = 0) -> None:
 
 @torch.no_grad()
 def checksum(tensors: Iterable[Tensor]) -> int:
-    """A number that tells apart tensors whose bits differ. Nothing is exchanged."""
+    """A number that differs if any bit of the tensors does, below 2**62. Nothing is exchanged."""
     total = 0
     for tensor in tensors:
         for piece in tensor.detach().resolve_conj().contiguous().view(-1).split(_ELEMENTS_AT_ONCE):
@@ -161,14 +161,14 @@ def checksum(tensors: Iterable[Tensor]) -> int:
             content = piece.view(torch.uint8)
             words = torch.nn.functional.pad(content, (0, -len(content) % 8)).view(torch.int64)
             place = torch.arange(1, 2 * len(words), 2, device=words.device)
-            # Folded before it is multiplied, so that no bit, not even the sign of the last number, falls out.
+            # Folded before it is multiplied, so that every bit counts, even the sign of the last number.
             mixed = (words ^ ((words >> 32) & 0xFFFFFFFF) ^ (words >> 7)) * (place * 0x9E3779B1 + 1 | 1)
             total = (total * 31 + int((mixed ^ (mixed >> 32)).sum())) % (1 << 62)
     return total
 
 
 def all_gather_rows(row: Tensor) -> Tensor:
-    """The rows of all ranks, on every rank: shape ``(P, *row.shape)``."""
+    """The rows of all ranks, on every rank, shape ``(P, *row.shape)``."""
     if world_size() == 1:
         return row[None]
     rows = [torch.empty_like(row) for _ in range(world_size())]
@@ -178,7 +178,7 @@ def all_gather_rows(row: Tensor) -> Tensor:
 
 
 def gather_numbers(numbers: Sequence[int], device: torch.device) -> list[list[int]]:
-    """The numbers of all ranks, each as many, on every rank: a list for each of them."""
+    """The numbers of all ranks, on every rank: a list for each rank. All ranks must pass equally many."""
     rows: list[list[int]] = all_gather_rows(torch.tensor([int(number) for number in numbers], device=device)).tolist()
     return rows
 
@@ -186,7 +186,7 @@ def gather_numbers(numbers: Sequence[int], device: torch.device) -> list[list[in
 def gather_objects(item: Any) -> list[Any] | None:
     """The objects of all ranks, on rank 0; ``None`` elsewhere. For checkpoints, not for every step.
 
-    Objects are what ``torch.load(weights_only=True)`` reads: tensors, numbers, text and plain containers of them.
+    An object must be readable by ``torch.load(weights_only=True)``: tensors, numbers, text, plain containers of these.
     """
     if world_size() == 1:
         return [item]
@@ -195,7 +195,7 @@ def gather_objects(item: Any) -> list[Any] | None:
     device = "cpu" if "gloo" in dist.get_backend_config() else f"cuda:{torch.cuda.current_device()}"
     content = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(device)
     lengths = [int(length) for length in all_gather_rows(torch.tensor(len(content), device=device))]
-    content = torch.nn.functional.pad(content, (0, max(lengths) - len(content)))  # a gather is of equal lengths
+    content = torch.nn.functional.pad(content, (0, max(lengths) - len(content)))  # a gather needs equal lengths
     pieces = [torch.empty_like(content) for _ in lengths] if rank() == 0 else None
     with _counted(0.0 if rank() == 0 else len(content)):
         dist.gather(content, pieces, dst=0)
@@ -206,23 +206,23 @@ def gather_objects(item: Any) -> list[Any] | None:
 
 
 class Channel:
-    """Some of the ranks, which exchange rows among themselves on connections of their own.
+    """A group of ranks that exchange rows on connections of their own.
 
     Args:
-        group: Their process group; None for a single rank.
-        size: How many there are.
-        rank: This one's place among them.
+        group: The process group of these ranks, or None for a single rank.
+        size: How many ranks there are in it.
+        rank: The number of this rank among them.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, size: int, rank: int) -> None:
         self._group, self.size, self.rank = group, size, rank
 
     def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
-        """Send ``pieces[i]`` to rank ``i``; return what each rank sent here. Tensors are those of a CPU.
+        """Send ``pieces[i]`` to rank ``i``; return what each rank sent here. All tensors are on the CPU.
 
         Args:
-            pieces: One for each rank, of any lengths; otherwise of one shape and type on all ranks.
-            lengths: Those of what comes, if this rank knows them. Either all ranks give them or none.
+            pieces: A tensor for each rank, of any length; type and shape of a row are the same on all ranks.
+            lengths: The lengths of the tensors to receive, if known. Either all ranks give them or none.
         """
         if self.size == 1:
             return list(pieces)
@@ -253,7 +253,7 @@ class Channel:
 
 
 def open_channel(size: int) -> Channel:
-    """Divide the ranks into channels of ``size`` consecutive ones each, and return this rank's."""
+    """Divide the ranks into channels of ``size`` consecutive ranks, and return this rank's. Collective."""
     if world_size() % size:
         raise ValueError(f"{world_size()} ranks cannot be divided into channels of {size}.")
     if size == 1:
@@ -265,7 +265,7 @@ def open_channel(size: int) -> Channel:
 
 
 def serve_store(address: str, port: int = 0, deadline: timedelta = _PATIENCE) -> Any:
-    """A key-value store in this process that listens at ``address`` alone, or everywhere (``""``). Not collective.
+    """A key-value store in this process that listens at ``address`` alone, or at all addresses (``""``).
 
     Raises a RuntimeError if another process listens there.
     """
@@ -275,21 +275,21 @@ def serve_store(address: str, port: int = 0, deadline: timedelta = _PATIENCE) ->
     try:
         with socket.create_server((address, port), backlog=_BACKLOG, **how) as listener:
             port, handle = listener.getsockname()[1], os.dup(listener.fileno())
-        options["master_listen_fd"] = handle  # torch's own would listen at every address, whatever it is told
+        options["master_listen_fd"] = handle  # torch's own socket would listen at every address, whatever it is told
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        # Torch shares the store that this process has at that port; if another process has it, torch raises.
+        # If this process has a store at that port, torch shares it; if another process has one, torch raises.
     return dist.TCPStore(address or "localhost", port, None, True, deadline, **options)  # type: ignore[attr-defined]
 
 
 def join_store(address: str, port: int, deadline: timedelta) -> Any:
-    """A key-value store that another process serves. Raises a RuntimeError if none answers in time."""
+    """The key-value store that another process serves. Raises a RuntimeError if it does not answer in time."""
     return dist.TCPStore(address, port, None, False, deadline, wait_for_workers=False)  # type: ignore[attr-defined]
 
 
 def own_store() -> Any:
-    """A key-value store for this process alone, at no address. Not collective."""
+    """A key-value store for this process alone, at no address."""
     return dist.HashStore()  # type: ignore[attr-defined]
 
 
@@ -305,9 +305,9 @@ def is_joined() -> bool:
 
 @contextmanager
 def kept_on_host(kept: bool) -> Iterator[None]:
-    """Whether groups made inside, and channels from then on, open their ports to this host alone.
+    """If ``kept``, groups made in the block, and channels from now on, open their ports to this host alone.
 
-    Otherwise gloo takes the interface that the host's name stands for. What the user has named holds in any case.
+    Otherwise gloo takes the interface of the host's name. An interface that the user has named is used in any case.
     """
     global _keeps_on_host
     _keeps_on_host = kept
@@ -321,13 +321,13 @@ def kept_on_host(kept: bool) -> Iterator[None]:
 
 
 def own_interface() -> dict[str, str]:
-    """The variable by which gloo opens its ports to this host alone."""
+    """The environment variable by which gloo opens its ports to this host alone, empty without a loopback."""
     own = {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}
     return {_INTERFACE: own.pop()} if own else {}
 
 
 def octets(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, one after the other. Not collective."""
+    """The bytes of a tensor, one after the other, uint8."""
     if not tensor.numel():  # numpy's empty arrays have a stride of 0, which no view survives
         return torch.empty(0, dtype=torch.uint8)
     return tensor.contiguous().view(-1).view(torch.uint8)
@@ -339,7 +339,7 @@ def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:
 
 
 def _ring_bytes(num_bytes: int) -> float:
-    """What a rank sends for an all-reduce of so many bytes."""
+    """The bytes that a rank sends for an all-reduce of ``num_bytes`` bytes."""
     return 2 * num_bytes * (world_size() - 1) / world_size()
 
 
@@ -354,7 +354,7 @@ def _counted(num_bytes: float) -> Iterator[None]:
 
 
 def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
-    """Tensors by the type they are summed in. The order of types is the same on all ranks."""
+    """The tensors by the type that they are summed in. The order of types is the same on all ranks."""
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         if tensor.is_complex():

@@ -1,4 +1,4 @@
-"""Start a lighthouse and elastic ranks on one machine, each a process that nobody else's death takes along."""
+"""Start a lighthouse and elastic ranks on one machine: processes that go on when another one dies."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 @dataclass
 class Launcher:
-    """Runs ``command`` as so many ranks, until the last of them is gone.
+    """Runs ``command`` as ``ranks`` processes until the last of them has ended.
 
     Args:
-        command: What every rank runs.
-        ranks: How many.
+        command: The command that every rank runs.
+        ranks: How many ranks to start.
         restarts: How often, in all, a rank that died is started again while others train.
-        heartbeat_seconds: A rank that is silent for so long is dead.
-        grace_seconds: What ranks get to end in when the launcher itself is told to.
-        tell: Takes a line for the user.
+        heartbeat_seconds: Seconds of silence after which a rank counts as dead.
+        grace_seconds: Seconds that ranks have to end when the launcher itself is told to end.
+        tell: Called with each line for the user.
     """
 
     command: Sequence[str]
@@ -45,7 +45,7 @@ class Launcher:
     _marks: str = ""
 
     def run(self) -> int:
-        """The exit status: 0 if a rank came to the end of the training, as then the others had nothing to add."""
+        """Run, and return the exit status: 0 if any rank finished the training, as then all of it is done."""
         check_available()
         with _told_to_end(), TemporaryDirectory(prefix="elastic-") as self._marks, self._lighthouse() as address:
             try:
@@ -67,7 +67,7 @@ class Launcher:
         server = LighthouseServer(
             bind="127.0.0.1:0",  # all ranks are on this host
             min_replicas=quorum_of(self.ranks),
-            join_timeout_ms=3_600_000,  # a rank that is slow but alive is waited for
+            join_timeout_ms=3_600_000,  # wait for a rank that is slow but alive
             quorum_tick_ms=100,
             heartbeat_timeout_ms=round(1000 * self.heartbeat_seconds),
         )
@@ -102,7 +102,7 @@ class Launcher:
                 self.tell(f"They wait for a quorum of {quorum_of(self.ranks)}.")
 
     def _end_the_late(self) -> None:
-        """Who waits for a quorum when the others have finished, waits in vain."""
+        """End ranks that wait for a quorum, if others have finished and too few are left for one."""
         if not self._finished or len(self._running) >= quorum_of(self.ranks):
             return
         for rank in [rank for rank in self._running if self._mark(rank).exists()]:
@@ -112,7 +112,7 @@ class Launcher:
             self.tell(f"Rank {rank} came back too late to take part, and is ended; {self._count()}.")
 
     def _end_the_silent(self) -> None:
-        """A rank that stands still is waited for only as long as the others can go on without it."""
+        """End ranks that stand still, if the others are too few to go on without them."""
         limit = time.time() - self.heartbeat_seconds - self.grace_seconds
         silent = [rank for rank in self._running if _is_older(self._sign(rank), limit)]
         if not silent or len(self._running) - len(silent) >= quorum_of(self.ranks):
@@ -161,7 +161,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 
 @contextmanager
 def _told_to_end() -> Iterator[None]:
-    """SIGTERM, or a terminal that is closed, ends the block as Ctrl-C does: no rank is left behind."""
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that no rank is left behind."""
 
     def leave(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)

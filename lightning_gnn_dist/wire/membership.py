@@ -1,10 +1,10 @@
 r"""Membership: ranks that may die and come back, by torchft's lighthouse and manager.
 
-Every rank is a world of its own and knows no process group. A lighthouse, one process for all, hears their
-heartbeats and says at each meeting who takes part: the quorum, a majority. Among its members a manager sets up a
-group for one exchange after another, and brings a rank that is behind up to date from one that is not.
+Every rank is a world of its own, without a process group. A lighthouse, one process for all ranks, hears their
+heartbeats and decides at each meeting who takes part: the quorum, a majority. A manager in each rank connects it with
+the other members for each exchange, and sends a rank that is behind the state of one that is not.
 
-A meeting that somebody does not survive is held again without him, so what a member sees is
+A meeting that a member does not survive is held again without it, so the other members get
 
 .. math::
     \theta \leftarrow \frac{\sum_p w_p \theta_p}{\sum_p w_p} \quad\text{over those who came to the end.}
@@ -35,11 +35,12 @@ from lightning_gnn_dist.checks import check_at_least, check_positive
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.roll_call import is_loopback
 
-LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"  # the variable of the environment that holds its address
-RANK = "LIGHTNING_GNN_DIST_RANK"  # and the one that holds this rank's number, for its name
-RANKS = "LIGHTNING_GNN_DIST_RANKS"  # and how many the launcher started
-WAITS = "LIGHTNING_GNN_DIST_WAITS"  # and a file for it to have while it waits for a quorum
-ALIVE = "LIGHTNING_GNN_DIST_ALIVE"  # and one to touch while it lives
+# Variables of the environment:
+LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"  # the address of the lighthouse
+RANK = "LIGHTNING_GNN_DIST_RANK"  # the number of this rank, for its name
+RANKS = "LIGHTNING_GNN_DIST_RANKS"  # how many ranks the launcher started
+WAITS = "LIGHTNING_GNN_DIST_WAITS"  # a file that exists while this rank waits for a quorum
+ALIVE = "LIGHTNING_GNN_DIST_ALIVE"  # a file that this rank touches while it lives
 LEFT = 128 + signal.SIGTERM  # the exit code of a rank that was told to end, and left after a meeting
 State = dict[str, Any]
 _SECONDS_OF_SILENCE = 20.0
@@ -55,11 +56,11 @@ class Elastic:
     Args:
         patience: Seconds to wait for a quorum before the rank gives up. Longer than a round and its validation: a rank
             that comes back waits for the next meeting of the others.
-        timeout: Seconds that one exchange may take. Then it is held again, without those who are gone.
-        attempts: How often in a row.
-        ranks: How many to wait for before the first round; those who come later join at a meeting. Default: as many as
-            the launcher started, or those of the first quorum.
-        start: Seconds to wait for them, at most.
+        timeout: Seconds that one exchange may take. After that it is tried again, without those who are gone.
+        attempts: How often in a row an exchange is tried again before the rank gives up.
+        ranks: How many ranks to wait for before the first round; later ones join at a meeting. Default: as many as the
+            launcher started; without it, the first quorum.
+        start: Seconds to wait for these ranks, at most.
     """
 
     patience: float = 600.0
@@ -74,31 +75,31 @@ class Elastic:
 
 
 class Seat(NamedTuple):
-    """A rank's place among those who take part."""
+    """A rank's place, from 0, among the ``of`` members that take part."""
 
     place: int
     of: int
 
 
 def check_available() -> None:
-    """Refuse early what could only fail later."""
+    """Refuse elastic training where torchft is not installed."""
     if importlib.util.find_spec("torchft") is None:
         raise ValueError("elastic=True needs torchft, which is not installed: pip install lightning-gnn-dist[elastic].")
 
 
 def quorum_of(num_ranks: int) -> int:
-    """How many must be alive: a majority, so that two halves never train apart."""
+    """How many ranks must be alive: a majority, so that two halves never train apart."""
     return num_ranks // 2 + 1
 
 
 class Membership:
-    """This rank's part in the meetings.
+    """Takes part in the meetings for this rank.
 
     Args:
         elastic: How long to wait.
-        state: What a rank that is behind needs of this one.
-        load_state: Takes what ``state`` of another rank gave.
-        step: How many meetings the checkpoint has seen that this run goes on from.
+        state: Returns the state that a rank that is behind needs.
+        load_state: Loads the state that another rank's ``state`` returned.
+        step: The number of meetings before the checkpoint that this run goes on from.
     """
 
     def __init__(self, elastic: Elastic, state: Callable[[], State], load_state: Callable[[State], None], step: int):
@@ -117,10 +118,10 @@ class Membership:
     def meet(
         self, tensors: Callable[[list[list[int]]], list[Tensor]], weight: float, row: Callable[[], list[int]]
     ) -> list[list[int]]:
-        """Replace ``tensors(rows)`` by their weighted mean over the members. Returns the rows of all, by place.
+        """Replace ``tensors(rows)`` by their weighted mean over the members. Returns all members' ``rows``, by place.
 
-        A rank that was behind is brought up to date first, and its weight does not count. Of integers all take the
-        maximum. If the weights add up to nothing, floats stay as they are. Each row is what ``row()`` gives a member.
+        A rank that was behind is brought up to date first, and its weight does not count. Integers become the
+        largest of all. If the weights add up to 0, floats stay as they are. A member's row is what its ``row()`` returns.
         """
         start, self.was_behind = time.perf_counter(), False
         while True:
@@ -130,21 +131,21 @@ class Membership:
             flats = collectives.flatten(values, 0.0 if self.was_behind else weight, torch.device("cpu"))
             self._reduce_(list(flats.values()))
             if self._manager.should_commit():
-                break  # else somebody was lost on the way: once more with those who are left
+                break  # otherwise a member was lost: try again with those who are left
         collectives.write_back(flats, values)
         collectives.traffic.seconds += time.perf_counter() - start
         return rows
 
     def _exchange(self, row: list[int]) -> list[list[int]]:
-        """The rows of all members, by place. If somebody is lost on the way, any numbers: nobody commits to them."""
-        rows = torch.zeros(self.seat.of, len(row), dtype=torch.float64)  # which holds integers of 53 bits
+        """The rows of all members, by place. They mean nothing if a member is lost: then nobody commits to them."""
+        rows = torch.zeros(self.seat.of, len(row), dtype=torch.float64)  # exact for integers of up to 53 bits
         rows[self.seat.place] = torch.tensor(row, dtype=torch.float64)
         self._reduce_([rows])
         numbers: list[list[int]] = rows.round().to(torch.int64).tolist()
         return numbers
 
     def leave(self) -> None:
-        """Stop serving others. They go on without this rank."""
+        """Stop serving the others, who go on without this rank."""
         self._left.set()
         self._manager.shutdown(wait=False)
 
@@ -167,7 +168,7 @@ class Membership:
 
     def _reduce_(self, flats: list[Tensor]) -> None:
         for flat in flats:
-            # All members are here: they hold the same quorum, and each enters this once an attempt.
+            # All members call this: they have the same quorum, and each comes here once per attempt.
             self._manager.allreduce(flat, reduce_op=collectives.op_of(flat)).wait()
             share = 2 * (self.seat.of - 1) / self.seat.of
             collectives.traffic.bytes_sent += share * flat.nbytes
@@ -195,13 +196,13 @@ def _manager(
     timeout, patience = timedelta(seconds=elastic.timeout), timedelta(seconds=elastic.patience)
     name = _HERE if stays_on_host else socket.gethostname()
     transport = HTTPTransport(timeout=timeout, num_chunks=0)
-    if stays_on_host:  # it would tell the others the host's name, where it does not listen
+    if stays_on_host:  # by itself it would give the others the host's name, at which it does not listen
         transport.address = lambda: f"http://{_HERE}:{transport._server.server_port}/checkpoint/"
     return Manager(
         pg=ProcessGroupGloo(timeout=timeout),
         state_dict=state,
         load_state_dict=load_state,
-        min_replica_size=1,  # the lighthouse alone says how many a quorum needs, so there is one rule
+        min_replica_size=1,  # the lighthouse alone decides how many a quorum needs
         use_async_quorum=False,
         timeout=timeout,
         quorum_timeout=patience,
@@ -219,7 +220,7 @@ def _manager(
 
 @contextmanager
 def _ports_kept(on_host: bool) -> Iterator[None]:
-    """Inside, torchft's servers listen to this host alone, for which it has no option. gloo goes on to do so."""
+    """If ``on_host``, torchft's servers made in the block listen to this host alone. torchft has no option for that."""
     if not on_host:
         yield
         return
@@ -236,13 +237,13 @@ def _ports_kept(on_host: bool) -> Iterator[None]:
 
 
 def _show_alive(left: threading.Event) -> None:
-    """Let the launcher, if there is one, see that this member runs: it touches a file again and again until it left."""
+    """Show the launcher, if there is one, that this member runs: touch a file every second until ``left`` is set."""
     if ALIVE in os.environ:
         threading.Thread(target=_touch_often, args=[Path(os.environ[ALIVE]), left], daemon=True).start()
 
 
 def _touch_often(sign: Path, left: threading.Event) -> None:
-    with suppress(FileNotFoundError):  # the launcher has ended, and its folder
+    with suppress(FileNotFoundError):  # the launcher has ended and deleted its folder
         while not left.is_set():
             sign.touch()
             left.wait(_SECONDS_BETWEEN_SIGNS)
@@ -250,7 +251,7 @@ def _touch_often(sign: Path, left: threading.Event) -> None:
 
 
 def name_of_rank() -> str:
-    """What the lighthouse calls this rank. Places follow the order of names."""
+    """The name of this rank at the lighthouse. Places follow the order of names."""
     for variable in (RANK, "SLURM_PROCID", "RANK"):
         if variable in os.environ:
             return f"rank{int(os.environ[variable]):05d}"
@@ -259,7 +260,7 @@ def name_of_rank() -> str:
 
 @contextmanager
 def _seen_waiting() -> Iterator[None]:
-    """Lets the launcher, if there is one, see that this rank waits."""
+    """Show the launcher, if there is one, that this rank waits: a file exists during the block."""
     if WAITS not in os.environ:
         yield
         return

@@ -1,7 +1,7 @@
 """Processes that end with the one that started them, whatever ended it.
 
-A process that is killed runs no line of Python any more, so who it started has to notice by itself. Linux kills a
-child for it, stopped or not, that has asked to be killed when the thread that started it is gone.
+A process that is killed cannot end its children, so a child has to notice by itself. On Linux it can ask to be killed,
+even while it is stopped, when the thread that started it is gone.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-GRACE_SECONDS = 10.0  # for ranks to end by themselves when one has failed, before they are killed
+GRACE_SECONDS = 10.0  # that ranks have to end by themselves when one has failed, before they are killed
 _TIES = sys.platform == "linux"
-_SET_SIGNAL_AT_DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2); a program that is then executed keeps it
-# The parent may be gone before its child has asked.
+_SET_SIGNAL_AT_DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2); it outlasts exec
+# Checks the parent after it has asked, as it may be gone by then.
 _ASK = (
     f"import ctypes, os, sys; ctypes.CDLL(None).prctl({_SET_SIGNAL_AT_DEATH_OF_PARENT}, {int(signal.SIGKILL)})\n"
     "if os.getppid() != int(sys.argv[1]): sys.exit(1)\n"
@@ -28,14 +28,14 @@ _ASK = (
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """The command as one that ends with this process. Only Linux can; elsewhere it stays as it is."""
+    """The command, changed so that it ends with this process; unchanged except on Linux and in the main thread."""
     if not _TIES or threading.current_thread() is not threading.main_thread():
         return list(command)  # another thread may end long before the process
     return [sys.executable, "-I", "-S", "-c", _ASK, str(os.getpid()), *command]
 
 
 def tie_to_parent() -> None:
-    """Let this process, made by ``multiprocessing``, end with its parent. Only Linux can."""
+    """Let this process, made by ``multiprocessing``, end with its parent. Works only on Linux."""
     if not _TIES:
         return
     ctypes.CDLL(None).prctl(_SET_SIGNAL_AT_DEATH_OF_PARENT, int(signal.SIGKILL))
@@ -45,7 +45,7 @@ def tie_to_parent() -> None:
 
 
 def wait_for(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int]:
-    """Give processes so long to end, and kill those that have not. Returns which were killed."""
+    """Wait ``seconds`` for processes to end, and kill the others. Returns the positions of those that were killed."""
     deadline = time.monotonic() + seconds
     killed = []
     for number, process in enumerate(processes):
@@ -59,5 +59,5 @@ def wait_for(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> li
 
 
 def end_of(code: int) -> str:
-    """How a process ended, in words."""
+    """How a process with this return code ended, in words."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -1,7 +1,7 @@
-"""The start of a run: all ranks come together in one store, and who does not come is named.
+"""The start of a run: all ranks meet in one store, and ranks that do not come are named.
 
 The store listens where it has to and nowhere else: on one host at 127.0.0.1, on several at the address that the
-ranks were given. A run has a key, and its ranks speak under it, so that two runs at one port do not mix.
+ranks were given. A run has a key, which is part of all its entries, so that two runs at one port do not mix.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 
 from lightning_gnn_dist.wire import collectives
 
-RUN = "LIGHTNING_GNN_DIST_RUN"  # the variable of the environment that holds the key of the run
+RUN = "LIGHTNING_GNN_DIST_RUN"  # the environment variable that holds the key of the run
 _OF_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
-_NUM_HOSTS = ("GROUP_WORLD_SIZE", "SLURM_NNODES")  # as torchrun and SLURM say it
+_NUM_HOSTS = ("GROUP_WORLD_SIZE", "SLURM_NNODES")  # set by torchrun and SLURM
 _HERE = "127.0.0.1"
-_calls = count()  # of the roll: all ranks call it equally often
+_calls = count()  # numbers the roll calls, of which all ranks make equally many
 _SECONDS_BETWEEN_LOOKS = 0.004, 0.1  # at first and at most
 _SECONDS_TO_LEAVE = 5.0  # for all to hear who is missing, before rank 0 takes the store away
 _log = logging.getLogger(__name__)
@@ -39,16 +39,16 @@ def _nobody() -> Mapping[int, str]:
 
 @dataclass(frozen=True)
 class Roll:
-    """Who is to come, and where.
+    """Which ranks have to come, and where.
 
     Args:
-        address: Where rank 0 runs, or the launcher that holds a store for it.
-        port: And at which port.
-        rank: Who calls.
-        num_ranks: How many have to come.
+        address: The address of rank 0, or of the launcher if that serves the store.
+        port: The port of the store.
+        rank: The number of this rank.
+        num_ranks: How many ranks have to come.
         deadline: How long to wait for them.
-        num_hosts: On how many hosts they run.
-        lost: Says of ranks that are known to have ended how they did.
+        num_hosts: The number of hosts that they run on.
+        lost: Returns the ranks that are known to have ended, and how each did, in words.
     """
 
     address: str
@@ -66,14 +66,14 @@ class Roll:
 
     @property
     def on_one_host(self) -> bool:
-        """Whether nobody outside this host has to reach its ports."""
+        """Whether all ranks are on this host, so that no other host has to reach its ports."""
         told = any(os.environ.get(name) == "1" for name in _NUM_HOSTS)
         return self.num_hosts == 1 and (told or is_loopback(self.address))
 
     def call(self) -> Any:
-        """Come back when all ranks are here; or raise, on all that are, and name those that are not.
+        """Return when all ranks are here. If some do not come, raise an error that names them, on all that are here.
 
-        For the time before there is a process group, which would wait for half an hour and then name nobody.
+        It comes before the process group, which would wait for half an hour and then name nobody.
 
         Returns:
             The store for the process group.
@@ -114,7 +114,7 @@ class Roll:
             ) from error
 
     def _read(self, store: Any, open_to_all: Any) -> list[int]:
-        """On rank 0, which decides: so all agree on who came in time."""
+        """The missing ranks, on rank 0. It decides who came in time, so that all agree."""
         open_to_all.set("run", _digest())
         keys = [f"here/{rank}" for rank in range(self.num_ranks)]
         absent = _look_for(store, keys, self.deadline.total_seconds(), lambda: bool(self.lost()))
@@ -123,7 +123,7 @@ class Roll:
         return missing
 
     def _hear(self, store: Any, open_to_all: Any) -> list[int]:
-        """On the others. Without a word from rank 0 they see for themselves."""
+        """The missing ranks, on the others, as rank 0 found them; without a word from it, each looks by itself."""
         patience = self.deadline + timedelta(seconds=_SECONDS_TO_LEAVE)
         with suppress(RuntimeError):
             open_to_all.wait(["run"], patience)
@@ -162,7 +162,7 @@ class Roll:
 
 
 def give_key() -> None:
-    """Make up a key for the ranks that this process is about to start, all on this host."""
+    """Set a random key for the ranks that this process is about to start, all on this host."""
     os.environ.setdefault(RUN, secrets.token_hex(16))
 
 
@@ -180,15 +180,15 @@ def _key() -> str:
 
 
 def _digest() -> str:
-    """Tells one key from another, and not what it is."""
+    """A hash of the key, which does not reveal it."""
     return hashlib.sha256(_key().encode()).hexdigest()
 
 
 def _own_address(address: str) -> str:
-    """Which of this host's addresses the ranks were told; all of them (``""``) where that is not to be known."""
+    """The address of this host that the ranks were told, or ``""`` for all addresses if none can be found."""
     for found in _addresses(address):
         if ipaddress.ip_address(found).is_loopback:
-            continue  # the host's name for itself: others know it by another address
+            continue  # other hosts know this one by another address
         with suppress(OSError), socket.create_server((found, 0), family=_family(found)):
             return found
     _log.warning("%s is no address of this host that others can reach: the store listens at all of them.", address)
@@ -205,7 +205,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _look_for(store: Any, keys: Iterable[str], seconds: float, is_vain: Callable[[], bool]) -> set[str]:
-    """Wait for keys to be set; return those that are not when the time is over, or waiting is in vain."""
+    """Wait until all keys are set, the time is over, or ``is_vain()``; return the keys that are not set."""
     absent, end = set(keys), time.monotonic() + seconds
     pause, longest = _SECONDS_BETWEEN_LOOKS
     while (absent := {key for key in absent if not store.check([key])}) and time.monotonic() < end and not is_vain():

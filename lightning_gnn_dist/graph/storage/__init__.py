@@ -1,1 +1,1 @@
-"""How a graph lies in files and in memory maps, and what of them is believed."""
+"""How a graph is stored in files, mapped into memory and checked."""

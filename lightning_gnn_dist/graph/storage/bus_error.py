@@ -1,8 +1,8 @@
-"""A sentence where a process ends because a file that it had mapped was cut short.
+"""Explains SIGBUS, by which the system ends a process when a file that it has mapped was cut short.
 
-The system then sends SIGBUS, in the middle of whatever looked at the page. Nothing can be repaired there, and Python's
-own handlers never get to run. So a few compiled instructions write the sentence and hand on to whoever handled the
-signal before: the process ends as it would have, and a traceback of ``faulthandler`` still follows.
+The signal comes in the middle of whatever read the page. Nothing can be repaired there, and Python's own handlers
+never get to run. So a compiled handler writes a sentence and restores the handler before it: the process ends as it
+would have, and a traceback of ``faulthandler`` still follows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lightning_gnn_dist.graph.storage.maps import libc
 
 log = logging.getLogger(__name__)
 
-ROOM = 4096
+ROOM = 4096  # bytes for the sentence, as in the code
 _CODE = """
 declare i64 @write(i32, ptr, i64)
 declare ptr @signal(i32, ptr)
@@ -40,12 +40,12 @@ _PATHS: dict[str, None] = {}
 
 
 def explain_bus_errors(path: Path) -> None:
-    """From now on, a SIGBUS names this among the folders whose files are mapped."""
+    """Handle SIGBUS from now on, and name ``path`` among the folders whose files are mapped."""
     with _LOCK:
         _PATHS[str(path)] = None
         try:
             engine = _handler()
-        except (MemoryError, RuntimeError) as error:  # no memory, or none that may hold instructions
+        except (MemoryError, RuntimeError) as error:  # no memory, or none that may be executed
             log.info("A SIGBUS will not be explained (%s)", error)
             return
         text = _sentence().encode()[: ROOM - 1] + b"\n"
@@ -63,7 +63,7 @@ def _sentence() -> str:
 
 @cache
 def _handler() -> llvm.ExecutionEngine:
-    """Compile and register it, once in a process. Takes some 5 ms."""
+    """Compile and register the handler, once per process; takes about 5 ms."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple().create_target_machine()

@@ -1,6 +1,6 @@
-"""XXH64 (Collet; the 64-bit hash of xxHash, with seed 0): as fast as memory, and what ``xxhsum -H64`` prints of a file.
+"""XXH64 (Collet; the 64-bit hash of xxHash) with seed 0, as ``xxhsum -H64`` prints it. It is as fast as memory.
 
-lane_i = rotl(lane_i + word * P2, 31) * P1        four lanes, which take the words of 8 bytes in turn
+lane_i = rotl(lane_i + word * P2, 31) * P1        four lanes take the words of 8 bytes in turn
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from lightning_gnn_dist.graph.storage.files import open_file
 
-BYTES_AT_ONCE = 1 << 17  # stays in a cache between being read and being looked at
-STRIPE = 32
+BYTES_AT_ONCE = 1 << 17  # stays in the processor's cache from being read to being hashed
+STRIPE = 32  # bytes: a word for each lane
 _U = np.uint64
 _P1, _P2, _P3 = _U(0x9E3779B185EBCA87), _U(0xC2B2AE3D27D4EB4F), _U(0x165667B19E3779F9)
 _P4, _P5 = _U(0x85EBCA77C2B2AE63), _U(0x27D4EB2F165667C5)
@@ -23,7 +23,7 @@ _START = (0x60EA27EEADC0B5D6, 0xC2B2AE3D27D4EB4F, 0, 0x61C8864E7A143579)
 
 
 class Checksum:
-    """Takes bytes in pieces of any length."""
+    """The checksum of bytes that come in pieces of any length."""
 
     def __init__(self) -> None:
         self._lanes = np.array(_START, np.uint64)
@@ -45,13 +45,13 @@ class Checksum:
         self._rest = content[whole:].tobytes()
 
     def hexdigest(self) -> str:
-        """Of all that was added, sixteen digits."""
+        """The checksum of all bytes added so far, 16 hexadecimal digits."""
         rest = np.frombuffer(self._rest, np.uint8).copy()
         return f"{int(_finish(self._lanes, self._length, rest)):016x}"
 
 
 def checksum_of(path: Path) -> str:
-    """Of a whole file."""
+    """The checksum of a whole file."""
     checksum, buffer = Checksum(), np.empty(BYTES_AT_ONCE, np.uint8)
     with open_file(path) as stream:
         while count := stream.readinto(buffer):  # type: ignore[attr-defined]

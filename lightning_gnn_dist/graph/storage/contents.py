@@ -1,7 +1,7 @@
-"""What the files of a saved graph hold, read forwards once, in pieces that stay in a cache.
+"""Checks what the files of a saved graph hold, reading each forwards once in pieces that stay in a cache.
 
-Compiled loops go wherever an edge points. So edges are looked at before the first of them runs, together with the
-checksums of all arrays of one number per node or edge. Arrays with more, such as features, are left to ``verify``.
+Compiled loops follow every edge, so edges are checked before the first loop runs, together with the checksums of all
+arrays of one number per node or edge. Arrays with more, such as features, are left to ``verify``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _UNSIGNED: dict[Any, np.dtype[Any]] = {np.dtype(np.int32): np.dtype(np.uint32), 
 def check_edges(
     folder: Path, names: Sequence[str], checksums: Mapping[str, str | None], num_senders: int | None
 ) -> None:
-    """Refuse edges that are none, and short arrays that are not what was saved.
+    """Refuse edges that lead out of the graph, and short arrays that are not what was saved.
 
     Args:
-        folder: Of the saved graph.
-        names: The short arrays, as :func:`short_arrays` lists them.
-        checksums: Of the arrays by name, where they are known.
-        num_senders: How many nodes may send. Default: those that have rows.
+        folder: The saved graph.
+        names: The arrays with one number per row, as :func:`short_arrays` lists them.
+        checksums: The checksum of every array by name; None for one that was saved without.
+        num_senders: The senders of edges must lie below this. None stands for the number of rows.
     """
     indptr, indices = (NpyFile.of(folder / f"{name}.npy") for name in ("indptr", "indices"))
     _check_types(indptr, indices)
@@ -41,7 +41,7 @@ def check_edges(
 
 
 def short_arrays(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Those with one number per row. What belongs to links is looked at where links are opened."""
+    """The names of arrays with one number per row, except those of links, which are checked when links are opened."""
     return [name for name, entry in entries.items() if len(entry["shape"]) == 1 and not name.startswith("links/")]
 
 
@@ -84,7 +84,7 @@ def _check_indptr(file: NpyFile, num_edges: int, checksum: str | None) -> None:
 def _check_indices(file: NpyFile, num_senders: int, checksum: str | None) -> None:
     at = 0
     for piece in _pieces(file, checksum):
-        if int(piece.view(_UNSIGNED[file.dtype]).max()) >= num_senders:  # negative ones are large without a sign
+        if int(piece.view(_UNSIGNED[file.dtype]).max()) >= num_senders:  # read as unsigned, a negative id is large
             edge = int(((piece < 0) | (piece >= num_senders)).argmax())
             raise ValueError(
                 f"{file.path} is damaged (edge {at + edge} comes from node {int(piece[edge])}, and ids lie in [0, "
@@ -94,7 +94,7 @@ def _check_indices(file: NpyFile, num_senders: int, checksum: str | None) -> Non
 
 
 def _pieces(file: NpyFile, checksum: str | None) -> Iterator[Column]:
-    """The numbers in a file; behind the last, its checksum is compared."""
+    """Yield the numbers in a file in pieces, then compare its checksum, if one is given."""
     found, missing, buffer = Checksum(), file.num_bytes, np.empty(BYTES_AT_ONCE, np.uint8)
     with open_file(file.path) as stream:
         found.update(np.frombuffer(stream.read(file.offset), np.uint8))

@@ -1,4 +1,4 @@
-"""What is written appears under its name when all of it is there: until then it is a draft beside it."""
+"""Drafts: a file or folder is written under another name beside its own, and renamed when it is complete."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 
 def unused_name(path: Path) -> Path:
-    """A name beside ``path`` that no other process uses or can guess, and that nobody takes for a complete file's."""
+    """A random, hidden name beside ``path``, which no other process uses or can guess."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
 
 
 @contextmanager
 def folder_beside(path: Path) -> Iterator[Path]:
-    """A new folder beside ``path``, to be renamed when all of it is written. It is gone after the block."""
+    """A new folder beside ``path``, for the block to fill and rename. If it was not renamed, it is deleted after."""
     draft = unused_name(path)
     draft.mkdir(parents=True)
     try:

@@ -1,4 +1,4 @@
-"""Files that somebody else may have written: opened without waiting, and believed only where they fit."""
+"""Opens files that somebody else may have written, without waiting, and checks what they hold."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import types
 from pathlib import Path
 from typing import Any, BinaryIO, Union, get_args, get_origin
 
-MOST_BYTES_OF_JSON = 1 << 28  # many times what any of ours takes
+MOST_BYTES_OF_JSON = 1 << 28  # many times the size of any that this package writes
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file to read. What is no file, such as a pipe, is refused: to open one could wait for ever."""
+    """Open a file to read. Anything else, such as a pipe, is refused: opening one could wait for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -22,7 +22,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_json(path: Path, way_out: str) -> dict[str, Any]:
-    """The object that a file holds in JSON; ``way_out`` ends the sentence if it holds something else."""
+    """Read a JSON object from a file; ``way_out`` is the last sentence of the error if the file holds none."""
     try:
         with open_file(path) as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -37,7 +37,7 @@ def read_json(path: Path, way_out: str) -> dict[str, Any]:
 
 
 def is_a(kind: Any, value: Any) -> bool:
-    """Whether a value from JSON is of a type such as ``list[int | None]``. True and False are no numbers."""
+    """Whether a value from JSON is of a type such as ``list[int | None]``. True and False do not count as numbers."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return any(is_a(option, value) for option in inner)
@@ -51,7 +51,7 @@ def is_a(kind: Any, value: Any) -> bool:
 
 
 def check_entries(content: Any, kinds: dict[str, Any], path: Path, way_out: str) -> None:
-    """Refuse an object of which an entry is missing or of another type."""
+    """Refuse a JSON object in which an entry of ``kinds``, names with their types, is missing or of another type."""
     if not isinstance(content, dict):
         raise ValueError(f"{path} is damaged ({_shown(content)} stands where an object should). {way_out}")
     for name, kind in kinds.items():
@@ -71,7 +71,7 @@ def flush(path: Path) -> None:
 
 
 def make_read_only(folder: Path) -> None:
-    """Take the permission to write from all files in a folder. Folders keep it: others' files may come beside."""
+    """Make all files in a folder read-only. Folders stay writable, so that files can be added."""
     for file in folder.rglob("*"):
         if file.is_file() and not file.is_symlink():
             file.chmod(stat.S_IMODE(file.stat().st_mode) & ~0o222)

@@ -1,8 +1,8 @@
-"""Rows of mapped arrays, without the memory that a map takes.
+"""Reads rows of memory-mapped arrays without filling the process's memory.
 
-A page that a process has looked at through a map counts as its memory until the system takes it back, and one look
-maps sixteen. So many rows are looked at in the order of the file, a window at a time, whose pages are then let go; and
-few are read by ``pread``, which maps nothing.
+A page that a process has read through a map counts as its memory until the system takes it back, and one access maps
+sixteen pages. So many rows are read in the order of the file, a window at a time, and the window's pages are released;
+few rows are read by ``pread``, which maps nothing.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph.storage.maps import Map, libc, maps_under
 
-MOST_BYTES_AT_ONCE = 1 << 24
+MOST_BYTES_AT_ONCE = 1 << 24  # that one ``pread`` reads
 WINDOW_BYTES = 1 << 23
-BYTES_OF_A_LOOK = 1 << 16  # that are mapped together
-ROWS_A_LOOK = 4  # from so many rows on, one look at them takes less time than calls that read them
-DO_NOT_NEED = 4  # MADV_DONTNEED: the pages are read again when they are looked at
+BYTES_OF_A_LOOK = 1 << 16  # that one access to a map maps
+ROWS_A_LOOK = 4  # with so many wanted rows per access or more, a map is faster than ``pread``
+DO_NOT_NEED = 4  # MADV_DONTNEED: a page is read again at the next access
 
 
 class MappedRows:
-    """An array whose rows are read from its file, if it is mapped from one and nothing in it was changed.
+    """Reads rows of an array from the file that it is mapped from.
 
-    Arrays in RAM, and systems that do not tell what is mapped, are read as they are.
+    An array in RAM, a map that was changed, and any array where the system does not list maps, is indexed as usual.
 
     Args:
-        array: With a row per node or edge.
-        maps: Those of this process, for whoever asks for several arrays. Default: asked for here.
+        array: An array with a row per node or edge.
+        maps: The result of ``all_maps()``, for callers with several arrays. Default: asked for here.
     """
 
     def __init__(self, array: Tensor, maps: list[Map] | None = None) -> None:
@@ -66,12 +66,12 @@ class MappedRows:
         return found
 
     def release(self) -> None:
-        """Let go of the pages that were looked at. They stay in the system's cache."""
+        """Release the pages of the map that were read. They stay in the system's cache."""
         if self._place is not None:
             _let_go(self._place.start, self._place.end)
 
     def _look_at(self, rows: Tensor, found: Tensor, rows_at_once: int) -> Tensor:
-        """Copy the rows to ``found``, window by window."""
+        """Copy the rows to ``found`` through the map, window by window."""
         assert self._place is not None
         in_order, order = rows.sort()
         windows = torch.arange(0, len(self._array) + rows_at_once, rows_at_once)
@@ -91,7 +91,7 @@ def _let_go(start: int, end: int) -> None:
 
 
 def _file_of(array: Tensor, maps: list[Map] | None) -> Map | None:
-    """The map of a file that the array lies in, unless some of it was changed since, which only memory knows."""
+    """The map of a file under the array; None if there is none, or if some of it was changed in memory."""
     found = maps_under(array, maps)
     if len(found) != 1 or found[0].sizes["Anonymous"] > 0:
         return None
@@ -101,7 +101,7 @@ def _file_of(array: Tensor, maps: list[Map] | None) -> Map | None:
 
 @cache
 def _reader() -> Any:
-    """Compiled, for one call a row from Python takes longer than the row; rows that follow each other are one call."""
+    """A compiled function that reads rows by ``pread``, consecutive ones at once; returns how many it could read."""
     pread = libc().pread
 
     @numba.njit(nogil=True)

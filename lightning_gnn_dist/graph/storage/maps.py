@@ -1,4 +1,4 @@
-"""What the system knows of the memory under an array."""
+"""The memory maps under an array, as the system lists them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Map:
     Attributes:
         start: Its first address.
         end: The address behind its last.
-        offset: Where in the file it starts.
+        offset: Byte of the file at which it starts.
         inode: Number of the file, as it was when it was mapped.
-        name: Path of the file; of memory that is no file's, nothing or a word in brackets.
-        details: What the system says of it line by line.
+        name: Path of the file; for memory without a file, nothing or a word in brackets.
+        details: The lines on it in ``/proc/self/smaps``.
     """
 
     start: int
@@ -38,12 +38,12 @@ class Map:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes that are in memory, shared, changed, by the system's names for them."""
+        """Sizes in bytes by the system's names, such as ``Rss``, ``Shared_Clean`` and ``Anonymous``."""
         return {size.group(1): 1024 * int(size.group(2)) for size in _BYTES.finditer(self.details)}
 
 
 def all_maps() -> list[Map]:
-    """The maps of this process. None: the system does not tell. Takes some 20 ms, for there are a thousand of them."""
+    """The maps of this process, about a thousand in 20 ms; an empty list where the system does not list them."""
     text = MAPS.read_text() if MAPS.exists() else ""
     heads = list(_RANGE.finditer(text))
     ends = [head.start() for head in heads[1:]] + [len(text)]
@@ -51,7 +51,7 @@ def all_maps() -> list[Map]:
 
 
 def maps_under(array: Tensor, maps: list[Map] | None = None) -> list[Map]:
-    """Those of ``maps``, or of all, that the array lies in, usually one. None: it is not in RAM, or has gaps."""
+    """The maps that the array lies in, usually one; an empty list if it is not on the CPU or not contiguous."""
     if not array.is_contiguous() or array.device.type != "cpu" or array.numel() == 0:
         return []
     first, last = array.data_ptr(), array.data_ptr() + array.nbytes
@@ -65,7 +65,7 @@ def _map_of(head: re.Match[str], details: str) -> Map:
 
 @cache
 def libc() -> Any:
-    """The C library. A failed call of it says why in ``ctypes.get_errno()``."""
+    """The C library. After a failed call, ``ctypes.get_errno()`` says why it failed."""
     library = ctypes.CDLL(None, use_errno=True)
     library.pread.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)
     library.pread.restype = ctypes.c_ssize_t

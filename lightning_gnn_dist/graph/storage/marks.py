@@ -1,7 +1,7 @@
-"""What was checked once is not checked again: a mark beside the files says which ones were found right.
+"""Marks: a small file beside others says that these were checked, so that they are not checked again.
 
-Files are told by size, times and number (inode). The time of the last change of any kind cannot be set by whoever
-changes a file, and a copy has other numbers: so a mark that came with somebody's files counts for nothing here.
+A mark names each file's size, times and inode. Nobody can set the time of a file's last change (ctime), and a copy has
+another inode: so a mark that was copied along with files has no effect.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from lightning_gnn_dist.graph.storage.files import read_json
 log = logging.getLogger(__name__)
 
 NAME = ".checked"
-VERSION = 1  # to be raised when more is checked
-YOUNG_SECONDS = 2.0  # within a tick of its clock, a file system does not tell two changes apart
+VERSION = 1  # raise it when more is checked
+YOUNG_SECONDS = 2.0  # a file system gives two changes within a tick of its clock the same time
 
 
 def signature(folder: Path, names: Iterable[str], **about: Any) -> dict[str, Any]:
-    """What a mark says: which files were checked, and for what."""
+    """The content of a mark: which files were checked, and ``about``, what they were checked against."""
     files = {}
     for name in sorted(names):
         found = (folder / name).stat()
@@ -35,12 +35,12 @@ def signature(folder: Path, names: Iterable[str], **about: Any) -> dict[str, Any
 
 
 def is_marked(folder: Path, sign: dict[str, Any]) -> bool:
-    """Whether these very files were checked before."""
+    """Whether a mark with this content is there: these very files were checked before."""
     return any(_read(file) == sign for file in _files(folder))
 
 
 def mark(folder: Path, sign: dict[str, Any]) -> None:
-    """Say that they were, unless one of them was changed just now. Several processes may do so at once."""
+    """Write a mark, unless a file was changed in the last two seconds. Several processes may do so at once."""
     newest = max(times[2] for times in sign["files"].values())
     if time.time_ns() - newest < YOUNG_SECONDS * 1e9:
         return
@@ -51,7 +51,7 @@ def mark(folder: Path, sign: dict[str, Any]) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Beside the files, or in the user's cache where these lie in a folder that nobody writes to."""
+    """Where a mark may be: beside the files, or in the user's cache if their folder is not writable."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     name = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=16).hexdigest()
     return [folder / NAME, Path(home) / "lightning_gnn_dist" / "checked" / name]
@@ -60,12 +60,12 @@ def _files(folder: Path) -> list[Path]:
 def _read(file: Path) -> dict[str, Any] | None:
     try:
         return read_json(file, "")
-    except (OSError, ValueError):  # none, or a damaged one, which is as good as none
+    except (OSError, ValueError):  # missing or damaged
         return None
 
 
 def _write(file: Path, sign: dict[str, Any]) -> bool:
-    """Whether it could be written."""
+    """Write a mark. Returns whether that was possible."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, json.dumps(sign))

@@ -1,6 +1,6 @@
 """Arrays in ``.npy`` files, read and written a piece at a time.
 
-Nothing is mapped: what a process holds is the piece it works on, whichever way its memory is counted and limited.
+Nothing is mapped, so however a process's memory is counted and limited, it holds only the piece it works on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lightning_gnn_dist.graph.storage.files import flush, open_file
 Column: TypeAlias = NDArray[Any]
 
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # of the disk, of a user's share of it, of a file
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class NpyFile:
 
     Args:
         path: The file.
-        shape: Of the array.
-        dtype: Of the array.
-        offset: Where the numbers begin.
-        by_column: Whether columns are contiguous, and not rows.
+        shape: Shape of the array.
+        dtype: Type of its numbers.
+        offset: Byte of the file at which the numbers begin.
+        by_column: Whether columns are contiguous instead of rows (Fortran order).
     """
 
     path: Path
@@ -75,7 +75,7 @@ class NpyFile:
 
     @property
     def type(self) -> torch.dtype:
-        """The type of a tensor of it."""
+        """The torch type of the numbers."""
         try:
             found = torch.from_numpy(np.empty(0, self.dtype)).dtype
         except (TypeError, ValueError):
@@ -85,7 +85,7 @@ class NpyFile:
         return found
 
     def read(self, first: int, count: int) -> Column:
-        """``count`` numbers from number ``first`` on, as they lie in the file."""
+        """``count`` numbers from number ``first`` on, as a vector in the order of the file."""
         numbers = np.fromfile(self.path, self.dtype, count, offset=self.offset + first * self.dtype.itemsize)
         if numbers.size < count:
             raise ValueError(f"{self.path} became shorter while it was read: write it again.")
@@ -101,7 +101,7 @@ def header_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def write_header(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    """Write or replace a header and return its length, which is the same for any number of rows."""
+    """Write the header of a file, or replace it, and return its length in bytes."""
     with path.open("r+b" if path.exists() else "wb") as stream:
         return stream.write(header_of(dtype, shape))
 
@@ -122,7 +122,7 @@ def save(path: Path, array: Column) -> None:
 def save_for_good(path: Path, array: Column) -> str:
     """Write a new file, wait until it is on the disk, and return its checksum.
 
-    Not ``np.save``, which does not notice that a file was cut short by a limit or a full disk.
+    ``np.save`` would not notice that a limit or a full disk cut the file short.
     """
     header, checksum = header_of(array.dtype, array.shape), Checksum()
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -149,7 +149,7 @@ def _pieces(content: Column) -> list[Column]:
 
 
 def cut_back(path: Path, size: int) -> None:
-    """Make a file as long as it was when that was recorded."""
+    """Cut a file back to ``size`` bytes, a length it once had."""
     with path.open("ab") as stream:
         if stream.tell() < size:
             raise ValueError(f"{path} is shorter than was recorded: delete the folder that holds it to begin anew.")

@@ -1,4 +1,4 @@
-"""An ``.npy`` with a row for every node, which several processes write at once."""
+"""A ``.npy`` file with a row for every node, to which several processes write at once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor
 
 
 class RowFile:
-    """The rows of a file that :func:`make` has made. By ``pwrite``: a map would count as memory in use.
+    """Writes rows to a file that :func:`make` has made, by ``pwrite``: a map would count as memory in use.
 
     Args:
         path: The file.
-        says: Whose rows these are, for what goes wrong.
+        says: What returned the rows, for error messages.
     """
 
     def __init__(self, path: Path, says: str = "predict_step") -> None:
@@ -31,7 +31,7 @@ class RowFile:
         return int(self._shape[0])
 
     def write(self, ids: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """Row ``i`` becomes that of node ``ids[i]``."""
+        """Write ``rows[i]`` as the row of node ``ids[i]``."""
         if rows.shape != (len(ids), *self._shape[1:]) or rows.dtype != self._dtype:
             raise ValueError(
                 f"{self._says} returned {rows.dtype} {rows.shape} for {len(ids)} seeds, after rows of {self._dtype} "
@@ -52,13 +52,13 @@ class RowFile:
 
 
 def make(path: Path, num_rows: int, like: NDArray[Any]) -> None:
-    """A file for so many rows, each of the kind of ``like``'s, with nothing in it yet."""
+    """Make a file of ``num_rows`` zero rows, each of the type and shape of a row of ``like``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     np.lib.format.open_memmap(path, mode="w+", dtype=like.dtype, shape=(num_rows, *like.shape[1:]))
 
 
 def rows_of(outputs: Any, batch_size: int, says: str = "predict_step") -> NDArray[Any]:
-    """What a module said of the seeds of a batch, as it can be written."""
+    """The rows of the seeds, the first ``batch_size`` of ``outputs``, as an array that can be written."""
     if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) < batch_size:
         got = f"a tensor of {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
         raise TypeError(
@@ -71,7 +71,7 @@ def rows_of(outputs: Any, batch_size: int, says: str = "predict_step") -> NDArra
 
 
 def _runs(ids: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Where consecutive ids begin and end. The shares of the ranks are one run each."""
+    """Yield first and end position of each run of consecutive ids. The ids of one rank are usually one run."""
     ends = [*(np.flatnonzero(np.diff(ids) != 1) + 1).tolist(), len(ids)]
     if len(ids):
         yield from zip([0, *ends[:-1]], ends, strict=True)

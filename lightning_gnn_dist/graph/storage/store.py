@@ -34,7 +34,7 @@ _NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in {"x86_
 
 
 def write(path: Path, arrays: Mapping[str, Tensor], fingerprint: str, *, overwrite: bool) -> None:
-    """Write under a temporary name beside ``path``, then rename: a reader sees all of it or nothing."""
+    """Save arrays under a temporary name beside ``path``, then rename: a reader sees all of them or nothing."""
     check_target(path, overwrite=overwrite)
     check_names(arrays)
     with folder_beside(path) as draft:
@@ -43,7 +43,7 @@ def write(path: Path, arrays: Mapping[str, Tensor], fingerprint: str, *, overwri
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Refuse to write where something is that must stay."""
+    """Refuse to replace a link, or anything but a saved graph, or a saved graph without ``overwrite``."""
     if path.is_symlink():
         raise FileExistsError(f"{path} is a link, which a saved graph would replace: save to the folder it stands for.")
     if path.exists() and not overwrite:
@@ -53,11 +53,11 @@ def check_target(path: Path, *, overwrite: bool) -> None:
 
 
 def read(path: Path, num_senders: int | None = None) -> tuple[dict[str, Tensor], str]:
-    """Map every array. What must not be wrong is read, unless it was when these files were opened before.
+    """Map every array, and return them by name with the fingerprint. Edges are checked, unless a mark says they were.
 
     Args:
         path: The directory.
-        num_senders: How many nodes the edges may come from. Default: those that have rows.
+        num_senders: The senders of edges must lie below this. Default: the number of rows.
     """
     meta = read_meta(path)
     entries: dict[str, dict[str, Any]] = meta["arrays"]
@@ -72,7 +72,7 @@ def read(path: Path, num_senders: int | None = None) -> tuple[dict[str, Tensor],
 
 
 def verify(path: Path, prefix: str = "") -> list[str]:
-    """Compare every array, or those of a prefix, with its checksum; return the names of those saved without one."""
+    """Compare arrays whose names begin with ``prefix`` with their checksums; return the names of those without one."""
     entries = read_meta(path)["arrays"]
     checksums = _checksums({name: entry for name, entry in entries.items() if name.startswith(prefix)})
     contents.verify(path, checksums)
@@ -112,7 +112,7 @@ def describe(
 def replace(draft: Path, path: Path) -> None:
     """Put ``draft`` in the place of ``path``, and make its files read-only: a file that is mapped must never change.
 
-    The old directory is moved aside first and removed last. Who has mapped its files keeps them.
+    The old directory is moved aside first and removed last. Processes that have mapped its files keep them.
     """
     if not path.exists():
         os.rename(draft, path)
@@ -126,7 +126,7 @@ def replace(draft: Path, path: Path) -> None:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """What ``meta.json`` says, if it says all that it should."""
+    """The content of ``meta.json``; refuse it if an entry is missing or wrong."""
     file = path / "meta.json"
     if not file.exists():
         raise FileNotFoundError(f"{path} is not a saved graph: it has no meta.json. Write one with graph.save(path).")
@@ -151,7 +151,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """A name becomes the name of a file, and must stay inside the directory."""
+    """Refuse names that, as names of files, could lead out of the directory."""
     for name in names:
         if not re.fullmatch(r"indptr|indices|(nodes|edges|links)/\w[^/\\\0]*", name):
             raise ValueError(
@@ -183,7 +183,7 @@ def _map(file: Path, entry: dict[str, Any]) -> Tensor:
 
 
 def _limits() -> str:
-    """What limits the maps of this process, in words. Both count all of a map that may be written to."""
+    """The limits on this process's maps, in words. Each counts the whole of a map that may be written to."""
     limits = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
     soft = {name: resource.getrlimit(kind)[0] for name, kind in limits.items()}
     found = [f"{name}: {limit:,} bytes" for name, limit in soft.items() if limit != resource.RLIM_INFINITY]
@@ -193,8 +193,8 @@ def _limits() -> str:
 def map_npy(file: Path) -> np.ndarray[Any, Any]:
     """Map a file, copy on write: torch wants writable memory, and the file must never change.
 
-    Not ``np.load(mmap_mode="c")``: Linux refuses such a map when it is larger than the memory there is, unless
-    told that no page of it needs to be held in reserve.
+    Not by ``np.load(mmap_mode="c")``: Linux refuses such a map when it is larger than RAM, unless told that it need
+    not reserve memory for it.
     """
     found = NpyFile.of(file)
     if found.by_column:

@@ -1,1 +1,1 @@
-"""Readers: tables, Parquet, arrays and archives."""
+"""Readers of tables, Parquet, arrays and archives."""

@@ -18,7 +18,7 @@ from lightning_gnn_dist.prepare.files.table_files import columns_of, count_rows,
 
 
 class Piece(NamedTuple):
-    """Some edges: who sends, who receives, and the file they come from."""
+    """Some edges: their senders, their receivers, and the file that they come from."""
 
     sender: Column
     receiver: Column
@@ -30,12 +30,12 @@ Read: TypeAlias = Callable[[], tuple[Column, Column]]
 
 @dataclass(frozen=True)
 class EdgeFiles:
-    """A list of edges in one or several files, whose order is the order of the edges.
+    """A list of edges in one file or several, in the order of the files.
 
     Args:
         files: ``.npy`` files and tables (CSV, TSV, gzipped or not, and Parquet).
-        num_edges: How many edges; about, for text.
-        carried: Columns of what edges carry, in Parquet.
+        num_edges: The number of edges; an estimate for text.
+        carried: Names of the Parquet columns that edges carry.
     """
 
     files: tuple[Path, ...]
@@ -44,7 +44,7 @@ class EdgeFiles:
 
     @classmethod
     def of(cls, path: Path, drop: Collection[str] = ()) -> EdgeFiles:
-        """A file of edges, or all that lie in a folder, in the order of their names."""
+        """A file of edges, or all such files of a folder, in the order of their names."""
         files = tuple(sorted(file for file in path.iterdir() if _is_known(file))) if path.is_dir() else (path,)
         if not files or not all(map(_is_known, files)):
             raise ValueError(
@@ -55,11 +55,11 @@ class EdgeFiles:
 
     @property
     def has_text(self) -> bool:
-        """Whether there are tables of text, which take long to read and whose lengths are guesses."""
+        """Whether there are tables of text, which take long to read and whose lengths are estimates."""
         return any(tables.is_table(file) for file in self.files)
 
     def pieces(self, edges_at_once: int, *, skip: int = 0) -> Iterator[Piece]:
-        """All edges, in pieces that are the same every time. The first ``skip`` are passed over, mostly unread."""
+        """Yield all edges, in the same pieces every time. The first ``skip`` pieces are left out, mostly unread."""
         for file, read in islice(self._readers(edges_at_once), skip, None):
             yield Piece(*read(), file)
 
@@ -92,7 +92,7 @@ def _num_edges(file: Path, drop: Collection[str]) -> int:
 
 
 def _more_columns(file: Path) -> list[str]:
-    """Those beside the two ends."""
+    """The names of a table's columns beside the two ends."""
     return ends_first(columns_of(file), file)[2:] if is_table(file) else []
 
 
@@ -128,5 +128,5 @@ def _read_npy(array: NpyFile, first: int, count: int) -> tuple[Column, Column]:
 
 
 def _signed(ends: Column) -> Column:
-    """One of the two types that the compiled loops know."""
+    """The ends as int32 or int64, the types for which the loops are compiled."""
     return np.ascontiguousarray(ends, None if ends.dtype in (np.int32, np.int64) else np.int64)

@@ -1,4 +1,4 @@
-"""Graphs from arrays: a PyG file, an ``.npz``, a directory of ``.npy``."""
+"""Graphs from arrays: a PyG file, an ``.npz``, or a directory of ``.npy``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.prepare.files.raw import RawGraph, Source, check_drop, check_num_nodes, check_purposes
 from lightning_gnn_dist.prepare.files.tables import Progress
 
-# Names in use elsewhere (OGB's among them), and what batches call them.
+# Names in use elsewhere, OGB's among them, and the names in a graph.
 ALIASES = {
     "node_feat": "x",
     "feat": "x",
@@ -36,12 +36,12 @@ INDEX_LISTS = {"train_idx": "train", "val_idx": "val", "valid_idx": "val", "test
 
 
 def of_pyg(path: Path, drop: Collection[str]) -> Source:
-    """A ``Data`` that was saved by ``torch.save``. Its tensors are mapped, not read."""
+    """The source in a ``Data`` that ``torch.save`` saved. Its tensors are mapped, not read."""
     return _mapped(_read_pyg(path, drop))
 
 
 def of_directory(path: Path, drop: Collection[str]) -> Source:
-    """Arrays that are a file each, mapped."""
+    """The source in a directory with a file for each array. They are mapped."""
     files = sorted(path.glob("*.npy"))
     for folder in (folder for folder in path.iterdir() if folder.is_dir() and any(folder.glob("*.npy"))):
         raise ValueError(
@@ -54,7 +54,7 @@ def of_directory(path: Path, drop: Collection[str]) -> Source:
 
 
 def of_npz(path: Path, drop: Collection[str]) -> Source:
-    """Arrays in one archive, of which only the sizes are read."""
+    """The source in an archive of arrays, of which only the headers are read now."""
     sizes = {}
     with _told(path), zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
@@ -103,7 +103,7 @@ def _read_pyg(path: Path, drop: Collection[str]) -> RawGraph:
             "load it yourself and save the graph: Graph.from_pyg(torch.load(path, weights_only=False)).save(out)."
         ) from error
     data = _as_data(content, path)
-    data.num_nodes = data.num_nodes  # which PyG infers from arrays that may be dropped
+    data.num_nodes = data.num_nodes  # stored, because PyG infers it from arrays that may be dropped
     check_drop(drop, data.keys(), path)
     for name in drop:
         del data[name]
@@ -112,7 +112,7 @@ def _read_pyg(path: Path, drop: Collection[str]) -> RawGraph:
 
 
 def _as_data(content: Any, path: Path) -> Data:
-    """A ``Data``, or what ``InMemoryDataset`` saves: its dictionary, and slices if there are several graphs."""
+    """The content as a ``Data``; ``InMemoryDataset`` saves its dictionary, and slices if there are several graphs."""
     if isinstance(content, tuple) and content and isinstance(content[0], dict | Data):
         if len(content) > 1 and content[1] is not None:
             raise ValueError(f"{path} holds a data set of several graphs: save the one you want, dataset[0].")
@@ -136,12 +136,12 @@ def _from_arrays(arrays: Mapping[str, Column], path: Path, drop: Collection[str]
 
 
 def node_tensors(found: Mapping[str, Column], num_nodes: int) -> dict[str, Tensor]:
-    """Tensors of arrays per node, lists of nodes as masks."""
+    """The node arrays as tensors, with lists of nodes turned into masks."""
     tensors = {
         name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in _with_masks(found, num_nodes).items()
     }
     if "y" in tensors and tensors["y"].dim() == 2 and tensors["y"].shape[1] == 1:
-        tensors["y"] = tensors["y"][:, 0]  # OGB's labels have a column
+        tensors["y"] = tensors["y"][:, 0]  # OGB's labels have shape (N, 1)
     return tensors
 
 
@@ -169,7 +169,7 @@ def number_in(array: Column, path: Path) -> int:
 
 
 def _with_masks(found: Mapping[str, Column], num_nodes: int) -> dict[str, Column]:
-    """``train_idx`` and its like, which list nodes, as masks."""
+    """The arrays, with ``train_idx`` and its like, which list nodes, turned into masks."""
     arrays = {}
     for name, array in found.items():
         if name not in INDEX_LISTS:

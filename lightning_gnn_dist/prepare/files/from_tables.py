@@ -1,4 +1,4 @@
-"""Graphs from tables: one of edges, and one of nodes."""
+"""Graphs from tables: one of edges, and perhaps one of nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPLIT_WORDS = {split: split for split in SPLITS} | {"valid": "val", "validation"
 
 
 def of_tables(edges: Path, nodes: Path | None, drop: Collection[str]) -> Source:
-    """A row per edge: its two ends first, then what it carries. A row per node: its id, and the same."""
+    """The source in a table of edges, each row with two ends, and perhaps one of nodes, each row with an id."""
     names = ends_first(columns_of(edges), edges)
     of_nodes = columns_of(nodes) if nodes else []
     check_drop(drop, [*names[2:], *(name for name in of_nodes if name != id_of(of_nodes))], edges)
@@ -45,14 +45,14 @@ def of_tables(edges: Path, nodes: Path | None, drop: Collection[str]) -> Source:
 
 
 def _read_nodes(nodes: Path, drop: Collection[str], on_progress: Progress) -> dict[str, Column]:
-    """Their ids first."""
+    """The columns of the table of nodes by name, the ids first."""
     id_name = id_of(columns_of(nodes))
     table = read_columns(nodes, set(drop) - {id_name}, on_progress)
     return {id_name: table.pop(id_name)} | table
 
 
 def id_of(names: Sequence[str]) -> str:
-    """The column that says which node a row is about."""
+    """The column with the id of each row's node: one with such a name, otherwise the first."""
     found = [name for name in names if name.lower() in {"id", "node", "node_id"}]
     if len(found) > 1:
         raise ValueError(f"The table of nodes has {found}, each of which may say what node a row is about: rename one.")
@@ -62,7 +62,7 @@ def id_of(names: Sequence[str]) -> str:
 def _from_tables(
     pairs: dict[str, Column], table: dict[str, Column] | None, edges: Path, nodes: Path | None
 ) -> RawGraph:
-    """Of edges, the two ends come first."""
+    """The graph of columns by name. The first two of ``pairs`` are the ends, the first of ``table`` the ids."""
     (from_, sender), (to, receiver), *others = pairs.items()
     arrays: dict[str, Tensor] = {}
     ids = None
@@ -86,14 +86,14 @@ def _from_tables(
 
 
 def edge_columns(columns: Mapping[str, Column], edges: Path, first: int = 0) -> dict[str, Column]:
-    """What edges carry, as numbers whose names tell that they are of edges; ``first`` is that of the first row."""
+    """The columns as float32, under names that begin with ``edge_``; ``first`` is the number of the first row."""
     names = {name: f"edge_{name.removeprefix('edge_')}" for name in columns}
     check_purposes(names.items(), edges)
     return {names[name]: _numbers(name, column, edges, first) for name, column in columns.items()}
 
 
 def _places(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -> Column:
-    """The node that each end of an edge is: its row in the table of nodes, or the end itself."""
+    """The node of each end of an edge: its row in the table of nodes, or the end itself without one."""
     for column, table in ((ends, edges), (ids, nodes)):
         if column is not None and column.dtype.kind == "f":
             row = int((~(np.abs(column) < 2**53) | (column % 1 != 0)).argmax())
@@ -123,7 +123,7 @@ def _places(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -
 
 
 def node_columns(columns: Mapping[str, Column], nodes: Path | None, first: int = 0) -> dict[str, Column]:
-    """Labels, masks and, of all other columns, the features ``x``; ``first`` is the number of the first row."""
+    """Labels, masks, and features ``x`` of all other columns; ``first`` is the number of the first row."""
     made = {name: [f"{split}_mask" for split in SPLITS] if name == "split" else [purpose_of(name)] for name in columns}
     check_purposes(((name, array) for name, those in made.items() for array in those), nodes)
     arrays: dict[str, Column] = {}
@@ -140,7 +140,7 @@ def node_columns(columns: Mapping[str, Column], nodes: Path | None, first: int =
             features.append(_numbers(name, column, nodes, first))
     if features:
         arrays["x"] = np.column_stack(features)
-    return {name: arrays[name] for name in ("x", "y", *sorted(arrays)) if name in arrays}  # as in a directory
+    return {name: arrays[name] for name in ("x", "y", *sorted(arrays)) if name in arrays}  # the order of a directory
 
 
 def _split_column(column: Column, nodes: Path | None) -> dict[str, Column]:
@@ -155,7 +155,7 @@ def _split_column(column: Column, nodes: Path | None) -> dict[str, Column]:
 
 
 def _numbers(name: str, column: Column, table: Path | None, first: int) -> Column:
-    """As float32, if all are finite numbers that it can hold. Rows are counted from 1, without a heading."""
+    """Refuse a column that is not finite numbers. The error counts rows from 1, without the heading."""
     if column.dtype.kind == "U":
         bad = np.array([not fits(cell, np.float64) for cell in column])
         what = "is no finite number"
@@ -190,7 +190,7 @@ def _flags(name: str, column: Column, table: Path | None, first: int) -> Column:
 
 
 def _check_labels(name: str, column: Column, table: Path | None, first: int) -> None:
-    """An empty word would be a class of its own, before all others."""
+    """Refuse empty words, which would become a class of their own."""
     if column.dtype.kind == "U" and (column == "").any():
         raise ValueError(
             f"{table}: column {name!r} is empty in row {first + int((column == '').argmax()) + 1}. Give that node a "

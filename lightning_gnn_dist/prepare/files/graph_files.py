@@ -15,13 +15,13 @@ from lightning_gnn_dist.prepare.files.row_files import Carried, RowFiles
 
 @dataclass(frozen=True)
 class GraphFiles:
-    """A graph that lies in files, of which only headers were read.
+    """A graph in files of which only headers were read.
 
     Args:
-        edges: Its edges.
-        arrays: Its arrays per node, and lists of nodes (``train_idx``), by what they are called in a graph.
-        carried: Its arrays per edge.
-        num_nodes: How many nodes; ``None`` where only the edges know.
+        edges: The edges.
+        arrays: The arrays per node, and lists of nodes (``train_idx``), by their names in a graph.
+        carried: The arrays per edge.
+        num_nodes: The number of nodes; ``None`` if only the edges tell.
     """
 
     edges: EdgeFiles
@@ -31,7 +31,7 @@ class GraphFiles:
 
     @classmethod
     def of(cls, source: Path, drop: Collection[str] = ()) -> GraphFiles:
-        """What lies at ``source``: a folder with ``edge_index`` and arrays, or edges alone."""
+        """The graph at ``source``: a folder with ``edge_index`` and arrays, or edges alone."""
         found = _entries(source) if source.is_dir() else {}
         if "edge_index" not in found:
             return cls(EdgeFiles.of(source, drop), {}, Carried({}), None)
@@ -42,7 +42,7 @@ class GraphFiles:
         )
 
     def with_arrays(self, folder: Path) -> GraphFiles:
-        """The same with the arrays of a folder beside those that are there."""
+        """The same graph with the arrays of a folder in addition."""
         return self._with(_entries(folder), folder)
 
     def _with(self, found: dict[str, Path], where: Path) -> GraphFiles:

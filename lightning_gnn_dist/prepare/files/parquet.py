@@ -1,6 +1,6 @@
-"""Tables in Parquet files, one or a folder of several, read in pieces by pyarrow, which is an extra.
+"""Tables in Parquet, one file or a folder of files, read in pieces by pyarrow, which is an extra.
 
-Pages are decoded when they are needed, so that the size of row groups does not matter.
+Pages are decoded when they are needed, so the size of row groups does not matter.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from lightning_gnn_dist.prepare.files.tables import Progress, places_of_ends
 SUFFIXES = {".parquet", ".pq"}
 ROWS_AT_ONCE = 1 << 18
 BUFFER_BYTES = 1 << 20
-MAY_BE_EMPTY = {"split"}  # a node in none of them
+MAY_BE_EMPTY = {"split"}  # columns in which a cell may be empty: the node is in no split
 INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether it is named like a Parquet file, or is a folder of such."""
+    """Whether ``path`` is named like a Parquet file, or is a folder of such files."""
     return bool(files_of(path))
 
 
 def files_of(path: Path) -> list[Path]:
-    """The file itself, or those of a folder in the order of their names."""
+    """The Parquet files: the file itself, or those of a folder in the order of their names."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     return [file for file in files if file.suffix in SUFFIXES and not file.is_dir()]
 
 
 def columns_of(path: Path) -> list[str]:
-    """What the columns are called, which is the same in all files of a folder."""
+    """The names of the columns, which must be the same in all files of a folder."""
     first, *others = files_of(path)
     names = _columns(first)
     for file in others:
@@ -51,7 +51,7 @@ def count_rows(path: Path) -> int:
 
 
 def count_columns(path: Path) -> int:
-    """How many columns there are, of which a list is several."""
+    """How many columns of numbers there are; a column of lists counts as several."""
     metadata = _open(files_of(path)[0]).metadata
     groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
     numbers = sum(group.column(at).num_values for group in groups for at in range(group.num_columns))
@@ -59,7 +59,7 @@ def count_columns(path: Path) -> int:
 
 
 def read_columns(path: Path, drop: Collection[str], on_progress: Progress) -> dict[str, Column]:
-    """The columns by name, lists as arrays with several columns."""
+    """The columns by name, lists as arrays of shape (rows, length)."""
     names, total, done = [name for name in columns_of(path) if name not in drop], count_rows(path), 0
     if not total:
         raise ValueError(f"{path} has no rows.")
@@ -72,7 +72,7 @@ def read_columns(path: Path, drop: Collection[str], on_progress: Progress) -> di
 
 
 def read_pieces(path: Path, names: Collection[str], rows_at_once: int) -> Iterator[dict[str, Column]]:
-    """Some columns of all rows, so many at a time."""
+    """Yield some columns of all rows, ``rows_at_once`` rows at a time."""
     for file in files_of(path):
         first = 0
         for batch in _batches(file, names, rows_at_once, None):
@@ -81,7 +81,7 @@ def read_pieces(path: Path, names: Collection[str], rows_at_once: int) -> Iterat
 
 
 def read_ends(path: Path, rows_at_once: int) -> Iterator[Callable[[], tuple[Column, Column]]]:
-    """The two ends of edges, which are whole numbers, in pieces that are decoded when they are called for."""
+    """Yield functions that return the two ends, int64, of a piece of the edges each, which they decode when called."""
     metadata, names = _open(path).metadata, columns_of(path)
     ends = [names[place] for place in places_of_ends(names, path)]
     first = 0
@@ -93,7 +93,7 @@ def read_ends(path: Path, rows_at_once: int) -> Iterator[Callable[[], tuple[Colu
 
 
 class _RowGroup:
-    """The ends of a row group's edges. Pieces are called for in their order, and some are left out."""
+    """The ends of a row group's edges. Pieces must be asked for in their order; some may be left out."""
 
     def __init__(self, path: Path, names: list[str], rows_at_once: int, place: int, first: int) -> None:
         self._path, self._names, self._first, self._rows_at_once = path, names, first, rows_at_once
@@ -115,11 +115,11 @@ def _ids(array: Any, name: str, file: Path, first: int) -> Column:
             f"{file}: column {name!r} holds {array.type}, and an end of an edge is a whole number here. Nodes are "
             "numbered 0, 1, 2, ...: cast the column to int64, or choose other columns as source and target."
         )
-    return np.require(ids, requirements="W")  # compiled loops know no others
+    return np.require(ids, requirements="W")  # compiled loops need writable arrays
 
 
 def _batches(file: Path, names: Collection[str], rows_at_once: int, group: int | None) -> Iterator[Any]:
-    """Record batches, all of them of so many rows but a row group's last."""
+    """Yield record batches of ``rows_at_once`` rows; the last of a row group may have fewer."""
     table = _open(file)
     groups = range(table.num_row_groups) if group is None else [group]
     with _told(file):
@@ -128,7 +128,7 @@ def _batches(file: Path, names: Collection[str], rows_at_once: int, group: int |
 
 
 def _values(array: Any, name: str, file: Path, first: int) -> Column:
-    """A column of whole numbers as int64, of other numbers as it is, or of words."""
+    """A column as numpy array: whole numbers as int64, floating point numbers as they are, words as text."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -197,7 +197,7 @@ def _open(file: Path) -> Any:
 
 @contextmanager
 def _told(file: Path) -> Iterator[None]:
-    """What pyarrow says of a file that it cannot read."""
+    """Turn pyarrow's errors about a file into one that says what to do."""
     from pyarrow import ArrowInvalid
 
     try:

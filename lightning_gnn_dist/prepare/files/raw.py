@@ -1,4 +1,4 @@
-"""A graph as it was found, on its way to a :class:`Graph`: made undirected, split, weighed."""
+"""A graph as it was found, before it becomes a :class:`Graph`: it can be made undirected and split."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.prepare.files.tables import Progress
 
 SPLITS = ("train", "val", "test")
-RAM_PER_EDGE = 80  # bytes at most: measured 43 for mapped arrays, 58 with reverse edges, 77 for tables
+RAM_PER_EDGE = 80  # bytes, at most; measured: 43 for mapped arrays, 58 with reverse edges, 77 for tables
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RawGraph:
     edge_arrays: dict[str, Tensor]
 
     def undirected(self) -> RawGraph:
-        """Every edge both ways and once. Where both ways were there, each keeps its own arrays."""
+        """The graph with every edge both ways and once. An edge that was there keeps its own arrays."""
         convert.check_edge_index(self.edge_index, self.num_nodes)
         convert.check_edge_arrays(self.edge_arrays)
         sender, receiver = self.edge_index.to(torch.int64)
@@ -52,7 +52,7 @@ class RawGraph:
         return replace(self, edge_index=edge_index, edge_arrays=arrays)
 
     def with_split(self, shares: Sequence[float], seed: int) -> RawGraph:
-        """Deal the labelled nodes at random: these shares of them train, validate and test."""
+        """The graph with masks: random ``shares`` of the labelled nodes to train, validate and test."""
         if present := sorted(name for name in self.node_arrays if name.endswith("_mask")):
             raise ValueError(f"The source has {present} already: leave the split out, or drop these arrays.")
         if min(shares) < 0 or not (sum(shares) < 1 or isclose(sum(shares), 1)):
@@ -73,7 +73,7 @@ class RawGraph:
         return replace(self, node_arrays=self.node_arrays | masks)
 
     def build(self, *, float_labels: bool = False) -> Graph:
-        """The graph, checked as :meth:`Graph.from_pyg` checks."""
+        """The :class:`Graph`, after the checks of :meth:`Graph.from_pyg`."""
         convert.check_arrays(self.node_arrays, check_features=True, float_labels=float_labels)
         convert.check_edge_arrays(self.edge_arrays)
         return Graph.from_edge_index(self.edge_index, self.num_nodes, self.node_arrays, self.edge_arrays)
@@ -87,13 +87,13 @@ class RawGraph:
 
 @dataclass(frozen=True)
 class Source:
-    """Something a graph can be read from, and what is known of it beforehand.
+    """Something that a graph can be read from, and what is known about the graph before.
 
     Args:
-        num_nodes: How many nodes; about, for tables, and 0 where only the edges know.
-        num_edges: How many edges; about, for tables.
-        num_bytes: Bytes of all arrays beside the edges; about, for tables.
-        read: Reads it, and says how far it has come.
+        num_nodes: The number of nodes; an estimate for tables, and 0 if only the edges tell.
+        num_edges: The number of edges; an estimate for tables.
+        num_bytes: Bytes of all arrays beside the edges; an estimate for tables.
+        read: Reads the graph; its argument is called with the share that is done.
         headings: What is taken for the headings of tables, in words.
     """
 
@@ -132,6 +132,6 @@ def check_num_nodes(count: int, who: str) -> None:
 
 
 def check_drop(drop: Collection[str], names: Collection[str], where: Path) -> None:
-    """What is to be left out must be there."""
+    """Refuse to drop names that are not there."""
     if missing := sorted(set(drop) - set(names)):
         raise ValueError(f"{where} has no {missing[0]!r} to drop, but {sorted(names)}.")

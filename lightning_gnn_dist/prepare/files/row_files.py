@@ -14,10 +14,10 @@ from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 
 @dataclass(frozen=True)
 class RowFiles:
-    """One array, whose rows lie in files that follow each other.
+    """One array whose rows lie in one file after the other.
 
     Args:
-        files: The files, of one type and one length of rows.
+        files: The files, with rows of the same type and shape.
     """
 
     files: tuple[NpyFile, ...]
@@ -27,7 +27,7 @@ class RowFiles:
 
     @classmethod
     def of(cls, path: Path) -> RowFiles:
-        """A ``.npy``, or all in a folder, in the order of their names."""
+        """A ``.npy``, or all ``.npy`` of a folder in the order of their names."""
         files = tuple(NpyFile.of(file) for file in (sorted(path.glob("*.npy")) if path.is_dir() else [path]))
         if not files:
             raise ValueError(
@@ -61,7 +61,7 @@ class RowFiles:
         return math.prod(self.shape[1:]) == 1
 
     def load(self) -> Column:
-        """All of it."""
+        """The whole array, in RAM."""
         return np.concatenate([file.read(0, math.prod(file.shape)) for file in self.files]).reshape(self.shape)
 
     def read(self, first: int, count: int) -> Column:
@@ -75,7 +75,7 @@ class RowFiles:
         return np.concatenate(found) if found else np.empty((0, *self.shape[1:]), self.files[0].dtype)
 
     def pieces(self, first: int, bytes_at_once: int) -> Iterator[Column]:
-        """The rows from ``first`` on."""
+        """Yield the rows from ``first`` on in pieces of at most ``bytes_at_once`` bytes, or of one row."""
         at_once = max(1, bytes_at_once // max(self.bytes_per_row, 1))
         width = math.prod(self.shape[1:])
         for file in self.files:
@@ -87,7 +87,7 @@ class RowFiles:
 
 @dataclass(frozen=True)
 class Carried:
-    """What edges carry: the rows of several arrays side by side, as bytes, which move together.
+    """What edges carry: the rows of several arrays side by side, as bytes that move together.
 
     Args:
         arrays: The arrays, by name.
@@ -105,7 +105,7 @@ class Carried:
         return np.concatenate(parts, axis=1)
 
     def split(self, carried: Column) -> Iterator[tuple[str, Column]]:
-        """Each array's bytes again."""
+        """Yield each array's name, and its bytes in ``carried``."""
         start = 0
         for name, rows in self.arrays.items():
             yield name, carried[:, start : start + rows.bytes_per_row]

@@ -1,4 +1,4 @@
-"""What graphs come as: a PyG file, arrays, or tables of edges and nodes."""
+"""Finds out what a path holds: a PyG file, arrays, or tables of edges and nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_gnn_dist.prepare.files.table_files import is_table
 
 
 def find_source(path: Path, *, nodes: Path | None = None, drop: Collection[str] = ()) -> Source:
-    """What lies at ``path``. Nothing large is read yet.
+    """The source of a graph at ``path``. Nothing large is read yet.
 
     Args:
         path: A PyG ``.pt``, an ``.npz``, a directory of ``.npy``, or a table of edges: text, or Parquet in one file or

@@ -1,4 +1,4 @@
-"""Tables in files of any kind: text (CSV, TSV) or Parquet."""
+"""Tables in text (CSV, TSV) or Parquet, by the same functions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from lightning_gnn_dist.prepare.files.tables import Progress, places_of_ends
 
 
 def is_table(path: Path) -> bool:
-    """Whether it is named like a table, or is a folder of Parquet files."""
+    """Whether ``path`` is named like a table, or is a folder of Parquet files."""
     return parquet.is_parquet(path) or (path.is_file() and tables.is_table(path))
 
 
 def columns_of(path: Path) -> list[str]:
-    """What the columns are called."""
+    """The names of the columns."""
     return parquet.columns_of(path) if parquet.is_parquet(path) else tables.columns_of(path)
 
 
@@ -26,7 +26,7 @@ def count_columns(path: Path) -> int:
 
 
 def count_rows(path: Path) -> int:
-    """How many rows there are; about, in text."""
+    """How many rows there are; an estimate for text."""
     return parquet.count_rows(path) if parquet.is_parquet(path) else tables.count_rows(path)
 
 
@@ -36,14 +36,14 @@ def about_headings(*paths: Path) -> tuple[str, ...]:
 
 
 def read_columns(path: Path, drop: Collection[str], on_progress: Progress) -> dict[str, Column]:
-    """The columns by name, but those to leave out."""
+    """The columns by name, without those in ``drop``."""
     if parquet.is_parquet(path):
         return parquet.read_columns(path, drop, on_progress)
     return {name: column for name, column in tables.read_table(path, on_progress).items() if name not in drop}
 
 
 def read_ends(path: Path, rows_at_once: int) -> Iterator[Callable[[], tuple[Column, Column]]]:
-    """The two ends of edges, in pieces that are read when they are called for."""
+    """Yield functions that return the two ends of a piece of the edges each, which they read when called."""
     return parquet.read_ends(path, rows_at_once) if parquet.is_parquet(path) else tables.read_ends(path)
 
 
@@ -54,5 +54,5 @@ def ends_first(names: list[str], path: Path) -> list[str]:
 
 
 def num_bytes(path: Path) -> int:
-    """Of the file, or of all in a folder."""
+    """Bytes of the file, or of all Parquet files of a folder."""
     return sum(file.stat().st_size for file in (parquet.files_of(path) or [path]))

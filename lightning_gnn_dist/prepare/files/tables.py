@@ -1,4 +1,4 @@
-"""Tables in text files (CSV, TSV, gzipped or not): a dictionary of columns, read in pieces."""
+"""Tables in text files (CSV, TSV, gzipped or not), read in pieces into a dictionary of columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_gnn_dist.graph.storage.npy import Column
 Progress: TypeAlias = Callable[[float], None]
 LINES_AT_ONCE = 1 << 18
 BYTES_COUNTED, PLACES_COUNTED = 1 << 14, 32
-COMPRESSION = 4  # of numbers written as text
+COMPRESSION = 4  # factor by which gzip shortens numbers in text, about
 SEPARATORS = ",\t; "
 SUFFIXES = {".csv", ".tsv", ".txt"}
 KINDS = (np.int64, np.float64, np.str_)
@@ -29,14 +29,14 @@ ENDS = [("source", "target"), ("source", "destination"), ("src", "dst"), ("sende
 
 
 def read_table(path: Path, on_progress: Progress = lambda share: None) -> dict[str, Column]:
-    """The columns by name: integers where all cells are, else numbers, else words.
+    """The columns by name: int64 if all cells are integers, float64 if all are numbers, otherwise words.
 
-    A first line of numbers is no heading; the columns are then called ``"0"``, ``"1"``, ...
+    A first line of numbers is not a heading; the columns are then called ``"0"``, ``"1"``, ...
     """
     heading = _heading(path)
     kinds = [0] * len(heading.names)
     while (pieces := _read(path, heading, kinds, on_progress)) is None:
-        pass  # a piece needed wider kinds, which hold for the pieces before it too
+        pass  # a piece needed wider kinds, with which all pieces are read again
     return {name: np.concatenate([piece[at] for piece in pieces]) for at, name in enumerate(heading.names)}
 
 
@@ -58,7 +58,7 @@ def _read(path: Path, heading: Heading, kinds: list[int], on_progress: Progress)
 
 
 def read_ends(path: Path) -> Iterator[Callable[[], tuple[Column, Column]]]:
-    """The two ends of edges, which are whole numbers, in pieces that are parsed when they are called for."""
+    """Yield functions that return the two ends, int64, of a piece of the edges each, which they parse when called."""
     heading = _heading(path)
     places = places_of_ends(heading.names, path)
     for first_line, lines in _pieces(path, heading, lambda share: None):
@@ -67,7 +67,7 @@ def read_ends(path: Path) -> Iterator[Callable[[], tuple[Column, Column]]]:
 
 
 def places_of_ends(names: Sequence[str], path: Path) -> tuple[int, int]:
-    """Which columns are sender and receiver: those called so, or the first two."""
+    """The positions of the columns of senders and receivers: those with such names, otherwise the first two."""
     if len(names) < 2:
         raise ValueError(f"{path} has {len(names)} columns, but an edge has two ends.")
     places = {name.lower(): place for place, name in enumerate(names)}
@@ -95,26 +95,26 @@ def _parse_ends(
 
 
 def is_table(path: Path) -> bool:
-    """Whether the name is that of a table."""
+    """Whether the file is named like a table."""
     return path.with_name(path.name.removesuffix(".gz")).suffix in SUFFIXES
 
 
 def count_rows(path: Path) -> int:
-    """About how many rows there are, by the length of some of them."""
+    """An estimate of the number of rows, from the length of some of them."""
     if path.suffix == ".gz":
         with _open(path) as (text, _):
             lines = list(islice(text, 1000))
         return round(path.stat().st_size * COMPRESSION * len(lines) / max(sum(map(len, lines)), 1))
     size, ends = path.stat().st_size, []
     with path.open("rb") as file:
-        for place in range(PLACES_COUNTED):  # ids grow, and with them the lines
+        for place in range(PLACES_COUNTED):  # all over the file: ids grow, and lines with them
             file.seek(max(size - BYTES_COUNTED, 0) * place // (PLACES_COUNTED - 1))
             ends.append(max(file.read(BYTES_COUNTED).count(b"\n"), 1))
     return round(sum(ends) / len(ends) * max(size / BYTES_COUNTED, 1))
 
 
 def columns_of(path: Path) -> list[str]:
-    """What the columns are called."""
+    """The names of the columns."""
     return list(_heading(path).names)
 
 
@@ -187,7 +187,7 @@ def _pieces(path: Path, heading: Heading, on_progress: Progress) -> Iterator[tup
 
 
 def _wider_kinds(lines: Sequence[str], separator: str, kinds: Sequence[int], where: str) -> list[int]:
-    """The kinds that these lines need, at least those already needed."""
+    """The kind that each column needs for these lines, and at least its present one."""
     rows = list(csv.reader(lines, **_csv(separator)))
     ragged = next((at for at, row in enumerate(rows) if len(row) != len(kinds)), None)
     if ragged is not None:
@@ -233,7 +233,7 @@ def fits(cell: str, kind: type) -> bool:
 
 @contextmanager
 def _open(path: Path) -> Iterator[tuple[TextIOWrapper, IO[bytes]]]:
-    """The text, and the file whose position tells how far one has read."""
+    """Open the text, and the file below it, whose position tells how much was read."""
     with open_file(path) as raw:
         content = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
         with TextIOWrapper(content, encoding="utf-8-sig") as text:

@@ -1,4 +1,4 @@
-"""Columns of Parquet tables written to ``.npy``, for work that reads arrays in pieces."""
+"""Writes columns of Parquet tables to ``.npy``, for work that reads arrays in pieces."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from lightning_gnn_dist.prepare.files.parquet import columns_of, count_columns, 
 from lightning_gnn_dist.prepare.files.raw import check_drop
 from lightning_gnn_dist.prepare.files.tables import Progress
 
-COPIES = 8  # of a row, while it is decoded and converted
+COPIES = 8  # of a row in memory, while it is decoded and converted
 Turn: TypeAlias = Callable[[dict[str, Column], int], dict[str, Column]]
 
 
 def unpack_nodes(nodes: Path, drop: Collection[str], folder: Path, memory_bytes: int, progress: Progress) -> None:
-    """Features, labels and masks of a table whose rows are those of nodes 0, 1, 2, ..."""
+    """Write features, labels and masks of a table of the nodes 0, 1, 2, ..., in this order."""
     names = columns_of(nodes)
     kept = [name for name in names if name not in drop or name == id_of(names)]
     _unpack([nodes], kept, partial(_of_nodes, nodes=nodes, id_name=id_of(names)), folder, memory_bytes, progress)
 
 
 def unpack_edges(files: Sequence[Path], names: Sequence[str], folder: Path, memory_bytes: int) -> None:
-    """What edges carry, if they carry anything."""
+    """Write the columns ``names``, which edges carry, if there are any."""
     if not names:
         return
     where = files[0] if len(files) == 1 else files[0].parent  # rows are counted over all files
@@ -43,7 +43,7 @@ def unpack_edges(files: Sequence[Path], names: Sequence[str], folder: Path, memo
 
 
 def check_nodes(nodes: Path, drop: Collection[str]) -> None:
-    """Refuse a table that is not read in pieces, and columns that it does not have."""
+    """Refuse a table of nodes that is not Parquet, and names to drop that it does not have."""
     if not is_parquet(nodes):
         raise ValueError(
             f"Out of core, a table of nodes is read from Parquet alone, and {nodes} is none: write it as .parquet, or "
