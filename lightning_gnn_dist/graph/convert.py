@@ -33,6 +33,7 @@ _MAX_NAME = 200  # bytes: it becomes the name of a file
 def compress(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     """The in-neighbour CSR, rows sorted by sender: ``indptr``, ``indices`` and the order of the edges."""
     check_at_least(1, most=MAX_NODES, num_nodes=num_nodes)
+    num_nodes = int(num_nodes)  # of NumPy it might overflow below
     check_edge_index(edge_index, num_nodes)
     check_fits(BYTES_PER_NODE * num_nodes, f"num_nodes ({num_nodes:,}): a graph of so many nodes")
     sender, receiver = edge_index.to(torch.int64)

@@ -176,3 +176,9 @@ def test_a_mask_that_was_changed_is_looked_at_again() -> None:
     graph.node_arrays["train_mask"] = torch.tensor([0.5, 0, 0, 0])
     with pytest.raises(ValueError, match="train_mask must be boolean"):
         graph.split("train")
+
+
+def test_numbers_of_few_bits_do_not_overflow() -> None:
+    edge_index = torch.tensor([[99, 1], [0, 98]])
+    ours, plain = (Graph.from_edge_index(edge_index, number) for number in (np.int8(100), 100))
+    assert ours.fingerprint == plain.fingerprint
