@@ -72,7 +72,7 @@ def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     nodes: dict[str, Tensor] = {}
     edges: dict[str, Tensor] = {}
     for name, value in data.to_dict().items():
-        if isinstance(value, np.ndarray) or (isinstance(value, list | tuple) and _is_meant(name)):
+        if isinstance(value, np.ndarray) or (value is not None and _is_meant(name)):
             check_tensor(f"data.{name}", value, "one row for each node, or each edge")
         if name == "edge_index" or not isinstance(value, Tensor):
             continue
@@ -92,7 +92,7 @@ def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 def _is_meant(name: str) -> bool:
     """Whether a model would miss it."""
-    return name in ("x", "y") or name.startswith("edge_") or name.endswith("_mask")
+    return name in ("x", "y", "edge_attr", "edge_weight") or name.endswith("_mask")
 
 
 def check_names(nodes: Collection[str], edges: Collection[str], *, allowed: Collection[str] = ()) -> None:

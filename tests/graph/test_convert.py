@@ -95,7 +95,7 @@ def test_the_checks_can_be_answered() -> None:
 def test_other_types_are_refused() -> None:
     with pytest.raises(TypeError, match=r"data must be a torch_geometric\.data\.Data, for"):
         Graph.from_pyg({"x": 1})  # type: ignore[arg-type]
-    for changes in ({"x": np.ones((4, 2))}, {"train_mask": [True] * 4}):
+    for changes in ({"x": np.ones((4, 2))}, {"train_mask": [True] * 4}, {"y": "abcd"}):
         with pytest.raises(TypeError, match=rf"data\.{next(iter(changes))} must be a tensor"):
             Graph.from_pyg(small(**changes))
     with pytest.raises(ValueError, match="no nodes"):
