@@ -5,6 +5,7 @@ A wrong kind of object is a ``TypeError``; a number, word, path or flag that mea
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 import reprlib
@@ -55,6 +56,13 @@ def is_integer(value: object) -> bool:
 def is_number(value: object) -> bool:
     """Whether it is a real number; True and False are none."""
     return is_integer(value) or isinstance(value, float | np.floating)
+
+
+def make_plain(settings: Any) -> None:
+    """Make Python's numbers of NumPy's in a frozen dataclass: those of few bits overflow where they are multiplied."""
+    for field in dataclasses.fields(settings):
+        if isinstance(value := getattr(settings, field.name), np.number):
+            object.__setattr__(settings, field.name, value.item())
 
 
 def check_at_least(least: int, *, most: int = MAX_INTEGER, **numbers: int) -> None:

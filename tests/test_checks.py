@@ -19,6 +19,7 @@ from lightning_gnn_dist.layerwise.prediction import predict_by_layer
 from lightning_gnn_dist.partition.cache import identity
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.rounds.refusals import require_step
+from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from tests.sage import SAGE
 
@@ -155,3 +156,8 @@ def test_arguments_that_nobody_knows_are_refused() -> None:
     trainer: Any = None
     with pytest.raises(TypeError, match=r"predict_by_layer\(\) knows no argument 'ckpt_pth'"):
         predict_by_layer(trainer, SAGE(2, 2), GRAPH, "rows.npy", ckpt_pth="x")
+
+
+def test_numbers_of_numpy_become_plain() -> None:
+    sampler = RandomWalkSampler(np.int8(2), visits=np.uint8(100))
+    assert [type(value) for value in (sampler.num_hops, sampler.visits)] == [int, int]

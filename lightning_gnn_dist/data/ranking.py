@@ -67,9 +67,13 @@ class RankMean(Metric):
         if edge_label.dim() != 1 or not bool(((edge_label == 0) | (edge_label == 1)).all()):
             raise ValueError(f"edge_label must be a vector of 1 and 0, got {shown(edge_label)}: use batch.edge_label.")
         num_edges = int(edge_label.sum())
+        if num_edges == 0:
+            raise ValueError(
+                f"edge_label must have an edge (1) to rank, got {shown(edge_label)}: use batch.edge_label."
+            )
         if not bool(edge_label[:num_edges].all()):
             raise ValueError("edge_label must have all edges (1) before their negatives (0): use batch.edge_label.")
-        if scores.shape != edge_label.shape or scores.numel() % max(num_edges, 1):
+        if scores.shape != edge_label.shape or scores.numel() % num_edges:
             raise ValueError(
                 f"Ranking needs a score for each target of a batch, and as many negatives for each of its {num_edges} "
                 f"edges: got scores {tuple(scores.shape)} for labels {tuple(edge_label.shape)}."

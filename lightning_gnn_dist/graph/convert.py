@@ -33,6 +33,7 @@ _MAX_NAME = 200  # bytes: it becomes the name of a file
 def compress(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     """The in-neighbour CSR, rows sorted by sender: ``indptr``, ``indices``, and each edge's place in the input."""
     check_at_least(1, most=MAX_NODES, num_nodes=num_nodes)
+    num_nodes = int(num_nodes)  # of NumPy it might overflow below
     check_edge_index(edge_index, num_nodes)
     check_fits(BYTES_PER_NODE * num_nodes, f"num_nodes ({num_nodes:,}): a graph of so many nodes")
     sender, receiver = edge_index.to(torch.int64)
@@ -71,7 +72,7 @@ def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     nodes: dict[str, Tensor] = {}
     edges: dict[str, Tensor] = {}
     for name, value in data.to_dict().items():
-        if isinstance(value, np.ndarray) or (isinstance(value, list | tuple) and _is_meant(name)):
+        if isinstance(value, np.ndarray) or (value is not None and _is_meant(name)):
             check_tensor(f"data.{name}", value, "one row for each node, or each edge")
         if name == "edge_index" or not isinstance(value, Tensor):
             continue
@@ -91,7 +92,7 @@ def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 def _is_meant(name: str) -> bool:
     """Whether a model would miss it."""
-    return name in ("x", "y") or name.startswith("edge_") or name.endswith("_mask")
+    return name in ("x", "y", "edge_attr", "edge_weight") or name.endswith("_mask")
 
 
 def check_names(nodes: Collection[str], edges: Collection[str], *, allowed: Collection[str] = ()) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import MAX_HOPS, check_at_least
+from lightning_gnn_dist.checks import MAX_HOPS, check_at_least, make_plain
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.rng import key, permutation
 from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample
@@ -64,6 +64,7 @@ class RandomWalkSampler:
         check_at_least(1, most=MAX_HOPS, walk_length=self.walk_length)
         check_at_least(0, most=MAX_ENTRIES, visits=self.visits)
         check_weight(self.weight)
+        make_plain(self)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         return [self._sample(graph, ids, batch_key) for ids, batch_key in check_bulk(graph, seeds, keys)]

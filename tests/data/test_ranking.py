@@ -90,3 +90,8 @@ def test_what_cannot_be_ranked_is_refused() -> None:
 def test_labels_that_would_rank_something_else_are_refused(scores: Tensor, labels: Tensor, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         LinkRanking([1]).update(scores, labels)
+
+
+def test_a_batch_without_edges_is_refused() -> None:
+    with pytest.raises(ValueError, match="edge_label must have an edge"):
+        LinkRanking([1]).update(torch.ones(2), torch.zeros(2))

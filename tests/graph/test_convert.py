@@ -95,7 +95,7 @@ def test_the_checks_can_be_answered() -> None:
 def test_other_types_are_refused() -> None:
     with pytest.raises(TypeError, match=r"data must be a torch_geometric\.data\.Data, for"):
         Graph.from_pyg({"x": 1})  # type: ignore[arg-type]
-    for changes in ({"x": np.ones((4, 2))}, {"train_mask": [True] * 4}):
+    for changes in ({"x": np.ones((4, 2))}, {"train_mask": [True] * 4}, {"y": "abcd"}):
         with pytest.raises(TypeError, match=rf"data\.{next(iter(changes))} must be a tensor"):
             Graph.from_pyg(small(**changes))
     with pytest.raises(ValueError, match="no nodes"):
@@ -176,3 +176,9 @@ def test_a_mask_that_was_changed_is_looked_at_again() -> None:
     graph.node_arrays["train_mask"] = torch.tensor([0.5, 0, 0, 0])
     with pytest.raises(ValueError, match="train_mask must be boolean"):
         graph.split("train")
+
+
+def test_numbers_of_few_bits_do_not_overflow() -> None:
+    edge_index = torch.tensor([[99, 1], [0, 98]])
+    ours, plain = (Graph.from_edge_index(edge_index, number) for number in (np.int8(100), 100))
+    assert ours.fingerprint == plain.fingerprint

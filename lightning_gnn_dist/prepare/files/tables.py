@@ -71,6 +71,9 @@ def places_of_ends(names: Sequence[str], path: Path) -> tuple[int, int]:
     if len(names) < 2:
         raise ValueError(f"{path} has {len(names)} columns, but an edge has two ends.")
     places = {name.lower(): place for place, name in enumerate(names)}
+    for name in places.keys() & {end for ends in ENDS for end in ends}:
+        if len(twice := [other for other in names if other.lower() == name]) > 1:
+            raise ValueError(f"{path} has {twice}, each of which may be an end of an edge: rename one of them.")
     for sender, receiver in ENDS:
         if sender in places and receiver in places:
             return places[sender], places[receiver]

@@ -166,6 +166,7 @@ def test_a_split_is_dealt_among_labelled_nodes(tmp_path: Path) -> None:
         ("a,b\n0,1\n", "id,train_mask\n0,-3\n1,1\n", "'train_mask' holds '-3' in row 1"),
         ("a,b\n0,1\n", "id,f\n0,1\n1,16777217\n", "'f' holds '16777217' in row 2, which float32 rounds"),
         ("a,b\n0,1\n", "id,f\n0,1\n1,9223372036854775807\n", "in row 2, which float32 rounds"),
+        ("Source,source,target\n0,1,0\n", None, r"\['Source', 'source'\], each of which may be an end"),
         ("a,b\n0,1\n", "id,node,f\n0,1,1\n1,0,1\n", r"\['id', 'node'\], each of which may say what node"),
         ("a,b\n0,1\n", "id,f\n0,1\n1,1e39\n", "'f' holds '1e[+]39' in row 2, which is no finite float32"),
     ],
