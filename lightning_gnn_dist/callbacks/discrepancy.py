@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given
 from lightning_gnn_dist.rounds.base import RoundStrategy
 from lightning_gnn_dist.rounds.gradients import average_gradient_, mean_gradient, unrecorded, without_noise
-from lightning_gnn_dist.rounds.refusals import require_batches, require_step
+from lightning_gnn_dist.rounds.refusals import require_anchors, require_corrections, require_step
 from lightning_gnn_dist.wire import collectives
 
 
@@ -51,19 +51,21 @@ class DiscrepancyProbe(Callback):
                 f"DiscrepancyProbe measures at meetings, and {type(trainer.strategy).__name__} has none: use a "
                 "strategy of rounds such as LocalSGDStrategy or LLCGStrategy."
             )
-        require_batches(trainer, "correction_batches", "DiscrepancyProbe")
+        require_corrections(trainer, "DiscrepancyProbe")
+        require_anchors(trainer, "DiscrepancyProbe")
         require_step(pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        strategy, data = trainer.strategy, trainer.datamodule  # type: ignore[attr-defined]
-        assert isinstance(strategy, RoundStrategy)
-        if strategy.state.round_idx % self.every_n_rounds:
+        assert isinstance(trainer.strategy, RoundStrategy)
+        strategy, state = trainer.strategy, trainer.strategy.state
+        if state.round_idx % self.every_n_rounds:
             return
+        part, graph = require_anchors(trainer, "DiscrepancyProbe"), require_corrections(trainer, "DiscrepancyProbe")
         with unrecorded(pl_module), without_noise(pl_module):
             number = count()
-            parts = islice(data.anchor_batches(strategy.state.round_idx, start=strategy.state.batches_done), self.steps)
+            parts = islice(part.anchor_batches(state.round_idx, start=state.batches_done), self.steps)
             own, _ = mean_gradient(strategy, (batch for batch, _ in zip(parts, number)))  # noqa: B905  # no end
-            whole, seeds = mean_gradient(strategy, data.correction_batches(strategy.state.round_idx, stop=next(number)))
+            whole, seeds = mean_gradient(strategy, graph.correction_batches(state.round_idx, stop=next(number)))
         average_gradient_(strategy, whole, seeds)
         difference = _norm([mine - ours for mine, ours in zip(own, whole, strict=True)])
         kappas = collectives.all_gather_rows(difference / _norm(whole).clamp(min=1e-12))

@@ -76,7 +76,7 @@ class DriftCorrection:
         self._parameters, self._shift = [], []
         self._taken.clear()
         if self._drift is not None:
-            refusals.require_batches(trainer, "anchor_batches", f"drift={self._drift}")
+            refusals.require_anchors(trainer, f"drift={self._drift}")
             refusals.require_step(trainer.lightning_module)
             refuse_sparse_tables(trainer.lightning_module)
 
@@ -85,7 +85,8 @@ class DriftCorrection:
         if self._drift is None:
             return
         module = module_of(self._strategy)
-        batches = module.trainer.datamodule.anchor_batches(round_idx, start=batches_done)  # type: ignore[attr-defined]
+        data = refusals.require_anchors(module.trainer, f"drift={self._drift}")
+        batches = data.anchor_batches(round_idx, start=batches_done)
         with unrecorded(module), without_noise(module):  # at one point, so dropout would add nothing but variance
             own, _ = mean_gradient(self._strategy, islice(batches, self._drift.anchor_steps))
             shared = self._shared(own)

@@ -18,6 +18,7 @@ from lightning_gnn_dist.rounds import finite, refusals
 from lightning_gnn_dist.rounds.base import RoundStrategy
 from lightning_gnn_dist.rounds.lightning_internals import (
     callback_states,
+    datamodule_of,
     load_callback_states,
     module_of,
     set_epoch,
@@ -210,7 +211,7 @@ class LivingPeers(Peers):
 
     def _dealt(self, loader: Any) -> Any:
         """The training loader of this rank's part, now that it is known who takes part."""
-        datamodule = module_of(self._rounds).trainer.datamodule  # type: ignore[attr-defined]
+        datamodule = datamodule_of(module_of(self._rounds).trainer)
         if not isinstance(datamodule, LightningDataModule):
             return loader  # the script's own, for this rank
         datamodule.teardown("fit")

@@ -68,7 +68,7 @@ class Pace:
         if self.loader is None:  # asked for by configure_optimizers()
             self._trainer().fit_loop.setup_data()  # as Lightning's estimated_stepping_batches does
         assert self.loader is not None
-        return len(self.loader.loader)  # type: ignore[arg-type]
+        return len(self.loader.loader)
 
     def _trainer(self) -> Trainer:
         return module_of(self._strategy).trainer

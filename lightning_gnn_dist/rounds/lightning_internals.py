@@ -35,6 +35,11 @@ def module_of(strategy: HasModule) -> LightningModule:
     return strategy.lightning_module
 
 
+def datamodule_of(trainer: Trainer) -> Any:
+    """What a fit reads; None for bare loaders. Who reads it says which Protocol of ``joint`` it should have."""
+    return trainer.datamodule  # type: ignore[attr-defined]
+
+
 def take_over_sigterm(trainer: Trainer, on_signal: Callable[[], None]) -> None:
     """Let SIGTERM call ``on_signal`` and nothing else, and silence the broadcast before each batch."""
     connector, loop = trainer._signal_connector, trainer.fit_loop.epoch_loop

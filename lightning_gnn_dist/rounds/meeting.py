@@ -12,10 +12,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
+from lightning_gnn_dist.joint import HasFigures
 from lightning_gnn_dist.rounds import finite, refusals, replica_state
 from lightning_gnn_dist.rounds.averaging import Averaging, summary
 from lightning_gnn_dist.rounds.gradients import trained_parameters
-from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm, module_of, set_global_step
+from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm, datamodule_of, module_of, set_global_step
 from lightning_gnn_dist.wire import collectives
 
 
@@ -197,7 +198,8 @@ class MeetingCallback(Callback):
 def log_figures(module: LightningModule, figures: Mapping[str, float] = MappingProxyType({})) -> None:
     """Log what this rank has sent and waited for, and ``figures``. No collective."""
     own = {"comm/bytes_sent": collectives.traffic.bytes_sent, "comm/seconds": collectives.traffic.seconds}
-    of_data = getattr(module.trainer.datamodule, "figures", {})  # type: ignore[attr-defined]
+    data = datamodule_of(module.trainer)
+    of_data = data.figures if isinstance(data, HasFigures) else {}
     # With both flags Lightning neither sends nor complains.
     flags: dict[str, Any] = {"sync_dist": True, "rank_zero_only": True}
     module.log_dict({**figures, **own, **of_data}, on_step=False, on_epoch=True, batch_size=1, **flags)

@@ -16,7 +16,9 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Tim
 from torch import nn
 
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.joint import CountsSeeds, GivesAnchors, GivesCorrections, HasDigests, HasSamplers
 from lightning_gnn_dist.rounds.gradients import has_own_step
+from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
 from lightning_gnn_dist.wire import collectives
 
 _ACCURACY = 1e-4  # to which ranks compare sums of features
@@ -116,16 +118,20 @@ class Premises(NamedTuple):
     other_value: int
 
 
-def premises_of(trainer: Any) -> Premises:
+def premises_of(trainer: Trainer) -> Premises:
     """This rank's."""
-    digests = getattr(trainer.datamodule, "digests", {})
-    said = getattr(trainer.datamodule, "fingerprint", "0"), digests.get("arrays", "0"), digests.get("parts", "0")
+    data: HasDigests = datamodule_of(trainer)
+    fingerprint, digests = "0", {}
+    with suppress(AttributeError):  # of another's, which does not say
+        fingerprint = data.fingerprint
+        digests = data.digests
+    said = fingerprint, digests.get("arrays", "0"), digests.get("parts", "0")
     graph, arrays, parts = (int(digest[:12], 16) for digest in said)
     first, second = (round(value / _ACCURACY) for value in digests.get("values", (0.0, 0.0)))
     return Premises(graph, arrays, parts, first, second)
 
 
-def check_ranks(trainer: Any, device: torch.device) -> bool:
+def check_ranks(trainer: Trainer, device: torch.device) -> bool:
     """Refuse ranks that have not the same data; whether their processors are of different kinds. Collective."""
     rows = collectives.gather_numbers([*premises_of(trainer), processor_of(device)], device)
     check_same_premises([Premises(*row[:-1]) for row in rows])
@@ -179,9 +185,11 @@ def processor_of(device: torch.device) -> int:
     return zlib.crc32(repr(found).encode())
 
 
-def check_ranks_of_loader(loader: Any, world_size: int) -> None:
+def check_ranks_of_loader(loader: CountsSeeds, world_size: int) -> None:
     """A loader that was made before the ranks were there serves the whole graph to each of them."""
-    made_for = getattr(loader, "num_ranks", world_size)
+    made_for = world_size
+    with suppress(AttributeError):  # of another's, which does not say
+        made_for = loader.num_ranks
     if made_for != world_size:
         raise ValueError(
             f"The training loader was made for {made_for} rank, and {world_size} train: hand the data module itself to "
@@ -231,35 +239,50 @@ def check_unused(names: list[str], strategy: str) -> None:
         )
 
 
-def require_num_seeds(loader: Any) -> int:
+def require_num_seeds(loader: CountsSeeds) -> int:
     """The training nodes of this rank, as the data module's loader knows them."""
-    num_seeds: int | None = getattr(loader, "num_seeds", None)
-    if num_seeds is None:
+    try:
+        return loader.num_seeds
+    except AttributeError as error:
         raise ValueError(
             'weights="nodes" needs a training loader that knows its num_seeds, as PartitionedDataModule gives; '
             f'{type(loader).__name__} does not: use weights="uniform".'
-        )
-    return num_seeds
+        ) from error
 
 
-def require_batches(trainer: Any, name: str, what: str) -> None:
-    """The data module must give batches for gradients outside the loop."""
-    if not hasattr(trainer.datamodule, name):
-        raise ValueError(
-            f"{what} needs a data module with {name}(round_idx), as PartitionedDataModule has; this fit has "
-            f"{type(trainer.datamodule).__name__}: use trainer.fit(model, PartitionedDataModule(...))."
-        )
+def require_corrections(trainer: Trainer, what: str) -> GivesCorrections:
+    """The data module, which must give batches of the whole graph."""
+    data = datamodule_of(trainer)
+    if not isinstance(data, GivesCorrections):
+        raise _lacking("correction_batches", data, what)
+    return data
 
 
-def check_hops(datamodule: Any) -> None:
+def require_anchors(trainer: Trainer, what: str) -> GivesAnchors:
+    """The data module, which must give batches of the rank's part for gradients outside the loop."""
+    data = datamodule_of(trainer)
+    if not isinstance(data, GivesAnchors):
+        raise _lacking("anchor_batches", data, what)
+    return data
+
+
+def _lacking(name: str, data: object, what: str) -> ValueError:
+    return ValueError(
+        f"{what} needs a data module with {name}(round_idx), as PartitionedDataModule has; this fit has "
+        f"{type(data).__name__}: use trainer.fit(model, PartitionedDataModule(...))."
+    )
+
+
+def check_hops(trainer: Trainer) -> None:
     """One model is fed by both samplers."""
-    sampler, other = getattr(datamodule, "sampler", None), getattr(datamodule, "correction_sampler", None)
-    if sampler is not None and other is not None and sampler.num_hops != other.num_hops:
-        raise ValueError(
-            f"The sampler of global_batching draws {other.num_hops} hops and sampler {sampler.num_hops}, and one model "
-            "takes the batches of both: give them as many hops as the model has layers, as in "
-            f"GlobalBatching(sampler=NeighborSampler({[-1] * sampler.num_hops}))."
-        )
+    data: HasSamplers = datamodule_of(trainer)
+    with suppress(AttributeError):  # of another's, which does not say
+        own, other = data.sampler.num_hops, data.correction_sampler and data.correction_sampler.num_hops
+        if other is not None and own != other:
+            raise ValueError(
+                f"Corrections draw {other} hops and local steps {own}, and one model takes the batches of both: give "
+                f"both samplers as many hops as the model has layers, as in NeighborSampler({[-1] * own})."
+            )
 
 
 def require_step(module: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -20,7 +20,7 @@ class RoundLoader:
         is_over: Whether a round ends after so many batches.
     """
 
-    def __init__(self, loader: Iterable[Any], position: Callable[[], int], is_over: Callable[[int], bool]) -> None:
+    def __init__(self, loader: Any, position: Callable[[], int], is_over: Callable[[int], bool]) -> None:
         self.loader = loader
         self._position = position
         self._is_over = is_over

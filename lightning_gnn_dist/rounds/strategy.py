@@ -177,6 +177,3 @@ class PartitionedStrategy(DDPStrategy):
 
     def _module(self) -> LightningModule:
         return module_of(self)
-
-    def _datamodule(self) -> Any:
-        return self._module().trainer.datamodule  # type: ignore[attr-defined]

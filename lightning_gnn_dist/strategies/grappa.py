@@ -16,6 +16,7 @@ accumulation, clipping and mixed precision, and unequal numbers of seeds are put
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -28,9 +29,11 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gnn_dist.checks import check_true_or_false
+from lightning_gnn_dist.joint import HasParts
 from lightning_gnn_dist.rounds import finite, refusals, replica_state
 from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.rounds.lightning_internals import (
+    datamodule_of,
     give_back_loops,
     hear_no_skips,
     hear_skips,
@@ -321,8 +324,11 @@ def _say_what_is_weighed(batch: Any, weights: str) -> None:
 
 def _say_what_is_not_learned(batch: Any, trainer: Any, device: torch.device) -> None:
     """Collective."""
-    own = torch.tensor(getattr(trainer.datamodule, "uncovered", (0, 0)), device=device)
-    uncovered, seeds = collectives.all_gather_rows(own).sum(0).tolist()
+    data: HasParts = datamodule_of(trainer)
+    own = (0, 0)
+    with suppress(AttributeError):  # of another's, which does not say
+        own = data.uncovered
+    uncovered, seeds = (sum(numbers) for numbers in zip(*collectives.gather_numbers(own, device), strict=True))
     if uncovered and getattr(batch, "weighed_by_coverage", False):
         rank_zero_info(
             f"Training nodes without a neighbour in their part: {uncovered} of {seeds}. Beside others coverage_mean "

@@ -150,7 +150,8 @@ class LLCGStrategy(RoundStrategy):
         if not self._anchor_steps:
             return super().shared_gradient(own)
         # The round's first batches; its corrections take those that follow.
-        batches = self._datamodule().anchor_batches(self.state.round_idx, of="graph")
+        data = refusals.require_anchors(self._module().trainer, self._what_needs_global_batches)
+        batches = data.anchor_batches(self.state.round_idx, of="graph")
         gradient, seeds = mean_gradient(self, islice(batches, self._anchor_steps))
         average_gradient_(self, gradient, seeds)
         return gradient
@@ -169,9 +170,9 @@ class LLCGStrategy(RoundStrategy):
 
     def _begin_fit(self, trainer: Trainer) -> None:
         if self._what_needs_global_batches:
-            refusals.require_batches(trainer, "correction_batches", self._what_needs_global_batches)
+            refusals.require_corrections(trainer, self._what_needs_global_batches)
             refusals.require_step(self._module())
-            refusals.check_hops(trainer.datamodule)  # type: ignore[attr-defined]
+            refusals.check_hops(trainer)
         self._others_wait = False
         super()._begin_fit(trainer)
 
@@ -235,10 +236,8 @@ class LLCGStrategy(RoundStrategy):
         return self._batches(sliced=sliced, start=self._anchor_steps, stop=self._anchor_steps + steps)
 
     def _batches(self, *, sliced: bool, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        batches: Iterator[Any] = self._datamodule().correction_batches(
-            self.state.round_idx, sliced=sliced, start=start, stop=stop
-        )
-        return batches
+        data = refusals.require_corrections(self._module().trainer, self._what_needs_global_batches)
+        return data.correction_batches(self.state.round_idx, sliced=sliced, start=start, stop=stop)
 
     def _steps(self) -> int:
         if isinstance(self.correction_steps, int):

@@ -120,8 +120,8 @@ class Membership:
     ) -> list[list[int]]:
         """Replace ``tensors(rows)`` by their weighted mean over the members. Returns all members' ``rows``, by place.
 
-        A rank that was behind is brought up to date first, and its weight does not count. Integers become the
-        largest of all. If the weights add up to 0, floats stay as they are. A member's row is what its ``row()`` returns.
+        A rank that was behind is brought up to date first, and its weight does not count. Integers become the largest
+        of all. If the weights add up to 0, floats stay as they are. A member's row is what its ``row()`` returns.
         """
         start, self.was_behind = time.perf_counter(), False
         while True:

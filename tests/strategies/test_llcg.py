@@ -277,7 +277,7 @@ def test_the_setting_that_needs_the_graph_is_named() -> None:
 def test_a_correction_feeds_as_many_layers_as_a_local_step() -> None:
     data = data_module(global_batching=GlobalBatching(sampler=NeighborSampler([-1, -1, -1])))
     with pytest.raises(
-        ValueError, match=r"draws 3 hops and sampler 2, .*GlobalBatching\(sampler=NeighborSampler\(\[-1, -1\]\)\)"
+        ValueError, match=r"Corrections draw 3 hops and local steps 2, .* as in NeighborSampler\(\[-1, -1\]\)"
     ):
         fit(LLCGStrategy(**PATIENCE), model(), data, 1)
 
