@@ -223,6 +223,6 @@ def _chunks(numbers: Iterable[int], size: int) -> Iterator[list[int]]:
 
 
 def batches_of_ranks(count: int, num_ranks: int, batch_size: int) -> int:
-    """Batches per rank of ``count`` seeds: the same on all ranks, for modules that exchange in them, and none empty."""
+    """Batches per rank for ``count`` seeds: equally many, as modules may exchange in each, and none empty."""
     most, least = -(-count // num_ranks), count // num_ranks
     return min(-(-most // batch_size), least)

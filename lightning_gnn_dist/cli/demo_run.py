@@ -75,7 +75,7 @@ def run_demo(graph: Graph, *, ranks: int, rounds: int, steps: int, seed: int = 0
         warnings.filterwarnings("ignore", advice)
     torch.set_num_threads(1)  # the same for all methods; batches are small
     outcomes = []
-    if LightningEnvironment().local_rank() == 0:  # first, because a process that has joined a group cannot leave it
+    if LightningEnvironment().local_rank() == 0:  # first, because a process stays in a group that it has joined
         alone = SingleDeviceStrategy(torch.device("cpu"))
         outcomes.append(_train("one process, whole graph", graph, None, alone, 1, rounds * steps, seed))
     clock = EverySteps(steps)

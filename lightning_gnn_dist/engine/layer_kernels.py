@@ -169,7 +169,7 @@ def _chances(begin: int, end: int, met: int, hop: int, layers: Layers, work: Wor
 
 @compiled
 def scale_to(importance: Array, size: int) -> Any:
-    """The factor with which ``min(1, factor * importance)`` sums to ``size``; infinite if too few are above 0."""
+    """The factor with which ``min(1, factor * importance)`` sums to ``size``; infinite if no more are above 0."""
     positive = 0
     for value in importance:
         positive += value > 0.0

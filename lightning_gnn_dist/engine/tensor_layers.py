@@ -73,7 +73,7 @@ def _chances(stack: TableStack, row: Tensor, column: Tensor, value: Tensor, rule
 
 
 def scales(importance: Tensor, size: int) -> Tensor:
-    """The factor with which each row's ``min(1, factor * row)`` sums to ``size``; infinite if too few are above 0."""
+    """The factor with which each row's ``min(1, factor * row)`` sums to ``size``; infinite if no more are above 0."""
     factor = importance.new_zeros(importance.size(0))
     previous = factor - 1
     while bool((factor > previous).any()):  # an entry that reaches 1 takes no more, so the factor of the others grows

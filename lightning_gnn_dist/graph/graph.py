@@ -128,7 +128,7 @@ class Graph:
     def open(cls, path: str | Path) -> Graph:
         """Open a saved graph. Its arrays are memory-mapped: this costs milliseconds and no RAM.
 
-        The first time, all edges are read and checked; then a file beside them says so. Features are not read.
+        The first time, all edges are read and checked; later opens rely on a mark beside them. Features are not read.
 
         Args:
             path: The directory that :meth:`save` wrote. Its files must not change while they are mapped.

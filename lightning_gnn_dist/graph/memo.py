@@ -24,7 +24,7 @@ _MEMORIES: weakref.WeakKeyDictionary[object, _Memory] = weakref.WeakKeyDictionar
 
 
 def remembered(graph: object, key: Hashable, find: Callable[[], T]) -> T:
-    """Return ``find()``, called once per graph and key. Its result must not refer to the graph, which it would keep."""
+    """Return ``find()``, called once per graph and key. If its result referred to the graph, neither would be freed."""
     memory = _memory_of(graph)
     if key not in memory.known:
         with memory.lock:

@@ -36,7 +36,7 @@ class HasLayers(Protocol):
     """A module whose layers can be called one after the other."""
 
     def layers(self) -> Sequence[Layer]:
-        """Return a function for each layer. It takes a batch of one hop, whose ``x`` has the rows of the layer before.
+        """Return a function per layer. Each takes a batch of one hop, whose ``x`` has the rows of the layer before.
 
         It returns a row for each of the first ``batch.batch_size`` nodes. Beside ``x``, the batch is as usual: it has
         ``blocks[0]``, ``edge_index``, ``n_id``, and the graph's other arrays. The last layer's rows are the prediction.

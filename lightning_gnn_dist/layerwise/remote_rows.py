@@ -50,6 +50,7 @@ class Division:
             )
 
     def nodes(self, rank: int) -> range:
+        """The nodes that ``rank`` computes."""
         slot = rank % self._num_shards * self._copies + rank // self._num_shards
         return range(int(self.starts[slot]), int(self.starts[slot + 1]))
 

@@ -71,7 +71,7 @@ class DeviceSampler:
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         bulk, samples = check_bulk(graph, seeds, keys), []
-        remembered(graph, DeviceSampler, graph.check_edges)  # a wrong edge can end the use of a device
+        remembered(graph, DeviceSampler, graph.check_edges)  # an index out of range ends a CUDA context
         size = max(1, NODES_AT_ONCE // max(1, graph.num_nodes))
         for start in range(0, len(bulk), size):
             samples += self._sample(graph, bulk[start : start + size])

@@ -32,9 +32,8 @@ from lightning_gnn_dist.sampling.negatives import draw_receivers
 class FarNegativesSampler:
     """Like :class:`LinkSampler`, around edges of a part, with negatives from all nodes of the graph that it samples.
 
-    A batch joins two samples: of nodes in the part, in the part; of negatives elsewhere, in the whole graph, because a
-    negative without neighbours would be recognised by that alone. Both use ids of the whole graph, whose features they
-    get.
+    A batch joins two samples: nodes in the part are sampled there, other negatives in the whole graph, as a negative
+    without neighbours would be recognised by that alone. Both use ids of the whole graph, where features are read.
 
     Args:
         links: Samples the edges of the part.

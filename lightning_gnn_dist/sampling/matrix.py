@@ -187,7 +187,7 @@ def _chances(sampler: LayerSampler, matrix: Tensor, values: Tensor, stack: Stack
 
 
 def scale_to_sum(importance: Tensor, size: int) -> Tensor:
-    """``min(1, c * importance)`` with the sum ``size``; if too few entries are above 0, ones for these."""
+    """``min(1, c * importance)`` with the sum ``size``; if no more entries than that are above 0, ones for these."""
     if int((importance > 0).sum()) <= size:
         return (importance > 0).to(importance.dtype)
     factor, previous = importance.new_zeros(()), importance.new_full((), -1.0)

@@ -152,7 +152,7 @@ def broadcast_(tensors: Iterable[Tensor], source: int = 0) -> None:
 
 @torch.no_grad()
 def checksum(tensors: Iterable[Tensor]) -> int:
-    """A number that differs if any bit of the tensors does, below 2**62. Nothing is exchanged."""
+    """A hash of the bits of tensors, below 2**62. Nothing is exchanged."""
     total = 0
     for tensor in tensors:
         for piece in tensor.detach().resolve_conj().contiguous().view(-1).split(_ELEMENTS_AT_ONCE):

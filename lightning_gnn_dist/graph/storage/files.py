@@ -51,7 +51,7 @@ def is_a(kind: Any, value: Any) -> bool:
 
 
 def check_entries(content: Any, kinds: dict[str, Any], path: Path, way_out: str) -> None:
-    """Refuse a JSON object in which an entry of ``kinds``, names with their types, is missing or of another type."""
+    """Refuse a JSON object that lacks a name of ``kinds``, or has a value of another type under it."""
     if not isinstance(content, dict):
         raise ValueError(f"{path} is damaged ({_shown(content)} stands where an object should). {way_out}")
     for name, kind in kinds.items():
