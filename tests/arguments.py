@@ -116,7 +116,7 @@ RIGHT_OF: dict[tuple[str, str], set[str]] = {
 NO_CONSTRUCTORS = {"Held", "Partitioner", "Residency", "RoundClock", "RoundProgress", "Sample", "Sampler", "BatchKey"}
 # Methods that Lightning or the package calls, never a user.
 NOT_FOR_USERS = {
-    *("weigh", "meet", "restore_extra_state", "shared_gradient", "shift_gradients"),
+    *("weigh", "meet", "restore_extra_state", "shared_gradient"),
     *("importance", "scales", "check_fits", "leaves", "extra"),
 }
 

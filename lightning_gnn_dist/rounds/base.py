@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from lightning.fabric.utilities.data import sized_len
@@ -11,13 +10,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torch.optim import Optimizer
 
-from lightning_gnn_dist.checks import check_choice, check_instance, check_true_or_false
+from lightning_gnn_dist.checks import check_choice, check_true_or_false
 from lightning_gnn_dist.rounds import finite, refusals, replica_state
 from lightning_gnn_dist.rounds.averaging import Averaging
 from lightning_gnn_dist.rounds.clock import EveryPass, RoundClock, RoundTimer, takes_equal_steps
-from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards
+from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
 from lightning_gnn_dist.rounds.estimate import Pace
 from lightning_gnn_dist.rounds.finite import Nonfinite
 from lightning_gnn_dist.rounds.launchers import Launch
@@ -82,7 +80,7 @@ class RoundStrategy(PartitionedStrategy):
         super().__init__(weights=weights, buffers=buffers, launch=launch)
         self.clock: RoundClock = EveryPass() if clock is None else clock
         self.average_optimizer = average_optimizer
-        self.drift = self._checked(drift)
+        self.drift = None if drift is None else resolved(drift, self.drift_modes, type(self).__name__)
         self.nonfinite: str = nonfinite
         self.state = RoundState()
         self.averaging = Averaging(self, buffers=buffers != "local", moments=average_optimizer)
@@ -129,7 +127,6 @@ class RoundStrategy(PartitionedStrategy):
         return self.drift_correction.state()
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what :meth:`extra_state` gave."""
         self.drift_correction.restore(state, self.state.round_idx, self.state.batches_done)
 
     # What Lightning calls.
@@ -184,10 +181,6 @@ class RoundStrategy(PartitionedStrategy):
         self.state.in_round = True
         self.pace.timer.begin()
 
-    def shift_gradients(self, optimizer: Optimizer) -> None:
-        """Correct the drift of the gradients that ``optimizer`` is about to use."""
-        self.drift_correction.shift(optimizer)
-
     def meet(self, batches: int) -> list[Votes]:
         """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""
         self.state.seconds = self.pace.timer.end(batches)
@@ -207,18 +200,6 @@ class RoundStrategy(PartitionedStrategy):
     @property
     def is_alone(self) -> bool:
         return self.state.in_round
-
-    def _checked(self, drift: Drift | None) -> Drift | None:
-        if drift is None:
-            return None
-        check_instance("drift", drift, Drift, f"a Drift, such as Drift({self.drift_modes[0]!r}), or None")
-        drift = replace(drift, towards=drift.towards or self.drift_modes[0])
-        if drift.towards not in self.drift_modes:
-            raise ValueError(
-                f"{type(self).__name__} knows no gradient of the whole graph, so drift must not be {drift}: use "
-                'Drift("ranks"), or LLCGStrategy.'
-            )
-        return drift
 
     def _begin_fit(self, trainer: Trainer) -> None:
         refusals.check_trainer(type(self).__name__, trainer, has_layer_sync=self._layer_sync is not None)
@@ -255,9 +236,6 @@ class RoundStrategy(PartitionedStrategy):
         taken = replica_state.take_from_checkpoint(checkpoint, path)
         self.state.round_idx, self.state.batches_done = taken.round_idx, taken.batches_done
         return taken
-
-    def _go_on(self, resumed: replica_state.ReplicaState) -> None:
-        self.restore_extra_state(resumed.extra)
 
     def _round_is_over(self, batches: int) -> bool:
         return self.pace.is_over(self.state.round_idx, batches)

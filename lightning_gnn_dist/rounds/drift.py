@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.checks import check_at_least, check_choice, is_number, shown
+from lightning_gnn_dist.checks import check_at_least, check_choice, check_instance, is_number, shown
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.gradients import loss_scale, mean_gradient, trained_parameters, unrecorded, without_noise
 from lightning_gnn_dist.rounds.lightning_internals import module_of
@@ -54,6 +54,18 @@ class Drift:
         check_at_least(1, anchor_steps=self.anchor_steps)
         if not is_number(self.decay) or not 0.0 <= self.decay <= 1.0:
             raise ValueError(f"decay must lie in [0, 1] (1: the shift does not fade), got {shown(self.decay)}.")
+
+
+def resolved(drift: Drift, modes: Sequence[Towards], strategy: str) -> Drift:
+    """What a strategy that can steer towards ``modes`` makes of a drift; the first of them is its default."""
+    check_instance("drift", drift, Drift, f"a Drift, such as Drift({modes[0]!r}), or None")
+    drift = replace(drift, towards=drift.towards or modes[0])
+    if drift.towards not in modes:
+        raise ValueError(
+            f"{strategy} knows no gradient of the whole graph, so drift must not be {drift}: use "
+            'Drift("ranks"), or LLCGStrategy.'
+        )
+    return drift
 
 
 class DriftCorrection:

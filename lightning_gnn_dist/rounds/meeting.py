@@ -15,8 +15,15 @@ from torch.optim import Optimizer
 from lightning_gnn_dist.joint import HasFigures
 from lightning_gnn_dist.rounds import finite, refusals, replica_state
 from lightning_gnn_dist.rounds.averaging import Averaging, summary
+from lightning_gnn_dist.rounds.drift import DriftCorrection
 from lightning_gnn_dist.rounds.gradients import trained_parameters
-from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm, datamodule_of, module_of, set_global_step
+from lightning_gnn_dist.rounds.lightning_internals import (
+    HasModule,
+    announce_sigterm,
+    datamodule_of,
+    module_of,
+    set_global_step,
+)
 from lightning_gnn_dist.wire import collectives
 
 
@@ -43,17 +50,16 @@ class Votes(NamedTuple):
     global_step: int
 
 
-class HoldsMeetings(Protocol):
+class HoldsMeetings(HasModule, Protocol):
     """What a meeting needs of a strategy, and a strategy's callback."""
 
     state: RoundState
     averaging: Averaging
+    drift_correction: DriftCorrection
     nonfinite: str
     processors_differ: bool
     sigterm_received: bool
 
-    @property
-    def lightning_module(self) -> LightningModule | None: ...
     @property
     def global_rank(self) -> int: ...
     @property
@@ -63,7 +69,6 @@ class HoldsMeetings(Protocol):
     def begin_round(self) -> None: ...
     def meet(self, batches: int) -> list[Votes]: ...
     def end_round(self) -> None: ...
-    def shift_gradients(self, optimizer: Optimizer) -> None: ...
 
 
 class Peers:
@@ -160,7 +165,7 @@ class MeetingCallback(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         # After mixed precision has unscaled the gradients, and before they are clipped.
-        self.strategy.shift_gradients(optimizer)
+        self.strategy.drift_correction.shift(optimizer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if not trainer.is_last_batch:

@@ -90,20 +90,12 @@ def take_from_checkpoint(checkpoint: dict[str, Any], path: object = "the checkpo
     saved = _saved(checkpoint, path)
     if saved is None or "strategy" in saved:
         raise ValueError(
-            "The checkpoint was not written by a strategy of rounds, so it does not say at which round it "
-            "stood. To start from its weights, load them (Module.load_from_checkpoint(path)) and leave ckpt_path out."
-        )
-    if saved["ranks"] is None:
-        raise ValueError(
-            "The checkpoint was written inside a round (after an exception), so it holds one replica and cannot be "
-            "resumed. Resume from one written at a meeting, or start from its weights "
-            "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
+            f"The checkpoint was not written by a strategy of rounds, so it does not say which round it is of. {_OUT}"
         )
     if len(saved["ranks"]) != collectives.world_size():
         raise ValueError(
             f"The checkpoint was written by {len(saved['ranks'])} ranks, and this fit has "
-            f"{collectives.world_size()}: resume with as many, or start from its weights "
-            "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
+            f"{collectives.world_size()}: resume with as many. {_OUT}"
         )
     _check_whole_number("round_idx", saved.get("round_idx"), path)
     for state in saved["ranks"]:
@@ -124,14 +116,7 @@ def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint
         return None
     if "strategy" not in saved:
         raise ValueError(
-            "The checkpoint was written by a strategy of rounds, whose epochs are rounds and not passes. To start from "
-            "its weights, load them (Module.load_from_checkpoint(path)) and leave ckpt_path out."
-        )
-    if saved["ranks"] is None:
-        raise ValueError(
-            "The checkpoint was written after an exception, by one rank, so it does not say where the others stood and "
-            "cannot be resumed. Resume from an earlier one, or start from its weights "
-            "(Module.load_from_checkpoint(path)) and leave ckpt_path out."
+            f"The checkpoint was written by a strategy of rounds, whose epochs are rounds and not passes. {_OUT}"
         )
     if len(saved["ranks"]) != collectives.world_size():
         rank_zero_warn(
@@ -178,8 +163,12 @@ def _saved(checkpoint: dict[str, Any], path: object) -> dict[str, Any] | None:
             f"The checkpoint's state has version {saved['version']}, and this release reads up to {VERSION}: "
             "upgrade lightning_gnn_dist."
         )
-    if saved.get("ranks", ()) is not None:
-        _check_entries(saved, {"ranks": list}, path)
+    if saved.get("ranks", ()) is None:
+        raise ValueError(
+            "The checkpoint was written after an exception, by one rank, so it does not say where the others stood and "
+            f"cannot be resumed. {_OUT}"
+        )
+    _check_entries(saved, {"ranks": list}, path)
     return {**saved}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -84,8 +85,9 @@ class PartitionedStrategy(DDPStrategy):
         """What a checkpoint holds for this rank."""
         raise NotImplementedError
 
-    def _go_on(self, resumed: replica_state.ReplicaState) -> None:
-        """Take back what needs a module that trains."""
+    def restore_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what a checkpoint holds of this rank beside weights and optimizers."""
+        raise NotImplementedError
 
     # What Lightning calls.
 
@@ -111,7 +113,7 @@ class PartitionedStrategy(DDPStrategy):
         super().on_train_start()
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
-            self._go_on(resumed)
+            self.restore_extra_state(resumed.extra)
             replica_state.restore_random_state(resumed.random_state)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:

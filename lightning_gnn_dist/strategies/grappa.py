@@ -16,6 +16,7 @@ accumulation, clipping and mixed precision, and unequal numbers of seeds are put
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, ClassVar, Literal
 
@@ -219,10 +220,10 @@ class GrappaStrategy(PartitionedStrategy):
     def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.ReplicaState | None:
         return replica_state.take_of_gradients(checkpoint, path)
 
-    def _go_on(self, resumed: replica_state.ReplicaState) -> None:
+    def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         for name, buffer in self._module().named_buffers():  # DDP gave all ranks those of rank 0
-            if name in resumed.extra:  # else the module had no such buffer then
-                buffer.copy_(resumed.extra[name])
+            if name in state:  # else the module had no such buffer then
+                buffer.copy_(state[name])
 
     def _check_finite(self) -> None:
         """Collective where the sum of gradients is not finite: it is the same on all ranks, so all of them see it."""
