@@ -69,6 +69,7 @@ class Coverage:
             num_own: Over how many nodes the default prior is the mean.
         """
         check_instance("part", part, Graph, "a Graph")
+        part.check_whole()
         check_ids("degrees", degrees, "in-degrees")
         check_at_least(0, most=part.num_nodes, num_own=num_own)
         if degrees.numel() != part.num_nodes:
@@ -113,8 +114,8 @@ def coverage_mean(losses: Tensor, batch: Any) -> Tensor:
     if weights.dim() != 1 or weights.numel() < losses.numel() or not weights.is_floating_point():
         raise ValueError(f"batch.coverage must be a vector of a weight for each seed, got {shown(weights)}.")
     # On a device the host would have to wait for the answer. What the data modules put there is right.
-    if weights.device.type == "cpu" and not bool((weights >= 0).all()):
-        raise ValueError("batch.coverage must hold weights of at least 0, and some are negative or NaN.")
+    if weights.device.type == "cpu" and not bool(((weights >= 0) & weights.isfinite()).all()):
+        raise ValueError("batch.coverage must hold weights of at least 0, and some are negative, infinite or NaN.")
     batch.weighed_by_coverage = True  # a strategy tells users whose step weighs nothing
     weights = weights[: batch.batch_size].to(losses.dtype)
     if not getattr(batch, "is_filler", False):  # one of these counts for nothing, and its mean is 0

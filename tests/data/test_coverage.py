@@ -113,8 +113,9 @@ def test_arguments_are_checked(wrong: dict[str, Any]) -> None:
     [
         (torch.ones(1), "a vector of a weight for each seed"),
         (torch.ones(3, 2), "a vector of a weight for each seed"),
-        (torch.tensor([1.0, NAN, 1.0]), "negative or NaN"),
-        (torch.tensor([1.0, -0.5, 1.0]), "negative or NaN"),
+        (torch.tensor([1.0, NAN, 1.0]), "negative, infinite or NaN"),
+        (torch.tensor([1.0, float("inf"), 1.0]), "negative, infinite or NaN"),
+        (torch.tensor([1.0, -0.5, 1.0]), "negative, infinite or NaN"),
         ([1.0, 1.0, 1.0], "must be a tensor of a weight"),
     ],
 )
