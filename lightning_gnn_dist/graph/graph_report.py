@@ -45,7 +45,7 @@ class GraphReport:
         graph.check_edges()
         degrees = graph.degrees()
         ordered = degrees.sort().values
-        y = _labels(graph)
+        y = labels_of(graph)
         sent, same_label = _tally(graph, y)
         arrays = {"indices": graph.indices} | graph.node_arrays | graph.edge_arrays
         return cls(
@@ -81,7 +81,8 @@ class GraphReport:
         return "\n".join([*lines, f"split: {', '.join(splits) or 'none'}"])
 
 
-def _labels(graph: Graph) -> Tensor | None:
+def labels_of(graph: Graph) -> Tensor | None:
+    """``y``, if it is one integer per node."""
     y = graph.node_arrays.get("y")
     if y is None or y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         return None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.partition.partition_report import PartitionReport
 
 DIFFERENT = 0.15  # label skew beyond chance, in the mean over training nodes
@@ -60,10 +61,10 @@ def advise(graph: Graph, report: PartitionReport) -> Finding:
 
 def bytes_per_part(graph: Graph, report: PartitionReport) -> Tensor:
     """Bytes that every part takes in RAM: its nodes, the edges among them and their arrays, shape ``(P,)``."""
-    per_node = sum(array[:1].nbytes for array in graph.node_arrays.values())
+    per_node = bytes_per_row(graph.node_arrays)
     per_node += 8 if "n_id" not in graph.node_arrays else 0  # a part knows its nodes' ids,
     per_node += 4  # and how much of their neighbourhoods it covers
-    per_edge = 4 + sum(array[:1].nbytes for array in graph.edge_arrays.values())
+    per_edge = 4 + bytes_per_row(graph.edge_arrays)
     return report.nodes * (per_node + 8) + 8 + report.inside_edges * per_edge
 
 

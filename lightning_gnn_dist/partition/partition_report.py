@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph_report import labels_of
 from lightning_gnn_dist.partition import kernels
 
 MAX_ROWS = 64  # parts that str() lists; a partition into super-nodes can have thousands
@@ -134,8 +135,8 @@ def labels_of_parts(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[T
 
     All nodes count if there is no ``train_mask``. ``None`` if ``y`` is not one integer per node or nobody has a label.
     """
-    y, train_mask = graph.node_arrays.get("y"), _train_mask(graph)
-    if y is None or y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+    y, train_mask = labels_of(graph), _train_mask(graph)
+    if y is None:
         return None
     labelled = y >= 0 if train_mask is None else (y >= 0) & train_mask
     if not bool(labelled.any()):

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
-import numba
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
-
-
-def compiled(function: Kernel) -> Kernel:
-    """Compile with numba: kept on disk, and without the interpreter's lock."""
-    return cast(Kernel, numba.njit(cache=True, nogil=True)(function))
+from lightning_gnn_dist.partition.kernels import Array, compiled
 
 
 @compiled

@@ -33,7 +33,7 @@ from lightning_gnn_dist.graph.storage.npy import FULL, NpyFile, append, cut_back
 from lightning_gnn_dist.prepare.external_sort import ExternalSort
 from lightning_gnn_dist.prepare.files.from_arrays import INDEX_LISTS, node_tensors
 from lightning_gnn_dist.prepare.files.graph_files import GraphFiles
-from lightning_gnn_dist.prepare.files.parquet import columns_of, count_columns, count_rows, is_parquet
+from lightning_gnn_dist.prepare.files.parquet import columns_of, count_columns, count_rows
 from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph
 from lightning_gnn_dist.prepare.files.row_files import RowFiles
 from lightning_gnn_dist.prepare.files.table_files import about_headings
@@ -244,8 +244,8 @@ class Preparation:
         """The files of the source, before columns are read."""
         if self.nodes is None:
             return GraphFiles.of(self.source, self.drop)
-        columns = set(columns_of(self.nodes)) if is_parquet(self.nodes) else set()
-        check_nodes(self.nodes, columns & set(self.drop))
+        check_nodes(self.nodes)
+        columns = set(columns_of(self.nodes))
         files = GraphFiles.of(self.source, set(self.drop) - columns)
         carried = tuple(name for name in files.edges.carried if name not in self.drop)
         return replace(files, edges=replace(files.edges, carried=carried), num_nodes=count_rows(self.nodes))

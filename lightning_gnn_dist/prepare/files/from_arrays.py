@@ -129,7 +129,7 @@ def _from_arrays(arrays: Mapping[str, Column], path: Path, drop: Collection[str]
     if "edge_index" not in found:
         raise ValueError(f"{path} holds no edge_index, of shape (2, edges), but {sorted(arrays)}.")
     edge_index = found.pop("edge_index")
-    num_nodes = _num_nodes(found, edge_index, path)
+    num_nodes = _num_nodes(found, path)
     tensors = node_tensors(found, num_nodes)
     data = Data(edge_index=torch.from_numpy(np.ascontiguousarray(edge_index)), num_nodes=num_nodes, **tensors)
     return RawGraph(data.edge_index, num_nodes, *convert.arrays_of(data))
@@ -145,7 +145,7 @@ def node_tensors(found: Mapping[str, Column], num_nodes: int) -> dict[str, Tenso
     return tensors
 
 
-def _num_nodes(found: dict[str, Column], edge_index: Column, path: Path) -> int:
+def _num_nodes(found: dict[str, Column], path: Path) -> int:
     if "num_nodes" in found:
         return number_in(found.pop("num_nodes"), path)
     for name in ("x", "y", "train_mask"):

@@ -13,7 +13,6 @@ from lightning_gnn_dist.graph.storage.npy import Column, append, write_header
 from lightning_gnn_dist.prepare.files.from_arrays import ALIASES
 from lightning_gnn_dist.prepare.files.from_tables import edge_columns, id_of, node_columns
 from lightning_gnn_dist.prepare.files.parquet import columns_of, count_columns, count_rows, is_parquet, read_pieces
-from lightning_gnn_dist.prepare.files.raw import check_drop
 from lightning_gnn_dist.prepare.files.tables import Progress
 
 COPIES = 8  # of a row in memory, while it is decoded and converted
@@ -42,14 +41,13 @@ def unpack_edges(files: Sequence[Path], names: Sequence[str], folder: Path, memo
     )
 
 
-def check_nodes(nodes: Path, drop: Collection[str]) -> None:
-    """Refuse a table of nodes that is not Parquet, and names to drop that it does not have."""
+def check_nodes(nodes: Path) -> None:
+    """Refuse a table of nodes that is not Parquet."""
     if not is_parquet(nodes):
         raise ValueError(
             f"Out of core, a table of nodes is read from Parquet alone, and {nodes} is none: write it as .parquet, or "
             "number the nodes 0, 1, 2, ... and give y.npy, x.npy, ..."
         )
-    check_drop(drop, columns_of(nodes), nodes)
 
 
 def _unpack(
