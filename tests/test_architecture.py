@@ -36,6 +36,7 @@ KNOWS_NO_BATCH = "engine"  # neither PyG nor Lightning
 MAX_MODULES = 16  # of a folder
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
+MAX_ARGUMENTS = 12  # of a constructor
 
 Rule = Callable[[Path], Iterator[str]]
 
@@ -129,6 +130,14 @@ def files_and_functions_stay_small(package: Path) -> Iterator[str]:
                     yield f"{path.name}: {node.name} has {lines} lines, more than {MAX_FUNCTION_LINES}"
 
 
+def constructors_take_few_arguments(package: Path) -> Iterator[str]:
+    for path in modules(package):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef) and (count := num_arguments(node)) > MAX_ARGUMENTS:
+                too_many = f"{path.name}: {node.name} takes {count} arguments, more than {MAX_ARGUMENTS}"
+                yield f"{too_many}: make one value of what belongs together"
+
+
 RULES: list[Rule] = [
     imports_follow_the_line,
     the_listing_stays_short,
@@ -140,6 +149,7 @@ RULES: list[Rule] = [
     nobody_prints,
     every_module_says_what_it_is,
     files_and_functions_stay_small,
+    constructors_take_few_arguments,
 ]
 
 
@@ -150,6 +160,19 @@ def modules(package: Path) -> list[Path]:
 def part(path: Path, package: Path) -> str:
     """The folder that a file belongs to: `graph` for graph/store.py, `checks` for checks.py."""
     return path.relative_to(package).with_suffix("").parts[0]
+
+
+def num_arguments(node: ast.ClassDef) -> int:
+    """Of a class's own constructor without ``self``: that of a dataclass takes its fields."""
+    count = 0
+    is_dataclass = any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            count = len(item.args.posonlyargs + item.args.args + item.args.kwonlyargs) - 1
+        elif is_dataclass and isinstance(item, ast.AnnAssign):
+            is_field = "ClassVar" not in ast.unparse(item.annotation)
+            count += is_field and (item.value is None or "init=False" not in ast.unparse(item.value))
+    return count
 
 
 @cache
@@ -271,6 +294,20 @@ BAD_TREES: list[tuple[Rule, str, dict[str, str]]] = [
         files_and_functions_stay_small,
         "rounds.py: f has 61 lines",
         {"rounds.py": "def f():\n" + "    1\n" * 60},
+    ),
+    (
+        constructors_take_few_arguments,
+        "base.py: Base takes 13 arguments, more than 12",
+        {"rounds/base.py": f"class Base:\n    def __init__(self, a, *, {', '.join(f'b{n}' for n in range(12))}): 0"},
+    ),
+    (
+        constructors_take_few_arguments,
+        "plan.py: Plan takes 13 arguments, more than 12",
+        {
+            "data/plan.py": "@dataclass(frozen=True)\nclass Plan:\n"
+            + "".join(f"    a{n}: int = {n}\n" for n in range(13))
+            + "    known: ClassVar[int] = 1\n    held: dict = field(default_factory=dict, init=False)\n"
+        },
     ),
 ]
 

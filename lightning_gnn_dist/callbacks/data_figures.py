@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_gnn_dist.joint import HasFigures
+
 
 class DataFigures(Callback):
     """Logs the data module's figures after every epoch: ``data/waited_share``, ``data/waited_seconds``, ...
@@ -13,6 +15,6 @@ class DataFigures(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         data = trainer.datamodule  # type: ignore[attr-defined]
-        if not hasattr(data, "figures"):
+        if not isinstance(data, HasFigures):
             raise TypeError(f"DataFigures logs what a PartitionedDataModule measures, and the fit has {data!r}.")
         pl_module.log_dict(data.figures, sync_dist=True, rank_zero_only=True)

@@ -28,7 +28,7 @@ class Boundary(ABC):
 
 @dataclass(frozen=True)
 class Isolated(Boundary):
-    """They send nothing: the edges that leave a part are left out."""
+    """Senders outside a part send nothing: the edges that leave it are left out."""
 
     def leaves(self, graph: Graph, residents: Tensor, indptr: Tensor, senders: Tensor, seed: int) -> Tensor:
         return residents[:0]
@@ -36,7 +36,7 @@ class Isolated(Boundary):
 
 @dataclass(frozen=True)
 class Fetch(Boundary):
-    """They are fetched for every batch, as if each rank could have all features.
+    """Senders outside a part are fetched for every batch, as if each rank could have all features.
 
     Batches are sampled around the part's training nodes in the whole graph. With DDP that is a baseline (the LLCG
     paper's GGS) and no way to save memory; on shards it is what distributed samplers do, and every step then waits for
@@ -49,7 +49,7 @@ class Fetch(Boundary):
 
 @dataclass(frozen=True)
 class Halo(Boundary):
-    """They come along as leaves: they send and receive nothing.
+    """Senders outside a part come along as leaves: they send and receive nothing.
 
     With all of them every node sees its whole neighbourhood, one hop far. For chunks drawn at random that is nearly
     the whole graph on every rank, hence the two limits.

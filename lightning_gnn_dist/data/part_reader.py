@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.data.boundary import Boundary, Halo
+from lightning_gnn_dist.data.boundary import Boundary, Fetch, Isolated
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.graph.convert import index_dtype
@@ -87,7 +87,7 @@ class PartReader:
         del own, others  # lists of nodes are as long as the part
         if self.holding.extra_nodes:
             residents = torch.cat([residents, self.holding.extra(residents, self.partition, self.rank, self.seed)])
-        if not isinstance(self.boundary, Halo) and residency.sweep(self.world_size) == 1:
+        if isinstance(self.boundary, Isolated | Fetch) and residency.sweep(self.world_size) == 1:
             part, rows, num_bytes = _read_once(graph, residents)
         else:
             part, rows, num_bytes = self._read_new(graph, residents, previous)

@@ -1,12 +1,18 @@
-"""Ways to treat a boundary: what cannot be meant is refused, and equal ones are equal."""
+"""Ways to treat a boundary: what cannot be meant is refused, and anybody can write another."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from torch import Tensor
 
-from lightning_gnn_dist.data.boundary import Halo
+from lightning_gnn_dist.data.boundary import Boundary, Halo, Isolated
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.random import RandomPartitioner
 
 
 @pytest.mark.parametrize(
@@ -22,3 +28,21 @@ from lightning_gnn_dist.data.boundary import Halo
 def test_a_halo_that_cannot_be_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Halo(**wrong)
+
+
+@dataclass(frozen=True)
+class Nearest(Boundary):
+    """One leaf, as somebody else might write it."""
+
+    def leaves(self, graph: Graph, residents: Tensor, indptr: Tensor, senders: Tensor, seed: int) -> Tensor:
+        return graph.halo(residents)[:1]
+
+
+def test_a_boundary_of_ones_own_is_asked_for_its_leaves() -> None:
+    graph = communities(100, 2, num_features=2)
+    plain, leafed = (
+        PartitionedDataModule(graph, partitioner=RandomPartitioner(), boundary=boundary).part(0, 2)
+        for boundary in (Isolated(), Nearest())
+    )
+    assert leafed.num_nodes == plain.num_nodes + 1
+    assert leafed.degrees()[-1] == 0

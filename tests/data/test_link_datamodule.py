@@ -103,6 +103,22 @@ def test_ranks_are_asked_for_every_edge_inside_their_part_once_a_pass() -> None:
     assert differs(results[0].state, results[1].state) == 0.0
 
 
+def test_random_nodes_of_other_parts_send_and_are_never_asked_for() -> None:
+    split = small_split()
+    plain, larger = module_of(split), module_of(split, holding=Holding(extra_nodes=0.5))
+    own, part = set(plain.part(0, 2).node_arrays["n_id"].tolist()), larger.part(0, 2)
+    others = set(part.node_arrays["n_id"].tolist()) - own
+    assert len(others) == round(0.5 * len(own))
+    asked, senders = Counter[bool](), set()
+    for batch in larger._batches_of(part, 3, 0, 0, 2):
+        ends = batch.n_id[batch.edge_label_index]
+        assert own.issuperset(ends.flatten().tolist())
+        asked.update(batch.edge_label.bool().tolist())
+        senders |= set(batch.n_id.tolist())
+    expected = sum(int(batch.edge_label.sum()) for batch in plain._batches_of(plain.part(0, 2), 3, 0, 0, 2))
+    assert asked[True] == expected and senders & others
+
+
 def test_held_edges_are_shared_without_overlap_and_ranked_as_by_one_process() -> None:
     split = small_split()
     results = run_ranks(train, 3, LocalSGDStrategy(**PATIENCE), split, {"evaluation": Evaluation(batch_size=7)})
