@@ -23,14 +23,7 @@ class HoldsShards(Protocol):
         """The folder of this host's shards."""
 
 
-class DrawsHops(Protocol):
-    """A sampler, as far as strategies look at it."""
-
-    @property
-    def num_hops(self) -> int:
-        """As many as the model has layers."""
-
-
+@runtime_checkable
 class GivesCorrections(Protocol):
     """A data module with batches of the whole graph."""
 
@@ -40,23 +33,12 @@ class GivesCorrections(Protocol):
         """Batches ``start`` to ``stop`` of a round: this rank's slices of them, or all of each."""
 
 
+@runtime_checkable
 class GivesAnchors(Protocol):
     """A data module with a pass over the rank's part, or over the graph, whose gradient anchors a round."""
 
     def anchor_batches(self, round_idx: int, *, of: Scope = "part", start: int | None = None) -> Iterator[Any]:
         """The pass of a round that begins after ``start`` training batches."""
-
-
-class HasSamplers(Protocol):
-    """A data module that says what it draws with, so that a strategy may refuse it before it starts."""
-
-    @property
-    def sampler(self) -> DrawsHops:
-        """Draws training batches."""
-
-    @property
-    def correction_sampler(self) -> DrawsHops | None:
-        """Draws batches of the whole graph. None: as training batches."""
 
 
 @runtime_checkable
@@ -108,5 +90,5 @@ class CountsSeeds(Protocol):
         """For how many ranks it was made."""
 
 
-class ForStrategies(GivesCorrections, GivesAnchors, HasSamplers, HasFigures, HasFingerprint, Protocol):
+class ForStrategies(GivesCorrections, GivesAnchors, HasFigures, HasFingerprint, Protocol):
     """What every data module of this package offers."""

@@ -77,11 +77,6 @@ class GraphDataModule(LightningDataModule, ABC):
     def num_nodes(self) -> int:
         """Nodes of the whole graph."""
 
-    @property
-    def correction_sampler(self) -> Sampler | None:
-        """Draws batches of the whole graph. None: the same as training batches."""
-        return self.global_batching.sampler
-
     @abstractmethod
     def _title(self) -> str:
         """What is read, as ``repr`` shows it."""

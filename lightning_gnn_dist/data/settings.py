@@ -83,12 +83,13 @@ class BatchSettings:
         self._check_hops()
 
     def _check_hops(self) -> None:
-        ours, other = self.of_parts(), self.evaluation.sampler
-        if other is not None and other.num_hops != ours.num_hops:
-            raise ValueError(
-                f"evaluation samples {other.num_hops} hops and sampler {ours.num_hops}, and one model takes batches of "
-                "both: give them as many hops as the model has layers."
-            )
+        ours = self.of_parts().num_hops
+        for name, other in (("evaluation", self.evaluation.sampler), ("global_batching", self.global_batching.sampler)):
+            if other is not None and other.num_hops != ours:
+                raise ValueError(
+                    f"{name} samples {other.num_hops} hops and sampler {ours}, and one model takes batches of both: "
+                    "draw as many hops as the model has layers."
+                )
 
     def of_parts(self) -> Sampler:
         """How training batches are sampled."""

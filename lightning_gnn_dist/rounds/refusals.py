@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Tim
 from torch import nn
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.joint import CountsSeeds, GivesAnchors, GivesCorrections, HasDigests, HasSamplers
+from lightning_gnn_dist.joint import CountsSeeds, GivesAnchors, GivesCorrections, HasDigests
 from lightning_gnn_dist.rounds.gradients import has_own_step
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
 from lightning_gnn_dist.wire import collectives
@@ -271,18 +271,6 @@ def _lacking(name: str, data: object, what: str) -> ValueError:
         f"{what} needs a data module with {name}(round_idx), as PartitionedDataModule has; this fit has "
         f"{type(data).__name__}: use trainer.fit(model, PartitionedDataModule(...))."
     )
-
-
-def check_hops(trainer: Trainer) -> None:
-    """One model is fed by both samplers."""
-    data: HasSamplers = datamodule_of(trainer)
-    with suppress(AttributeError):  # of another's, which does not say
-        own, other = data.sampler.num_hops, data.correction_sampler and data.correction_sampler.num_hops
-        if other is not None and own != other:
-            raise ValueError(
-                f"Corrections draw {other} hops and local steps {own}, and one model takes the batches of both: give "
-                f"both samplers as many hops as the model has layers, as in NeighborSampler({[-1] * own})."
-            )
 
 
 def require_step(module: Any) -> None:

@@ -172,7 +172,6 @@ class LLCGStrategy(RoundStrategy):
         if self._what_needs_global_batches:
             refusals.require_corrections(trainer, self._what_needs_global_batches)
             refusals.require_step(self._module())
-            refusals.check_hops(trainer)
         self._others_wait = False
         super()._begin_fit(trainer)
 

@@ -51,6 +51,11 @@ def test_held_edges_are_judged_by_the_neighbours_that_are_drawn() -> None:
     ("options", "error", "message"),
     [
         ({"evaluation": Evaluation(sampler=NeighborSampler([3]))}, ValueError, "evaluation samples 1 hops and sampler"),
+        (
+            {"global_batching": GlobalBatching(sampler=NeighborSampler([3]))},
+            ValueError,
+            "global_batching samples 1",
+        ),
         ({"evaluation": {"batch_size": 3}}, TypeError, r"evaluation must be an object such as Evaluation\("),
         ({"loading": 8}, TypeError, r"loading must be an object such as Loading\(bulk_size=8\), got 8"),
         ({"global_batching": Evaluation()}, TypeError, "global_batching must be an object"),

@@ -274,14 +274,6 @@ def test_the_setting_that_needs_the_graph_is_named() -> None:
         fit_without_the_graph(LLCGStrategy(correction_steps=0, drift=None, buffers="global"))
 
 
-def test_a_correction_feeds_as_many_layers_as_a_local_step() -> None:
-    data = data_module(global_batching=GlobalBatching(sampler=NeighborSampler([-1, -1, -1])))
-    with pytest.raises(
-        ValueError, match=r"Corrections draw 3 hops and local steps 2, .* as in NeighborSampler\(\[-1, -1\]\)"
-    ):
-        fit(LLCGStrategy(**PATIENCE), model(), data, 1)
-
-
 def fit_without_the_graph(strategy: Any) -> None:
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, strategy=strategy, logger=False, max_epochs=1, enable_checkpointing=False
