@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_gnn_dist.batches.placement import SampleOn
-from lightning_gnn_dist.checks import check_at_least, check_choice, check_true_or_false
+from lightning_gnn_dist.checks import check_at_least, check_choice, check_true_or_false, make_plain
 
 MAX_THREADS = 1024
 MAX_BULK = 1 << 20  # batches that are made together
@@ -41,3 +41,4 @@ class Loading:
         check_at_least(0, most=MAX_THREADS, num_threads=self.num_threads)
         check_true_or_false(widen=self.widen, check_values=self.check_values)
         check_choice("sample_on", self.sample_on, SampleOn)
+        make_plain(self)

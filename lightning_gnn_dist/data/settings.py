@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import check_sample_on
-from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given, check_instance, check_seed
+from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given, check_instance, check_seed, make_plain
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -30,6 +30,7 @@ class Evaluation:
         check_at_least_if_given(1, batch_size=self.batch_size)
         if self.sampler is not None:
             check_instance("sampler", self.sampler, NeighborSampler, "an object such as NeighborSampler([50, 50])")
+        make_plain(self)
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class GlobalBatching:
     def __post_init__(self) -> None:
         check_at_least_if_given(1, batch_size=self.batch_size)
         _check_sampler(self.sampler)
+        make_plain(self)
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class BatchSettings:
         check_instance("global_batching", self.global_batching, GlobalBatching, example)
         check_sample_on(self.loading.sample_on, self.of_parts(), self.global_batching.sampler)
         self._check_hops()
+        make_plain(self)
 
     def _check_hops(self) -> None:
         ours = self.of_parts().num_hops

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_choice, check_instance
 from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.launchers import FunctionLauncher, Launch, ScriptLauncher
 from lightning_gnn_dist.rounds.lightning_internals import (
+    announce_sigterm,
     give_back_sigterm,
     join_process_group,
     module_of,
@@ -115,6 +119,16 @@ class PartitionedStrategy(DDPStrategy):
         if resumed is not None:
             self.restore_extra_state(resumed.extra)
             replica_state.restore_random_state(resumed.random_state)
+
+    def on_train_end(self) -> None:
+        """Leave for a SIGTERM that came after the last vote: nothing that follows the fit would hear of it."""
+        super().on_train_end()
+        told = torch.tensor([float(self.sigterm_received)], device=self.root_device)
+        collectives.sum_(told)
+        if told.item():
+            rank_zero_info("SIGTERM: stopping after the fit.")
+            announce_sigterm(self._module().trainer)
+            raise SIGTERMException
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         # Trainer.save_checkpoint() runs on all ranks, so all of them are here: but after an exception.

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from lightning_gnn_dist.rounds.clock import EveryPass, EverySteps
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, batches, fit
 from tests.strategies.round_fitting import local_sgd
+from tests.strategies.weighted_fitting import grappa
 
 
 def stop_alone(rank: int, world_size: int, where: str) -> tuple[int, int]:
@@ -53,9 +57,6 @@ def test_early_stopping_stops_all_ranks_after_the_same_round() -> None:
 
 
 def preempted(rank: int, world_size: int, folder: str) -> tuple[int, bool]:
-    import os
-    import signal
-
     class Preempt(Net):
         def training_step(self, batch: list[Tensor]) -> Tensor:
             if rank == 1 and self.global_step == 5:
@@ -84,6 +85,22 @@ def test_sigterm_on_one_rank_ends_all_at_the_meeting(tmp_path: Path) -> None:
     results = run_ranks(preempted, 2, str(tmp_path))
     assert [steps for steps, _ in results] == [8, 8]
     assert list(tmp_path.glob("*.ckpt"))
+
+
+def preempted_at_the_end(rank: int, world_size: int, strategy: Any) -> bool:
+    class Preempt(Net):
+        def on_train_end(self) -> None:
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SIGTERMException):
+        fit(rank, strategy, Preempt(), devices=world_size)
+    return True
+
+
+@pytest.mark.parametrize("strategy", [local_sgd(EverySteps(4)), grappa()], ids=["rounds", "gradients"])
+def test_sigterm_after_the_last_vote_ends_all_after_the_fit(strategy: Any) -> None:
+    assert run_ranks(preempted_at_the_end, 2, strategy) == [True, True]
 
 
 def fit_twice_then_test(rank: int, world_size: int) -> tuple[int, list[float]]:
