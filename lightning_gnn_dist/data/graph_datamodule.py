@@ -6,6 +6,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,7 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader, batches_of_ranks
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.checks import (
     check_at_least,
@@ -228,7 +230,8 @@ class GraphDataModule(LightningDataModule, ABC):
         """The training batches of a part."""
         seeds, source = self._seeds_and_source(part, rank, num_ranks)
         seed = seed * num_ranks + rank  # replicas differ in what they draw
-        return self._loader(source, seeds, num_batches, seed, in_background=in_background)
+        loading = self.loading if in_background else replace(self.loading, bulk_size=1, num_threads=0)
+        return self._loader(source, seeds, num_batches, seed, loading)
 
     def _global_batches(self) -> GlobalBatches:
         if self._whole is None:
@@ -258,10 +261,10 @@ class GraphDataModule(LightningDataModule, ABC):
             raise ValueError(f"{whose}, but {world_size} ranks share the evaluation: each needs one at least.")
         share = seeds.tensor_split(world_size)[self._eval_place()]
         num_batches = batches_of_ranks(count, world_size, self.evaluation.batch_size or self.batch_size)
-        loading = self.loading
-        bulk_size = loading.bulk_size if loading.sample_on == "cpu" else 1  # full neighbourhoods are large for a device
-        source = self._whole_source(sampler, num_ids)
-        loader = self._loader(source, share, num_batches, self.seed, shuffle=False, bulk_size=bulk_size)
+        loading, source = self.loading, self._whole_source(sampler, num_ids)
+        if loading.sample_on != "cpu":
+            loading = replace(loading, bulk_size=1)  # full neighbourhoods are large for a device
+        loader = self._loader(source, share, num_batches, self.seed, loading, shuffle=False)
         self._loaders.append(loader)
         return loader
 
@@ -271,15 +274,7 @@ class GraphDataModule(LightningDataModule, ABC):
             self._is_told = True
 
     def _loader(
-        self,
-        source: BatchSource,
-        seeds: Tensor,
-        num_batches: int,
-        seed: int,
-        *,
-        shuffle: bool = True,
-        bulk_size: int | None = None,
-        in_background: bool = True,
+        self, source: BatchSource, seeds: Tensor, num_batches: int, seed: int, loading: Loading, *, shuffle: bool = True
     ) -> BatchLoader:
         return BatchLoader(
             source,
@@ -287,8 +282,8 @@ class GraphDataModule(LightningDataModule, ABC):
             num_batches,
             seed=seed,
             shuffle=shuffle,
-            bulk_size=(bulk_size or self.loading.bulk_size) if in_background else 1,
-            num_threads=self.loading.num_threads if in_background else 0,
+            bulk_size=loading.bulk_size,
+            num_threads=loading.num_threads,
             num_ranks=self._world_size(),
         )
 
