@@ -21,7 +21,6 @@ class HoldsShards(Protocol):
     @property
     def shards_path(self) -> Path:
         """The folder of this host's shards."""
-        ...
 
 
 class DrawsHops(Protocol):
@@ -30,10 +29,8 @@ class DrawsHops(Protocol):
     @property
     def num_hops(self) -> int:
         """As many as the model has layers."""
-        ...
 
 
-@runtime_checkable
 class GivesCorrections(Protocol):
     """A data module with batches of the whole graph."""
 
@@ -41,16 +38,13 @@ class GivesCorrections(Protocol):
         self, round_idx: int, *, sliced: bool = True, start: int = 0, stop: int | None = None
     ) -> Iterator[Any]:
         """Batches ``start`` to ``stop`` of a round: this rank's slices of them, or all of each."""
-        ...
 
 
-@runtime_checkable
 class GivesAnchors(Protocol):
     """A data module with a pass over the rank's part, or over the graph, whose gradient anchors a round."""
 
     def anchor_batches(self, round_idx: int, *, of: Scope = "part", start: int | None = None) -> Iterator[Any]:
         """The pass of a round that begins after ``start`` training batches."""
-        ...
 
 
 class HasSamplers(Protocol):
@@ -59,12 +53,10 @@ class HasSamplers(Protocol):
     @property
     def sampler(self) -> DrawsHops:
         """Draws training batches."""
-        ...
 
     @property
     def correction_sampler(self) -> DrawsHops | None:
         """Draws batches of the whole graph. None: as training batches."""
-        ...
 
 
 @runtime_checkable
@@ -74,7 +66,6 @@ class HasFigures(Protocol):
     @property
     def figures(self) -> dict[str, float]:
         """What to log, by name."""
-        ...
 
 
 class HasFingerprint(Protocol):
@@ -83,7 +74,6 @@ class HasFingerprint(Protocol):
     @property
     def fingerprint(self) -> str:
         """Hexadecimal digits of the graph."""
-        ...
 
 
 class HasDigests(HasFingerprint, Protocol):
@@ -92,7 +82,6 @@ class HasDigests(HasFingerprint, Protocol):
     @property
     def digests(self) -> dict[str, Any]:
         """``arrays`` and ``parts``, hexadecimal digits; ``values``, two numbers that may differ in their last bits."""
-        ...
 
 
 class HasParts(Protocol):
@@ -101,12 +90,10 @@ class HasParts(Protocol):
     @property
     def partitioner(self) -> object:
         """How it does."""
-        ...
 
     @property
     def uncovered(self) -> tuple[int, int]:
         """Seeds of the running part that have weight 0, and all of them, where each node has a weight."""
-        ...
 
 
 class CountsSeeds(Protocol):
@@ -115,12 +102,10 @@ class CountsSeeds(Protocol):
     @property
     def num_seeds(self) -> int:
         """What the rank learns from."""
-        ...
 
     @property
     def num_ranks(self) -> int:
         """For how many ranks it was made."""
-        ...
 
 
 class ForStrategies(GivesCorrections, GivesAnchors, HasSamplers, HasFigures, HasFingerprint, Protocol):
