@@ -23,7 +23,6 @@ class HoldsShards(Protocol):
         """The folder of this host's shards."""
 
 
-@runtime_checkable
 class GivesCorrections(Protocol):
     """A data module with batches of the whole graph."""
 
@@ -33,7 +32,6 @@ class GivesCorrections(Protocol):
         """Batches ``start`` to ``stop`` of a round: this rank's slices of them, or all of each."""
 
 
-@runtime_checkable
 class GivesAnchors(Protocol):
     """A data module with a pass over the rank's part, or over the graph, whose gradient anchors a round."""
 

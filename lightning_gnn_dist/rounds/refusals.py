@@ -252,25 +252,24 @@ def require_num_seeds(loader: CountsSeeds) -> int:
 
 def require_corrections(trainer: Trainer, what: str) -> GivesCorrections:
     """The data module, which must give batches of the whole graph."""
-    data = datamodule_of(trainer)
-    if not isinstance(data, GivesCorrections):
-        raise _lacking("correction_batches", data, what)
+    data: GivesCorrections = _having(trainer, "correction_batches", what)
     return data
 
 
 def require_anchors(trainer: Trainer, what: str) -> GivesAnchors:
     """The data module, which must give batches of the rank's part for gradients outside the loop."""
-    data = datamodule_of(trainer)
-    if not isinstance(data, GivesAnchors):
-        raise _lacking("anchor_batches", data, what)
+    data: GivesAnchors = _having(trainer, "anchor_batches", what)
     return data
 
 
-def _lacking(name: str, data: object, what: str) -> ValueError:
-    return ValueError(
-        f"{what} needs a data module with {name}(round_idx), as PartitionedDataModule has; this fit has "
-        f"{type(data).__name__}: use trainer.fit(model, PartitionedDataModule(...))."
-    )
+def _having(trainer: Trainer, name: str, what: str) -> Any:
+    data = datamodule_of(trainer)
+    if not hasattr(data, name):
+        raise ValueError(
+            f"{what} needs a data module with {name}(round_idx), as PartitionedDataModule has; this fit has "
+            f"{type(data).__name__}: use trainer.fit(model, PartitionedDataModule(...))."
+        )
+    return data
 
 
 def require_step(module: Any) -> None:

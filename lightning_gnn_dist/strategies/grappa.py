@@ -67,7 +67,7 @@ class GrappaStrategy(PartitionedStrategy):
     one rank has a gradient of zero there. One that had none on any rank is refused, unless
     ``find_unused_parameters=True``: it then keeps no gradient at all, and the optimizer leaves it alone.
 
-    What ranks hold, and how weights come about, is the data module's business: ``residency``, ``halo`` and
+    What ranks hold, and how weights come about, is the data module's business: ``holding``, ``boundary`` and
     ``coverage`` of :class:`PartitionedDataModule`. A ``training_step`` that returns a mean over seeds is weighed batch
     by batch; one that returns :func:`coverage_mean` of its seeds' losses node by node.
 

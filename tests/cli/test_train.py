@@ -267,11 +267,6 @@ def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
         ("--data.graph=nowhere", "error: nowhere is not a saved graph: it has no meta.json."),
         ("--data.batch_size=0", "error: batch_size must be an integer of at least 1, got 0."),
         ("--trainer.strategy.correction_steps=-1", "error: correction_steps must be "),
-        (
-            "--trainer.strategy.drift.decay=1.5",
-            "error: trainer.strategy.drift.decay must lie in [0, 1] (1: the shift does not fade), got 1.5.",
-        ),
-        ("--trainer.strategy.launch.backend=x", 'error: trainer.strategy.launch.backend must be "gloo", "nccl" or '),
     ],
 )
 def test_what_the_package_refuses_is_said_in_one_line(

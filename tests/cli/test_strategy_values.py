@@ -1,0 +1,34 @@
+"""Settings of strategies that are values, from the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_gnn_dist.cli.main import main
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("drift.decay=1.5", "decay must lie in [0, 1] (1: the shift does not fade), got 1.5."),
+        ("drift.anchor_steps=0", "anchor_steps must be an integer of at least 1, got 0."),
+        ("launch.backend=x", "None for what fits the device, got 'x'."),
+        ("launch.start_timeout=0:00:00", "start_timeout must be longer than nothing, got 0:00:00, "),
+    ],
+)
+def test_what_a_value_refuses_is_said_in_one_line(
+    option: str, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    given = ["--config=configs/llcg.yaml", f"--trainer.strategy.{option}"]
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "fit", *given])
+    with pytest.raises(SystemExit):
+        main()
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"error: trainer.strategy.{option.partition('=')[0]}") and reason in last
