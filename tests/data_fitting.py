@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from datetime import timedelta
 from typing import Any
 
 import lightning.pytorch as pl
@@ -14,11 +13,9 @@ from torch_geometric.data import Data
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.every_strategy import PATIENCE
 from tests.sage import SAGE
-
-PATIENCE = {"launch": Launch(timeout=timedelta(seconds=30))}
 
 
 def small_graph() -> Graph:

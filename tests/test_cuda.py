@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,30 +25,23 @@ from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
+from tests.every_strategy import PATIENCE, every_strategy
 from tests.link_model import LinkSAGE
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 
 DEVICES = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
-PATIENCE = {"launch": Launch(timeout=timedelta(seconds=30))}
 pytestmark = pytest.mark.filterwarnings("ignore:You have overridden `on_before_batch_transfer`:UserWarning")
 STRATEGIES = {
     "single": lambda: "auto",
     "ddp": lambda: DDPStrategy(timeout=PATIENCE["launch"].timeout),
-    "local_sgd": lambda: LocalSGDStrategy(EverySteps(3), **PATIENCE),
-    "llcg": lambda: LLCGStrategy(EverySteps(3), drift=Drift("global"), **PATIENCE),
-    "tma": lambda: TMAStrategy(EverySteps(3), **PATIENCE),
-    "grappa": lambda: GrappaStrategy(**PATIENCE),
+    **every_strategy(),
 }
 
 

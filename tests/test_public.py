@@ -8,7 +8,7 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from packaging.requirements import Requirement
 
 import lightning_gnn_dist
@@ -16,6 +16,7 @@ from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.every_strategy import every_strategy
 
 
 def test_every_public_name_exists_and_is_documented() -> None:
@@ -32,6 +33,13 @@ def test_a_short_name_gives_the_strategy_with_its_defaults(name: str, strategy: 
     trainer = pl.Trainer(accelerator="cpu", devices=1, strategy=name, logger=False, enable_checkpointing=False)
     assert type(trainer.strategy) is strategy
     assert getattr(trainer.strategy, "drift", None) == (Drift("global") if name == "llcg" else None)
+
+
+def test_the_list_for_tests_has_every_strategy() -> None:
+    ours = {
+        name for name in StrategyRegistry if StrategyRegistry[name]["strategy"].__module__.startswith("lightning_gnn")
+    }
+    assert ours == every_strategy().keys()
 
 
 def test_no_release_of_lightning_that_runs_foreign_code_is_allowed() -> None:

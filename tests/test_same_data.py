@@ -17,11 +17,8 @@ from lightning_gnn_dist.data.residency import Holding, Redeal
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from tests.data_fitting import PATIENCE, model, trainer
+from tests.data_fitting import model, trainer
+from tests.every_strategy import every_strategy
 from tests.ranks import run_ranks
 
 
@@ -34,11 +31,8 @@ class Undecided:
         return Partition(torch.randint(num_parts, (graph.num_nodes,), generator=generator).int(), num_parts)
 
 
-STRATEGIES: dict[str, Any] = {
-    "local_sgd": lambda: LocalSGDStrategy(EverySteps(3), **PATIENCE),
-    "llcg": lambda: LLCGStrategy(EverySteps(3), **PATIENCE),
-    "grappa": lambda: GrappaStrategy(**PATIENCE),
-}
+STRATEGIES = every_strategy()
+MORE = [name for name in STRATEGIES if name != "local_sgd"]
 OTHERS = {
     "edges": r"Ranks \[1\] have another graph than rank 0",
     "mask": r"Ranks \[1\] have another graph than rank 0",
@@ -54,7 +48,10 @@ OTHERS = {
 def different_data(rank: int, world_size: int, folder: Path) -> dict[tuple[str, str], str]:
     """What each strategy says to ranks that have not the same."""
     said = {}
-    for what, strategy in [*((what, "local_sgd") for what in OTHERS), *product(("y", "partition"), ("llcg", "grappa"))]:
+    for what, strategy in [
+        *((what, "local_sgd") for what in OTHERS),
+        *product(("y", "partition"), [name for name in STRATEGIES if name != "local_sgd"]),
+    ]:
         graph = communities(600, 4, num_features=12, train_share=0.15, seed=3 + rank * (what == "edges"))
         options: dict[str, Any] = {"cache_dir": folder / f"{what}{rank}"}
         if what == "mask":

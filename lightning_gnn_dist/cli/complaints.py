@@ -21,6 +21,8 @@ GROUP = re.compile(r"(?:Group '|unrecognized arguments: --)([\w.]+)(?:' does not
 CLASS = re.compile(r"Problem with given class_path '(?:[^']+\.)?(\w+)':\s+Option '(\w+)' is not accepted")
 EXPECTED = re.compile(r"(?:Expected an?|does not implement protocol) (?!path but|dot import)((?:(?!\. Got value).)+)")
 ADVICE = re.compile(r"^ *((?:There is no|A class is named) .*)", re.MULTILINE)
+NAMED = re.compile(r"Subtypes: \[(<class '[^']+'>)(?=[^]]*\]\n(?:.*\n)*?.*Expected a dot import)")
+OF_TYPE = re.compile(r"Not of type .*")
 GOT = re.compile(r"(?:Got|Given) value: (.*)")
 TYPES = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "NoneType": "null"}
 PLAIN = (str, int, float, bool, type(None))
@@ -44,8 +46,11 @@ def in_one_line(message: str, way_out: str | None) -> str | None:
         return f"{path}: {way_out}"
     if found := CLASS.search(meant):
         return f"{path}: {found[1]} takes no {found[2]!r}: name the class that does, by class_path and init_args."
-    kinds, got = dict.fromkeys(map(_named, EXPECTED.findall(meant))), GOT.findall(meant)
-    return f"{path} must be {' or '.join(kinds)}, got {got[-1]}." if kinds and got else None
+    last = KEY.split(meant)[-1]  # before it stands what else would do in the place of the whole
+    if found := OF_TYPE.search(last):
+        return f"{path}: {found[0]}."
+    kinds, got = dict.fromkeys(map(_named, [*NAMED.findall(last), *EXPECTED.findall(last)])), GOT.findall(last)
+    return f"{path} must be {' or '.join(kinds)}, got {got[0]}." if kinds and got else None
 
 
 def _first_tried(lines: list[str]) -> Iterator[str]:

@@ -22,23 +22,17 @@ from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.settings import Evaluation
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
+from lightning_gnn_dist.rounds.clock import EverySeconds
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
+from tests.every_strategy import every_strategy
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-STRATEGIES = {
-    "local_sgd": lambda: LocalSGDStrategy(EverySteps(5)),
-    "llcg": lambda: LLCGStrategy(EverySteps(5)),
-    "tma": lambda: TMAStrategy(EverySteps(5), weights="steps"),
-    "grappa": lambda: GrappaStrategy(),
-}
+STRATEGIES = every_strategy(5)
 BY_TIME = {
     "tma by time": lambda: TMAStrategy(EverySeconds(0.3)),
     "llcg by time": lambda: LLCGStrategy(EverySeconds(0.3)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from lightning_gnn_dist.data.residency import Holding, Rotate
 from lightning_gnn_dist.data.settings import Evaluation
 
 GRAPH = {"graph": {"class_path": "lightning_gnn_dist.communities", "init_args": {"num_nodes": 60}}}
+
+
+@pytest.fixture(autouse=True)
+def without_arguments_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist"])  # LightningCLI warns of arguments beside its own
 
 
 def start(data: dict[str, Any], folder: Path, *options: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,6 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
-from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -35,11 +33,11 @@ from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
 from tests.data_fitting import trainer
+from tests.every_strategy import PATIENCE
 from tests.link_model import LinkSAGE, Targets, held
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of
 
-PATIENCE = {"launch": Launch(timeout=timedelta(seconds=30))}
 NODES, FEATURES = 240, 8
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import lightning.pytorch as pl
@@ -14,12 +13,9 @@ from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.settings import Evaluation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from tests.data_fitting import trainer
 from tests.sage import SAGE
-
-PATIENCE = {"launch": Launch(timeout=timedelta(seconds=30))}
 
 
 def small_graph() -> Graph:

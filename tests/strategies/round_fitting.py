@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import torch
 
-from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.every_strategy import PATIENCE
 from tests.strategies.fitting import Net
-
-PATIENCE = {"launch": Launch(timeout=timedelta(seconds=30))}
 
 
 def local_sgd(clock: Any = None, **options: Any) -> LocalSGDStrategy:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelChec
 from torch import Tensor, nn
 
 from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, EverySteps, RoundProgress
-from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
 from lightning_gnn_dist.wire.membership import Elastic
+from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.strategies.fitting import Net, fit
 
-PATIENCE = {"launch": Launch(timeout=timedelta(seconds=30))}
 BATCHES = 6  # in a pass of `fitting.batches`
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from datetime import timedelta
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,13 +14,12 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
 from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds
-from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
+from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 
-PATIENCE = {"launch": Launch(timeout=timedelta(seconds=30))}
 SIZES = [[3, 1, 5], [2, 2, 2], [4, 1, 1]]  # of the batches of each rank: 21 seeds, and 7 to a rank only on average
 STAGES = ("train", "val", "test")
 

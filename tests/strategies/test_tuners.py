@@ -8,21 +8,12 @@ import pytest
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
+from tests.every_strategy import every_strategy
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of
-from tests.strategies.graph_fitting import PATIENCE, Batched, data_module, fit, model
+from tests.strategies.graph_fitting import Batched, data_module, fit, model
 
-STRATEGIES: dict[str, Any] = {
-    "local SGD": lambda: LocalSGDStrategy(EverySteps(2), **PATIENCE),
-    "TMA": lambda: TMAStrategy(EverySteps(2), **PATIENCE),
-    "LLCG": lambda: LLCGStrategy(EverySteps(2), **PATIENCE),
-    "Grappa": lambda: GrappaStrategy(**PATIENCE),
-}
+STRATEGIES = every_strategy(2)
 
 
 def searched(rank: int, world_size: int, folder: str) -> dict[str, tuple[State, State, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,12 +16,10 @@ from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from tests.every_strategy import PATIENCE
 from tests.strategies.fitting import State, state_of
-
-PATIENCE = {"launch": Launch(timeout=timedelta(seconds=30))}
 
 
 def grappa(**options: Any) -> GrappaStrategy:

@@ -1,0 +1,26 @@
+"""Every strategy, for the tests that hold for all of them. A new one needs a line here, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.launchers import Launch
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist.strategies.tma import TMAStrategy
+
+PATIENCE: dict[str, Any] = {"launch": Launch(timeout=timedelta(seconds=30), start_timeout=timedelta(seconds=60))}
+
+
+def every_strategy(steps: int = 3) -> dict[str, Callable[[], Any]]:
+    """By its short name what makes it, with rounds of so many steps."""
+    return {
+        "local_sgd": lambda: LocalSGDStrategy(EverySteps(steps), **PATIENCE),
+        "llcg": lambda: LLCGStrategy(EverySteps(steps), **PATIENCE),
+        "tma": lambda: TMAStrategy(EverySteps(steps), **PATIENCE),
+        "grappa": lambda: GrappaStrategy(**PATIENCE),
+    }
