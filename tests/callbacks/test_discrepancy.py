@@ -17,9 +17,10 @@ from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of
-from tests.strategies.graph_fitting import PATIENCE, data_module, fit, model, small_graph
+from tests.strategies.graph_fitting import data_module, fit, model, small_graph
 
 
 def measure(rank: int, world_size: int, partitioner: Any, probe: bool) -> tuple[float, float, State]:

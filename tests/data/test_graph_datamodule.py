@@ -21,7 +21,8 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from tests.data_fitting import PATIENCE, fit_with, full_graph_logits, model, small_graph, trainer
+from tests.data_fitting import fit_with, full_graph_logits, model, small_graph, trainer
+from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 
 # Evaluation.

@@ -21,10 +21,11 @@ from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
-from tests.strategies.graph_fitting import PATIENCE, data_module, fit, model, small_graph
+from tests.strategies.graph_fitting import data_module, fit, model, small_graph
 
 
 def shifted(rank: int, world_size: int, drift: str) -> tuple[list[Tensor], list[Tensor]]:

@@ -12,11 +12,12 @@ from lightning_gnn_dist.rounds import finite
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
 from tests.strategies.graph_fitting import data_module, model
 from tests.strategies.graph_fitting import fit as fit_on_graph
-from tests.strategies.weighted_fitting import PATIENCE, grappa
+from tests.strategies.weighted_fitting import grappa
 
 
 class Poisoned(Net):

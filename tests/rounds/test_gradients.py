@@ -24,10 +24,11 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.wire import collectives
+from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
-from tests.strategies.graph_fitting import PATIENCE, data_module, fit, model
+from tests.strategies.graph_fitting import data_module, fit, model
 
 
 def sliced_gradient(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:

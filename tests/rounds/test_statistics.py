@@ -15,8 +15,9 @@ from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
-from tests.strategies.graph_fitting import PATIENCE, Batched, data_module, fit, model, small_graph
+from tests.strategies.graph_fitting import Batched, data_module, fit, model, small_graph
 
 
 def statistics(rank: int, world_size: int) -> list[tuple[Tensor, Tensor, float | None]]:

@@ -175,7 +175,13 @@ def limited(rank: int, world_size: int, folder: str) -> tuple[int, int, list[Ten
     data, model = ShardedDataModule(f"{folder}/shares", **OPTIONS), SAGE(12, 4)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     options = {"enable_checkpointing": False, "limit_val_batches": 0, "max_epochs": 1, "limit_train_batches": 2}
-    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=DDPStrategy(**PATIENCE), **options, **quiet)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=world_size,
+        strategy=DDPStrategy(timeout=PATIENCE["launch"].timeout),
+        **options,
+        **quiet,
+    )
     loader = None
 
     class Look(pl.Callback):

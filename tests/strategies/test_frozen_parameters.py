@@ -17,9 +17,10 @@ from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
 from lightning_gnn_dist.wire import collectives
+from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import State, differs, fit, state_of
-from tests.strategies.round_fitting import PATIENCE, local_sgd
+from tests.strategies.round_fitting import local_sgd
 
 STEPS, ROUNDS, NUM_RANKS = 3, 3, 3
 ENCODER_BYTES = 8 * 200_000

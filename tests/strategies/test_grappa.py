@@ -20,9 +20,10 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.wire import collectives
+from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, differs, fit, state_of
-from tests.strategies.weighted_fitting import PATIENCE, Model, data_of, grappa, trainer_of
+from tests.strategies.weighted_fitting import Model, data_of, grappa, trainer_of
 
 # Law 2: at full coverage Grappa is DDP. Law 1: alone it is plain Lightning.
 

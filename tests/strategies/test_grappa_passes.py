@@ -17,9 +17,10 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
-from tests.strategies.weighted_fitting import PATIENCE, Model, data_of, graph, grappa, trainer_of
+from tests.strategies.weighted_fitting import Model, data_of, graph, grappa, trainer_of
 
 # Every training node is a seed once an epoch, and ranks take the same number of steps.
 

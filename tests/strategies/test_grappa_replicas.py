@@ -18,9 +18,10 @@ from lightning_gnn_dist.data.residency import Holding, Rotate
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import State, differs, state_of
-from tests.strategies.weighted_fitting import PATIENCE, Model, data_of, grappa, trainer_of
+from tests.strategies.weighted_fitting import Model, data_of, grappa, trainer_of
 
 
 def validated(rank: int, world_size: int, buffers: str) -> list[State]:

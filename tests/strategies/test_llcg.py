@@ -17,10 +17,11 @@ from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import Net, State, batches, differs, state_of
-from tests.strategies.graph_fitting import PATIENCE, Batched, Remembering, data_module, fit, model
+from tests.strategies.graph_fitting import Batched, Remembering, data_module, fit, model
 
 # Law 2: nothing to correct is local SGD.
 

@@ -13,10 +13,11 @@ from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
-from tests.strategies.graph_fitting import PATIENCE, Remembering, data_module, fit, model
+from tests.strategies.graph_fitting import Remembering, data_module, fit, model
 
 
 def resumed(rank: int, world_size: int, folder: str, kind: type[SAGE], options: dict[str, Any]) -> tuple[State, State]:

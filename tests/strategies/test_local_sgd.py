@@ -19,9 +19,10 @@ from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.wire import collectives
+from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
-from tests.strategies.round_fitting import PATIENCE, local_sgd, same_start
+from tests.strategies.round_fitting import local_sgd, same_start
 
 # Law 1: one rank and no meeting is plain Lightning.
 

@@ -8,9 +8,10 @@ import torch
 from lightning_gnn_dist.rounds import meeting, refusals
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import State, differs, fit, state_of
-from tests.strategies.round_fitting import PATIENCE, same_start
+from tests.strategies.round_fitting import same_start
 
 
 class Computes(LocalSGDStrategy):
