@@ -46,7 +46,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.prepare.files.raw import RawGraph
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.graph import ShardedGraph
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import batches
 from lightning_gnn_dist.wire.collectives import Channel, traffic
 

@@ -54,7 +54,7 @@ from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.layerwise.sharded_layers import ShardedWork
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.graph import ShardedGraph
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import ShardedSampler, batches
 from lightning_gnn_dist.wire.collectives import Channel, open_channel, traffic
 

@@ -6,7 +6,7 @@ A folder imports only from those above it, and no two on one line import each ot
 
 checks.py           what a user may pass, and one wording of refusals; no decision about training
 joint.py            what folders ask of each other without importing each other, as Protocols; no code that runs
-wire/  graph/       what ranks say to each other, and how they start; nothing about graphs or models
+wire/  graph/       what ranks say to each other, and who is there; nothing about graphs or models
                     the whole graph in RAM or mapped: CSR, arrays, saved files; no partition, no batch
 partition/  engine/ every node in exactly one chunk, one partitioner a file; nothing about ranks
                     the loops that draw: kernels, their torch twins, random numbers; neither PyG nor Lightning
@@ -15,7 +15,7 @@ prepare/  sampling/ files become saved graphs and shards in bounded memory; no t
 batches/            a sample becomes a batch, in time: gathering, buffers, devices, loaders; no parts
 layerwise/          one layer after the other for all nodes: exact predictions; no data module
 data/  rounds/      what a rank reads: residency, coverage, parts, data modules; no strategy
-                    what strategies of rounds share: clock, meeting, drift, votes, refusals; no data module
+                    what strategies share: start, refusals, clock, meeting, drift, averages; no data module
 sharded/  strategies/  a graph that no host holds: rows fetched from their owners, its data module
                     what ranks exchange, and when: one method a file
 callbacks/          what a user may watch a training by, and the record that a run leaves
@@ -33,8 +33,8 @@ from lightning_gnn_dist.data.boundary import Fetch, Halo, Isolated
 from lightning_gnn_dist.data.coverage import Coverage, coverage_mean
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.data.link_ranking import LinkRanking
 from lightning_gnn_dist.data.links import LinkSplit, split_edges
-from lightning_gnn_dist.data.ranking import LinkRanking
 from lightning_gnn_dist.data.residency import Fixed, Held, Holding, Redeal, Residency, Rotate
 from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
@@ -50,10 +50,10 @@ from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
 from lightning_gnn_dist.prepare.prepare_shard import prepare_shard
 from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.rounds.base import RoundStrategy
 from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
 from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.rounds.launchers import Launch
+from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.device import DeviceSampler

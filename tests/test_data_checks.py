@@ -13,7 +13,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.features import explain_features
+from lightning_gnn_dist.data.explained_errors import explain_features
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler

@@ -17,9 +17,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given
-from lightning_gnn_dist.rounds.base import RoundStrategy
-from lightning_gnn_dist.rounds.gradients import average_gradient_, mean_gradient, unrecorded, without_noise
+from lightning_gnn_dist.rounds.correction_gradients import average_gradient_, mean_gradient, unrecorded, without_noise
 from lightning_gnn_dist.rounds.refusals import require_anchors, require_corrections, require_step
+from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.wire import collectives
 
 

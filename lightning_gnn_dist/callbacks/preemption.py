@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_gnn_dist.checks import check_folder
-from lightning_gnn_dist.rounds.base import RoundStrategy
+from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 
 FILE_NAME = "preempted.ckpt"

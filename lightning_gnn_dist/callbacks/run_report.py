@@ -18,7 +18,7 @@ from lightning_gnn_dist.callbacks.record import Measured, PartsRecord, RankRound
 from lightning_gnn_dist.checks import check_folder, check_word, check_words, shown
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.partition_report import edges_between, labels_of_parts
-from lightning_gnn_dist.rounds.base import RoundStrategy
+from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.wire import collectives
 

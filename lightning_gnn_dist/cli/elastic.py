@@ -6,7 +6,7 @@ import argparse
 import shutil
 
 from lightning_gnn_dist.cli.values import Commands, count, positive, seconds
-from lightning_gnn_dist.wire.launcher import Launcher
+from lightning_gnn_dist.wire.elastic_launcher import Launcher
 
 
 def add_to(commands: Commands) -> None:

@@ -28,13 +28,13 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.data.boundary import Boundary, Fetch
 from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.depth import DepthCheck
-from lightning_gnn_dist.data.features import explain_features
+from lightning_gnn_dist.data.explained_errors import explain_features
+from lightning_gnn_dist.data.model_depth import DepthCheck
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.train_loader import TrainLoader
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.values import ValueCheck
+from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.sampling.base import Sampler
 

@@ -21,7 +21,7 @@ from lightning_gnn_dist.prepare.external_plan import cut_nodes, edges_at_once
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, Piece
 from lightning_gnn_dist.prepare.files.raw import check_num_nodes
 from lightning_gnn_dist.prepare.files.row_files import Carried, RowFiles
-from lightning_gnn_dist.prepare.files.tables import Progress
+from lightning_gnn_dist.prepare.files.text_tables import Progress
 from lightning_gnn_dist.prepare.journal import Journal
 
 FEWEST_PLACES = 1 << 10

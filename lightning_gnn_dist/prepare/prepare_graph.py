@@ -37,7 +37,7 @@ from lightning_gnn_dist.prepare.files.parquet import columns_of, count_columns, 
 from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph
 from lightning_gnn_dist.prepare.files.row_files import RowFiles
 from lightning_gnn_dist.prepare.files.table_files import about_headings
-from lightning_gnn_dist.prepare.files.tables import Progress
+from lightning_gnn_dist.prepare.files.text_tables import Progress
 from lightning_gnn_dist.prepare.files.unpack import check_nodes, unpack_edges, unpack_nodes
 from lightning_gnn_dist.prepare.journal import Journal, journal_of
 

@@ -31,7 +31,7 @@ from lightning_gnn_dist.prepare.external_sort import ExternalSort
 from lightning_gnn_dist.prepare.files.edge_files import EdgeFiles, Piece
 from lightning_gnn_dist.prepare.files.graph_files import GraphFiles
 from lightning_gnn_dist.prepare.files.row_files import Carried, RowFiles
-from lightning_gnn_dist.prepare.files.tables import Progress
+from lightning_gnn_dist.prepare.files.text_tables import Progress
 from lightning_gnn_dist.prepare.journal import Journal
 from lightning_gnn_dist.prepare.numbering import Numbering
 from lightning_gnn_dist.prepare.prepare_graph import (

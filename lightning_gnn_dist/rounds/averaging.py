@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
-from lightning_gnn_dist.rounds.gradients import trained_parameters
+from lightning_gnn_dist.rounds.correction_gradients import trained_parameters
 from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.rounds.replica_state import optimizer_tensors
 from lightning_gnn_dist.wire import collectives

@@ -28,7 +28,13 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import check_at_least, check_choice, check_instance, is_number, shown
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.gradients import loss_scale, mean_gradient, trained_parameters, unrecorded, without_noise
+from lightning_gnn_dist.rounds.correction_gradients import (
+    loss_scale,
+    mean_gradient,
+    trained_parameters,
+    unrecorded,
+    without_noise,
+)
 from lightning_gnn_dist.rounds.lightning_internals import module_of
 
 Towards = Literal["ranks", "global"]

@@ -15,7 +15,6 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from lightning_gnn_dist.rounds import finite, refusals
-from lightning_gnn_dist.rounds.base import RoundStrategy
 from lightning_gnn_dist.rounds.lightning_internals import (
     callback_states,
     datamodule_of,
@@ -25,6 +24,7 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     set_global_step,
 )
 from lightning_gnn_dist.rounds.meeting import Peers, Votes
+from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.wire.membership import LEFT, Elastic, Membership, Seat, check_available
 
 _SECONDS_BETWEEN_CALLS = 0.2

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from lightning_gnn_dist.joint import HasFigures
 from lightning_gnn_dist.rounds import finite, refusals, replica_state
 from lightning_gnn_dist.rounds.averaging import Averaging, summary
+from lightning_gnn_dist.rounds.correction_gradients import trained_parameters
 from lightning_gnn_dist.rounds.drift import DriftCorrection
-from lightning_gnn_dist.rounds.gradients import trained_parameters
 from lightning_gnn_dist.rounds.lightning_internals import (
     HasModule,
     announce_sigterm,

@@ -21,7 +21,7 @@ from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBa
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sharded.graph import ShardedGraph
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import check_sampler
 from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.wire.collectives import all_gather_rows, open_channel

@@ -19,8 +19,8 @@ from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sharded.graph import ShardedGraph, union
-from lightning_gnn_dist.sharded.layer_wise import LayerWise, sample_layer_wise
+from lightning_gnn_dist.sharded.layer_sampling import LayerWise, sample_layer_wise
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph, union
 
 ShardedSampler = NeighborSampler | LayerWise
 

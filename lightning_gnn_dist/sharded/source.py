@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.sharded.graph import ShardedGraph
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import batches, check_sampler
 
 

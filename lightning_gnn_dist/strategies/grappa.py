@@ -41,7 +41,7 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     watch_loops,
 )
 from lightning_gnn_dist.rounds.meeting import log_figures
-from lightning_gnn_dist.rounds.strategy import Buffers, PartitionedStrategy
+from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters
 from lightning_gnn_dist.wire import collectives

@@ -22,19 +22,19 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import MAX_INTEGER, check_choice, check_true_or_false, is_integer, is_number, shown
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.base import RoundStrategy, Weights
 from lightning_gnn_dist.rounds.clock import RoundClock
-from lightning_gnn_dist.rounds.drift import Drift, Towards
-from lightning_gnn_dist.rounds.finite import Nonfinite
-from lightning_gnn_dist.rounds.gradients import (
+from lightning_gnn_dist.rounds.correction_gradients import (
     average_gradient_,
     mean_gradient,
     require_seeds,
     trained_parameters,
     unrecorded,
 )
+from lightning_gnn_dist.rounds.drift import Drift, Towards
+from lightning_gnn_dist.rounds.finite import Nonfinite
 from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.rounds.statistics import reestimate_statistics
+from lightning_gnn_dist.rounds.norm_statistics import reestimate_statistics
+from lightning_gnn_dist.rounds.round_strategy import RoundStrategy, Weights
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode, Schedule
 from lightning_gnn_dist.wire import collectives
 
@@ -63,12 +63,12 @@ class LLCGStrategy(RoundStrategy):
 
     A correction is a training step: dropout is on, and batch norms normalise by the batch and move their statistics,
     which are averaged afterwards. An anchor normalises by the batch too, as local steps do, but draws no dropout and
-    moves nothing (:func:`~lightning_gnn_dist.rounds.gradients.without_noise`).
+    moves nothing (:func:`~lightning_gnn_dist.rounds.correction_gradients.without_noise`).
 
     A round moves the model once for the average, S times for the correction steps, once for the anchor, and twice for
     Adam's moments: five times with the defaults, where averaging moves it once.
 
-    Arguments that are not listed are those of :class:`~lightning_gnn_dist.rounds.base.RoundStrategy`.
+    Arguments that are not listed are those of :class:`~lightning_gnn_dist.rounds.round_strategy.RoundStrategy`.
 
     Args:
         clock: Decides when a round ends.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_gnn_dist.rounds.base import RoundStrategy
+from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 
 
 class LocalSGDStrategy(RoundStrategy):
@@ -14,7 +14,7 @@ class LocalSGDStrategy(RoundStrategy):
 
     The neighbours that other ranks hold do not exist for a local step. On parts that look alike (a random
     partition) this costs the cut edges; on parts that differ (METIS) replicas drift apart and the average can be
-    much worse than a single process. See :class:`~lightning_gnn_dist.rounds.base.RoundStrategy` for the
+    much worse than a single process. See :class:`~lightning_gnn_dist.rounds.round_strategy.RoundStrategy` for the
     arguments.
     """
 

@@ -16,13 +16,13 @@ from lightning.pytorch import Trainer
 
 from lightning_gnn_dist.checks import check_at_least, shown
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.base import RoundStrategy
 from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, RoundClock
 from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.rounds.elastic_rounds import LivingPeers
 from lightning_gnn_dist.rounds.finite import Nonfinite
 from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.rounds.strategy import Buffers
+from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
+from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.wire.membership import Elastic
 
 Weights = Literal["uniform", "nodes", "steps"]
@@ -37,7 +37,7 @@ class TMAStrategy(RoundStrategy):
     All ranks agree on one ``global_step``: that of the rank with most steps. Schedulers go by rounds
     (``"interval": "epoch"``), which is by time.
 
-    Arguments that are not listed are those of :class:`~lightning_gnn_dist.rounds.base.RoundStrategy`.
+    Arguments that are not listed are those of :class:`~lightning_gnn_dist.rounds.round_strategy.RoundStrategy`.
 
     Args:
         clock: Decides when a round ends. Default: ``EverySeconds(30)``.

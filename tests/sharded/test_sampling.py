@@ -21,7 +21,7 @@ from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sharded.graph import ShardedGraph
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import ShardedSampler, batches, check_sampler
 from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.wire.collectives import Channel, open_channel, traffic

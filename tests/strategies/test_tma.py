@@ -22,10 +22,10 @@ from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.rounds import clock
-from lightning_gnn_dist.rounds.base import RoundStrategy
 from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps, RoundProgress
 from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.rounds.launchers import Launch
+from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy

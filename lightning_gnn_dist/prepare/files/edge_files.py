@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
-from lightning_gnn_dist.prepare.files import tables
+from lightning_gnn_dist.prepare.files import text_tables
 from lightning_gnn_dist.prepare.files.raw import check_drop
 from lightning_gnn_dist.prepare.files.table_files import columns_of, count_rows, ends_first, is_table, read_ends
 
@@ -56,7 +56,7 @@ class EdgeFiles:
     @property
     def has_text(self) -> bool:
         """Whether there are tables of text, which take long to read and whose lengths are estimates."""
-        return any(tables.is_table(file) for file in self.files)
+        return any(text_tables.is_table(file) for file in self.files)
 
     def pieces(self, edges_at_once: int, *, skip: int = 0) -> Iterator[Piece]:
         """Yield all edges, in the same pieces every time. The first ``skip`` pieces are left out, mostly unread."""
@@ -82,7 +82,7 @@ def _num_edges(file: Path, drop: Collection[str]) -> int:
     check_drop(drop, _more_columns(file), file)
     if file.suffix == ".npy":
         return _length(_edge_array(file))
-    if tables.is_table(file) and (unwanted := [name for name in _more_columns(file) if name not in drop]):
+    if text_tables.is_table(file) and (unwanted := [name for name in _more_columns(file) if name not in drop]):
         raise ValueError(
             f"{file} has the column {unwanted[0]!r} beside the two ends of an edge. What edges carry is read from "
             f".npy and Parquet alone when they are sorted on disk: leave it out (--drop {unwanted[0]}), or give all "

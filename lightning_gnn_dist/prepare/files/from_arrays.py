@@ -20,7 +20,7 @@ from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.files import open_file
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.prepare.files.raw import RawGraph, Source, check_drop, check_num_nodes, check_purposes
-from lightning_gnn_dist.prepare.files.tables import Progress
+from lightning_gnn_dist.prepare.files.text_tables import Progress
 
 # Names in use elsewhere, OGB's among them, and the names in a graph.
 ALIASES = {

@@ -22,7 +22,7 @@ from lightning_gnn_dist.prepare.files.table_files import (
     num_bytes,
     read_columns,
 )
-from lightning_gnn_dist.prepare.files.tables import ENDS, Progress, fits
+from lightning_gnn_dist.prepare.files.text_tables import ENDS, Progress, fits
 
 SPLIT_WORDS = {split: split for split in SPLITS} | {"valid": "val", "validation": "val"}
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
-from lightning_gnn_dist.prepare.files.tables import Progress, places_of_ends
+from lightning_gnn_dist.prepare.files.text_tables import Progress, places_of_ends
 
 SUFFIXES = {".parquet", ".pq"}
 ROWS_AT_ONCE = 1 << 18

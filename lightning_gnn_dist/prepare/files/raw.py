@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import check_fits, check_seed
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.prepare.files.tables import Progress
+from lightning_gnn_dist.prepare.files.text_tables import Progress
 
 SPLITS = ("train", "val", "test")
 RAM_PER_EDGE = 80  # bytes, at most; measured: 43 for mapped arrays, 58 with reverse edges, 77 for tables

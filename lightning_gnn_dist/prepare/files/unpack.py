@@ -13,7 +13,7 @@ from lightning_gnn_dist.graph.storage.npy import Column, append, write_header
 from lightning_gnn_dist.prepare.files.from_arrays import ALIASES
 from lightning_gnn_dist.prepare.files.from_tables import edge_columns, id_of, node_columns
 from lightning_gnn_dist.prepare.files.parquet import columns_of, count_columns, count_rows, is_parquet, read_pieces
-from lightning_gnn_dist.prepare.files.tables import Progress
+from lightning_gnn_dist.prepare.files.text_tables import Progress
 
 COPIES = 8  # of a row in memory, while it is decoded and converted
 Turn: TypeAlias = Callable[[dict[str, Column], int], dict[str, Column]]

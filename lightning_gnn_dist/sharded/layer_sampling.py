@@ -27,7 +27,7 @@ from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sharded.graph import FetchedRows, ShardedGraph, union
+from lightning_gnn_dist.sharded.remote_graph import FetchedRows, ShardedGraph, union
 
 LayerWise = LadiesSampler | FastGCNSampler
 

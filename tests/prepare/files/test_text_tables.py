@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_gnn_dist.prepare.files import tables
-from lightning_gnn_dist.prepare.files.tables import count_columns, count_rows, read_table
+from lightning_gnn_dist.prepare.files import text_tables
+from lightning_gnn_dist.prepare.files.text_tables import count_columns, count_rows, read_table
 
 
 def write(path: Path, text: str) -> Path:
@@ -36,7 +36,7 @@ def test_numbers_without_a_heading_and_gzipped(tmp_path: Path) -> None:
 
 
 def test_a_later_piece_may_widen_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "LINES_AT_ONCE", 2)
+    monkeypatch.setattr(text_tables, "LINES_AT_ONCE", 2)
     path = write(tmp_path / "t.csv", "a,b,c\n1,1,1\n2,2,2\n3,3.5,x\n\n4,4,4\n")
     shares: list[float] = []
     table = read_table(path, shares.append)

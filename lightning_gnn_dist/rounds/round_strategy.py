@@ -16,13 +16,13 @@ from lightning_gnn_dist.rounds import finite, refusals, replica_state
 from lightning_gnn_dist.rounds.averaging import Averaging
 from lightning_gnn_dist.rounds.clock import EveryPass, RoundClock, RoundTimer, takes_equal_steps
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
-from lightning_gnn_dist.rounds.estimate import Pace
 from lightning_gnn_dist.rounds.finite import Nonfinite
 from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.rounds.lightning_internals import take_over_estimate
 from lightning_gnn_dist.rounds.meeting import MeetingCallback, Peers, RoundState, Votes
+from lightning_gnn_dist.rounds.pace import Pace
+from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.round_loader import RoundLoader
-from lightning_gnn_dist.rounds.strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.wire import collectives
 
 Weights = Literal["uniform", "nodes"]

@@ -15,7 +15,7 @@ from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import split_edges
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.graph.values import ValueCheck
+from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler

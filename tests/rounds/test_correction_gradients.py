@@ -19,7 +19,7 @@ from lightning_gnn_dist.data.settings import GlobalBatching
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.gradients import average_gradient_, mean_gradient, step_of, without_noise
+from lightning_gnn_dist.rounds.correction_gradients import average_gradient_, mean_gradient, step_of, without_noise
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
@@ -365,8 +365,7 @@ class Backward(SAGE):
 
 
 class Skips(SAGE):
-    def correction_step(self, batch: Any) -> None:
-        return None
+    def correction_step(self, batch: Any) -> None: ...
 
 
 class TwoArguments(SAGE):

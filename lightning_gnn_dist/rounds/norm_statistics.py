@@ -10,7 +10,7 @@ from lightning.pytorch.strategies import Strategy
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lightning_gnn_dist.rounds.gradients import step_of, unrecorded, without_noise
+from lightning_gnn_dist.rounds.correction_gradients import step_of, unrecorded, without_noise
 from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.wire import collectives
 
