@@ -151,45 +151,6 @@ def _numbered(what: str, rows: Sequence[object]) -> list[str]:
     return [f"{what} {number}" for number, _ in enumerate(rows)]
 
 
-def table_of(records: Mapping[str, RunRecord], metric: str) -> list[list[str]]:
-    """A table with a line of titles and a line for each run."""
-    titles = [
-        "run",
-        "strategy",
-        "partitioner",
-        "ranks",
-        "rounds",
-        "seconds",
-        "MB sent",
-        "cut",
-        f"last {metric}",
-        "best",
-    ]
-    return [titles, *(_line_of(name, record, metric) for name, record in records.items())]
-
-
-def _line_of(name: str, record: RunRecord, metric: str) -> list[str]:
-    values = [value for *_, value in record.of_metric(metric)]
-    sent = record.bytes_sent
-    return [
-        name if record.finished else f"{name} (did not end)",
-        record.strategy,
-        record.partitioner,
-        str(record.num_ranks),
-        str(max((len(rows) for rows in record.ranks), default=0)),
-        f"{record.rounds[-1].elapsed:.1f}" if record.rounds else "-",
-        f"{sent[-1] / 1e6:.2f}" if sent else "-",
-        f"{record.parts.cut_ratio:.1%}" if record.parts else "-",
-        f"{values[-1]:.4f}" if values else "-",
-        f"{_best(values, metric):.4f}" if values else "-",
-    ]
-
-
-def _best(values: Sequence[float], metric: str) -> float:
-    """The best value of a metric: the smallest of losses and errors, otherwise the largest."""
-    return min(values) if any(word in metric.lower() for word in ("loss", "err")) else max(values)
-
-
 def metric_of(records: Mapping[str, RunRecord]) -> str:
     """The metric to compare runs by: the one that most of them monitor, the earliest if several tie."""
     names = [record.monitor for record in records.values() if record.monitor is not None]

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from html import escape
 
 from lightning_gnn_dist.callbacks.record import RunRecord
-from lightning_gnn_dist.pictures.charts import of_all, of_run, table_of
+from lightning_gnn_dist.pictures.charts import of_all, of_run
 from lightning_gnn_dist.pictures.svg import drawn
+from lightning_gnn_dist.pictures.table import table_of
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 2em auto; max-width: 1440px;

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_gnn_dist.callbacks.record import RunRecord
-from lightning_gnn_dist.pictures.charts import Bars, HeatMap, Lines, metric_of, of_all, of_run, table_of
+from lightning_gnn_dist.pictures.charts import Bars, HeatMap, Lines, metric_of, of_all, of_run
 from tests.pictures.records import record
 
 
@@ -63,14 +63,6 @@ def test_the_time_of_a_rank_adds_up() -> None:
 def test_one_process_has_no_parts_to_draw() -> None:
     alone = replace(record(1), parts=None)
     assert charts_of(alone).keys() == {"Where the time went", "Batches by rank and round"}
-
-
-def test_the_table_has_the_best_and_the_last_value() -> None:
-    titles, first, second = table_of({"a": record(), "b": replace(record(), finished=False)}, "val_loss")
-    assert dict(zip(titles, first, strict=True)) | {"run": "a", "best": "0.0156", "cut": "10.0%"} == dict(
-        zip(titles, first, strict=True)
-    )
-    assert second[0] == "b (did not end)"
 
 
 def test_runs_are_compared_by_what_most_of_them_watch() -> None:
