@@ -30,6 +30,7 @@ from torch_geometric.utils import spmm
 from lightning_gnn_dist.batches.batch import Arrays, SampledData, assemble
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.pool import BufferPool, Pool, gather_rows
+from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.compiling import inlined, part
 from lightning_gnn_dist.engine.intrinsics import prefetch
 from lightning_gnn_dist.engine.kernels import LINE, Array
@@ -157,7 +158,7 @@ def free(graph: Graph, sample: Sample) -> SampledData:
     return reduced(graph, sample, is_free=True)
 
 
-class ReducingLoader(BatchLoader):
+class ReducingSource(GraphSource):
     def _assemble(self, sample: Sample) -> SampledData:
         pool = self._pool_of("x")
         assert pool is not None
@@ -241,8 +242,8 @@ def bench_wall(graph: Graph, num_neighbors: list[int], sizes: list[int], batch_s
     """The training loop, with one background thread: passes of 30 batches, in turns."""
     net, seeds = net_of(sizes), permutation(graph.num_nodes, 1, 0)[: 30 * batch_size]
     sampler = NeighborSampler(num_neighbors)
-    kinds = {"whole": BatchLoader, "reduced": ReducingLoader}
-    loaders = {name: kind(graph, sampler, seeds, 30, seed=0, bulk_size=4) for name, kind in kinds.items()}
+    sources = {"whole": GraphSource(graph, sampler), "reduced": ReducingSource(graph, sampler)}
+    loaders = {name: BatchLoader(source, seeds, 30, seed=0, bulk_size=4) for name, source in sources.items()}
     seconds: dict[str, list[float]] = {name: [] for name in loaders}
     for _ in range(4):  # buffers grow in the first
         for name, loader in loaders.items():

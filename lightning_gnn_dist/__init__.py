@@ -29,7 +29,7 @@ from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.run_report import RunReport
-from lightning_gnn_dist.data.boundary import Fetch, Halo, Isolated
+from lightning_gnn_dist.data.boundary import Boundary, Fetch, Halo, Isolated
 from lightning_gnn_dist.data.coverage import Coverage, coverage_mean
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
@@ -78,6 +78,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BatchKey",
+    "Boundary",
     "ClusterSampler",
     "Coverage",
     "DataFigures",

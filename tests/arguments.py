@@ -113,7 +113,17 @@ RIGHT_OF: dict[tuple[str, str], set[str]] = {
     ("sample_bulk", "seeds"): set(),
 }
 # Classes that only say what others are like, or hold what the package itself puts there.
-NO_CONSTRUCTORS = {"Held", "Partitioner", "Residency", "RoundClock", "RoundProgress", "Sample", "Sampler", "BatchKey"}
+NO_CONSTRUCTORS = {
+    "Boundary",
+    "Held",
+    "Partitioner",
+    "Residency",
+    "RoundClock",
+    "RoundProgress",
+    "Sample",
+    "Sampler",
+    "BatchKey",
+}
 # Methods that Lightning or the package calls, never a user.
 NOT_FOR_USERS = {
     *("weigh", "meet", "restore_extra_state", "shared_gradient"),

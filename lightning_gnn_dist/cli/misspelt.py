@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib import import_module
 
@@ -25,6 +26,20 @@ KEY = re.compile(r"'(\w+)': ")
 STRUCTURE = ("class_path", "init_args")
 VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 MAX_LISTED = 30
+MOVED = {  # arguments of earlier versions whose names have changed, too
+    "eval_batch_size": "evaluation.batch_size",
+    "correction_batch_size": "global_batching.batch_size",
+    "correction_sampler": "global_batching.sampler",
+    "widen_features": "loading.widen",
+    "repartition_every": "holding.every",
+    "halo": "boundary: Halo",
+    "halo_bytes": "boundary: {class_path: Halo, init_args: {bytes: ...}}",
+    "halo_neighbors": "boundary: {class_path: Halo, init_args: {neighbors: ...}}",
+    "train_on": "boundary: Fetch",
+    "drift_decay": "drift.decay",
+    "anchor_steps": "drift.anchor_steps",
+    "process_group_backend": "launch.backend",
+}
 
 
 def hint(message: str, names: Collection[str]) -> str | None:
@@ -56,7 +71,10 @@ def hint(message: str, names: Collection[str]) -> str | None:
 def _of_class(path: str, name: str) -> str | None:
     """The advice on a wrong argument of a class; None if it takes none, like a base tried in its place."""
     module, _, attribute = path.rpartition(".")
-    known = _parameters(getattr(import_module(module), attribute))
+    kind = getattr(import_module(module), attribute)
+    known = _parameters(kind)
+    if here := (_of_values(kind) | MOVED).get(name):
+        return f"There is no {name!r}: write {here!r}."
     return _suggest(name, known, f"{attribute} takes") if known else None
 
 
@@ -83,6 +101,13 @@ def _parameters(function: object) -> list[str]:
         if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
             break
     return list(found)
+
+
+def _of_values(kind: type) -> dict[str, str]:
+    """Where what is no argument of a class stands: in one of its settings."""
+    settings = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
+    values = {name: default for name, default in settings.items() if is_dataclass(default)}
+    return {field.name: f"{name}.{field.name}" for name, value in values.items() for field in fields(value)}
 
 
 def _without_module(name: str) -> str | None:

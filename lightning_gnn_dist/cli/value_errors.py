@@ -5,11 +5,12 @@ jsonargparse lists all that it has tried for a value. What it tried first is wha
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from importlib import import_module
-from typing import Any, get_type_hints
+from typing import Any
 
 from jsonargparse import Namespace
 
@@ -90,9 +91,10 @@ def check_values(config: Namespace) -> None:
     for path, node in _nodes(config):
         module, _, attribute = str(vars(node).get("class_path", "")).rpartition(".")
         if module.split(".")[0] == PACKAGE and isinstance(vars(node).get("init_args"), Namespace):
-            hints = get_type_hints(getattr(import_module(module), attribute).__init__)
+            settings = inspect.signature(getattr(import_module(module), attribute)).parameters
             for argument, given in vars(node.init_args).items():
-                if is_dataclass(hints.get(argument)) and not isinstance(given, Namespace):
+                is_value = argument in settings and is_dataclass(settings[argument].default)
+                if is_value and isinstance(given, PLAIN) and given is not None:
                     raise ValueError(f"{path}.{argument} must be settings such as {{name: value}}, got {shown(given)}.")
 
 

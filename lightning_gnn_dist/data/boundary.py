@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least_if_given, check_instance, is_integer, shown
+from lightning_gnn_dist.checks import check_at_least_if_given, check_instance, is_integer, make_plain, shown
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row
@@ -68,6 +68,7 @@ class Halo(Boundary):
         if not is_integer(self.hops) or self.hops != 1:
             raise ValueError(f"hops must be 1, got {shown(self.hops)}: farther nodes are another rank's business.")
         check_at_least_if_given(1, bytes=self.bytes, neighbors=self.neighbors)
+        make_plain(self)
 
     def check_fits(self, graph: Graph) -> None:
         per_node = bytes_per_row(graph.node_arrays)

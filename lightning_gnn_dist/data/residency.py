@@ -20,6 +20,7 @@ from lightning_gnn_dist.checks import (
     check_choice,
     check_instance,
     check_seed,
+    make_plain,
 )
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.joint import Scope
@@ -117,6 +118,7 @@ class Redeal(Residency):
 
     def __post_init__(self) -> None:
         check_at_least(1, num_supernodes=self.num_supernodes)
+        make_plain(self)
 
     def num_chunks(self, world_size: int) -> int:
         check_at_least(1, world_size=world_size)
@@ -167,6 +169,7 @@ class Holding:
             )
         check_between(0, 1, extra_nodes=self.extra_nodes)
         check_choice("extra_of", self.extra_of, Scope)
+        make_plain(self)
 
     def extra(self, residents: Tensor, partition: Partition, rank: int, seed: int) -> Tensor:
         """The random nodes that come along with ``residents``."""

@@ -26,7 +26,7 @@ from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.checks import check_at_least, check_choice, check_instance, is_number, shown
+from lightning_gnn_dist.checks import check_at_least, check_choice, check_instance, is_number, make_plain, shown
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.correction_gradients import (
     loss_scale,
@@ -60,6 +60,7 @@ class Drift:
         check_at_least(1, anchor_steps=self.anchor_steps)
         if not is_number(self.decay) or not 0.0 <= self.decay <= 1.0:
             raise ValueError(f"decay must lie in [0, 1] (1: the shift does not fade), got {shown(self.decay)}.")
+        make_plain(self)
 
 
 def resolved(drift: Drift, modes: Sequence[Towards], strategy: str) -> Drift:

@@ -68,7 +68,7 @@ def halo(**init_args: Any) -> dict[str, Any]:
             [],
             "data.evaluation.sampler must be a Sampler or null, got lightning_gnn_dist.MetisPartitioner.",
         ),
-        ({"halo": 1}, [], "data: There is no 'halo': PartitionedDataModule takes batch_size, boundary, cache_dir, "),
+        ({"halo": 1}, [], "data: There is no 'halo': write 'boundary: Halo'."),
     ],
 )
 def test_what_is_wrong_in_a_value_is_said_in_one_line_with_its_path(
@@ -78,3 +78,24 @@ def test_what_is_wrong_in_a_value_is_said_in_one_line_with_its_path(
         start(data, tmp_path, *options)
     _, _, error = capsys.readouterr().err.partition("\nerror: ")
     assert error.startswith(reason) and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("sampler", ["LadiesSampler", "FastGCNSampler"])
+def test_a_sampler_that_inherits_its_arguments_starts(
+    sampler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(Trainer, "fit", lambda self, model, datamodule: found.append(datamodule.sampler))
+    start({"sampler": {"class_path": f"lightning_gnn_dist.{sampler}", "init_args": {"num_nodes": [5, 5]}}}, tmp_path)
+    assert type(found[0]).__name__ == sampler
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("bulk_size", "loading.bulk_size"), ("eval_batch_size", "evaluation.batch_size")]
+)
+def test_an_argument_of_before_is_told_where_it_stands(
+    old: str, new: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        start({old: 1}, tmp_path)
+    assert f"There is no '{old}': write '{new}" in capsys.readouterr().err.splitlines()[-1]
