@@ -113,7 +113,8 @@ def _of_values(kind: type) -> dict[str, str]:
 def _without_module(name: str) -> str | None:
     """The advice on a class of this package that was named without its module, or None."""
     public = [other for other in vars(import_module(PACKAGE)) if other[0].isupper()]
-    near = get_close_matches(name, public, n=1, cutoff=0.8)
+    by_lower = {other.lower(): other for other in public}
+    near = [by_lower[found] for found in get_close_matches(name.lower(), by_lower, n=1, cutoff=0.8)]
     return f"A class is named with its module. Did you mean '{PACKAGE}.{near[0]}'?" if near else None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any
 
@@ -23,6 +23,8 @@ CLASS = re.compile(r"Problem with given class_path '(?:[^']+\.)?(\w+)':\s+Option
 EXPECTED = re.compile(r"(?:Expected an?|does not implement protocol) (?!path but|dot import)((?:(?!\. Got value).)+)")
 ADVICE = re.compile(r"^ *((?:There is no|A class is named) .*)", re.MULTILINE)
 NAMED = re.compile(r"Subtypes: \[(<class '[^']+'>)(?=[^]]*\]\n(?:.*\n)*?.*Expected a dot import)")
+NO_SETTINGS = re.compile(r"Unable to load config '(.*)'")
+NO_CLASS = re.compile(r"Expected a dot import path string: (.*)")
 OF_TYPE = re.compile(r"Not of type .*")
 GOT = re.compile(r"(?:Got|Given) value: (.*)")
 TYPES = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "NoneType": "null"}
@@ -47,10 +49,15 @@ def in_one_line(message: str, way_out: str | None) -> str | None:
         return f"{path}: {way_out}"
     if found := CLASS.search(meant):
         return f"{path}: {found[1]} takes no {found[2]!r}: name the class that does, by class_path and init_args."
+    if found := NO_SETTINGS.search(meant):  # the key is told twice
+        return f"{path.rpartition('.')[0]} must be settings such as {{name: value}}, got {found[1]}."
     last = KEY.split(meant)[-1]  # before it stands what else would do in the place of the whole
     if found := OF_TYPE.search(last):
         return f"{path}: {found[0]}."
     kinds, got = dict.fromkeys(map(_named, [*NAMED.findall(last), *EXPECTED.findall(last)])), GOT.findall(last)
+    if not kinds and (found := NO_CLASS.search(meant)):
+        return f"{path} must be the name of a class, got {found[1]}."
+    kinds = {"an object, by its class": None} | kinds if list(kinds) == ["null"] else kinds
     return f"{path} must be {' or '.join(kinds)}, got {got[0]}." if kinds and got else None
 
 
@@ -69,6 +76,8 @@ def _first_tried(lines: list[str]) -> Iterator[str]:
 def _named(kind: str) -> str:
     found = re.search(r"<class '(?:[^']+\.)?(\w+)'>", kind)
     name = found[1] if found else kind
+    if is_dataclass(settings := vars(import_module(PACKAGE)).get(name)):
+        return f"settings of {', '.join(field.name for field in fields(settings))}"
     return TYPES.get(name, f"a {name}" if name.isidentifier() else name.replace("typing.Literal", "one of "))
 
 

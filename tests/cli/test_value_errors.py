@@ -69,6 +69,10 @@ def halo(**init_args: Any) -> dict[str, Any]:
             "data.evaluation.sampler must be a Sampler or null, got lightning_gnn_dist.MetisPartitioner.",
         ),
         ({"halo": 1}, [], "data: There is no 'halo': write 'boundary: Halo'."),
+        ({}, ["--data.holding=Rotate"], "data.holding must be settings such as {name: value}, got Rotate."),
+        ({}, ["--data.boundary=halo"], "data.boundary: A class is named with its module. Did you mean 'lightning_gnn_"),
+        ({}, ["--data.boundary=1"], "data.boundary must be the name of a class, got 1."),
+        ({"evaluation": {"sampler": [5]}}, [], "data.evaluation.sampler must be an object, by its class or null, got "),
     ],
 )
 def test_what_is_wrong_in_a_value_is_said_in_one_line_with_its_path(
