@@ -14,7 +14,7 @@ from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm
 from lightning_gnn_dist.wire import collectives
 
 
-class Votes(NamedTuple):
+class StepVotes(NamedTuple):
     """How many ranks say so at a step."""
 
     stop: int
@@ -52,7 +52,7 @@ class Leaving:
         self._is_unfinished, self._on_unfinished = is_unfinished, on_unfinished
         self._wants_to_stop = False
         self._is_agreed = False
-        self._sums: Callable[[], Votes] | None = None
+        self._sums: Callable[[], StepVotes] | None = None
 
     def own(self) -> list[bool]:
         """What this rank says in the exchange of a step."""
@@ -93,7 +93,7 @@ class Leaving:
         self._act_on(_as_votes(sums))
         self._trainer.should_stop |= self._is_agreed
 
-    def _act_on(self, votes: Votes) -> None:
+    def _act_on(self, votes: StepVotes) -> None:
         if votes.unused == collectives.world_size():
             self._on_unfinished()
         if votes.sigterm:
@@ -102,25 +102,25 @@ class Leaving:
         self._is_agreed |= votes.stop > 0
 
 
-def _arriving(sums: Tensor) -> Callable[[], Votes]:
+def _arriving(sums: Tensor) -> Callable[[], StepVotes]:
     """The numbers, once they are here. On a GPU they travel while the step is computed, and nothing else waits."""
     if not sums.is_cuda:
         return lambda: _as_votes(sums)
     copy, arrived = sums.to("cpu", non_blocking=True), torch.cuda.Event()
     arrived.record()
 
-    def read() -> Votes:
+    def read() -> StepVotes:
         arrived.synchronize()
         return _as_votes(copy)
 
     return read
 
 
-def _as_votes(sums: Tensor) -> Votes:
-    return Votes(*(int(number) for number in sums.tolist()))
+def _as_votes(sums: Tensor) -> StepVotes:
+    return StepVotes(*(int(number) for number in sums.tolist()))
 
 
-def _check_skips(votes: Votes, this_rank_skips: bool) -> None:
+def _check_skips(votes: StepVotes, this_rank_skips: bool) -> None:
     world_size = collectives.world_size()
     if 0 < votes.skips < world_size:
         here = "this one too" if this_rank_skips else "but not on this one"
