@@ -1,4 +1,4 @@
-"""What a user may give. A refusal names the argument, the value and the way out, and comes before anything is done.
+"""Checks of what a user gives. A refusal names the argument, the value and the way out, before anything is done.
 
 A wrong kind of object is a ``TypeError``; a number, word, path or flag that means nothing is a ``ValueError``.
 """
@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MAX_INTEGER = 2**63 - 1  # of a tensor, a file and a C library
-MAX_SEED = 2**48 - 1  # so that a seed for each rank and purpose, which is made of it, stays an integer of 64 bits
-MAX_HOPS = 10_000  # of a model: all that is done for each hop then ends
-MAX_NUMBER = 1e9  # of a share, a time in seconds, a weight: what lies beyond is a mistake
+MAX_INTEGER = 2**63 - 1  # the largest that a tensor, a file or a C library holds
+MAX_SEED = 2**48 - 1  # the seeds of each rank and purpose, which are made of it, stay integers of 64 bits
+MAX_HOPS = 10_000  # loops over the hops of a model then end
+MAX_NUMBER = 1e9  # a share, a time in seconds or a weight beyond this is a mistake
 PLAIN = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16}
-PLAIN |= {torch.float32, torch.float64, torch.complex64, torch.complex128}  # types that can be added up, and saved
-_MAX_SHOWN = 200  # letters
+PLAIN |= {torch.float32, torch.float64, torch.complex64, torch.complex128}  # the types that can be added up and saved
+_MAX_SHOWN = 200  # letters of a value in an error
 _MAX_NAME = 255  # bytes of a file's name
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
@@ -32,7 +32,7 @@ _short.maxlevel, _short.maxlist, _short.maxtuple, _short.maxdict, _short.maxset 
 
 
 def shown(value: object) -> str:
-    """A value as a refusal shows it: on one line, and short however large it is."""
+    """Return the text that a refusal shows for a value: one short line, however large the value is."""
     if isinstance(value, Tensor | np.ndarray):
         kind = "tensor" if isinstance(value, Tensor) else "numpy array"
         return f"a {kind} of {value.dtype} and shape {tuple(value.shape)}"
@@ -41,7 +41,7 @@ def shown(value: object) -> str:
     try:
         text = " ".join(_short.repr(value).split())
         return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-    except Exception:  # of somebody else's __repr__
+    except Exception:  # raised by somebody else's __repr__
         return f"a {type(value).__name__}"
 
 
@@ -49,24 +49,24 @@ def shown(value: object) -> str:
 
 
 def is_integer(value: object) -> bool:
-    """Whether it is a whole number; True and False are none."""
+    """Return whether it is an integer of Python or NumPy; True and False are none."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a real number; True and False are none."""
+    """Return whether it is an integer or a float of Python or NumPy; True and False are none."""
     return is_integer(value) or isinstance(value, float | np.floating)
 
 
 def make_plain(settings: Any) -> None:
-    """Make Python's numbers of NumPy's in a frozen dataclass: those of few bits overflow where they are multiplied."""
+    """Turn NumPy numbers in a frozen dataclass into Python's: small NumPy types overflow when multiplied."""
     for field in dataclasses.fields(settings):
         if isinstance(value := getattr(settings, field.name), np.number):
             object.__setattr__(settings, field.name, value.item())
 
 
 def check_at_least(least: int, *, most: int = MAX_INTEGER, **numbers: int) -> None:
-    """Refuse what is no whole number, too small or too large."""
+    """Refuse a value that is no integer, or lies below ``least`` or above ``most``."""
     for name, value in numbers.items():
         if not is_integer(value) or value < least:
             raise ValueError(f"{name} must be an integer of at least {least}, got {shown(value)}.")
@@ -76,12 +76,12 @@ def check_at_least(least: int, *, most: int = MAX_INTEGER, **numbers: int) -> No
 
 
 def check_at_least_if_given(least: int, **numbers: int | None) -> None:
-    """The same where None is a choice."""
+    """Do as :func:`check_at_least`, but let None pass."""
     check_at_least(least, **{name: value for name, value in numbers.items() if value is not None})
 
 
 def check_below(end: int, what: str, **numbers: int) -> None:
-    """Refuse what is no number of one of so many things, counted from 0."""
+    """Refuse a value that is no integer from 0 to ``end - 1``; ``what`` names the things that it counts."""
     for name, value in numbers.items():
         check_at_least(0, **{name: value})
         if value >= end:
@@ -89,21 +89,21 @@ def check_below(end: int, what: str, **numbers: int) -> None:
 
 
 def check_between(least: float, most: float, **numbers: float) -> None:
-    """Refuse what is no number, not finite, or out of bounds."""
+    """Refuse a value that is no finite number from ``least`` to ``most``."""
     for name, value in numbers.items():
         if not is_number(value) or not least <= value <= most:
             raise ValueError(f"{name} must be a finite number between {least} and {most:g}, got {shown(value)}.")
 
 
 def check_fits(num_bytes: int, what: str) -> None:
-    """Refuse what needs more memory than there is, before it is asked for."""
+    """Refuse ``what`` if its bytes exceed the memory of this machine, before they are allocated."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if num_bytes > there:
         raise ValueError(f"{what} would take {num_bytes / 1e9:,.0f} GB, and this machine has {there / 1e9:,.0f} GB.")
 
 
 def check_positive(**numbers: float) -> None:
-    """Refuse what is no number, not finite, or not above 0."""
+    """Refuse a value that is no number above 0 and up to ``MAX_NUMBER``."""
     for name, value in numbers.items():
         if not is_number(value) or not 0 < value <= MAX_NUMBER:
             limit = f" (it may be up to {MAX_NUMBER:g})" if is_number(value) and value > MAX_NUMBER else ""
@@ -111,7 +111,7 @@ def check_positive(**numbers: float) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Refuse what is no seed."""
+    """Refuse a seed that is no integer from 0 to ``MAX_SEED``."""
     check_at_least(0, most=MAX_SEED, seed=seed)
 
 
@@ -119,14 +119,14 @@ def check_seed(seed: int) -> None:
 
 
 def check_true_or_false(**flags: bool) -> None:
-    """Refuse what is neither True nor False."""
+    """Refuse a value that is neither True nor False."""
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise ValueError(f"{name} must be True or False, got {shown(value)}.")
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:
-    """``choices`` is a ``Literal``, or one with ``None``."""
+    """Refuse a value that is none of ``choices``, a ``Literal`` or ``Literal | None``."""
     allowed = [choice for option in get_args(choices) for choice in get_args(option) or [option]]
     allowed = [None if choice is type(None) else choice for choice in allowed]
     if not any(type(value) is type(choice) and value == choice for choice in allowed):
@@ -134,13 +134,13 @@ def check_choice(name: str, value: object, choices: Any) -> None:
 
 
 def check_word(name: str, value: object, example: str) -> None:
-    """Refuse what is no text, or empty."""
+    """Refuse a value that is no text, or an empty one."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} must be a name such as {example!r}, got {shown(value)}.")
 
 
 def check_path(name: str, value: object) -> Path:
-    """Refuse what names no file; return it as a ``Path``."""
+    """Return the value as a ``Path``; refuse it if no file can have that name. The file need not exist."""
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
         raise TypeError(f'{name} must be a path such as "folder/file" or Path("folder"), got {shown(value)}.')
     text = os.fspath(value)
@@ -153,7 +153,7 @@ def check_path(name: str, value: object) -> Path:
 
 
 def check_folder(name: str, value: object) -> Path:
-    """Refuse what names no folder, present or to come; return it as a ``Path``."""
+    """Return the value as a ``Path``; refuse it if it, or a parent, is a file. The folder need not exist."""
     path = check_path(name, value)
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():
@@ -162,7 +162,7 @@ def check_folder(name: str, value: object) -> Path:
 
 
 def check_file(name: str, value: object) -> Path:
-    """Refuse what is no file; return it as a ``Path``."""
+    """Return the value as a ``Path``; refuse it if no such file exists."""
     path = check_path(name, value)
     if not path.is_file():
         raise FileNotFoundError(f"{name} must be a file, and {shown(str(path))} is none.")
@@ -170,7 +170,7 @@ def check_file(name: str, value: object) -> Path:
 
 
 def check_npy(name: str, value: object) -> Path:
-    """Refuse what is no path of predictions to write; return it as a ``Path``."""
+    """Return the value as the ``Path`` that predictions are written to; refuse it unless it ends in .npy."""
     path = check_path(name, value)
     if path.suffix != ".npy" or path.is_dir():
         raise ValueError(f"{name}: predictions are written as .npy, and {shown(str(path))} ends otherwise.")
@@ -181,13 +181,13 @@ def check_npy(name: str, value: object) -> Path:
 
 
 def check_instance(name: str, value: object, kinds: Any, example: str) -> None:
-    """Refuse what is no object of these kinds. A class in the place of an object is none."""
+    """Refuse a value that is no instance of ``kinds``; a class given in place of an object is refused, too."""
     if isinstance(value, type) or not isinstance(value, kinds):
         raise TypeError(f"{name} must be {example}, got {shown(value)}.")
 
 
 def takes(function: object, *arguments: object) -> bool:
-    """Whether it can be called with such arguments, as far as one can tell without calling it."""
+    """Return whether it can be called with these arguments, as far as its signature tells."""
     if not callable(function):
         return False
     try:
@@ -200,13 +200,13 @@ def takes(function: object, *arguments: object) -> bool:
 
 
 def check_callable(name: str, value: object, example: str, *arguments: object) -> None:
-    """Refuse what cannot be called with such arguments."""
+    """Refuse a value that cannot be called with these arguments, and any class."""
     if isinstance(value, type) or not takes(value, *arguments):
         raise TypeError(f"{name} must be {example}, got {shown(value)}.")
 
 
 def check_durations(**durations: timedelta) -> None:
-    """Refuse what is no time longer than nothing."""
+    """Refuse a value that is no ``timedelta`` above 0 and up to ``MAX_NUMBER`` seconds."""
     for name, value in durations.items():
         check_instance(name, value, timedelta, "a timedelta, such as timedelta(minutes=30)")
         if not 0 < value.total_seconds() <= MAX_NUMBER:
@@ -214,13 +214,13 @@ def check_durations(**durations: timedelta) -> None:
 
 
 def check_list(name: str, value: object, example: str) -> None:
-    """Refuse what is no list or tuple, such as a word alone."""
+    """Refuse a value that is no sequence, and a text or bytes."""
     if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a list such as {example}, got {shown(value)}.")
 
 
 def check_words(name: str, value: object, example: str) -> None:
-    """Refuse what is no collection of names."""
+    """Refuse a value that is no collection of texts, such as a single text or a dict."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection):
         raise TypeError(f"{name} must be a list of names such as {example}, got {shown(value)}.")
     for word in value:
@@ -229,7 +229,7 @@ def check_words(name: str, value: object, example: str) -> None:
 
 
 def check_tensor(name: str, value: object, what: str) -> None:
-    """Refuse what is no tensor: arrays and lists have to be made into one, so that nothing is copied unseen."""
+    """Refuse a value that is no tensor. Arrays and lists are refused too, so that nothing is copied unseen."""
     if not isinstance(value, Tensor):
         wide = isinstance(value, np.ndarray | list | tuple)
         way_out = f" Make it one: torch.as_tensor({name if name.isidentifier() else '...'})." if wide else ""
@@ -237,7 +237,7 @@ def check_tensor(name: str, value: object, what: str) -> None:
 
 
 def check_plain(name: str, tensor: Tensor) -> None:
-    """Refuse a tensor whose numbers do not lie in RAM one behind the other, or are of a type that loops do not know."""
+    """Refuse a tensor that is not dense, not on the CPU, of a type outside ``PLAIN``, or requires a gradient."""
     way_out = ""
     if tensor.layout != torch.strided or tensor.is_nested:
         way_out = f"is sparse or nested: store it dense, {name}.to_dense()"
@@ -252,7 +252,7 @@ def check_plain(name: str, tensor: Tensor) -> None:
 
 
 def check_ids(name: str, value: Any, what: str = "node ids") -> None:
-    """Refuse what is no vector of integers. A mask is none."""
+    """Refuse a value that is no vector of integers; a mask is none."""
     check_tensor(name, value, what)
     check_plain(name, value)
     if value.dim() != 1 or not holds_integers(value):
@@ -262,17 +262,17 @@ def check_ids(name: str, value: Any, what: str = "node ids") -> None:
 
 
 def holds_integers(tensor: Tensor) -> bool:
-    """Whether its numbers are whole, and neither flags nor quantised."""
+    """Return whether the tensor has an integer type; bool and quantised types are none."""
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized or "bool" in str(tensor.dtype))
 
 
 def check_arrays_if_given(**arrays: Mapping[str, Tensor] | None) -> None:
-    """The same where None is a choice."""
+    """Do as :func:`check_arrays`, but let None pass."""
     check_arrays(**{name: value for name, value in arrays.items() if value is not None})
 
 
 def check_arrays(**arrays: Mapping[str, Tensor]) -> None:
-    """Refuse what is no mapping of names to tensors."""
+    """Refuse a value that is no mapping of names to tensors that :func:`check_plain` accepts."""
     for name, value in arrays.items():
         check_instance(name, value, Mapping, 'a dict of names and tensors such as {"x": x}')
         for key, array in value.items():
@@ -282,6 +282,6 @@ def check_arrays(**arrays: Mapping[str, Tensor]) -> None:
 
 
 def check_each(least: int, name: str, values: Iterable[int]) -> None:
-    """Refuse a list in which something is no whole number, or too small."""
+    """Refuse a list with an entry that is no integer of at least ``least``."""
     for value in values:
         check_at_least(least, **{f"{name}: an entry": value})

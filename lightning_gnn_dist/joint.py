@@ -1,8 +1,8 @@
-"""What folders ask of each other without importing each other, as Protocols that mypy checks on both sides.
+"""Protocols between folders that do not import each other: what strategies and callbacks read of a data module.
 
-Data modules offer what strategies and callbacks read. Each Protocol is what one reader needs, so that a data module of
-somebody else's may have some and lack others. A batch has, beside PyG's names: ``coverage``, a weight for each node;
-``is_filler``, where it only keeps ranks in step; and ``weighed_by_coverage``, once its loss has used the weights.
+Each Protocol is what one reader needs, so that your own data module may have some and lack others; mypy checks both
+sides. A batch has three attributes beside PyG's: ``coverage``, a weight for each node; ``is_filler``, true where the
+batch only keeps ranks in step; and ``weighed_by_coverage``, true once its loss has used the weights.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class GivesCorrections(Protocol):
     def correction_batches(
         self, round_idx: int, *, sliced: bool = True, start: int = 0, stop: int | None = None
     ) -> Iterator[Any]:
-        """Batches ``start`` to ``stop`` of a round: this rank's slices of them, or all of each."""
+        """Yield batches ``start`` to ``stop`` of a round: this rank's slice of each, or with ``sliced=False`` all."""
 
 
 class GivesAnchors(Protocol):
-    """A data module with a pass over the rank's part, or over the graph, whose gradient anchors a round."""
+    """A data module with batches for the gradient that drift correction takes at the start of a round."""
 
     def anchor_batches(self, round_idx: int, *, of: Scope = "part", start: int | None = None) -> Iterator[Any]:
-        """The pass of a round that begins after ``start`` training batches."""
+        """Yield one pass over the rank's part or the graph, for the round that begins after ``start`` batches."""
 
 
 @runtime_checkable
@@ -45,7 +45,7 @@ class HasFigures(Protocol):
 
     @property
     def figures(self) -> dict[str, float]:
-        """What to log, by name."""
+        """The numbers to log, by name."""
 
 
 class HasFingerprint(Protocol):
@@ -53,15 +53,15 @@ class HasFingerprint(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Hexadecimal digits of the graph."""
+        """A hash of the graph, in hexadecimal digits."""
 
 
 class HasDigests(HasFingerprint, Protocol):
-    """One whose arrays and parts they must have alike, too."""
+    """A data module whose arrays and parts all ranks must have alike, too."""
 
     @property
     def digests(self) -> dict[str, Any]:
-        """``arrays`` and ``parts``, hexadecimal digits; ``values``, two numbers that may differ in their last bits."""
+        """``arrays`` and ``parts``: hashes in hexadecimal; ``values``: two floats, equal but for rounding."""
 
 
 class HasParts(Protocol):
@@ -69,11 +69,11 @@ class HasParts(Protocol):
 
     @property
     def partitioner(self) -> object:
-        """How it does."""
+        """The partitioner, or the ready partition, that cuts it."""
 
     @property
     def uncovered(self) -> tuple[int, int]:
-        """Seeds of the running part that have weight 0, and all of them, where each node has a weight."""
+        """The counts of seeds of weight 0 and of all seeds in the running part; (0, 0) where no node has its own."""
 
 
 class CountsSeeds(Protocol):
@@ -81,11 +81,11 @@ class CountsSeeds(Protocol):
 
     @property
     def num_seeds(self) -> int:
-        """What the rank learns from."""
+        """How many nodes or edges the rank learns from."""
 
     @property
     def num_ranks(self) -> int:
-        """For how many ranks it was made."""
+        """The number of ranks that it was made for."""
 
 
 class ForStrategies(GivesCorrections, GivesAnchors, HasFigures, HasFingerprint, Protocol):

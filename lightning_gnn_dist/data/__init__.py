@@ -1,1 +1,1 @@
-"""What a rank reads: data modules, and what they decide by."""
+"""Data modules, and the rules that decide which part of the graph each rank holds."""

@@ -16,14 +16,14 @@ from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row
 
 
 class Boundary(ABC):
-    """What becomes of senders that lie outside a part. A new way is a frozen dataclass with these two methods."""
+    """What becomes of senders outside a part. To add a way, write a frozen dataclass with the method ``leaves``."""
 
-    def check_fits(self, graph: Graph) -> None:  # noqa: B027  # most fit all graphs
-        """Refuse a graph for which it can do nothing."""
+    def check_fits(self, graph: Graph) -> None:  # noqa: B027  # optional
+        """Refuse a graph that this way cannot handle."""
 
     @abstractmethod
     def leaves(self, graph: Graph, residents: Tensor, indptr: Tensor, senders: Tensor, seed: int) -> Tensor:
-        """The nodes around ``residents``, whose rows are given, that come along to send: in increasing order."""
+        """Return the outside nodes that come along to send to ``residents``: ids of the whole graph, increasing."""
 
 
 @dataclass(frozen=True)
@@ -38,26 +38,26 @@ class Isolated(Boundary):
 class Fetch(Boundary):
     """Senders outside a part are fetched for every batch, as if each rank could have all features.
 
-    Batches are sampled around the part's training nodes in the whole graph. With DDP that is a baseline (the LLCG
-    paper's GGS) and no way to save memory; on shards it is what distributed samplers do, and every step then waits for
-    neighbours and features of other ranks.
+    Batches are sampled around the part's training nodes in the whole graph. With DDP this is a baseline (GGS in the
+    LLCG paper) and saves no memory. On shards it is what distributed samplers do: every step then waits for neighbours
+    and features of other ranks.
     """
 
     def leaves(self, graph: Graph, residents: Tensor, indptr: Tensor, senders: Tensor, seed: int) -> Tensor:
-        return residents[:0]  # of a part that nobody trains on
+        return residents[:0]  # nobody trains on such a part
 
 
 @dataclass(frozen=True)
 class Halo(Boundary):
-    """Senders outside a part come along as leaves: they send and receive nothing.
+    """Senders outside a part come along as leaves: they send messages, and receive none.
 
-    With all of them every node sees its whole neighbourhood, one hop far. For chunks drawn at random that is nearly
-    the whole graph on every rank, hence the two limits.
+    With all of them, every node of the part has all of its in-neighbours. For chunks drawn at random that is nearly
+    the whole graph on every rank, so two limits are offered.
 
     Args:
-        hops: 1: the in-neighbours of the part's nodes.
-        bytes: Limits the memory of their arrays. Those with the most edges into the part come first.
-        neighbors: Leaves that a node may ask for; which, is drawn at random, alike for all nodes of the part.
+        hops: Only 1, the in-neighbours of the part's nodes.
+        bytes: Most bytes that the leaves' arrays may take. Leaves with the most edges into the part come first.
+        neighbors: Most leaves that each node brings along: the first in one random order of all outside senders.
     """
 
     hops: Literal[1] = 1
@@ -93,12 +93,12 @@ class Halo(Boundary):
 
 
 def check_boundary(boundary: object) -> None:
-    """Refuse what is no way to treat one."""
+    """Refuse a value that is no ``Boundary``."""
     check_instance("boundary", boundary, Boundary, "an object such as Isolated(), Halo() or Fetch()")
 
 
 def _some_of_each_row(row: Tensor, senders: Tensor, limit: int, seed: int) -> Tensor:
-    """Of each row's entries the ``limit`` that come first in an order of all of them."""
+    """Return, of each row, the ``limit`` senders that come first in one random order of all senders."""
     distinct, which = senders.unique(return_inverse=True)
     by_order = permutation(distinct.numel(), seed + Purpose.SURROUNDINGS, -1)[which].argsort()
     by_row = by_order[row[by_order].argsort(stable=True)]

@@ -1,14 +1,14 @@
 r"""How much of each neighbourhood a rank sees, and the weights that follow.
 
-A node whose neighbours lie elsewhere has a gradient of its own making. So the loss weighs nodes by what is left of
-their neighbourhoods (Grappa, Xu et al., arXiv:2602.01872): with :math:`d_v` of :math:`D_v` in-neighbours on the rank,
+A node whose neighbours lie on other ranks has a wrong gradient. So the loss weighs each node by the share of its
+neighbourhood that is left (Grappa, Xu et al., arXiv:2602.01872): with :math:`d_v` of :math:`D_v` in-neighbours here,
 
 .. math::
     c_v = \frac{d_v + \kappa c_0}{D_v + \kappa},
     \qquad c^{(l)}_v = \frac{\sum_{u \text{ visible}} c^{(l-1)}_u + \kappa c_0}{D_v + \kappa},\quad c^{(0)} = 1,
 
-the second, which the paper does not have, for several hops: it also counts what the neighbours miss. On real graphs it
-does not do better than the first, and worse with a halo.
+The second formula is not in the paper. It holds for several hops and also counts what the neighbours miss. On real
+graphs it does no better than the first, and worse with a halo.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Coverage:
     r"""Gives every seed of a batch a weight, ``batch.coverage``.
 
     Args:
-        level: ``"node"``: each has its own. ``"batch"``: all seeds of a batch have their mean, so that only whole
-            batches are weighed.
-        hops: Over how many hops visibility is followed. 1: the share of in-neighbours.
-        shrinkage: :math:`\kappa`, by how many imagined neighbours a node is drawn towards ``prior``.
+        level: ``"node"`` gives each node its own weight; ``"batch"`` gives all seeds of a batch their mean, so that
+            only whole batches are weighed.
+        hops: The number of hops :math:`l` of the second formula; 1 gives the first.
+        shrinkage: :math:`\kappa`, the number of imagined neighbours that draw a node's weight towards ``prior``.
         prior: :math:`c_0`. Default: the mean coverage of the rank's own nodes.
     """
 
@@ -61,12 +61,12 @@ class Coverage:
             check_between(0, 1, prior=self.prior)
 
     def of(self, part: Graph, degrees: Tensor, num_own: int) -> Tensor:
-        """The coverage of every node of a part, float32.
+        """Return the coverage of every node of a part: float32, shape ``(part.num_nodes,)``.
 
         Args:
-            part: The nodes and edges that a rank holds, the ``num_own`` nodes it learns from first.
-            degrees: The nodes' in-degrees in the whole graph.
-            num_own: Over how many nodes the default prior is the mean.
+            part: The nodes and edges that a rank holds; the nodes that it learns from come first.
+            degrees: In-degrees of the part's nodes in the whole graph, shape ``(part.num_nodes,)``.
+            num_own: The number of nodes that it learns from; the default prior is their mean.
         """
         check_instance("part", part, Graph, "a Graph")
         part.check_whole()
@@ -82,7 +82,7 @@ class Coverage:
             )
         prior = self.prior
         if prior is None and num_own == 0:
-            prior = 1.0  # of nodes that are not there none misses anything
+            prior = 1.0  # the mean of no nodes: nothing is missing
         if prior is None:
             prior = float(_next(part, torch.ones(part.num_nodes), degrees, 0.0, 0.0)[:num_own].mean())
         covered = torch.ones(part.num_nodes)
@@ -92,9 +92,9 @@ class Coverage:
 
 
 def coverage_mean(losses: Tensor, batch: Any) -> Tensor:
-    """The mean of one loss per seed, weighed by ``batch.coverage``; a plain mean where no seed has any.
+    """Return the mean of one loss per seed, weighed by ``batch.coverage``; the plain mean if all weights are 0.
 
-    What a ``training_step`` returns in place of ``losses.mean()``:
+    Return it from ``training_step`` in place of ``losses.mean()``:
 
         losses = F.cross_entropy(out[:batch.batch_size], batch.y[:batch.batch_size], reduction="none")
         return coverage_mean(losses, batch)
@@ -113,12 +113,12 @@ def coverage_mean(losses: Tensor, batch: Any) -> Tensor:
     check_tensor("batch.coverage", weights, "a weight for each node, or each seed")
     if weights.dim() != 1 or weights.numel() < losses.numel() or not weights.is_floating_point():
         raise ValueError(f"batch.coverage must be a vector of a weight for each seed, got {shown(weights)}.")
-    # On a device the host would have to wait for the answer. What the data modules put there is right.
+    # On a device the host would have to wait for the answer, and the data modules put right weights there.
     if weights.device.type == "cpu" and not bool(((weights >= 0) & weights.isfinite()).all()):
         raise ValueError("batch.coverage must hold weights of at least 0, and some are negative, infinite or NaN.")
-    batch.weighed_by_coverage = True  # a strategy tells users whose step weighs nothing
+    batch.weighed_by_coverage = True  # else GrappaStrategy tells that only whole batches are weighed
     weights = weights[: batch.batch_size].to(losses.dtype)
-    if not getattr(batch, "is_filler", False):  # one of these counts for nothing, and its mean is 0
+    if not getattr(batch, "is_filler", False):  # a filler counts for nothing, and its mean is 0
         weights = torch.where(weights.sum() > 0, weights, 1)
     total = weights.sum()
     mean: Tensor = (losses * weights).sum() / torch.where(total > 0, total, 1)
@@ -126,7 +126,7 @@ def coverage_mean(losses: Tensor, batch: Any) -> Tensor:
 
 
 def _next(part: Graph, covered: Tensor, degrees: Tensor, shrinkage: float, prior: float) -> Tensor:
-    """One hop of the recursion. A node without in-neighbours misses none."""
+    """Return the coverage one hop further. A node without in-neighbours misses none and gets 1."""
     share = torch.empty(part.num_nodes)
     for rows in row_slices(part.indptr):
         offsets = part.indptr[rows.start : rows.stop + 1]

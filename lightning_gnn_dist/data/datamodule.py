@@ -1,4 +1,4 @@
-"""What every rank reads: its own part to train on, and the whole graph to be judged by."""
+"""The data module of a graph that every host has: each rank trains on its part and evaluates on the whole graph."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from lightning_gnn_dist.sampling.base import Sampler
 class PartitionedDataModule(PartDataModule):
     """Cut a graph into one part per rank, and hand out batches of the rank's own part.
 
-    Training batches come from the part alone: its nodes, the edges among them, and their features, copied into
-    RAM. Validation, testing and prediction see the whole graph with all neighbours, and the ranks share the
-    nodes without overlap, so what they measure is exact. On one rank there is nothing to cut: batches come from
-    the whole graph.
+    Training batches come from the part alone (unless ``boundary`` adds nodes): its nodes, the edges among them, and
+    their features, copied into RAM. Validation, testing and prediction see the whole graph with all neighbours, and
+    the ranks divide the nodes among themselves, so metrics are exact. On one rank batches come from the whole graph.
 
-    A batch is a PyG ``Data``: the first ``batch.batch_size`` nodes are the seeds, ``batch.n_id`` holds global
-    ids, ``batch.blocks`` one bipartite adjacency per layer (outermost first), ``batch.edge_index`` all of them.
+    A batch is a PyG ``Data``: the first ``batch.batch_size`` nodes are the seeds, ``batch.n_id`` holds the nodes' ids
+    in the whole graph, ``batch.blocks`` one bipartite adjacency per layer (outermost first), ``batch.edge_index`` the
+    edges of all layers.
 
     Args:
         graph: A :class:`Graph`, a PyG ``Data``, or the path of a saved graph. With a path a rank holds no more
-            than its part; the rest stays on disk.
+            than its part in RAM; the rest stays on disk.
         partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``.
         sampler: How training batches are drawn. Default: ``NeighborSampler([15, 10])``.
-        batch_size: Training seeds in a batch, at most: the number of batches is the same on all ranks, so the
-            batches of a part with fewer training nodes are smaller. Each is a seed exactly once a pass. The number is
-            that of the first 16 super-epochs: a later part with more training nodes than any of these has larger ones.
-        seed: Everything random is drawn from it: partition, order of seeds, neighbours.
-        loading: How batches are made: bulks, threads, the device. None of it changes them.
+        batch_size: Training nodes (seeds) in a batch, at most. All ranks have the same number of batches, so batches of
+            a part with fewer training nodes are smaller. Each node is a seed once a pass. The largest part of the first
+            16 super-epochs decides the number; a later, larger part has larger batches.
+        seed: Decides everything random: the partition, the order of seeds, the neighbours.
+        loading: How batches are made: bulks, threads, the device. It never changes what is in them.
         holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others.
         boundary: What becomes of senders outside the part: :class:`Isolated`, :class:`Halo` or :class:`Fetch`.
-        evaluation: How the whole graph is sampled to judge a model. Default: all neighbours, which is exact.
-        global_batching: How it is sampled for corrections.
-        coverage: Gives each batch ``batch.coverage``, how much of the seeds' neighbourhoods the part holds, as
-            weights for the loss (:func:`coverage_mean`) and for :class:`GrappaStrategy`. None: no weights.
+        evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
+        global_batching: How the whole graph is sampled for corrections.
+        coverage: Gives each batch ``batch.coverage``, the share of each neighbourhood that the part holds, as
+            weights for the loss (:func:`coverage_mean`) and for :class:`GrappaStrategy`. With None there are none.
         cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
     """
 

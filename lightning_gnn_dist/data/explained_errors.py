@@ -1,4 +1,4 @@
-"""What features are, where a model fails on them."""
+"""Errors of a model that fails on its features, told in terms of the features."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def explain_features(exception: BaseException, x: Tensor | None) -> None:
-    """Say what is wrong with the features where a layer has failed on them: torch speaks of two matrices.
+    """Put what is wrong with the features ``x`` into the error of a layer: torch speaks of two matrices only.
 
-    Before that nobody knows what the model makes of them, as a table of embeddings takes integers.
+    This cannot be checked before the model runs: a table of embeddings, for instance, takes integers.
     """
     if x is None:
         return

@@ -1,4 +1,4 @@
-"""What all data modules share: training batches of what a rank has, evaluation and corrections on the whole graph."""
+"""The base of all data modules: training on a rank's part, evaluation and corrections on the whole graph."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ log = logging.getLogger(__name__)
 
 
 class GraphDataModule(LightningDataModule, ABC):
-    """Batches of a rank's own part to train on; of the whole graph to be judged and corrected by.
+    """Batches of a rank's own part for training, and of the whole graph for evaluation and corrections.
 
-    A subclass says what the part is, what is learned from, and who makes batches: all its abstract methods.
+    A subclass defines the abstract methods: what the part is, which nodes or edges are seeds, and who makes batches.
     """
 
     def __init__(self, settings: BatchSettings, coverage: Coverage | None, boundary: Boundary) -> None:
@@ -72,55 +72,55 @@ class GraphDataModule(LightningDataModule, ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Identifies the graph, so that a strategy can tell whether all ranks have the same."""
+        """A hash of the graph, by which a strategy sees whether all ranks have the same one."""
 
     @property
     @abstractmethod
     def num_nodes(self) -> int:
-        """Nodes of the whole graph."""
+        """The number of nodes of the whole graph."""
 
     @abstractmethod
     def _title(self) -> str:
-        """What is read, as ``repr`` shows it."""
+        """Return what ``repr`` shows of the data that is read."""
 
     @abstractmethod
     def _features(self) -> Tensor | None:
-        """Features as models read them, as far as this rank has them."""
+        """Return the features ``x`` that this rank has, or None."""
 
     @abstractmethod
     def _parts_of_rank(self) -> Callable[[int], Graph]:
-        """What the rank trains on, by super-epoch."""
+        """Return a function from a super-epoch to the part that this rank trains on in it."""
 
     @abstractmethod
     def _running_part(self) -> Graph:
-        """What it trains on now."""
+        """Return the part that this rank trains on now."""
 
     @abstractmethod
     def _most_seeds(self, world_size: int) -> int:
-        """The seeds of the rank that has most. All ranks find the same number."""
+        """Return the number of seeds of the rank that has most, the same on all ranks."""
 
     @abstractmethod
     def _all_seeds(self) -> Tensor:
-        """The seeds of the whole graph."""
+        """Return all training nodes of the whole graph, or the positions of all training edges."""
 
     @abstractmethod
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
-        """What a rank learns from in a part, after a check of its values, and who makes batches of it."""
+        """Return the seeds of a rank in a part, after a check of its values, and the source of its batches."""
 
     @abstractmethod
     def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:
-        """Makes batches of the whole graph."""
+        """Return the source of batches of the whole graph."""
 
     @abstractmethod
     def _judging_loader(self, name: str) -> BatchLoader:
-        """What ``"val"`` or ``"test"`` marks, shared by the ranks without overlap."""
+        """Return the loader of this rank's share of the ``"val"`` or ``"test"`` nodes or edges."""
 
     def _every(self) -> int | None:
-        """Passes in a super-epoch. None: what a rank holds never changes."""
+        """Return the passes in a super-epoch, or None if a rank's part never changes."""
         return None
 
     def _eval_place(self) -> int:
-        """Which of as many shares of evaluation as there are ranks is this rank's."""
+        """Return the place of this rank's share among the equal shares of the evaluation."""
         return self._rank()
 
     def __str__(self) -> str:
@@ -153,7 +153,7 @@ class GraphDataModule(LightningDataModule, ABC):
         return self._judging_loader("test")
 
     def predict_dataloader(self) -> BatchLoader:
-        """All nodes, in order: rank 0 has the first ones. Of shards, nearly all are of the rank's own."""
+        """Return a loader of this rank's share of all nodes in order; with shards, nearly all are of its own."""
         loader = self._nodes_loader(torch.arange(self.num_nodes), "the graph has")
         loader.spare_memory()
         return loader
@@ -165,7 +165,7 @@ class GraphDataModule(LightningDataModule, ABC):
         self._anchors = self._whole = None
 
     def on_exception(self, exception: BaseException) -> None:
-        """End what runs in the background: after an exception or Ctrl-C Lightning tears nothing down."""
+        """Explain the error and end what runs in the background: after an exception Lightning tears nothing down."""
         explain_features(exception, self._features())
         self.teardown("fit")
 
@@ -174,9 +174,9 @@ class GraphDataModule(LightningDataModule, ABC):
     def correction_batches(
         self, round_idx: int, *, sliced: bool = True, start: int = 0, stop: int | None = None
     ) -> Iterator[Data]:
-        """Batches ``start`` to ``stop`` of the whole graph in a round: this rank's slices of them, or all of each.
+        """Yield batches ``start`` to ``stop`` of the whole graph in a round: this rank's slice of each, or all of it.
 
-        A function of the seed, the round and the rank, so that a resumed run sees the same ones.
+        They depend on the seed, the round and the rank alone, so that a resumed run sees the same ones.
         """
         check_at_least(0, round_idx=round_idx, start=start)
         check_at_least_if_given(0, stop=stop)
@@ -185,10 +185,10 @@ class GraphDataModule(LightningDataModule, ABC):
         return self._global_batches().of_round(round_idx, rank, num_slices, start, stop)
 
     def anchor_batches(self, round_idx: int, *, of: Scope = "part", start: int | None = None) -> Iterator[Data]:
-        """One pass over the rank's own part, or its slices of one over the graph, with draws that belong to the round.
+        """Yield one pass over the rank's own part, or its slices of one over the graph, drawn for this round.
 
-        Those of the graph are also the round's first correction batches. ``start`` is the number of training batches
-        before the round: the part is that of the next one, which may be another. Default: the running part.
+        With ``of="graph"`` these are also the round's first correction batches. With ``start``, the number of training
+        batches before the round, the part is that of the batch that follows; without, it is the running part.
         """
         check_at_least(0, round_idx=round_idx)
         check_at_least_if_given(0, start=start)
@@ -208,7 +208,7 @@ class GraphDataModule(LightningDataModule, ABC):
 
     @property
     def figures(self) -> dict[str, float]:
-        """What a strategy may log: the time a fit waited for data, and what else a subclass measures."""
+        """Numbers to log: the seconds that training waited for data, and their share of its time."""
         loader = self._train_loader
         waited = (loader.waited_seconds, loader.waited_share) if loader is not None else (0.0, 0.0)
         return dict(zip(("data/waited_seconds", "data/waited_share"), waited, strict=True))
@@ -216,18 +216,18 @@ class GraphDataModule(LightningDataModule, ABC):
     # What it is made of.
 
     def _is_cut(self) -> bool:
-        """Whether this rank trains on less than the whole graph."""
+        """Return whether this rank trains on less than the whole graph."""
         return self._world_size() > 1 and not isinstance(self.boundary, Fetch)
 
     def _local_batches(self, part: Graph, num_batches: int, rank: int, num_ranks: int) -> BatchLoader:
         if self._anchors is not None and self._anchors[0] is not part:
-            self._anchors = None  # or the part before would be held, and its copy
+            self._anchors = None  # else the part before would stay in memory
         return self._batches_of(part, num_batches, self.seed, rank, num_ranks)
 
     def _batches_of(
         self, part: Graph, num_batches: int, seed: int, rank: int, num_ranks: int, *, in_background: bool = True
     ) -> BatchLoader:
-        """The training batches of a part."""
+        """Return a loader of training batches of a part."""
         seeds, source = self._seeds_and_source(part, rank, num_ranks)
         seed = seed * num_ranks + rank  # replicas differ in what they draw
         loading = self.loading if in_background else replace(self.loading, bulk_size=1, num_threads=0)
@@ -237,23 +237,23 @@ class GraphDataModule(LightningDataModule, ABC):
         if self._whole is None:
             size = self.global_batching.batch_size or self.batch_size * self._world_size()
             source = self._whole_source(self._whole_sampler())
-            bulk_size = 1 if source.may_run_ahead else self.loading.bulk_size  # rows that travel do so together
+            bulk_size = 1 if source.may_run_ahead else self.loading.bulk_size  # one exchange for many batches
             self._whole = GlobalBatches(source, self._all_seeds(), size, self.seed, bulk_size)
         return self._whole
 
     def _whole_sampler(self) -> Sampler:
-        """How the whole graph is sampled for corrections."""
+        """Return the sampler of the whole graph for corrections."""
         return self._settings.of_corrections()
 
     def _num_batches(self) -> int:
-        """Batches of a pass, the same for all ranks and parts."""
+        """Return the number of batches of a pass, the same for all ranks and parts."""
         return -(-self._most_seeds(self._world_size()) // self.batch_size)
 
     def _nodes_loader(self, nodes: Tensor, whose: str) -> BatchLoader:
         return self._eval_loader(self._settings.of_evaluation(), nodes, f"{whose} {nodes.numel()} nodes")
 
     def _eval_loader(self, sampler: Sampler, seeds: Tensor, whose: str, num_ids: int | None = None) -> BatchLoader:
-        """This rank's share of ``seeds``, sampled in the whole graph."""
+        """Return a loader of this rank's share of ``seeds``, sampled in the whole graph."""
         self._depth.check(self.trainer, self.sampler)
         self._tell_of_estimates()
         world_size, count = self._world_size(), seeds.numel()
@@ -300,5 +300,5 @@ class GraphDataModule(LightningDataModule, ABC):
 if TYPE_CHECKING:
 
     def _offers(data: GraphDataModule, loader: TrainLoader) -> tuple[ForStrategies, CountsSeeds]:
-        """What `joint` promises."""
+        """Let mypy check that these have what the Protocols of ``joint`` ask for."""
         return data, loader

@@ -1,4 +1,4 @@
-"""Edges as what is learned: every rank those of its own part, and all of them ranked exactly."""
+"""The data module for link prediction: each rank learns the edges inside its part; evaluation is exact."""
 
 from __future__ import annotations
 
@@ -40,34 +40,34 @@ NegativesFrom = Literal["part", "graph"]
 
 
 class LinkDataModule(PartDataModule):
-    """Learn to tell edges from pairs that are none: each rank on the edges inside its part.
+    """Batches of true and false edges, to learn to tell them apart: each rank learns the edges inside its part.
 
     A training batch asks for ``batch_size`` edges of the part and ``num_negatives`` false ones for each. None of the
     edges it asks for carries a message, in either direction. Validation and testing ask for held edges and their fixed
-    negatives with all neighbours in the graph of training edges, and the ranks share them without overlap: exact with
-    :class:`LinkRanking`. On one rank there is nothing to cut: batches come from the whole graph.
+    negatives with all neighbours in the graph of training edges. The ranks divide the held edges among themselves, so
+    :class:`LinkRanking` is exact. On one rank batches come from the whole graph.
 
     A batch is a PyG ``Data``: the ends of all targets are the first ``batch.batch_size`` nodes. For target ``i``,
-    ``batch.edge_label_index[:, i]`` are the positions of its ends among them, ``batch.edge_label[i]`` is 1 or 0: first
-    all edges, then the first one's negatives, the second one's, ... ``batch.n_id``, ``batch.blocks`` and
-    ``batch.edge_index`` are those of :class:`PartitionedDataModule`. With ``num_batches`` alike for all ranks, every
-    edge inside a part is asked for once a pass; edges between parts are not learned from.
+    ``batch.edge_label_index[:, i]`` are the positions of its ends among them, and ``batch.edge_label[i]`` is 1 for a
+    true edge and 0 for a false one. True edges come first, then the negatives of each in turn. ``batch.n_id``,
+    ``batch.blocks`` and ``batch.edge_index`` are as in :class:`PartitionedDataModule`. Every edge inside a part is
+    asked for once a pass; edges between parts are not learned from.
 
     Args:
         split: A :class:`LinkSplit`, as :func:`split_edges` makes it, or the path of a saved one. With a path a rank
-            holds no more than its part; the rest stays on disk.
+            holds no more than its part in RAM; the rest stays on disk.
         partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``.
         sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``.
-        batch_size: Edges in a training batch, at most: the number of batches is the same on all ranks.
+        batch_size: True edges in a training batch, at most. All ranks have the same number of batches.
         num_negatives: False receivers for each training edge.
-        negatives_from: Draw them from the rank's own nodes (``"part"``), or from all nodes (``"graph"``): those that
-            lie elsewhere bring their neighbours along, all features of a batch are then read from the whole graph, and
-            parts' batches are made in RAM.
-        seed: Everything random is drawn from it: partition, order of edges, negatives, neighbours.
-        loading: How batches are made: bulks, threads, the device. None of it changes them.
+        negatives_from: Draw false receivers from the rank's own nodes (``"part"``), or from all nodes (``"graph"``).
+            Nodes of other parts then bring their neighbours along, features are read from the whole graph, and
+            training batches are made in RAM.
+        seed: Decides everything random: the partition, the order of edges, negatives, neighbours.
+        loading: How batches are made: bulks, threads, the device. It never changes what is in them.
         holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others.
-        evaluation: How the whole graph is sampled to judge a model. Default: all neighbours, which is exact.
-        global_batching: How it is sampled for corrections. A list of all training edges is kept for it, 16 bytes each.
+        evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
+        global_batching: How the whole graph is sampled for corrections, which keep 16 bytes for each training edge.
         cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
     """
 
@@ -104,7 +104,7 @@ class LinkDataModule(PartDataModule):
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the split, so that a strategy can tell whether all ranks have the same."""
+        """A hash of the split, by which a strategy sees whether all ranks have the same one."""
         return self.split.fingerprint
 
     def _judging_loader(self, name: str) -> BatchLoader:
@@ -159,7 +159,7 @@ class LinkDataModule(PartDataModule):
 
 
 def _check_far(graph: Graph, sample_on: SampleOn) -> None:
-    """Refuse what cannot follow a batch that is read from two graphs."""
+    """Refuse settings that do not work for batches read from both the part and the whole graph."""
     if sample_on == "device":
         raise ValueError(
             'negatives_from="graph" reads a batch from two graphs, which is done in RAM: use sample_on="auto", or '
@@ -173,7 +173,7 @@ def _check_far(graph: Graph, sample_on: SampleOn) -> None:
 
 
 def _check_sampler(sampler: Sampler | None) -> None:
-    """Refuse what repeats nodes, or weighs them for seeds that are nodes drawn at random."""
+    """Refuse samplers that repeat nodes, or whose weights suppose that seeds are nodes drawn at random."""
     drawn = sampler.sampler if isinstance(sampler, MatrixSampler) else sampler
     if isinstance(drawn, ShadowSampler | RandomWalkSampler | ClusterSampler | LayerSampler):
         raise ValueError(

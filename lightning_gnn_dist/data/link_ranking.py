@@ -1,4 +1,4 @@
-r"""How high a true edge ranks among false ones.
+r"""Metrics of how high a true edge ranks among false ones.
 
 With :math:`a` negatives that score higher than the edge and :math:`b` that score the same, its rank is
 
@@ -26,11 +26,11 @@ class LinkRanking(MetricCollection):
         self.ranking.update(self(batch), batch.edge_label)                             # in validation_step
         self.log_dict(self.ranking, batch_size=int(batch.edge_label.sum()))
 
-    Sums and counts are what ranks exchange, so the result is exact for unequal shares. Scores that are not a number
-    rank last.
+    Ranks exchange sums and counts, so the result is exact for unequal shares. An edge whose score is NaN ranks last,
+    and a negative whose score is NaN ranks above its edge.
 
     Args:
-        hits: The ``k`` of each Hits@k. There must be as many negatives.
+        hits: The ``k`` of each Hits@k. Each edge needs at least ``k`` negatives.
         prefix: Put before every name, such as ``"val/"``.
     """
 
@@ -44,7 +44,7 @@ class LinkRanking(MetricCollection):
 
 
 class RankMean(Metric):
-    """The mean over edges of something that their ranks say: a subclass gives :meth:`of_ranks`."""
+    """The mean over edges of a function of their ranks, which a subclass defines as :meth:`of_ranks`."""
 
     full_state_update = False
     higher_is_better = True
@@ -57,11 +57,11 @@ class RankMean(Metric):
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def of_ranks(self, ranks: Tensor, num_negatives: int) -> Tensor:
-        """What is averaged, from the edges' ranks."""
+        """Return the values to average, one for each edge; ``ranks`` has shape ``(num_edges,)``."""
         raise NotImplementedError
 
     def update(self, scores: Tensor, edge_label: Tensor) -> None:
-        """One score per target, the edges first, then the negatives of each in turn."""
+        """Add a batch: one score and label per target, true edges first, then the negatives of each in turn."""
         check_tensor("scores", scores, "one number for each target")
         check_tensor("edge_label", edge_label, "1 for each edge and 0 for each negative")
         if edge_label.dim() != 1 or not bool(((edge_label == 0) | (edge_label == 1)).all()):
@@ -89,14 +89,14 @@ class RankMean(Metric):
 
 
 class ReciprocalRank(RankMean):
-    """MRR: the mean of one over the rank."""
+    """MRR: the mean of 1 / rank."""
 
     def of_ranks(self, ranks: Tensor, num_negatives: int) -> Tensor:
         return 1 / ranks.to(self.total.dtype)
 
 
 class HitsAt(RankMean):
-    """The share of edges that are among the first ``k``."""
+    """Hits@k: the share of edges whose rank is at most ``k``."""
 
     def __init__(self, k: int) -> None:
         super().__init__()

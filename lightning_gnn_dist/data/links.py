@@ -1,4 +1,4 @@
-"""Edges held back to judge a link predictor, the false ones they compete with, and the graph without them."""
+"""Edges held back to evaluate link prediction, the false edges that they compete with, and the remaining graph."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.sampling.links import edges_at
 from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges
 
-_EDGES_TO_CHECK = 1000
-_NEGATIVES_TO_CHECK = 1 << 20  # of more some, evenly spread: these take half a second, and splits are opened often
+_EDGES_TO_CHECK = 1000  # evenly spread over the graph
+_NEGATIVES_TO_CHECK = 1 << 20  # evenly spread: these take half a second, at every opening
 _SPLIT, _FALSE_ENDS = range(2)
 
 
@@ -35,12 +35,12 @@ _SPLIT, _FALSE_ENDS = range(2)
 class LinkSplit:
     """A graph of training edges, and true and false edges to evaluate on.
 
-    :func:`split_edges` makes one. Where a data set brings its own, give it here.
+    :func:`split_edges` makes one from a graph. If your data set has its own split, construct it here.
 
     Args:
-        graph: The training edges: they carry messages, and are what is learned.
+        graph: The training edges, which carry messages and are learned.
         edges: The true edges of ``"val"``, ``"test"`` or both, each of shape ``(2, n)``, senders first.
-        negatives: For each of these edges receivers that its sender has no edge to, shape ``(n, K)``.
+        negatives: For each of these edges K receivers that its sender has no edge to, shape ``(n, K)``.
         undirected: Whether the graph holds both directions of every edge.
     """
 
@@ -72,7 +72,7 @@ class LinkSplit:
 
     @classmethod
     def open(cls, path: str | Path) -> LinkSplit:
-        """Open a saved split: all of it is memory-mapped."""
+        """Open a saved split; its arrays are memory-mapped."""
         path = check_path("path", path)
         arrays, _ = store.read(path)
         links = {name.removeprefix("links/"): array for name, array in arrays.items() if name.startswith("links/")}
@@ -91,7 +91,7 @@ class LinkSplit:
             raise ValueError(f"{path} holds no split of edges that can be used. {error}") from error
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write a directory that :meth:`open` reads, and :meth:`Graph.open` too: the training edges."""
+        """Write a folder that :meth:`open` reads; :meth:`Graph.open` reads the training edges of it."""
         links = {f"links/{name}_edges": edges for name, edges in self.edges.items()}
         links |= {f"links/{name}_negatives": negatives for name, negatives in self.negatives.items()}
         self.graph.save(path, overwrite=overwrite, beside=links | {"links/undirected": torch.tensor([self.undirected])})
@@ -111,7 +111,7 @@ class LinkSplit:
         return f"LinkSplit({self.graph}, {counts})"
 
     def _check_reverses(self) -> None:
-        """Look at some edges: to look at all would read the whole graph whenever a split is opened."""
+        """Refuse edges without a reverse. Only some are checked: all would read the whole graph at every opening."""
         number = self.graph.num_edges
         edges = edges_at(self.graph, torch.arange(0, number, max(1, number // _EDGES_TO_CHECK)))
         alone = ~has_edges(self.graph, edges.flip(0))
@@ -154,7 +154,7 @@ class LinkSplit:
             )
 
     def _check_held(self) -> None:
-        """Each held edge stands for itself once, and none, nor any of the graph's, is called false."""
+        """Refuse held edges that occur twice, and negatives that are edges, held or of the graph."""
         numbers = {name: self._numbers(edges) for name, edges in self.edges.items()}
         for name, (there, _) in numbers.items():
             if there.unique().numel() < there.numel():
@@ -178,7 +178,7 @@ class LinkSplit:
                 )
 
     def _numbers(self, edges: Tensor) -> tuple[Tensor, Tensor]:
-        """A number for each edge; and for its reverse, where both are one, else the same."""
+        """Return a number for each edge, and that of its reverse if undirected, else the same number again."""
         sender, receiver = edges.to(torch.int64)
         there = sender * self.graph.num_nodes + receiver
         return there, receiver * self.graph.num_nodes + sender if self.undirected else there
@@ -201,17 +201,17 @@ def split_edges(
 ) -> LinkSplit:
     """Hold edges back for validation and testing, and draw the false edges that they will be ranked among.
 
-    Of an undirected graph pairs are held back, both directions together and all copies. The receiver of a held edge
-    competes with ``negatives`` nodes that the sender has no edge to, in the whole graph. Which direction of a
-    pair is judged is drawn. Loops stay in the graph. Everything is done in RAM.
+    An undirected graph is split by pairs of nodes: both directions and all copies are held back together, and one
+    direction, drawn at random, is evaluated. The receiver of a held edge competes with ``negatives`` nodes that the
+    sender has no edge to in the whole graph. Loops stay in the graph. Everything is done in RAM.
 
     Args:
-        graph: All edges. Its masks stay behind, as they split nodes.
+        graph: All edges. The result leaves out its masks, which split nodes.
         val: Share of the edges (or pairs) for validation.
         test: Share for testing.
         seed: The same seed gives the same split.
         negatives: False edges for each true one.
-        undirected: Whether the graph holds both directions of every edge. Default: look.
+        undirected: Whether the graph holds both directions of every edge. Default: it is found out.
     """
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
     graph.check_whole()
@@ -254,19 +254,19 @@ def _check_counts(total: int, counts: Mapping[str, int], shares: Mapping[str, fl
 
 
 def edges_of(graph: Graph) -> tuple[Tensor, Tensor]:
-    """All senders and all receivers, int64, in the order of ``graph.indices``."""
+    """Return all senders and all receivers: int64, shape ``(num_edges,)``, in the order of ``graph.indices``."""
     receivers = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
     return graph.indices.to(torch.int64), receivers
 
 
 def _is_symmetric(sender: Tensor, receiver: Tensor, num_nodes: int) -> bool:
-    # Each counts once: an edge with one copy more than its reverse has a reverse all the same.
+    # unique(): an edge with more copies than its reverse has a reverse all the same.
     there, back = (sender * num_nodes + receiver).unique(), (receiver * num_nodes + sender).unique()
     return torch.equal(there, back)
 
 
 def _pairs(sender: Tensor, receiver: Tensor, num_nodes: int, undirected: bool) -> tuple[Tensor, Tensor]:
-    """What is split: a number for each distinct edge or pair; and which of them each edge is, -1 for loops."""
+    """Return a number for each distinct edge or pair, and for each edge its place among them, -1 for loops."""
     first, last = (sender.minimum(receiver), sender.maximum(receiver)) if undirected else (sender, receiver)
     is_loop = sender == receiver
     pairs, which = (first * num_nodes + last)[~is_loop].unique(return_inverse=True)
@@ -276,7 +276,7 @@ def _pairs(sender: Tensor, receiver: Tensor, num_nodes: int, undirected: bool) -
 
 
 def _decoded(pairs: Tensor, num_nodes: int, seed: int, undirected: bool) -> Tensor:
-    """The edges behind the numbers, of a pair one of the two, shape ``(2, n)``."""
+    """Return the edges that the numbers stand for, one direction of each pair, shape ``(2, n)``."""
     edges = torch.stack([pairs // num_nodes, pairs % num_nodes])
     if not undirected:
         return edges

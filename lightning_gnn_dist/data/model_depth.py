@@ -1,9 +1,9 @@
-"""Whether a model looks further than the batches that are to judge it.
+"""A check that a model looks no further than the batches that it is evaluated on.
 
 A batch of all neighbours within H hops gives its seeds the outputs that the whole graph does, if the model has at
 most H layers that pass messages. With more, the outermost nodes lack neighbours, and metrics are no longer exact. How a
-module uses its layers cannot be read off it, with two exceptions: PyG's own models say how many they chain, and a list
-of layers of which each takes what the one before returns is most likely a chain.
+module uses its layers cannot be read off it, with two exceptions: PyG's own models say how many layers they chain, and
+a list of layers that fit one behind the other is most likely a chain.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 
 class DepthCheck:
-    """Looks at each model once, however many loaders it is judged by."""
+    """Checks each model once, however many loaders evaluate it."""
 
     def __init__(self) -> None:
         self._seen: object = None
 
     def check(self, trainer: Any, sampler: Any) -> None:
-        """``sampler`` is that of the training batches: evaluation takes all neighbours within as many hops."""
+        """Refuse a model deeper than ``sampler``, which draws training batches: evaluation takes as many hops."""
         module = getattr(trainer, "lightning_module", None)
         if module is not None and module is not self._seen:
             self._seen = module
@@ -51,7 +51,7 @@ def check_depth(module: nn.Module, num_hops: int, sampler: object) -> None:
 
 
 def _chains(module: nn.Module) -> Iterator[tuple[str, list[MessagePassing]]]:
-    """Lists of layers of which each may take what the one before returns."""
+    """Yield the name and layers of each list in which every layer may take what the one before returns."""
     for name, child in module.named_modules():
         if not isinstance(child, nn.ModuleList | nn.Sequential | Sequential):
             continue
@@ -61,9 +61,9 @@ def _chains(module: nn.Module) -> Iterator[tuple[str, list[MessagePassing]]]:
 
 
 def _fits(first: Any, second: Any) -> bool:
-    """Whether the second layer may take what the first returns; those side by side mostly may not."""
+    """Return whether the second layer may take what the first returns; parallel layers mostly may not."""
     given, taken = getattr(first, "out_channels", None), getattr(second, "in_channels", None)
-    taken = taken[0] if isinstance(taken, tuple) else taken  # of a layer between two kinds of nodes
+    taken = taken[0] if isinstance(taken, tuple) else taken  # a layer between two kinds of nodes has two widths
     if not isinstance(given, int) or not isinstance(taken, int):
         return False
     return taken in (given, given * getattr(first, "heads", 1))

@@ -1,4 +1,4 @@
-"""A graph that every host has, cut into a part for each rank."""
+"""The base of data modules of a graph that every host has, cut into a part for each rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class PartDataModule(GraphDataModule):
-    """Training batches of the rank's own part of ``graph``, which may be another in every super-epoch."""
+    """Training batches of the rank's own part of ``graph``, which may change with every super-epoch."""
 
     def __init__(self, plan: PartPlan, settings: BatchSettings) -> None:
         super().__init__(settings, plan.coverage, plan.boundary)
@@ -39,17 +39,17 @@ class PartDataModule(GraphDataModule):
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the graph, so that a strategy can tell whether all ranks have the same."""
+        """A hash of the graph, by which a strategy sees whether all ranks have the same one."""
         return self.graph.fingerprint
 
     @property
     def digests(self) -> dict[str, Any]:
-        """Of what else ranks must have alike: the graph's arrays, and who holds which part."""
+        """Digests of what else ranks must have alike: the graph's arrays, and which rank holds what."""
         return self._cut.digests(self._world_size())
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the whole graph."""
+        """The number of nodes of the whole graph."""
         return self.graph.num_nodes
 
     def _title(self) -> str:
@@ -63,7 +63,7 @@ class PartDataModule(GraphDataModule):
     def prepare_data(self) -> None:
         """One process of every host computes the partition; the others find it in the cache."""
         if self._trainer_fn() == TrainerFn.FITTING and self._world_size() > 1:
-            # What is wrong here would stop this rank alone. In setup() all ranks find it, and stop together.
+            # An error here would stop this rank alone. In setup() all ranks meet it, and stop together.
             with suppress(ValueError, TypeError):
                 self.partition(self._world_size())
 
@@ -79,7 +79,7 @@ class PartDataModule(GraphDataModule):
         release(self.graph)
 
     def state_dict(self) -> dict[str, Any]:
-        """How long super-epochs are: a fit that is resumed with more epochs keeps to it."""
+        """Return the passes in a super-epoch, which a fit that is resumed with more epochs keeps."""
         return {} if self._every() is None else {"repartition_every": self._every()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -89,17 +89,17 @@ class PartDataModule(GraphDataModule):
     # What it is made of.
 
     def partition(self, num_parts: int) -> Partition:
-        """The chunks for so many ranks: from the cache, or computed and put there."""
+        """Return the partition for ``num_parts`` ranks, from the cache or computed and put there."""
         check_at_least(1, num_parts=num_parts)
         return self._cut.partition(num_parts)
 
     def parts_of_ranks(self, num_ranks: int) -> Partition:
-        """Which rank learns from each node, in the first super-epoch."""
+        """Return the partition that maps each node to the rank that learns from it in super-epoch 0."""
         check_at_least(1, num_ranks=num_ranks)
         return self._cut.by_rank(num_ranks)
 
     def part(self, rank: int, num_parts: int, super_epoch: int = 0) -> Graph:
-        """What rank ``rank`` trains on: the nodes of its part and the edges among them, in RAM."""
+        """Return what rank ``rank`` trains on: the nodes of its part and the edges among them, in RAM."""
         check_at_least(1, num_parts=num_parts)
         check_below(num_parts, "parts", rank=rank)
         check_at_least(0, super_epoch=super_epoch)
@@ -109,7 +109,7 @@ class PartDataModule(GraphDataModule):
 
     @property
     def figures(self) -> dict[str, float]:
-        """What a strategy may log: the time a fit waited for data, what parts cost, the running one's coverage."""
+        """Numbers to log: waiting for data, what switching parts cost, the coverage of the running part."""
         figures = super().figures
         if self._parts is not None:
             figures |= {
@@ -122,7 +122,7 @@ class PartDataModule(GraphDataModule):
 
     @property
     def uncovered(self) -> tuple[int, int]:
-        """Seeds of the running part that have weight 0, and all of them, where each node has a weight."""
+        """The counts of seeds of weight 0 and of all seeds in the running part; (0, 0) where no node has its own."""
         if self._parts is None or self.coverage is None or self.coverage.level == "batch":
             return 0, 0
         part = self._parts.current()
@@ -142,7 +142,7 @@ class PartDataModule(GraphDataModule):
         return self._parts
 
     def _every(self) -> int | None:
-        """Passes in a super-epoch. None: what a rank holds never changes."""
+        """Return the passes in a super-epoch, or None if a rank's part never changes."""
         sweep = self._cut.residency.sweep(self._world_size())
         if sweep == 1:
             return None
@@ -150,7 +150,7 @@ class PartDataModule(GraphDataModule):
         return self.holding.every or self._period or default_period(max_epochs, sweep)
 
     def _num_super_epochs(self) -> float:
-        """What this run takes, as far as it is known: a clock may make rounds longer or shorter than passes."""
+        """Return the super-epochs of this run, as if each epoch were a pass; a clock may change that."""
         every, trainer = self._every(), self.trainer
         if every is None or trainer is None:
             return 1
@@ -163,9 +163,9 @@ class PartDataModule(GraphDataModule):
         return self._source(self.graph, sampler, num_ids)
 
     def _source(self, graph: Graph, sampler: Sampler, num_ids: int | None = None) -> GraphSource:
-        """Batches of a part or of the whole graph, made where ``sample_on`` says."""
+        """Return the source of batches of a part or of the whole graph, made where ``loading.sample_on`` says."""
         device, is_fit = device_of(self.trainer), self._trainer_fn() == TrainerFn.FITTING
-        # A part comes first, though it may be asked for later; it has no more than the whole graph.
+        # The part takes device memory first, though it may be loaded later; it is no larger than the whole graph.
         waits = graph is self.graph and is_fit and self._is_cut() and draws_anywhere(self.sampler)
         placement = Placement(device, self.loading.sample_on, expected_bytes=graph.num_bytes if waits else 0)
         return GraphSource(
@@ -181,5 +181,5 @@ class PartDataModule(GraphDataModule):
 if TYPE_CHECKING:
 
     def _offers(data: PartDataModule) -> tuple[HasDigests, HasParts]:
-        """What `joint` promises beside what all data modules offer."""
+        """Let mypy check that this has what two more Protocols of ``joint`` ask for."""
         return data, data

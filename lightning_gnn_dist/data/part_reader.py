@@ -1,4 +1,4 @@
-"""What a rank holds: its chunks of the graph, and what it needs around them, copied into RAM with local ids."""
+"""Reads the part of a rank: its chunks of the graph and the nodes around them, in RAM with local ids."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class PartRows:
     """The in-neighbours of some nodes, as the whole graph has them.
 
     Attributes:
-        indptr: Where each node's row starts.
-        senders: The rows' entries, ids of the whole graph.
-        edge_arrays: What the graph knows of these edges.
+        indptr: Where each node's row starts in ``senders``, and where the last one ends.
+        senders: The in-neighbours, row after row, by their ids in the whole graph.
+        edge_arrays: The graph's edge arrays, one row for each entry of ``senders``.
     """
 
     indptr: Tensor
@@ -39,9 +39,9 @@ class Part:
 
     Attributes:
         graph: Its nodes and the edges among them: the rank's own nodes first, then others that send messages.
-        rows: The edges as they were read, for the next switch. None: there will be none.
-        bytes_read: What was read from the whole graph for it.
-        seconds: How long that took, with all that it is made of.
+        rows: The whole rows that were read, for the next switch. None if the part never changes.
+        bytes_read: Bytes that were read from the whole graph.
+        seconds: How long reading and building the part took.
     """
 
     graph: Graph
@@ -52,17 +52,17 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class PartReader:
-    """Reads what one rank holds in any super-epoch: a function of its arguments, so nothing is agreed upon.
+    """Reads what one rank holds in any super-epoch. It depends on the arguments alone, so ranks need not communicate.
 
     Args:
         graph: The whole graph, usually a memory map.
-        partition: Its chunks.
-        holding: Which of them the rank holds, and which random nodes of others.
+        partition: The chunk of each node.
+        holding: Which chunks the rank holds, and which random nodes of others.
         rank: Whose part it is.
         world_size: How many ranks there are.
-        seed: Decides what is random in any of these.
-        boundary: Which in-neighbours from elsewhere come along, without theirs.
-        coverage: Writes each node's weight to ``node_arrays["coverage"]``. None: no weights.
+        seed: Decides everything random.
+        boundary: Which in-neighbours of other parts come along, without their own in-neighbours.
+        coverage: Writes each node's weight to ``node_arrays["coverage"]``. With None there are no weights.
     """
 
     graph: Graph
@@ -75,9 +75,9 @@ class PartReader:
     coverage: Coverage | None
 
     def read(self, super_epoch: int, previous: Part | None = None) -> Part:
-        """The part of a super-epoch. What ``previous`` holds already is copied from there."""
+        """Return the part of a super-epoch. What ``previous`` holds already is copied from there."""
         started = time.perf_counter()
-        # A memory map of its own, closed after the copy: the pages it read are not held on to.
+        # A memory map for this call alone, so that the pages it reads are freed after the copy.
         graph = Graph.open(self.graph.path) if self.graph.path else self.graph
         residency = self.holding.residency
         held = residency.held(super_epoch, self.rank, self.world_size, self.seed)
@@ -98,7 +98,7 @@ class PartReader:
         return Part(part, rows, num_bytes, time.perf_counter() - started)
 
     def _read_new(self, graph: Graph, residents: Tensor, previous: Part | None) -> tuple[Graph, PartRows, int]:
-        """The nodes and what is around them, of which ``previous`` has some; whole rows, for the next switch."""
+        """Return the part of ``residents`` and their boundary, their whole rows, and the bytes read."""
         rows, new_edges = _read_rows(graph, residents, previous)
         nodes = torch.cat([residents, self.boundary.leaves(graph, residents, rows.indptr, rows.senders, self.seed)])
         arrays, new_bytes = _read_arrays(graph, nodes, previous)
@@ -106,14 +106,14 @@ class PartReader:
 
 
 def nodes_of(partition: Partition, chunks: Iterable[int]) -> Tensor:
-    """The nodes of several chunks, in increasing order."""
+    """Return the nodes of several chunks: int64, in increasing order."""
     chosen = torch.zeros(partition.num_parts, dtype=torch.bool)
     chosen[list(chunks)] = True
     return chosen[partition.assignment].nonzero().view(-1)
 
 
 def _read_once(graph: Graph, nodes: Tensor) -> tuple[Graph, None, int]:
-    """The nodes and the edges among them, for good: nothing else is held on the way."""
+    """Return the part of ``nodes`` when it never changes, and the bytes read: whole rows are not kept."""
     part = graph.induced(nodes)
     part.node_arrays |= {"n_id": nodes, "train_mask": _train_mask(graph, nodes)}
     num_edges = count_edges(graph.indptr, nodes)
@@ -123,11 +123,11 @@ def _read_once(graph: Graph, nodes: Tensor) -> tuple[Graph, None, int]:
 
 @dataclass(frozen=True, eq=False)
 class _Merge:
-    """Rows of an array, some from the graph and some from a copy that was made before.
+    """Puts rows of an array together, some from the graph and some from the part before.
 
     Attributes:
-        fresh: Places in the result, and in the graph's array, of what has to be read.
-        known: Places in the result, and in the copy, of what is there.
+        fresh: For the rows that must be read, their places in the result and in the graph's array.
+        known: For the others, their places in the result and in the copy of the part before.
     """
 
     fresh: tuple[Tensor, Tensor]
@@ -143,7 +143,7 @@ class _Merge:
 
 
 def _read_rows(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[PartRows, int]:
-    """The rows of ``nodes``, and how many of their edges had to be read."""
+    """Return the whole rows of ``nodes``, and how many of their edges had to be read."""
     degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
     indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
     had, kept = nodes[:0], PartRows(graph.indptr[:1], graph.indices[:0], {})
@@ -160,24 +160,24 @@ def _read_rows(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[Part
 
 
 def _read_arrays(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[dict[str, Tensor], int]:
-    """What the graph knows of ``nodes``, and how many bytes of that had to be read."""
+    """Return the node arrays of ``nodes``, and how many bytes of them had to be read."""
     had = previous.graph.node_arrays if previous else {"n_id": nodes[:0]}
     at, known = Lookup(had["n_id"])(nodes)
     merge = _Merge(((~known).nonzero().view(-1), nodes[~known]), (known.nonzero().view(-1), at))
     arrays = {name: merge(array, had.get(name)) for name, array in graph.node_arrays.items()}
-    # Of the copy's some training nodes are unmarked: those that were not the rank's own.
+    # Not from the copy, whose mask leaves out training nodes that were not the rank's own.
     arrays |= {"n_id": nodes, "train_mask": _train_mask(graph, nodes)}
     return arrays, merge.fresh[0].numel() * bytes_per_row(graph.node_arrays)
 
 
 def _train_mask(graph: Graph, nodes: Tensor) -> Tensor:
-    """Without a mask all nodes count: where edges are learned, it tells the rank's own nodes from others."""
+    """Return the training mask of ``nodes``, all True without one: link prediction marks own nodes by it."""
     mask = graph.node_arrays.get("train_mask")
     return torch.ones(nodes.numel(), dtype=torch.bool) if mask is None else take_rows(mask, nodes)
 
 
 def _induced(rows: PartRows, nodes: Tensor, arrays: dict[str, Tensor]) -> Graph:
-    """The graph among ``nodes``, with local ids. Those beyond the rows are leaves: they receive nothing."""
+    """Return the graph among ``nodes``, with local ids. Nodes without a row are leaves, which receive nothing."""
     lookup, local, found = Lookup(nodes), [], []
     for senders in rows.senders.split(EDGES_AT_ONCE):
         at, is_here = lookup(senders.to(torch.int64))

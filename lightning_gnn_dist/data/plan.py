@@ -22,24 +22,24 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 
-_HORIZON = 16  # super-epochs that are looked ahead, however long the run is, to know how many batches a pass needs
-_LONGEST = 1000  # super-epochs that are looked ahead for ranks with nothing to learn from
+_HORIZON = 16  # super-epochs whose largest part decides the number of batches of a pass, however long the run
+_LONGEST = 1000  # super-epochs, at most, that are searched for ranks with nothing to learn from
 
 CountSeeds = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class PartPlan:
-    """The decisions that make parts of a graph. The same on all ranks, which need not talk about it.
+    """All that decides the parts of a graph. It is the same on all ranks, so they need not communicate.
 
     Args:
         graph: The whole graph.
-        partitioner: How it is cut into chunks, or chunks that are ready.
+        partitioner: Cuts the graph into chunks; or a ready partition.
         holding: Which chunks a rank holds, and which random nodes of others.
         boundary: How edges between parts are treated.
-        coverage: Weighs nodes by what is left of their neighbourhoods.
+        coverage: Weighs nodes by the share of their neighbourhood in the part. With None there are no weights.
         seed: Decides everything random.
-        cache_dir: Where partitions are kept.
+        cache_dir: The folder where partitions are kept. Default: beside a saved graph, else the user's cache.
     """
 
     graph: Graph
@@ -74,7 +74,7 @@ class PartPlan:
         return self.holding.residency
 
     def partition(self, world_size: int) -> Partition:
-        """The chunks for so many ranks: from the cache, or computed and put there."""
+        """Return the partition for ``world_size`` ranks, from the cache or computed and put there."""
         num_chunks = self.residency.num_chunks(world_size)
         if isinstance(self.partitioner, Partition):
             _check_fits(self.partitioner, num_chunks, world_size, self.graph)
@@ -85,7 +85,7 @@ class PartPlan:
         return self._partitions[num_chunks]
 
     def by_rank(self, world_size: int) -> Partition:
-        """Which rank learns from each node in the first super-epoch."""
+        """Return the partition that maps each node to the rank that learns from it in super-epoch 0."""
         partition = self.partition(world_size)
         owner = torch.empty(partition.num_parts, dtype=torch.int32)
         for rank in range(world_size):
@@ -93,10 +93,10 @@ class PartPlan:
         return Partition(owner[partition.assignment], world_size)
 
     def digests(self, world_size: int) -> dict[str, Any]:
-        """Of what ranks have to agree on beside edges and masks, of which the graph's fingerprint tells.
+        """Return digests of what ranks must have alike beside edges and masks, which the fingerprint covers.
 
-        ``arrays``: labels and whatever else the graph knows. ``values``: two numbers for arrays of fractions, such as
-        features. ``parts``: every node's chunk, exactly, and which ranks hold it in the first two super-epochs.
+        ``arrays`` covers labels and other integer arrays; ``values`` holds two numbers for arrays of fractions, such as
+        features; ``parts`` covers every node's chunk, and which ranks hold it in the first two super-epochs.
         """
         arrays = {f"nodes/{name}": array for name, array in self.graph.node_arrays.items()}
         arrays |= {f"edges/{name}": array for name, array in self.graph.edge_arrays.items()}
@@ -108,7 +108,7 @@ class PartPlan:
         return {"arrays": sampled_digest(arrays), "values": sketches(arrays), "parts": parts.hexdigest()}
 
     def reader(self, rank: int, world_size: int) -> PartReader:
-        """Reads the parts of one rank."""
+        """Return the reader of one rank's parts."""
         return PartReader(
             self.graph,
             self.partition(world_size),
@@ -121,7 +121,7 @@ class PartPlan:
         )
 
     def most_seeds(self, world_size: int) -> int:
-        """The training nodes of the rank that has most, in the super-epochs to come.
+        """Return the number of training nodes of the rank that has most in any of the first 16 super-epochs.
 
         Every rank sees the same counts, so all of them raise or none.
         """
@@ -130,19 +130,19 @@ class PartPlan:
         return self.most(world_size, *self._train_nodes_of_ranks(world_size))
 
     def check_run(self, world_size: int, num_super_epochs: float) -> None:
-        """Every rank needs a training node in each of so many super-epochs. All ranks raise or none."""
+        """Refuse a run in which some rank has no training node in some super-epoch. All ranks raise or none."""
         if world_size > 1 and self.residency.sweep(world_size) > 1:
             what, count = self._train_nodes_of_ranks(world_size)
             for super_epoch in range(math.ceil(min(num_super_epochs, _LONGEST))):
                 self._seeds_of_ranks(super_epoch, world_size, what, count)
 
     def most(self, world_size: int, what: str, count: CountSeeds) -> int:
-        """The seeds of the rank that has most, in the super-epochs to come.
+        """Return the number of seeds of the rank that has most in any of the first 16 super-epochs.
 
         Args:
             world_size: How many ranks there are.
-            what: The seeds, for an error.
-            count: From the rank that learns from each chunk to how many seeds each rank has.
+            what: The number and name of the seeds, for an error.
+            count: Maps the rank of each chunk, shape ``(num_chunks,)``, to the seeds of each rank, ``(world_size,)``.
         """
         super_epochs = range(_HORIZON if self.residency.sweep(world_size) > 1 else 1)
         return max(int(self._seeds_of_ranks(s, world_size, what, count).max()) for s in super_epochs)
@@ -163,7 +163,7 @@ class PartPlan:
         return seeds
 
     def _owner(self, super_epoch: int, world_size: int) -> Tensor:
-        """The rank that learns from each chunk."""
+        """Return the rank that learns from each chunk: int64, shape ``(num_chunks,)``."""
         owner = torch.zeros(self.residency.num_chunks(world_size), dtype=torch.int64)
         for rank, held in enumerate(held_by_all(self.residency, super_epoch, world_size, self.seed)):
             owner[list(held.own)] = rank
@@ -178,7 +178,7 @@ def _train_nodes(graph: Graph) -> Tensor:
 
 
 def _check_fits(partition: Partition, num_chunks: int, world_size: int, graph: Graph) -> None:
-    """A ready partition must be one of this graph, with the chunks that ranks are to hold."""
+    """Refuse a ready partition of another graph, or with a wrong number of chunks for these ranks."""
     if partition.num_parts != num_chunks or partition.assignment.numel() != graph.num_nodes:
         raise ValueError(
             f"The partition has {partition.num_parts} parts of {partition.assignment.numel()} nodes in all, but "

@@ -1,7 +1,6 @@
 """What a rank holds: which chunks, super-epoch by super-epoch, and random nodes of others.
 
-Nobody communicates to agree on it: what is held is a function of the seed, the super-epoch, the rank and the number
-of ranks.
+It depends on the seed, the super-epoch, the rank and the number of ranks alone, so that ranks need not communicate.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class Held(NamedTuple):
     """The chunks of one rank in one super-epoch.
 
     Attributes:
-        own: Those whose training nodes are its seeds. Every chunk is some rank's own.
-        others: Those that only send messages.
+        own: The chunks whose training nodes are its seeds. Every chunk is exactly one rank's own.
+        others: The chunks whose nodes only send messages.
     """
 
     own: tuple[int, ...]
@@ -42,18 +41,18 @@ class Held(NamedTuple):
 
 @runtime_checkable
 class Residency(Protocol):
-    """Deals chunks to ranks. A new one is a frozen dataclass with these three methods."""
+    """Deals chunks to ranks. To add a way, write a frozen dataclass with these three methods."""
 
     def num_chunks(self, world_size: int) -> int:
-        """Into how many chunks the graph is to be cut."""
+        """Return the number of chunks that the graph is cut into."""
         ...
 
     def sweep(self, world_size: int) -> int:
-        """Super-epochs until a rank has held all that it is going to hold. 1: what is held never changes."""
+        """Return the super-epochs until a rank has held all that it will hold; 1 if its part never changes."""
         ...
 
     def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
-        """What a rank holds."""
+        """Return the chunks of one rank in a super-epoch."""
         ...
 
 
@@ -66,7 +65,7 @@ def _check_place(super_epoch: int, rank: int, world_size: int, seed: int) -> Non
 
 @dataclass(frozen=True)
 class Fixed(Residency):
-    """One chunk for each rank, for good."""
+    """Each rank holds one chunk, which never changes."""
 
     def num_chunks(self, world_size: int) -> int:
         check_at_least(1, world_size=world_size)
@@ -83,12 +82,12 @@ class Fixed(Residency):
 
 @dataclass(frozen=True)
 class Rotate(Residency):
-    r"""A base chunk for good and a variable one that rotates (Grappa, Xu et al., arXiv:2602.01872).
+    r"""Each rank holds a base chunk for good, and a second one that rotates (Grappa, Xu et al., arXiv:2602.01872).
 
     In super-epoch :math:`s` rank :math:`r` of :math:`P` holds its own chunk :math:`r` and chunk
-    :math:`(r + 1 + s \bmod (P - 1)) \bmod P`. So :math:`P - 1` super-epochs show it every edge of its seeds once, and
-    no chunk is variable on two ranks at a time. Seeds are always those of the base chunk. On two ranks both hold the
-    whole graph, and nothing changes.
+    :math:`(r + 1 + s \bmod (P - 1)) \bmod P`. So in :math:`P - 1` super-epochs it sees each other chunk once, and no
+    chunk is the second one of two ranks at a time. Seeds are always nodes of the base chunk. With two ranks both hold
+    the whole graph, and nothing changes.
     """
 
     def num_chunks(self, world_size: int) -> int:
@@ -108,10 +107,10 @@ class Rotate(Residency):
 
 @dataclass(frozen=True)
 class Redeal(Residency):
-    """Super-nodes, dealt anew to the ranks in every super-epoch; their training nodes go along.
+    """Super-nodes are dealt anew to the ranks in every super-epoch, together with their training nodes.
 
     Args:
-        num_supernodes: How many chunks to deal. Many more than ranks, so that parts look alike.
+        num_supernodes: The number of chunks to deal. Take many more than ranks, so that parts look alike.
     """
 
     num_supernodes: int
@@ -142,19 +141,19 @@ class Redeal(Residency):
 
 @dataclass(frozen=True)
 class Holding:
-    """What a rank holds beside what its boundary adds.
+    """What a rank holds, before its boundary adds nodes.
 
     Args:
         residency: Which chunks of the partition, and when that changes: :class:`Fixed` (one for each rank, for good),
             :class:`Rotate` or :class:`Redeal`. The next part is read while the current one trains.
-        every: Passes over what is learned from between two changes. Default: so many that the residency's sweep fits
-            into ``max_epochs``.
-        extra_nodes: Add so many random nodes of other parts, to send messages but not to learn from (the LLCG paper's
-            subgraph approximation): a share of the nodes that ``extra_of`` names.
-        extra_of: ``"part"`` or ``"graph"``.
+        every: Passes over the training data between two changes. Default: as many as let a whole sweep of the
+            residency fit into ``max_epochs``.
+        extra_nodes: Random nodes of other parts that send messages and are not learned from (the LLCG paper's subgraph
+            approximation), as a share in [0, 1] of what ``extra_of`` names.
+        extra_of: Whose number of nodes the share is of: the ``"part"`` or the whole ``"graph"``.
     """
 
-    residency: Residency = Fixed()  # frozen
+    residency: Residency = Fixed()
     every: int | None = None
     extra_nodes: float = 0.0
     extra_of: Scope = "part"
@@ -172,7 +171,7 @@ class Holding:
         make_plain(self)
 
     def extra(self, residents: Tensor, partition: Partition, rank: int, seed: int) -> Tensor:
-        """The random nodes that come along with ``residents``."""
+        """Return the random nodes that come along with ``residents``, by their ids in the whole graph."""
         if not self.extra_nodes:
             return residents[:0]
         num_nodes = partition.assignment.numel()
@@ -183,7 +182,7 @@ class Holding:
 
 
 def held_by_all(residency: Residency, super_epoch: int, world_size: int, seed: int) -> list[Held]:
-    """What each rank holds, after a check of what somebody else's residency says."""
+    """Return what each rank holds; refuse the answers of a residency that are no such deal."""
     name, num_chunks = f"{type(residency).__name__}.held()", residency.num_chunks(world_size)
     ranks = [residency.held(super_epoch, rank, world_size, seed) for rank in range(world_size)]
     for held in ranks:
@@ -204,5 +203,5 @@ def held_by_all(residency: Residency, super_epoch: int, world_size: int, seed: i
 
 
 def default_period(max_epochs: int | None, sweep: int) -> int:
-    """Epochs of a super-epoch, such that a whole sweep fits into the run; 1 if nobody knows how long it is."""
+    """Return the epochs of a super-epoch such that a whole sweep fits into the run; 1 without ``max_epochs``."""
     return max(1, (max_epochs or 0) // sweep)

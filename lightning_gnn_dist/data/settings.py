@@ -1,4 +1,4 @@
-"""What all data modules are given alike: settings of batches to train on, to be judged by and to be corrected by."""
+"""Settings that all data modules share: how batches for training, evaluation and corrections are made."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Evaluation:
     """How the whole graph is sampled for validation, testing and prediction.
 
     Args:
-        batch_size: Nodes evaluated at once, or held edges, each with all of its negatives. Default: as many as are
-            learned from at once. Full neighbourhoods are large.
-        sampler: None: all neighbours within as many hops as training batches have, so that figures are exact. A
-            ``NeighborSampler`` draws some of them, others in each epoch: figures and predictions are then estimates.
+        batch_size: Nodes evaluated at once, or held edges, each with all of its negatives. Default: the data module's
+            ``batch_size``. Full neighbourhoods are large.
+        sampler: A ``NeighborSampler`` with as many hops as training has, which makes metrics and predictions
+            estimates. Default: all neighbours within these hops, which makes them exact.
     """
 
     batch_size: int | None = None
@@ -35,13 +35,13 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class GlobalBatching:
-    """Batches of the whole graph, for corrections and for the anchors of drift towards the global gradient.
+    """How the whole graph is sampled for corrections, and for the gradient that ``Drift("global")`` steers towards.
 
     Args:
-        batch_size: Seeds of one, shared by all ranks. Default: the data module's ``batch_size`` for each rank, so that
-            a correction step costs about as much as a local one.
-        sampler: How neighbours are drawn for them. None: as for local steps, and all neighbours where those take the
-            whole part.
+        batch_size: Seeds of one batch, shared by all ranks. Default: the data module's ``batch_size`` for each rank,
+            so that a correction step costs about as much as a local one.
+        sampler: How neighbours are drawn. Default: the data module's ``sampler``, or all neighbours where that is a
+            ``WholePartSampler``.
     """
 
     batch_size: int | None = None
@@ -55,15 +55,15 @@ class GlobalBatching:
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """How batches are drawn, made and used; checked together.
+    """All settings of a data module's batches, checked together.
 
     Args:
-        sampler: Draws training batches. None: ``NeighborSampler([15, 10])``.
-        batch_size: Seeds in one.
+        sampler: Draws training batches. Default: ``NeighborSampler([15, 10])``.
+        batch_size: Seeds in a training batch, at most.
         seed: Everything random is drawn from it.
         loading: How batches are made.
-        evaluation: How the whole graph is sampled to judge a model.
-        global_batching: How it is sampled to correct one.
+        evaluation: How the whole graph is sampled to evaluate a model.
+        global_batching: How the whole graph is sampled for corrections.
     """
 
     sampler: Sampler | None
@@ -95,18 +95,18 @@ class BatchSettings:
                 )
 
     def of_parts(self) -> Sampler:
-        """How training batches are sampled."""
+        """Return the sampler of training batches."""
         return NeighborSampler([15, 10]) if self.sampler is None else self.sampler
 
     def of_corrections(self) -> Sampler:
-        """How the whole graph is sampled for corrections."""
+        """Return the sampler of the whole graph for corrections."""
         if self.global_batching.sampler is not None:
             return self.global_batching.sampler
         ours = self.of_parts()
         return NeighborSampler([-1] * ours.num_hops) if isinstance(ours, WholePartSampler) else ours
 
     def of_evaluation(self) -> Sampler:
-        """How it is sampled for evaluation."""
+        """Return the sampler of the whole graph for evaluation."""
         return self.evaluation.sampler or NeighborSampler([-1] * self.of_parts().num_hops)
 
 

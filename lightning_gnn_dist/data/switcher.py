@@ -1,4 +1,4 @@
-"""What a rank holds now, and the next part, which is read while this one trains."""
+"""Switches a rank from part to part: the next one is read while the current one trains."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ log = logging.getLogger(__name__)
 
 
 class PartSwitcher:
-    """The part of the running super-epoch, and in the background that of the next: two at a time, where they change.
+    """Holds the part of the running super-epoch, and reads the next one in the background if parts change.
 
     Args:
-        reader: Reads them.
-        in_background: Whether there is a thread for it. Without, a part is read when it is due.
+        reader: Reads the parts.
+        in_background: Whether a thread reads ahead. Without it, a part is read when it is due.
     """
 
     def __init__(self, reader: PartReader, *, in_background: bool) -> None:
@@ -31,10 +31,10 @@ class PartSwitcher:
         self.switches = 0
         self.bytes_read = 0
         self.waited_seconds = 0.0
-        self.coverage: float | None = None  # in the mean, of the nodes that the running part learns from
+        self.coverage: float | None = None  # the mean over the seeds of the running part
 
     def at(self, super_epoch: int) -> Graph:
-        """The part of a super-epoch; those of others are forgotten."""
+        """Return the part of a super-epoch, and forget the part before."""
         super_epoch = super_epoch if self._changes else 0
         if self._current is None or self._current[0] != super_epoch:
             started = time.perf_counter()
@@ -45,7 +45,7 @@ class PartSwitcher:
         return self._current[1].graph
 
     def current(self) -> Graph:
-        """The part that was asked for last, at first that of super-epoch 0."""
+        """Return the part that was asked for last, and at first the part of super-epoch 0."""
         return self.at(self._current[0] if self._current else 0)
 
     def close(self) -> None:

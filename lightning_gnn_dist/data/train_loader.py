@@ -1,4 +1,4 @@
-"""Batches across super-epochs: the next part is read in the background while this one trains."""
+"""The training loader of a rank, across super-epochs and their parts."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Batches = Generator[SampledData, None, None]
 class TrainLoader:
     """The training batches of one rank: pass by pass, or as a stream, over parts that change.
 
-    It can say at which batch of a pass it stands, so that a fit that was stopped there goes on there.
+    Its ``state_dict()`` holds the batch at which it stands in a pass, so that a resumed fit goes on there.
 
     Args:
-        part_at: The part of a super-epoch.
-        make_loader: The batches of a part.
-        num_batches: Batches a pass.
-        every: Passes in a super-epoch. None: there is only one.
-        num_ranks: For how many ranks it was made.
-        batch_level: Whether all seeds of a batch have their mean coverage.
-        num_used: How many batches of a pass the trainer takes, where it limits them.
-        overfits: Whether all passes are the first one.
+        part_at: Returns the part of a super-epoch.
+        make_loader: Returns the loader of a part, given the part and ``num_batches``.
+        num_batches: Batches in a pass.
+        every: Passes in a super-epoch. None: the part never changes.
+        num_ranks: The number of ranks that it is made for.
+        batch_level: Whether all nodes of a batch get the mean coverage of its seeds.
+        num_used: Returns how many batches of a pass the trainer takes, infinity without a limit.
+        overfits: Whether every pass repeats the first one.
     """
 
     batch_sampler = None  # Lightning asks any loader that has a sampler for this too
@@ -63,17 +63,17 @@ class TrainLoader:
 
     @property
     def num_seeds(self) -> int:
-        """Training nodes of the rank in the running super-epoch."""
+        """The training nodes, or edges, of the rank in the running super-epoch."""
         return self._loader(self._running[0] if self._running else 0).num_seeds
 
     @property
     def waited_seconds(self) -> float:
-        """Time that the consumer stood still, since the loader was made."""
+        """Seconds that the consumer has waited for batches since the loader was made."""
         return self._waited_before + (self._running[1].waited_seconds if self._running else 0.0)
 
     @property
     def waited_share(self) -> float:
-        """The share of that in the time since the first batch was asked for."""
+        """The share of ``waited_seconds`` in the time since the first batch was asked for."""
         return self.waited_seconds / (time.perf_counter() - self._began) if self._began is not None else 0.0
 
     @property
@@ -82,11 +82,11 @@ class TrainLoader:
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Number the next pass that begins. Without this, passes count from 0."""
+        """Give the next pass its number. Without this, passes count from 0."""
         self._next_pass = epoch
 
     def state_dict(self) -> dict[str, int]:
-        """At which batch of the pass the consumer stands; 0 at its end, where the next one begins."""
+        """Return how many batches of the pass are done; 0 at its end, where the next pass begins."""
         is_over = self._done >= min(len(self), self._num_used())
         return {"batches_done": 0 if is_over else self._done}
 
@@ -104,7 +104,7 @@ class TrainLoader:
             yield batch
 
     def stream(self, start: int) -> Batches:
-        """Batches without end, from number ``start``; passes are numbered by this alone."""
+        """Yield batches without end, from number ``start`` of the run; ``set_epoch`` has no effect here."""
         while True:
             super_epoch = self._super_epoch(start)
             stop = None if self._every is None else (super_epoch + 1) * self._every * len(self)
@@ -113,11 +113,11 @@ class TrainLoader:
             start = stop
 
     def move_to(self, number: int) -> None:
-        """Be at batch ``number`` of the stream, those before it being taken: its part is the running one from here."""
+        """Make the part of batch ``number`` of the stream the running one; all batches before it are taken."""
         before = self._running[0] if self._running else 0
         try:
             self._loader(self._super_epoch(number))
-        except NoSeedsError:  # beyond the last round of a fit; within it, who asks for the batch hears of it
+        except NoSeedsError:  # maybe after the last round; if not, asking for the batch raises it again
             self._loader(before)
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class TrainLoader:
         return 0 if self._every is None else number // len(self) // self._every
 
     def _weigh(self, batch: SampledData, *, is_repeated: bool) -> SampledData:
-        """A part with fewer seeds than batches repeats some: they count for nothing."""
+        """Return the batch with its weights. A part with fewer seeds than batches repeats some, with weight 0."""
         if is_repeated:
             batch.is_filler = True
             batch.coverage = torch.zeros(batch.num_nodes, device=batch.n_id.device)

@@ -1,1 +1,1 @@
-"""What strategies of rounds share."""
+"""What strategies share: starting ranks, rounds and meetings, checkpoints, refusals."""

@@ -1,9 +1,9 @@
-"""What of a replica ranks average: trained parameters, buffers, moments, and frozen parameters that differ.
+"""The tensors that ranks average: trained parameters, buffers, moments, and frozen parameters that differ.
 
-The half of a GAN that is frozen while the other learns, a teacher, a moving target: they start equal on all ranks and
-must be equal after a meeting. Most frozen parameters, those of a pretrained encoder for instance, never change and may
-be large. So ranks compare checksums, and average what differs. Neither a tensor's version nor its address would tell:
-who writes through ``.data`` leaves both as they are. And what is equal needs no average, whether it changed or not.
+Some frozen parameters change between meetings: the half of a GAN that is frozen while the other learns, a teacher, a
+moving target. Most, such as a pretrained encoder's, never change and may be large. So ranks compare checksums of frozen
+parameters, and average those that differ. A tensor's version or address would not tell, as a write through ``.data``
+leaves both as they are.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Averaging:
     """The tensors of one replica that a meeting averages.
 
     Args:
-        strategy: Whose module and optimizers.
-        buffers: Whether those of the module are averaged, too.
-        moments: Whether the states of the optimizers are.
+        strategy: The strategy whose module and optimizers are averaged.
+        buffers: Whether the module's buffers are averaged, too.
+        moments: Whether the states of the optimizers are averaged, too.
     """
 
     def __init__(self, strategy: Strategy, *, buffers: bool, moments: bool) -> None:
@@ -36,24 +36,24 @@ class Averaging:
         self._unequal: set[int] = set()  # parameters that differed between ranks when they met, by number
 
     def tensors(self) -> list[Tensor]:
-        """All of them, in the same order on every rank."""
+        """Return the tensors to average, in the same order on every rank."""
         parameters = enumerate(self._parameters())
         tensors = [parameter.data for idx, parameter in parameters if parameter.requires_grad or idx in self._unequal]
         return tensors + self._others()
 
     def num_values(self, *, gradients: bool) -> int:
-        """How many numbers a meeting exchanges at most; with ``gradients``, those too."""
+        """Return how many numbers a meeting exchanges at most, with or without gradients."""
         tensors = [*self._others(), *self._parameters()]
         if gradients:
             tensors += trained_parameters(module_of(self._strategy))
         return sum(tensor.numel() for tensor in tensors)
 
     def checksums(self) -> list[int]:
-        """For each parameter a number of 48 bits that tells its content, or one that says it is trained."""
+        """Return a checksum of 48 bits for each frozen parameter, and -1 for each trained one."""
         return [_TRAINED if each.requires_grad else _checksum(each.detach()) for each in self._parameters()]
 
     def compare(self, rows: Sequence[Sequence[int]]) -> None:
-        """Average from here on what is not the same on all ranks. A row holds one rank's checksums."""
+        """Average, until the next call, the parameters whose checksums differ; a row holds one rank's checksums."""
         columns = enumerate(zip(*rows, strict=True))
         self._unequal = {idx for idx, column in columns if len(set(column)) > 1}
 
@@ -66,7 +66,7 @@ class Averaging:
 
 
 def summary(numbers: Sequence[int]) -> int:
-    """One number for all of them."""
+    """Return one checksum of all numbers."""
     return zlib.crc32(repr(numbers).encode())
 
 

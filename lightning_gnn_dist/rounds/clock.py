@@ -1,4 +1,4 @@
-"""When a round is over. A clock is a frozen dataclass with one method; every rank asks its own."""
+"""Clocks, which say when a round is over. A clock is a frozen dataclass with one method; each rank has its own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from lightning_gnn_dist.checks import (
     check_instance,
     check_positive,
     is_number,
+    make_plain,
     shown,
 )
 
-MAX_STEPS = 10**9  # of a round: more of them would never end
+MAX_STEPS = 10**9  # a round of more steps would never end
 
 
 class RoundProgress(NamedTuple):
@@ -28,11 +29,11 @@ class RoundProgress(NamedTuple):
     steps_per_pass: int
     """Steps that visit every training node of the largest part once: the same on all ranks."""
     seconds: float = 0.0
-    """How long the round will have lasted on this rank when these steps are done."""
+    """The estimated length of the round on this rank when these steps are done."""
 
 
 def schedule(clock: RoundClock, num_rounds: int | None, steps_per_pass: int) -> str:
-    """How long the rounds of a fit are, in a sentence for the log."""
+    """Return a sentence for the log that says how long the rounds of a fit are."""
     if isinstance(clock, EverySeconds):
         return _schedule_by_time(clock.seconds, num_rounds)
     if not takes_equal_steps(clock):
@@ -53,17 +54,17 @@ def _schedule_by_time(seconds: float, num_rounds: int | None) -> str:
 class RoundClock(Protocol):
     """Decides when a round ends.
 
-    Only ``EverySteps`` and ``EveryPass`` are known to give all ranks as many steps. With any other clock a strategy
-    refuses what needs that.
+    Only ``EverySteps`` and ``EveryPass`` are known to give all ranks the same number of steps. With any other clock a
+    strategy refuses what needs equal steps, such as a learning rate scheduled by steps.
     """
 
     def is_over(self, progress: RoundProgress) -> bool:
-        """Whether the round ends with the steps of ``progress``, of which the last may still be to come."""
+        """Return whether the round ends with the steps of ``progress``; the last may still be to come."""
         ...
 
 
 def takes_equal_steps(clock: RoundClock) -> bool:
-    """Whether all ranks take as many steps in a round."""
+    """Return whether all ranks take the same number of steps in a round."""
     return isinstance(clock, EverySteps | EveryPass)
 
 
@@ -72,7 +73,7 @@ def _check_progress(progress: RoundProgress) -> None:
 
 
 def steps_of_round(clock: RoundClock, round_idx: int, steps_per_pass: int) -> int:
-    """The local steps of a round, of a clock that :func:`takes_equal_steps`."""
+    """Return the local steps of a round, for a clock with :func:`takes_equal_steps`."""
     if isinstance(clock, EverySteps):
         return clock.local_steps(round_idx)
     assert isinstance(clock, EveryPass)
@@ -85,7 +86,7 @@ class EverySteps:
 
     Args:
         steps: :math:`K`, the local steps of the first round.
-        growth: :math:`\rho`, by which rounds grow. 1 keeps them equal.
+        growth: :math:`\rho`, by which each round is longer than the last. 1 keeps them equal.
         limit: :math:`K_\mathrm{max}`. Needed when rounds grow: 64 steps growing by 1.1 are 74,001 after 75 rounds.
     """
 
@@ -105,9 +106,10 @@ class EverySteps:
             )
         if self.limit is not None and self.limit < self.steps:
             raise ValueError(f"limit ({self.limit}) must not be below steps ({self.steps}).")
+        make_plain(self)
 
     def local_steps(self, round_idx: int) -> int:
-        """:math:`K_r`."""
+        """Return :math:`K_r`."""
         check_at_least(0, round_idx=round_idx)
         if self.limit is None:
             return self.steps
@@ -127,13 +129,14 @@ class EveryPass:
     """A round of whole passes over the training nodes.
 
     Args:
-        passes: How many.
+        passes: Passes in a round.
     """
 
     passes: int = 1
 
     def __post_init__(self) -> None:
         check_at_least(1, most=MAX_STEPS, passes=self.passes)
+        make_plain(self)
 
     def is_over(self, progress: RoundProgress) -> bool:
         _check_progress(progress)
@@ -148,13 +151,14 @@ class EverySeconds:
     not count.
 
     Args:
-        seconds: How long. A round ends with the step that gets there, and has one step at least.
+        seconds: The length of a round. It ends with the step that reaches it, and has one step at least.
     """
 
     seconds: float
 
     def __post_init__(self) -> None:
         check_positive(seconds=self.seconds)
+        make_plain(self)
 
     def is_over(self, progress: RoundProgress) -> bool:
         _check_progress(progress)
@@ -162,29 +166,29 @@ class EverySeconds:
 
 
 class RoundTimer:
-    """How long a round has lasted, told for the end of a batch that is yet to be trained on.
+    """Estimates how long a round will have lasted at the end of a batch that is yet to be trained on.
 
-    Lightning wants to know of a batch whether it is the last one before it trains on it. So the time is that of
-    the batches before, and one more of their mean length.
+    Lightning asks whether a batch is the last one before it trains on it. So the estimate is the time of the batches
+    before, and one more of their mean length.
     """
 
     def __init__(self) -> None:
-        self.seconds_per_batch = 0.0  # of the round before, for the first batch of the next
+        self.seconds_per_batch = 0.0  # in the round before
         self._start: float | None = None
 
     def begin(self) -> None:
-        """The first batch of a round is here. Later calls in the round change nothing."""
+        """Start the timer at the first batch of a round. Later calls in the round change nothing."""
         if self._start is None:
             self._start = time.monotonic()
 
     def expected(self, batches: int) -> float:
-        """Seconds from the start of the round to the end of its batch number ``batches``, the one to come."""
+        """Return the seconds from the start of the round to the end of ``batches``, the last of them to come."""
         if self._start is None or batches == 1:
             return self.seconds_per_batch * batches
         return self._elapsed() * batches / (batches - 1)
 
     def end(self, batches: int) -> float:
-        """All batches are done: how many seconds they took."""
+        """Stop the timer after the last batch, and return the seconds of the round."""
         seconds = self._elapsed()
         self.seconds_per_batch, self._start = seconds / batches, None
         return seconds

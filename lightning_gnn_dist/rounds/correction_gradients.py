@@ -1,4 +1,4 @@
-"""Gradients outside Lightning's loop: of the user's own step, on batches of our choice, at the current weights."""
+"""Gradients outside Lightning's loop: of the user's step at the current weights, on batches that strategies choose."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Step = Callable[[Any], Tensor | None]
 
 
 def trained_parameters(module: nn.Module) -> list[Tensor]:
-    """The parameters that training changes, in the same order on every rank."""
+    """Return the parameters that require gradients, in the same order on every rank."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def mean_gradient(strategy: Strategy, batches: Iterable[Any]) -> tuple[list[Tensor], float]:
-    r"""The gradient of the mean loss over the targets of all ``batches``, and how many targets those are.
+    r"""Return the gradient of the mean loss over the targets of all ``batches``, and the number of targets.
 
     .. math::
         \frac{\sum_b n_b \nabla \mathcal{L}_b}{\sum_b n_b},
         \qquad n_b = \texttt{num\_targets(b)},\; \mathcal{L}_b \text{ the mean over the targets of } b
 
-    Nothing is exchanged. A batch without targets, or whose step returns None, counts for nothing, and no batches give
-    a zero gradient.
+    The gradient has one tensor for each trained parameter. Nothing is exchanged. A batch without targets, or whose step
+    returns None, counts for nothing; without any batch the gradient is zero.
     """
     module = module_of(strategy)
     parameters, step, scale = trained_parameters(module), step_of(module), loss_scale(strategy)
@@ -57,13 +57,13 @@ def mean_gradient(strategy: Strategy, batches: Iterable[Any]) -> tuple[list[Tens
 
 
 def num_targets(batch: Any) -> int:
-    """What the loss of a batch is a mean over: its ``num_targets``, or else its seeds, ``batch_size``."""
+    """Return how many targets the loss of a batch is a mean over: ``num_targets``, or else ``batch_size``."""
     count = getattr(batch, "num_targets", None)
     return int(batch.batch_size if count is None else count)
 
 
 def average_gradient_(strategy: Strategy, gradient: list[Tensor], seeds: float) -> None:
-    """Replace what :func:`mean_gradient` gave each rank by the mean over the targets of all. Collective."""
+    """Replace each rank's :func:`mean_gradient` by the mean over the targets of all ranks. Collective."""
     try:
         finite.average_gradient_(gradient, seeds, getattr(strategy, "nonfinite", "refuse"), "correction")
     except ValueError:  # on all ranks alike: none of them has any
@@ -73,7 +73,7 @@ def average_gradient_(strategy: Strategy, gradient: list[Tensor], seeds: float) 
 
 
 def require_seeds(strategy: Strategy, seeds: float) -> None:
-    """Refuse a gradient over nothing, but for overflows of half precision, which pass."""
+    """Refuse a gradient of no targets; with half precision, whose overflows leave none, let it pass."""
     if not seeds and loss_scale(strategy) == 1.0:
         raise ValueError(
             f"{_name_of_step(module_of(strategy))}() returned None for every batch of a correction, which leaves "
@@ -82,12 +82,12 @@ def require_seeds(strategy: Strategy, seeds: float) -> None:
 
 
 def has_own_step(module: LightningModule) -> bool:
-    """Whether the module says itself what a correction is."""
+    """Return whether the module defines ``correction_step``."""
     return callable(getattr(module, "correction_step", None))
 
 
 def step_of(module: LightningModule) -> Step:
-    """The module's ``correction_step(batch)`` if it has one, else its ``training_step``."""
+    """Return a function from a batch to its loss: ``correction_step`` if the module has it, or ``training_step``."""
     step, name = getattr(module, _name_of_step(module)), _name_of_step(module)
     index = (0,) if not has_own_step(module) and takes_batch_idx(module) else ()
     return lambda batch: _loss(step(batch, *index), name)
@@ -95,7 +95,7 @@ def step_of(module: LightningModule) -> Step:
 
 @contextmanager
 def unrecorded(module: LightningModule) -> Iterator[None]:
-    """Run steps that are not the user's: what they log and what their metrics count is forgotten."""
+    """Run steps outside the loop: what they log and what the module's metrics count is forgotten."""
     metrics = [metric for metric in module.modules() if isinstance(metric, Metric)]
     states = [_metric_state(metric) for metric in metrics]
     module.log = module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign,assignment]
@@ -109,18 +109,16 @@ def unrecorded(module: LightningModule) -> Iterator[None]:
 
 @contextmanager
 def without_noise(module: nn.Module, moving: Collection[nn.Module] = ()) -> Iterator[None]:
-    """As in a local step but for dropout, and with every buffer but those of ``moving`` left as it is.
+    """Run steps without dropout, and put back every buffer but those of the modules ``moving``.
 
-    A gradient that is held against those of local steps must be of the function that they differentiate. A norm
-    in evaluation mode is another one: it divides by statistics kept from earlier batches, so that a control variate
-    taken in that mode is not noise that fades but a bias, which is large while the statistics are young. So modules
-    that keep something from batch to batch stay in training mode, where they have it: batch and instance norms,
-    power iterations of spectral norms, and the user's own. What a step writes into them is put back.
+    An anchor gradient must be of the function that local steps differentiate. A norm in evaluation mode is another
+    function: it divides by statistics of earlier batches, which would give the control variate a bias, a large one
+    while the statistics are young. So modules with buffers of their own stay in training mode: batch and instance
+    norms, power iterations of spectral norms, and the user's own. What a step writes into the buffers is put back.
 
-    All others go to evaluation mode. What differs there is noise, as of dropout, of attention coefficients and of
-    edges too: it is drawn by the module or, as in ``functional.dropout(x, training=self.training)``, by whatever module
-    the line stands in, so that no list of classes would find it. A module that is in evaluation mode already, such as
-    a frozen norm, stays there.
+    All other modules go to evaluation mode, which turns off dropout of features, attention coefficients and edges. No
+    list of classes would find it all, as ``functional.dropout(x, training=self.training)`` may stand in any module. A
+    module that is in evaluation mode already, such as a frozen norm, stays there.
     """
     training = [child for child in module.modules() if child.training]
     for child in training:
@@ -134,13 +132,13 @@ def without_noise(module: nn.Module, moving: Collection[nn.Module] = ()) -> Iter
 
 
 def _keeps_what_batches_show(module: nn.Module) -> bool:
-    """Whether it has buffers, and no parameters in its children: not a network that keeps class weights."""
+    """Return whether it has buffers, and its children no parameters; a network with class weights does not count."""
     below = (parameter for child in module.children() for parameter in child.parameters())
     return any(buffer is not None for buffer in module._buffers.values()) and next(below, None) is None
 
 
 def loss_scale(strategy: Strategy) -> float:
-    """By what mixed precision multiplies the loss, so that half precision holds its gradients."""
+    """Return the factor by which mixed precision multiplies the loss, 1 without it."""
     scaler = getattr(strategy.precision_plugin, "scaler", None)
     return 1.0 if scaler is None else float(scaler.get_scale())
 
@@ -184,10 +182,10 @@ def _gradients(loss: Tensor, parameters: list[Tensor], name: str) -> Sequence[Te
 
 
 def _of_any_size(step: Step, batch: Any, module: nn.Module) -> Tensor | None:
-    """The loss of a batch that may be too small for a norm: a slice can be a single seed.
+    """Return the loss of a batch that may be too small for a norm: a slice can be a single seed.
 
-    One row has no variance. Such a batch is normalised by the kept statistics, as by the ``allow_single_element`` of
-    PyG's norm.
+    One row has no variance. Such a batch is normalised by the running statistics, as PyG's norm does with
+    ``allow_single_element``.
     """
     try:
         return step(copy.copy(batch))  # the step may have put something into it when it fails
@@ -206,7 +204,7 @@ def _of_any_size(step: Step, batch: Any, module: nn.Module) -> Tensor | None:
 
 @contextmanager
 def _unmoved(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """What steps write into the buffers of these modules, without their children's, is forgotten."""
+    """Put back what steps write into the buffers of these modules; buffers of their children may change."""
     saved = [
         (child._buffers, name, buffer, None if buffer is None else buffer.clone())
         for child in modules

@@ -1,15 +1,15 @@
 r"""Drift correction: the global gradient as a control variate in every local step.
 
 SCAFFOLD (Karimireddy et al., ICML 2020, arXiv:1910.06378) and SVRG (Johnson and Zhang, NeurIPS 2013) shift a
-stochastic gradient by what it is off at an anchor point. Here the anchor is the averaged model of the last
-meeting, and what a rank's gradient is off there is the difference between its part and the whole:
+stochastic gradient by its error at an anchor point. Here the anchor is the averaged model of the last meeting, and the
+error of a rank's gradient there is the difference between its part and the whole:
 
 .. math::
     \tilde g(\theta) = g_p(\theta) + \bigl(\bar g(\bar\theta) - g_p(\bar\theta)\bigr),
     \qquad \bar g = \sum_p w_p\, g_p(\bar\theta) \;\text{ or }\; \nabla\mathcal{L}_\mathrm{global}(\bar\theta)
 
 The further a replica walks from the anchor, the less the difference says. So the shift fades: at local step
-:math:`k` of the round it is multiplied by :math:`d^k`. Without that, rounds of fifty steps end in ruin.
+:math:`k` of the round it is multiplied by :math:`d^k`. Without that, rounds of fifty steps diverge.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Drift:
     """What local gradients are steered towards, and for how long.
 
     Args:
-        towards: The mean gradient of the ``"ranks"``, which needs no access to the graph but cannot see cut edges, or
-            that of the ``"global"`` graph. Default: ``"global"`` with :class:`LLCGStrategy`, else ``"ranks"``.
-        decay: By which the shift fades with each local step: the anchor grows stale. 1 keeps it.
-        anchor_steps: Batches that an anchor gradient is taken over, at most; one pass if fewer.
+        towards: The mean gradient of the ``"ranks"``, which misses cut edges, or the ``"global"`` gradient of the whole
+            graph. Default: ``"global"`` in :class:`LLCGStrategy`, else ``"ranks"``.
+        decay: :math:`d` in [0, 1], the factor by which the shift fades with each local step. 1 keeps it.
+        anchor_steps: Batches of an anchor gradient, at most; it takes no more than one pass.
     """
 
     towards: Towards | None = None
@@ -64,7 +64,7 @@ class Drift:
 
 
 def resolved(drift: Drift, modes: Sequence[Towards], strategy: str) -> Drift:
-    """What a strategy that can steer towards ``modes`` makes of a drift; the first of them is its default."""
+    """Return ``drift`` with ``towards`` set, by default to the first of the ``modes`` that a strategy has."""
     check_instance("drift", drift, Drift, f"a Drift, such as Drift({modes[0]!r}), or None")
     drift = replace(drift, towards=drift.towards or modes[0])
     if drift.towards not in modes:
@@ -79,9 +79,9 @@ class DriftCorrection:
     """Takes two gradients at the start of every round, and shifts those of its local steps by their difference.
 
     Args:
-        strategy: Whose module trains.
-        shared: Makes of this rank's gradient the one that all steer towards. Collective.
-        drift: Has :math:`d`, its ``decay``. None: drift is not corrected.
+        strategy: The strategy whose module trains.
+        shared: Maps this rank's gradient to the one that all ranks steer towards. Collective.
+        drift: The settings. With None drift is not corrected.
     """
 
     def __init__(self, strategy: Strategy, shared: Callable[[list[Tensor]], list[Tensor]], drift: Drift | None) -> None:
@@ -91,7 +91,7 @@ class DriftCorrection:
         self._taken: Counter[int] = Counter()  # steps of each optimizer since the anchor
 
     def begin(self, trainer: Trainer) -> None:
-        """A fit begins. A refusal, if there is nothing that anchors can be taken from."""
+        """Forget the fit before; refuse a fit whose data module or module cannot give anchor gradients."""
         self._parameters, self._shift = [], []
         self._taken.clear()
         if self._drift is not None:
@@ -100,27 +100,27 @@ class DriftCorrection:
             refuse_sparse_tables(trainer.lightning_module)
 
     def anchor(self, round_idx: int, batches_done: int) -> None:
-        """Start a round. All ranks are here: at the start of the fit, or at a meeting. Collective."""
+        """Take the anchor gradients of a round, at the start of the fit or at a meeting. Collective."""
         if self._drift is None:
             return
         module = module_of(self._strategy)
         data = refusals.require_anchors(module.trainer, f"drift={self._drift}")
         batches = data.anchor_batches(round_idx, start=batches_done)
-        with unrecorded(module), without_noise(module):  # at one point, so dropout would add nothing but variance
+        with unrecorded(module), without_noise(module):  # dropout would add nothing but variance
             own, _ = mean_gradient(self._strategy, islice(batches, self._drift.anchor_steps))
             shared = self._shared(own)
         self.anchor_at(trained_parameters(module), shared, own)
 
     @torch.no_grad()
     def anchor_at(self, parameters: Sequence[Tensor], shared: list[Tensor], own: list[Tensor]) -> None:
-        """The same with gradients that are known: ``shared`` is what all ranks agree on, ``own`` this rank's."""
+        """Start a round with known gradients: ``shared`` is the one that all ranks agree on, ``own`` this rank's."""
         self._parameters = parameters
         self._shift = [ours - mine for ours, mine in zip(shared, own, strict=True)]
         self._taken.clear()
 
     @torch.no_grad()
     def shift(self, optimizer: Optimizer) -> None:
-        """Shift the gradients that ``optimizer`` is about to use. Parameters without a gradient keep none."""
+        """Shift, in place, the gradients that ``optimizer`` is about to use; where there is none, none is made."""
         if self._drift is None:
             return
         # Fused optimizers unscale gradients themselves, later.
@@ -134,7 +134,7 @@ class DriftCorrection:
         self._taken[id(optimizer)] += 1
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs: the running round's shift; before the first round there is none."""
+        """Return the running round's shift for a checkpoint; it is empty before the first round."""
         return {"drift": {"shift": [shift.cpu() for shift in self._shift]}} if self._shift else {}
 
     def restore(self, state: Mapping[str, Any], round_idx: int, batches_done: int) -> None:
@@ -148,7 +148,7 @@ class DriftCorrection:
 
 
 def refuse_sparse_tables(module: nn.Module) -> None:
-    """Refuse tables whose gradients name the rows of a batch only: the shift is of all rows, at every step."""
+    """Refuse embeddings with sparse gradients: the shift changes all rows at every step."""
     for name, child in module.named_modules():
         if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse and child.weight.requires_grad:
             raise ValueError(
@@ -159,7 +159,7 @@ def refuse_sparse_tables(module: nn.Module) -> None:
 
 
 def refuse_sparse(gradient: Tensor) -> None:
-    """Refuse a sparse gradient of what is no table of torch's."""
+    """Refuse a sparse gradient of a parameter that is no embedding of torch."""
     if gradient.is_sparse:
         raise ValueError(
             f"A parameter of shape {tuple(gradient.shape)} has a sparse gradient, and drift correction shifts all of "

@@ -31,7 +31,7 @@ _SECONDS_BETWEEN_CALLS = 0.2
 
 
 class Row(NamedTuple):
-    """What a rank says at a meeting."""
+    """The numbers that a rank sends at a meeting."""
 
     batches: int
     stop: int
@@ -49,16 +49,16 @@ def _numbers(row: Row) -> list[int]:
 
 
 def _read(numbers: list[int]) -> Row:
-    """Undoes :func:`_numbers`, of a row that may go on."""
+    """Return the row that :func:`_numbers` was given; further numbers are ignored."""
     batches, stop, global_step, waits, dealt_among, *premises = numbers[:_NUM_NUMBERS]
     return Row(batches, stop, global_step, waits, dealt_among, refusals.Premises(*premises))
 
 
 class SoloEnvironment(ClusterEnvironment):
-    """A rank that is alone as far as Lightning knows, whatever launcher started it.
+    """Tells Lightning that this rank is alone, whatever launcher started it.
 
-    So none of Lightning's own exchanges can wait for a rank that is dead. Only a data module that is asked for a
-    rank's part sees the others.
+    So none of Lightning's own exchanges can wait for a rank that is dead. Only while the data module deals parts does
+    it show the other ranks.
     """
 
     def __init__(self) -> None:
@@ -97,14 +97,14 @@ class SoloEnvironment(ClusterEnvironment):
 
 
 class LivingPeers(Peers):
-    """Those who may die and come back: a meeting is the average, held among those who are alive.
+    """Ranks that may die and come back: a meeting averages the replicas of those that are alive.
 
-    A meeting is also where a rank joins: it takes the state of a live one, and its weight does not count. The
-    parts are dealt anew whenever the members change. Every rank evaluates on its own, on everything, so an evaluation
-    needs nobody; the first member writes the checkpoints.
+    A rank joins at a meeting: it takes the state of a live one, and its own replica has weight 0. The parts are dealt
+    anew whenever the members change. Every rank evaluates on all nodes by itself, so an evaluation needs no other rank;
+    the first member writes the checkpoints.
 
     Args:
-        strategy: Whose replicas are averaged. Its ranks are processes of their own.
+        strategy: The strategy whose replicas are averaged. Each of its ranks is a process of its own.
         elastic: How long members wait for each other.
     """
 
@@ -115,7 +115,7 @@ class LivingPeers(Peers):
         self._world = SoloEnvironment()
         strategy.cluster_environment = self._world
         self._member: Membership | None = None
-        self._premises: refusals.Premises | None = None  # of the parts that were dealt last, among so many
+        self._premises: refusals.Premises | None = None  # of the parts that were dealt last, among _dealt_among ranks
         self._dealt_among = self._place = self._told = 0
 
     @property
@@ -163,7 +163,7 @@ class LivingPeers(Peers):
             self._member = None
 
     def _wait_for_all(self) -> None:
-        """Before the first round, those who are early hold meetings until all are there."""
+        """Hold meetings before the first round until all ranks are there, or ``elastic.start`` seconds are over."""
         deadline = time.monotonic() + self._elastic.start
         while True:
             rows = self._hold_meeting(0, waits=time.monotonic() < deadline)
@@ -172,7 +172,7 @@ class LivingPeers(Peers):
             time.sleep(_SECONDS_BETWEEN_CALLS)
 
     def _hold_meeting(self, batches: int, *, waits: bool = False) -> list[Row]:
-        """All who are alive come here: at the end of their round, or, with no batches, because they join."""
+        """Meet all live ranks, at the end of a round, or with ``batches=0`` to join. Returns what each rank said."""
         assert self._member is not None
         strategy, state, trainer = self._rounds, self._rounds.state, module_of(self._rounds).trainer
         own = Row(
@@ -200,7 +200,7 @@ class LivingPeers(Peers):
         return rows
 
     def _weight(self, batches: int) -> float:
-        """That of a rank that joins is nothing."""
+        """Return this rank's weight in the average, 0 if it joins."""
         if not batches or self._rounds.weights == "steps":
             return float(batches)
         return self._rounds.own_weight()
@@ -210,7 +210,7 @@ class LivingPeers(Peers):
         return self._rounds.averaging.tensors()
 
     def _dealt(self, loader: Any) -> Any:
-        """The training loader of this rank's part, now that it is known who takes part."""
+        """Return the training loader of this rank's part among the ranks that take part now."""
         datamodule = datamodule_of(module_of(self._rounds).trainer)
         if not isinstance(datamodule, LightningDataModule):
             return loader  # the script's own, for this rank
@@ -256,7 +256,7 @@ class LivingPeers(Peers):
 
 
 def _check_premises(rows: list[Row]) -> None:
-    """Who was away has parts of another deal, and is about to get new ones."""
+    """Refuse ranks with other data. Parts of another deal are not compared: their rank is about to get new ones."""
     first = rows[0]
     refusals.check_same_premises(
         [

@@ -1,7 +1,7 @@
-"""NaN and infinity, found where ranks exchange, before one rank's have spread to all of them.
+"""Finds NaN and infinity at an exchange, before they spread from one rank to all.
 
-What a rank brings is summed in one pass of its own, and its word travels in an exchange that there is anyway. So all
-ranks know who brings what cannot be averaged, and either all of them end, or all of them do without it.
+Each rank checks what it brings and tells the others in an exchange that is there anyway. So all ranks know whose
+tensors cannot be averaged, and either all of them end, or all of them leave these ranks out.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ Nonfinite = Literal["refuse", "leave_out"]
 
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether there is no NaN and no infinity."""
+    """Return whether there is no NaN and no infinity in any tensor."""
     floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     if not floating:
         return True
-    # Neither gets lost in a sum, which takes a thirtieth of the time that a look at each number does.
+    # A sum keeps NaN and infinity, and takes a thirtieth of the time of a check of each number.
     if bool(torch.stack([tensor.sum() for tensor in floating]).sum().isfinite()):
         return True
     return all(bool(tensor.isfinite().all()) for tensor in floating)  # large numbers may overflow a sum
 
 
 def tell(batches: int, parameters: Iterable[Tensor]) -> int:
-    """The number of batches, negative if the replica is not finite: so its word costs the meeting nothing."""
+    """Return the number of batches, negative if the replica is not finite: one number says both."""
     return batches if are_finite(parameters) else -batches
 
 
 def hear(counts: list[int], choice: str, round_idx: int) -> tuple[list[int], list[int]]:
-    """The numbers of batches, and who is left out. All ranks see the same numbers, so all of them raise or none."""
+    """Return each rank's batches, and the ranks to leave out, from what :func:`tell` gave. All ranks raise or none."""
     bad = [rank for rank, count in enumerate(counts) if count < 0]
     if bad and (choice == "refuse" or len(bad) == len(counts)):
         raise RuntimeError(
@@ -46,20 +46,20 @@ def hear(counts: list[int], choice: str, round_idx: int) -> tuple[list[int], lis
 
 
 def check_alone(parameters: Iterable[Tensor]) -> None:
-    """Before a meeting that goes on without a rank that ends. Not collective."""
+    """Raise if this rank's weights are not finite, before a meeting that the others hold without it. Not collective."""
     if not are_finite(parameters):
         raise RuntimeError("The weights of this rank are NaN or infinite: it ends, and the others go on without it.")
 
 
 def leave_out_(tensors: Iterable[Tensor]) -> float:
-    """Make what a rank brings count for nothing. Returns its weight: 0, which NaN times 0 alone would not do."""
+    """Zero the tensors, and return the weight 0. The weight alone would not do: NaN times 0 is NaN."""
     for tensor in tensors:
         tensor.zero_()
     return 0.0
 
 
 def average_gradient_(gradient: list[Tensor], weight: float, choice: str, what: str) -> None:
-    """The weighted mean of all ranks, in place; a rank whose own is not finite is named, or left out. Collective."""
+    """Average over ranks by weight, in place; name or leave out a rank whose own is not finite. Collective."""
     is_finite = are_finite(gradient)
     if not is_finite and choice == "leave_out" and collectives.world_size() > 1:
         weight = leave_out_(gradient)
@@ -69,7 +69,7 @@ def average_gradient_(gradient: list[Tensor], weight: float, choice: str, what: 
 
 
 def refuse_gradients(is_finite: bool | Tensor, device: torch.device, what: str) -> None:
-    """Name the ranks that brought what is not finite. Collective."""
+    """Raise, and name the ranks whose value is not finite. Collective."""
     rows = collectives.gather_numbers([int(is_finite)], device)
     bad = [rank for rank, (holds,) in enumerate(rows) if not holds]
     whose = f"The {what} of {_named(bad)} is" if bad else "The gradient of some rank, but no rank's loss, is"
@@ -85,5 +85,5 @@ def _named(ranks: list[int]) -> str:
 
 
 def is_scaled(strategy: Any) -> bool:
-    """Whether mixed precision scales the loss: it finds overflows itself, skips the step, and goes on."""
+    """Return whether mixed precision scales the loss; it then finds overflows itself, and skips the step."""
     return getattr(strategy.precision_plugin, "scaler", None) is not None

@@ -1,8 +1,8 @@
-"""How ranks are started on a host without torchrun or SLURM, and how none of them stays behind.
+"""Starts ranks on a host without torchrun or SLURM, and lets none of them stay behind.
 
-Lightning's two launchers, with what they leave open: a rank that ends before its work is noticed whatever its exit
-code, a rank that does not end after an error is killed, and all of them end with the process that started them.
-Written for Lightning 2.6; beside ``lightning_internals`` the only module that uses its private names.
+These are Lightning's two launchers with what they lack: a rank that ends before its work is done is noticed whatever
+its exit code, a rank that does not end after an error is killed, and all ranks end with the process that started them.
+Written for Lightning 2.6, as they use private names of it.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Launch:
 
     Args:
         timeout: How long a collective may take before the ranks give up.
-        start_timeout: How long the ranks wait for each other at the start. When it is over, those that are there end,
-            and name those that are not.
-        backend: ``"gloo"`` or ``"nccl"``; by default what fits the device.
+        start_timeout: How long the ranks wait for each other at the start. After it, the ranks that are there end and
+            name those that are missing.
+        backend: ``"gloo"``, ``"nccl"`` or another backend of torch. Default: the one that fits the device.
         start_method: How Lightning starts the ranks when no launcher (torchrun, SLURM) did.
     """
 
@@ -80,7 +80,7 @@ class ScriptLauncher(_SubprocessScriptLauncher):
 
     Args:
         patience: Seconds that this process waits at its end for ranks that are not done, if none has failed.
-        options: Those of Lightning's launcher.
+        options: Arguments of Lightning's launcher.
     """
 
     def __init__(self, patience: float, **options: Any) -> None:
@@ -96,18 +96,18 @@ class ScriptLauncher(_SubprocessScriptLauncher):
             raise
 
     def lost(self) -> dict[int, str]:
-        """Ranks of this host that are gone, and how they ended."""
+        """Return the ranks of this host that are gone, and how each ended."""
         codes = [process.poll() for process in self.procs]
         first = self.cluster_environment.global_rank() + 1
-        return {first + place: end_of(code) for place, code in enumerate(codes) if code is not None}
+        return {first + index: end_of(code) for index, code in enumerate(codes) if code is not None}
 
     def _call_children_scripts(self) -> None:
         self._check_can_spawn_children()
-        place = self.cluster_environment
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = place.main_address, str(place.main_port)
-        os.environ["NODE_RANK"], os.environ["LOCAL_RANK"] = str(place.node_rank()), str(place.local_rank())
+        environment = self.cluster_environment
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = environment.main_address, str(environment.main_port)
+        os.environ["NODE_RANK"], os.environ["LOCAL_RANK"] = str(environment.node_rank()), str(environment.local_rank())
         os.environ["WORLD_SIZE"] = str(self.num_processes * self.num_nodes)
-        if self.num_nodes == 1:  # else others start ranks of this run, too
+        if self.num_nodes == 1:  # else other hosts start ranks of this run, too
             give_key()
         atexit.register(self._wait_for_ranks)
         for local_rank in range(1, self.num_processes):
@@ -116,25 +116,25 @@ class ScriptLauncher(_SubprocessScriptLauncher):
             self.procs.append(subprocess.Popen(tied(command), env=environment, cwd=folder))
 
     def _wait_for_ranks(self) -> None:
-        """At the end of this process: the others end with it, so they are waited for."""
+        """Wait at the end of this process for the other ranks, which end with it, and kill those that do not end."""
         failed = self._has_failed or hasattr(sys, "last_value")  # an exception that ended the script
         collectives.leave()  # who waits for this rank in an exchange hears of its end now
         seconds = GRACE_SECONDS if failed else self._patience
-        for place in wait_for(self.procs, seconds):
-            pid = self.procs[place].pid
-            _log.error("Process %d (local rank %d) did not end in %g s and was killed.", pid, place + 1, seconds)
+        for index in wait_for(self.procs, seconds):
+            pid = self.procs[index].pid
+            _log.error("Process %d (local rank %d) did not end in %g s and was killed.", pid, index + 1, seconds)
 
 
 class FunctionLauncher(_MultiProcessingLauncher):
-    """Starts all ranks by ``multiprocessing`` (``"spawn"``, ``"fork"``, ``"forkserver"``); this process is none."""
+    """Starts all ranks by ``multiprocessing`` (``"spawn"``, ``"fork"``, ``"forkserver"``); this process is no rank."""
 
     _strategy: DDPStrategy
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
         self._check(trainer)
-        place = self._strategy.cluster_environment
-        assert place is not None
-        os.environ["MASTER_PORT"] = str(place.main_port)  # chosen here, so that all ranks get the same
+        environment = self._strategy.cluster_environment
+        assert environment is not None
+        os.environ["MASTER_PORT"] = str(environment.main_port)  # chosen here, so that all ranks get the same
         if self._strategy.num_nodes == 1:
             give_key()
         context = multiprocessing.get_context(self._start_method)
@@ -214,7 +214,7 @@ class FunctionLauncher(_MultiProcessingLauncher):
 
 @dataclass
 class _Rank:
-    """What a process of :class:`FunctionLauncher` runs, and the mark that it came to the end of it."""
+    """The function that a process of :class:`FunctionLauncher` runs; it marks that the function has returned."""
 
     function: Callable[..., Any]
     marks: list[Any]
@@ -231,7 +231,7 @@ class _Rank:
 
 
 def _own_command(local_rank: int) -> tuple[list[str], str | None]:
-    """What this process was started by, and where, as Lightning finds it out."""
+    """Return the command that starts a rank like this process, and its folder, as Lightning finds them out."""
     if _HYDRA_AVAILABLE:
         from hydra.core.hydra_config import HydraConfig
 
@@ -242,7 +242,7 @@ def _own_command(local_rank: int) -> tuple[list[str], str | None]:
 
 
 def _wait(group: Any, results: Any, marks: list[Any]) -> Any:
-    """What rank 0 sends, when all ranks are done; or the error of the first that was not."""
+    """Return what rank 0 sends when all ranks are done; raise the error of the first one that fails."""
     output, left = None, False
     waiting = dict(enumerate(group.processes))
     while waiting:
@@ -267,7 +267,7 @@ def _fail(group: Any, reason: str) -> None:
 
 
 def _fail_as(group: Any, rank: int) -> None:
-    """Raise what a rank has raised, in torch's words."""
+    """End all ranks and raise what one has raised, in torch's words."""
     _end(group)
     group.sentinels = {group.processes[rank].sentinel: rank}  # the cause, and not who fell with it
     try:

@@ -1,8 +1,8 @@
-"""The private corners of Lightning that a strategy of rounds has to touch, in one place.
+"""The private names of Lightning's loops and signals that strategies have to touch, in one place.
 
 Tried with Lightning 2.6. Since 2.5.2 Lightning broadcasts "did anybody receive SIGTERM" before every batch and
 once more inside the signal handler. The first keeps ranks in lock-step all through a round; the second waits
-for ranks that are busy elsewhere. Rounds replace both by a vote in the meeting.
+for ranks that are busy elsewhere. Strategies replace both by a vote where ranks exchange anyway.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class HasModule(Protocol):
 
 
 def module_of(strategy: HasModule) -> LightningModule:
-    """The module that a strategy has been given."""
+    """Return the module that a strategy trains."""
     assert strategy.lightning_module is not None
     return strategy.lightning_module
 
 
 def datamodule_of(trainer: Trainer) -> Any:
-    """What a fit reads; None for bare loaders. Who reads it says which Protocol of ``joint`` it should have."""
+    """Return the data module of a fit, None for bare loaders. Callers name the Protocol of ``joint`` that they read."""
     return trainer.datamodule  # type: ignore[attr-defined]
 
 
@@ -58,7 +58,7 @@ def take_over_sigterm(trainer: Trainer, on_signal: Callable[[], None]) -> None:
 
 
 def give_back_sigterm(trainer: Trainer) -> None:
-    """Undo :func:`take_over_sigterm`: what follows a fit has no meetings to vote in."""
+    """Undo :func:`take_over_sigterm`, as there are no votes after a fit."""
     trainer._signal_connector.__dict__.pop("_sigterm_notifier_fn", None)
     trainer.fit_loop.epoch_loop.__dict__.pop("_broadcast_sigterm_tensor", None)
 
@@ -84,7 +84,7 @@ def take_over_estimate(trainer: Trainer, estimate: Callable[[], float]) -> None:
 
 
 def accumulated_batches(trainer: Trainer, epoch: int) -> int:
-    """The batches whose gradients make one step in an epoch."""
+    """Return the number of batches whose gradients make one step in an epoch."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, GradientAccumulationScheduler):
             return callback.get_accumulate_grad_batches(epoch)
@@ -99,7 +99,7 @@ def watch_loops(
     after_step: Callable[[], None],
     after_epoch: Callable[[], None],
 ) -> None:
-    """Call these where no hook is: right before a loop looks at ``trainer.should_stop``."""
+    """Call these around the loops' looks at ``trainer.should_stop``, where Lightning has no hooks."""
     epoch_loop, fit_loop = trainer.fit_loop.epoch_loop, trainer.fit_loop
 
     def start_epoch(data_fetcher: Any) -> None:
@@ -128,7 +128,7 @@ def give_back_loops(trainer: Trainer) -> None:
 
 
 def hear_skips(module: LightningModule, on_answer: Callable[[bool], None]) -> None:
-    """Tell ``on_answer`` whether the module's ``on_train_batch_start`` said to leave the epoch, which is -1."""
+    """Tell ``on_answer`` whether the module's ``on_train_batch_start`` returned -1, which ends the epoch."""
     hook = module.on_train_batch_start
     if getattr(hook, "__func__", None) is LightningModule.on_train_batch_start:
         return  # not the user's: it says nothing
@@ -158,11 +158,11 @@ def announce_sigterm(trainer: Trainer) -> None:
 
 
 def join_process_group(strategy: DDPStrategy, store: Any) -> None:
-    """Make the process group on a store of ours; Lightning would open one at every address of the host."""
-    place, device = strategy.cluster_environment, strategy.root_device
-    assert place is not None
+    """Make the process group on ``store``; Lightning's own would listen at every address of the host."""
+    environment, device = strategy.cluster_environment, strategy.root_device
+    assert environment is not None
     _init_dist_connection(
-        place,
+        environment,
         strategy._get_process_group_backend(),
         store=store,
         timeout=strategy._timeout,
@@ -171,7 +171,7 @@ def join_process_group(strategy: DDPStrategy, store: Any) -> None:
 
 
 def refuse_stop_iteration(trainer: Trainer) -> None:
-    """Let a StopIteration of the user's code be an error: Lightning takes any for the end of the data."""
+    """Turn a StopIteration of the user's code into an error: Lightning takes it for the end of the data."""
     epoch_loop = trainer.fit_loop.epoch_loop
     evaluations = (epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop)
     steps: list[tuple[Any, str]] = [(loop, "_evaluation_step") for loop in evaluations]
@@ -207,7 +207,7 @@ def _is_end_of_data(error: StopIteration, step: str, *args: Any) -> bool:
 
 
 def set_global_step(trainer: Trainer, steps: int) -> None:
-    """Make ``trainer.global_step`` count ``steps``."""
+    """Set ``trainer.global_step`` to ``steps``."""
     loop = trainer.fit_loop.epoch_loop
     if trainer.lightning_module.automatic_optimization:
         progress = loop.automatic_optimization.optim_progress.optimizer.step.total
@@ -217,7 +217,7 @@ def set_global_step(trainer: Trainer, steps: int) -> None:
 
 
 def set_epoch(trainer: Trainer, epochs: int, *, running: bool) -> None:
-    """Make ``trainer.current_epoch`` count ``epochs``, the last of which is still running or not."""
+    """Set Lightning's count of begun epochs to ``epochs``; the last is still running or not."""
     for progress in (trainer.fit_loop.epoch_progress.current, trainer.fit_loop.epoch_progress.total):
         progress.ready = progress.started = epochs  # type: ignore[attr-defined]
         progress.processed = progress.completed = epochs - running  # type: ignore[attr-defined]
@@ -225,16 +225,16 @@ def set_epoch(trainer: Trainer, epochs: int, *, running: bool) -> None:
 
 
 def takes_batch_idx(module: LightningModule) -> bool:
-    """Whether Lightning's loop calls ``training_step`` with the batch's number, too."""
+    """Return whether Lightning's loop calls ``training_step`` with ``batch_idx``, too."""
     return is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
 
 
 def callback_states(trainer: Trainer) -> dict[str, Any]:
-    """What the callbacks want to keep."""
+    """Return the states of all callbacks."""
     states: dict[str, Any] = call._call_callbacks_state_dict(trainer)
     return states
 
 
 def load_callback_states(trainer: Trainer, states: dict[str, Any]) -> None:
-    """Give the callbacks what they kept on another rank."""
+    """Give the callbacks the states that :func:`callback_states` returned on another rank."""
     call._call_callbacks_load_state_dict(trainer, {"callbacks": states})

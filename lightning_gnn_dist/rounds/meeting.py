@@ -1,4 +1,4 @@
-"""Where ranks meet at the end of a round, and the callback that calls the meeting: strategies have no such hook."""
+"""The meeting of ranks at the end of a round, and the callback that calls it: strategies have no hook there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lightning_gnn_dist.wire import collectives
 
 @dataclass
 class RoundState:
-    """Where a rank is in the rounds of a run, and how the last one was. A checkpoint holds the first two."""
+    """Where a rank is in the rounds of a run, and how the last one was. A checkpoint holds the first two fields."""
 
     round_idx: int = 0
     batches_done: int = 0
@@ -41,7 +41,7 @@ class RoundState:
 
 
 class Votes(NamedTuple):
-    """What a rank says at a meeting."""
+    """The numbers that a rank sends at a meeting: its batches, what it wants, a checksum of its replica."""
 
     batches: int
     stop: bool
@@ -51,7 +51,7 @@ class Votes(NamedTuple):
 
 
 class HoldsMeetings(HasModule, Protocol):
-    """What a meeting needs of a strategy, and a strategy's callback."""
+    """What a meeting and its callback read and call of a strategy."""
 
     state: RoundState
     averaging: Averaging
@@ -72,10 +72,10 @@ class HoldsMeetings(HasModule, Protocol):
 
 
 class Peers:
-    """The ranks that meet: all those of the process group, of whom none may be missing.
+    """The ranks that meet: all ranks of the process group, none of which may be missing.
 
     Args:
-        strategy: This rank's.
+        strategy: This rank's strategy.
     """
 
     def __init__(self, strategy: HoldsMeetings) -> None:
@@ -84,18 +84,18 @@ class Peers:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes what one of them has to write."""
+        """Whether this rank writes the files that only one rank writes."""
         return self._strategy.global_rank == 0
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse a fit that cannot be trained with them."""
+        """Refuse a fit that these ranks cannot train."""
 
     def join(self, loader: Any, opened: Callable[[Any], Any]) -> Any:
         """Take part from here on. Returns what ``opened`` makes of this rank's training loader."""
         return opened(loader)
 
     def meet(self, batches: int) -> list[Votes]:
-        """Average, count the round, and say what each rank said. ``batches`` are this rank's."""
+        """Average, count the round, and return what each rank said. ``batches`` is this rank's number in the round."""
         strategy, state = self._strategy, self._strategy.state
         counts = self._share_batches(batches)
         state.batches_of_ranks, state.left_out = finite.hear(counts, strategy.nonfinite, state.round_idx)
@@ -109,13 +109,13 @@ class Peers:
         return votes
 
     def end(self, exception: BaseException) -> None:
-        """The fit ends by an exception."""
+        """Called when the fit ends by an exception."""
 
     def leave(self) -> None:
-        """The fit is over."""
+        """Called when the fit is over."""
 
     def _share_batches(self, batches: int) -> list[int]:
-        """How many batches each rank took in this round, and a check that all are about to exchange the same."""
+        """Return what :func:`finite.tell` gave on each rank; refuse ranks that would exchange different sizes."""
         strategy, module = self._strategy, module_of(self._strategy)
         sums = strategy.averaging.checksums() if collectives.world_size() > 1 else []
         num_values = strategy.averaging.num_values(gradients=strategy.shares_gradients)
@@ -129,7 +129,7 @@ class Peers:
         return [row[0] for row in rows]
 
     def _vote(self, batches: int) -> list[Votes]:
-        """What each rank says at the end of a round."""
+        """Return what each rank says at the end of a round. Collective."""
         strategy, module = self._strategy, module_of(self._strategy)
         equal = collectives.checksum(strategy.averaging.tensors()) if collectives.world_size() > 1 else 0
         stop, sigterm = strategy.state.stop_requested, strategy.sigterm_received
@@ -173,7 +173,7 @@ class MeetingCallback(Callback):
         state = self.strategy.state
         state.stop_requested |= trainer.should_stop
         votes = self.strategy.meet(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
-        # Lightning keys file names, and whether to save at all, on it. Steps between ranks may be unequal.
+        # ModelCheckpoint names files by it and decides by it whether to save; ranks may have taken unequal steps.
         set_global_step(trainer, max(vote.global_step for vote in votes))
         if any(vote.stop for vote in votes):
             trainer.should_stop = True
@@ -201,7 +201,7 @@ class MeetingCallback(Callback):
 
 
 def log_figures(module: LightningModule, figures: Mapping[str, float] = MappingProxyType({})) -> None:
-    """Log what this rank has sent and waited for, and ``figures``. No collective."""
+    """Log the bytes that this rank sent, the seconds it waited, and ``figures``. Not collective."""
     own = {"comm/bytes_sent": collectives.traffic.bytes_sent, "comm/seconds": collectives.traffic.seconds}
     data = datamodule_of(module.trainer)
     of_data = data.figures if isinstance(data, HasFigures) else {}

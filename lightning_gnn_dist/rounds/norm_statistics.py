@@ -1,4 +1,4 @@
-"""Statistics of batch normalisation, taken anew on the whole graph."""
+"""Running statistics of batch normalisation, estimated again on the whole graph."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lightning_gnn_dist.wire import collectives
 
 @torch.no_grad()
 def reestimate_statistics(strategy: Strategy, batches: Iterable[Any]) -> None:
-    """Replace running means and variances by plain means over ``batches``, then over the seeds of all. Collective.
+    """Replace running means and variances by their mean over ``batches``, then over ranks by seeds. Collective.
 
     Layers in evaluation mode keep theirs: they are frozen.
 
-    The mean of what a rank saw on its own part describes no distribution that the model is evaluated on: parts
+    Statistics that ranks saw on their own parts do not fit the whole graph, which the model is evaluated on: parts
     differ, and neighbours are missing.
     """
     module = module_of(strategy)

@@ -1,4 +1,4 @@
-"""How long rounds take: when this rank's is over, and how many steps a fit is going to take."""
+"""Reads the clock: when this rank's round is over, and how many steps a fit takes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from lightning_gnn_dist.rounds.round_loader import RoundLoader
 
 
 class Pace:
-    """A clock, read by this rank for its own training loader.
+    """Reads a clock for this rank and its training loader.
 
     Args:
-        strategy: Whose trainer counts batches.
+        strategy: The strategy whose trainer counts batches.
         clock: Decides when a round ends.
     """
 
@@ -35,7 +35,7 @@ class Pace:
         self.loader: RoundLoader | None = None
 
     def is_over(self, round_idx: int, batches: int) -> bool:
-        """Whether the round ends with this batch."""
+        """Return whether the round ends with batch number ``batches`` of it, counted from 1."""
         per_step = self._trainer().accumulate_grad_batches
         if batches % per_step:
             return False
@@ -43,15 +43,15 @@ class Pace:
         return self._clock.is_over(progress)
 
     def steps_per_pass(self) -> int:
-        """Steps that visit every training node of the largest part once."""
+        """Return the steps that visit every training node of the largest part once."""
         return -(-self._batches_per_pass() // self._trainer().accumulate_grad_batches)
 
     def schedule(self) -> str:
-        """How long the rounds of the fit are, in a sentence for the log."""
+        """Return a sentence for the log that says how long the rounds of the fit are."""
         return schedule(self._clock, self._trainer().max_epochs, self.steps_per_pass())
 
     def estimated_steps(self) -> float:
-        """The local steps of the whole run, of a resumed one too; infinite for a fit without end."""
+        """Return the local steps of the whole run, those before a resume included; infinite for a fit without end."""
         trainer, clock = self._trainer(), self._clock
         if trainer.max_epochs == -1:
             return math.inf

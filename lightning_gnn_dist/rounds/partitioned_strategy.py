@@ -1,4 +1,4 @@
-"""What all strategies here share: a start at which nobody is missing, exact logged means, what each rank saves."""
+"""The base of all strategies: a start without missing ranks, exact logged means, what each rank saves."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Buffers = Literal["average", "local"]
 class PartitionedStrategy(DDPStrategy):
     """Ranks that start together with the same data, leave together, and save what each of them holds.
 
-    Calls the roll before the process group is made, which would wait for half an hour and name nobody. Then ranks
-    compare what they have to have alike, and refuse to train if they have not.
+    It calls the roll before the process group is made, as the group would wait for half an hour and name no missing
+    rank. Then ranks compare graphs, arrays and parts, and refuse to train if they differ.
 
     Args:
-        weights: One of ``weight_modes``.
-        buffers: One of ``buffer_modes``.
+        weights: One of ``weight_modes``: what a rank counts for.
+        buffers: One of ``buffer_modes``: what becomes of the module's buffers.
         launch: How ranks are started, and how long they wait for each other.
-        options: Those of :class:`torch.nn.parallel.DistributedDataParallel`.
+        options: Arguments of :class:`torch.nn.parallel.DistributedDataParallel`.
     """
 
     weight_modes: ClassVar[Any]
@@ -67,30 +67,30 @@ class PartitionedStrategy(DDPStrategy):
 
     @property
     def is_alone(self) -> bool:
-        """Whether the other ranks may be anywhere, so that nothing collective may be called."""
+        """Whether other ranks may be anywhere in their work, so that no collective may be called."""
         raise NotImplementedError
 
     def _begin_fit(self, trainer: Trainer) -> None:
         """Refuse what cannot be trained, and forget the fit before."""
 
     def _training_loader(self, loader: Any) -> Any:
-        """What Lightning reads instead of the loader of a fit."""
+        """Return the loader that Lightning reads in place of ``loader`` in a fit."""
         return loader
 
     def _of_run(self) -> dict[str, Any]:
-        """What a checkpoint says once for all ranks."""
+        """Return what a checkpoint holds once for all ranks."""
         return {}
 
     def _of_rank(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint must hold of this rank."""
+        """Return what a checkpoint holds of this rank."""
         raise NotImplementedError
 
     def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.ReplicaState | None:
-        """What a checkpoint holds for this rank."""
+        """Return this rank's state in a checkpoint, or None if it has none."""
         raise NotImplementedError
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what a checkpoint holds of this rank beside weights and optimizers."""
+        """Restore what a checkpoint holds of this rank beside weights and optimizers."""
         raise NotImplementedError
 
     # What Lightning calls.
@@ -121,7 +121,7 @@ class PartitionedStrategy(DDPStrategy):
             replica_state.restore_random_state(resumed.random_state)
 
     def on_train_end(self) -> None:
-        """Leave for a SIGTERM that came after the last vote: nothing that follows the fit would hear of it."""
+        """Leave, on all ranks, for a SIGTERM that came after the last vote. Collective."""
         super().on_train_end()
         told = torch.tensor([float(self.sigterm_received)], device=self.root_device)
         collectives.sum_(told)
@@ -131,7 +131,7 @@ class PartitionedStrategy(DDPStrategy):
             raise SIGTERMException
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        # Trainer.save_checkpoint() runs on all ranks, so all of them are here: but after an exception.
+        # Trainer.save_checkpoint() runs on all ranks, except after an exception.
         if self.is_alone:
             replica_state.mark_alone(checkpoint, self._of_run())
         elif "optimizer_states" in checkpoint:  # else there is nothing to resume
@@ -152,40 +152,40 @@ class PartitionedStrategy(DDPStrategy):
 
     def setup_distributed(self) -> None:
         self.set_world_ranks()
-        place = self.cluster_environment
-        assert place is not None
+        environment = self.cluster_environment
+        assert environment is not None
         if not collectives.is_joined():
             lost = self._launcher.lost if isinstance(self._launcher, ScriptLauncher) else dict
             who = (self.global_rank, self.world_size, self.launch.start_timeout, self.num_nodes, lost)
-            roll = Roll(place.main_address, place.main_port, *who)
+            roll = Roll(environment.main_address, environment.main_port, *who)
             store = roll.call()
             with collectives.kept_on_host(roll.on_one_host):
                 join_process_group(self, store)
         super().setup_distributed()
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """As Lightning's, but the mean of numbers and of integers is exact.
+        """Reduce as Lightning does, but compute means of scalars and of integers in float64.
 
-        Of what ``self.log(..., batch_size=..., sync_dist=True)`` has summed, Lightning asks for the mean over ranks of
-        the values, and for that of the seeds, an integer. It truncates the second one, and divides by it. In float64
-        both are what they should be, and their quotient is the mean over the seeds of all ranks.
+        For ``self.log(..., batch_size=..., sync_dist=True)`` Lightning divides the mean over ranks of the summed values
+        by the mean of the numbers of seeds, an integer that it truncates. In float64 both are exact, and their quotient
+        is the mean over the seeds of all ranks.
         """
         if isinstance(tensor, Tensor) and reduce_op in ("mean", "avg") and not tensor.is_complex():
             tensor = tensor.double() if tensor.dim() == 0 or not tensor.is_floating_point() else tensor
         return super().reduce(tensor, group, reduce_op)
 
     def _configure_launcher(self) -> None:  # Lightning asks for it once it knows where it runs
-        place = self.cluster_environment
-        assert place is not None
+        environment = self.cluster_environment
+        assert environment is not None
         if self.launch.start_method == "popen":
             patience = self.launch.timeout.total_seconds()
             size = {"num_processes": self.num_processes, "num_nodes": self.num_nodes}
-            self._launcher = ScriptLauncher(patience, cluster_environment=place, **size)
+            self._launcher = ScriptLauncher(patience, cluster_environment=environment, **size)
         else:
             self._launcher = FunctionLauncher(self, start_method=self.launch.start_method)
 
     def _give_back(self, trainer: Trainer) -> None:
-        """What follows a fit has no meetings to vote in."""
+        """Undo what a fit changed in the trainer."""
         give_back_sigterm(trainer)
 
     def _on_sigterm(self) -> None:

@@ -1,4 +1,4 @@
-"""What a strategy of rounds refuses, each with the way out. A refusal at the start beats a hang in the night."""
+"""What strategies refuse, each with the way out. A refusal at the start beats a hang in the night."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_clock(clock: Any) -> None:
 
 
 def check_trainer(strategy: str, trainer: Trainer, *, has_layer_sync: bool) -> None:
-    """Refuse the Trainer's settings that act in mid-round, where every rank is alone."""
+    """Refuse settings of the Trainer that act inside a round, where every rank is alone."""
     found = [reason for applies, reason in _conflicts(trainer, has_layer_sync) if applies]
     if found:
         raise ValueError(
@@ -45,7 +45,7 @@ def check_trainer(strategy: str, trainer: Trainer, *, has_layer_sync: bool) -> N
 
 
 def check_validation_clock(trainer: Any) -> None:
-    """Ranks that validate by their own clocks do so after different steps, and wait for each other for ever."""
+    """Refuse validation by time: ranks would validate after different steps, and wait for each other for ever."""
     if trainer.world_size > 1 and getattr(trainer, "_val_check_time_interval", None) is not None:
         raise ValueError(
             "val_check_interval as a time lets each rank validate by its own clock, and all must do so after the same "
@@ -54,7 +54,7 @@ def check_validation_clock(trainer: Any) -> None:
 
 
 def check_schedulers(strategy: str, configs: Iterable[Any]) -> None:
-    """With unequal steps, a schedule by steps gives every rank another learning rate."""
+    """Refuse schedules by steps: with unequal steps every rank would have another learning rate."""
     if any(config.interval == "step" for config in configs):
         raise ValueError(
             f"{strategy} lets ranks take unequal numbers of steps in a round, so a scheduler by steps would give every "
@@ -64,7 +64,7 @@ def check_schedulers(strategy: str, configs: Iterable[Any]) -> None:
 
 
 def refuse_estimate(clock: Any, why: str) -> None:
-    """A schedule over a number of steps that nobody knows would be a wrong one."""
+    """Refuse to estimate a number of steps that cannot be known, for the reason ``why``."""
     raise ValueError(
         f"trainer.estimated_stepping_batches cannot be known with {clock}: {why}. Schedule by rounds, whose number is "
         'known: {"scheduler": ..., "interval": "epoch"} over trainer.max_epochs steps of the scheduler. Or let rounds '
@@ -73,7 +73,7 @@ def refuse_estimate(clock: Any, why: str) -> None:
 
 
 def check_elastic(trainer: Any, drift: object) -> None:
-    """Ranks that may die are processes of their own, and share files but no exchange besides the meeting."""
+    """Refuse settings under which ranks that may die would exchange outside meetings, or name files differently."""
     conflicts = [
         (
             trainer.num_devices * trainer.num_nodes != 1,
@@ -101,7 +101,7 @@ def _names_files_alone(callback: Any) -> bool:
 
 
 def refuse_exchange(strategy: str, what: str) -> None:
-    """In a round of unequal steps, an exchange meets nobody, or the wrong one."""
+    """Refuse an exchange inside a round of unequal steps, where no rank or the wrong one answers."""
     raise RuntimeError(
         f"{what} inside a round: with {strategy} ranks take unequal numbers of steps between meetings, so nobody "
         "answers. Log with on_step=False, on_epoch=True, which exchanges once a round, or without sync_dist."
@@ -119,7 +119,7 @@ class Premises(NamedTuple):
 
 
 def premises_of(trainer: Trainer) -> Premises:
-    """This rank's."""
+    """Return this rank's premises."""
     data: HasDigests = datamodule_of(trainer)
     fingerprint, digests = "0", {}
     with suppress(AttributeError):  # of another's, which does not say
@@ -132,14 +132,14 @@ def premises_of(trainer: Trainer) -> Premises:
 
 
 def check_ranks(trainer: Trainer, device: torch.device) -> bool:
-    """Refuse ranks that have not the same data; whether their processors are of different kinds. Collective."""
+    """Refuse ranks with different data; return whether their processors are of different kinds. Collective."""
     rows = collectives.gather_numbers([*premises_of(trainer), processor_of(device)], device)
     check_same_premises([Premises(*row[:-1]) for row in rows])
     return len({row[-1] for row in rows}) > 1
 
 
 def check_same_premises(ranks: list[Premises]) -> None:
-    """All ranks see the same numbers, so all of them raise or none."""
+    """Refuse ranks whose data differ. All ranks see the same numbers, so all of them raise or none."""
     check_same_graph([rank.graph for rank in ranks])
     others = _odd([rank.arrays for rank in ranks])
     others += [place for place, rank in enumerate(ranks) if _differ(rank, ranks[0]) and place not in others]
@@ -158,12 +158,12 @@ def check_same_premises(ranks: list[Premises]) -> None:
 
 
 def _differ(one: Premises, other: Premises) -> bool:
-    """By more than the last digits."""
+    """Return whether features differ by more than the last digits."""
     return abs(one.value - other.value) > 1 or abs(one.other_value - other.other_value) > 1
 
 
 def check_same_graph(fingerprints: list[int]) -> None:
-    """All ranks see the same fingerprints, so all of them raise or none."""
+    """Refuse ranks with different graphs. All ranks see the same fingerprints, so all of them raise or none."""
     if odd := _odd(fingerprints):
         raise ValueError(
             f"Ranks {odd} have another graph than rank 0: other edges, or other masks. {_RUN_ONCE_PER_RANK}"
@@ -171,12 +171,12 @@ def check_same_graph(fingerprints: list[int]) -> None:
 
 
 def _odd(numbers: list[int]) -> list[int]:
-    """The ranks whose number is not that of rank 0."""
+    """Return the ranks whose number differs from rank 0's."""
     return [rank for rank, number in enumerate(numbers) if number != numbers[0]]
 
 
 def processor_of(device: torch.device) -> int:
-    """A number for what the last digits of a result depend on: on equal processors they are equal."""
+    """Return a checksum of processor, threads and torch: with equal ones, results are equal in all digits."""
     found = [torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()]
     with suppress(OSError):
         found += [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")][:1]
@@ -186,7 +186,7 @@ def processor_of(device: torch.device) -> int:
 
 
 def check_ranks_of_loader(loader: CountsSeeds, world_size: int) -> None:
-    """A loader that was made before the ranks were there serves the whole graph to each of them."""
+    """Refuse a loader made for another number of ranks, such as one that gives each rank the whole graph."""
     made_for = world_size
     with suppress(AttributeError):  # of another's, which does not say
         made_for = loader.num_ranks
@@ -198,7 +198,7 @@ def check_ranks_of_loader(loader: CountsSeeds, world_size: int) -> None:
 
 
 def check_lengths(lengths: list[int]) -> None:
-    """All ranks see the same lengths, so all of them raise or none."""
+    """Refuse loaders of unequal or unknown length (-1). All ranks see the same lengths, so all raise or none."""
     if -1 in lengths:
         raise TypeError(
             "Gradients are exchanged at every step, so all ranks need as many batches, and this training loader does "
@@ -212,7 +212,7 @@ def check_lengths(lengths: list[int]) -> None:
 
 
 def explain_unused_parameters(exception: BaseException, strategy: str) -> None:
-    """Say what to do where a gradient is missing: DDP's own text is long, and Lightning's names another strategy."""
+    """Replace DDP's error of a missing gradient, which Lightning explains with another strategy's name."""
     if "Expected to have finished reduction in the prior iteration" in str(exception):
         exception.args = (
             "Some parameters of the module had no part in the loss that training_step returned. If that is meant, use "
@@ -221,7 +221,7 @@ def explain_unused_parameters(exception: BaseException, strategy: str) -> None:
 
 
 def check_dense(module: nn.Module, strategy: str) -> None:
-    """torch's DDP divides all other gradients by the number of ranks once more where one is sparse."""
+    """Refuse sparse gradients, beside which torch's DDP divides all others by the number of ranks once more."""
     sparse = [name for name, child in module.named_modules() if getattr(child, "sparse", False) is True]
     if sparse and collectives.world_size() > 1:
         raise ValueError(
@@ -231,7 +231,7 @@ def check_dense(module: nn.Module, strategy: str) -> None:
 
 
 def check_unused(names: list[str], strategy: str) -> None:
-    """All ranks see the same names, so all of them raise or none."""
+    """Refuse parameters that no rank's loss used. All ranks see the same names, so all of them raise or none."""
     if names:
         raise RuntimeError(
             f"{', '.join(names)} had no part in the loss that training_step returned, on any rank. If that is meant, "
@@ -240,7 +240,7 @@ def check_unused(names: list[str], strategy: str) -> None:
 
 
 def require_num_seeds(loader: CountsSeeds) -> int:
-    """The training nodes of this rank, as the data module's loader knows them."""
+    """Return the number of training nodes (or edges) of this rank; refuse a loader that does not know it."""
     try:
         return loader.num_seeds
     except AttributeError as error:
@@ -251,13 +251,13 @@ def require_num_seeds(loader: CountsSeeds) -> int:
 
 
 def require_corrections(trainer: Trainer, what: str) -> GivesCorrections:
-    """The data module, which must give batches of the whole graph."""
+    """Return the data module; refuse one without batches of the whole graph."""
     data: GivesCorrections = _having(trainer, "correction_batches", what)
     return data
 
 
 def require_anchors(trainer: Trainer, what: str) -> GivesAnchors:
-    """The data module, which must give batches of the rank's part for gradients outside the loop."""
+    """Return the data module; refuse one without batches for anchor gradients."""
     data: GivesAnchors = _having(trainer, "anchor_batches", what)
     return data
 
@@ -273,7 +273,7 @@ def _having(trainer: Trainer, name: str, what: str) -> Any:
 
 
 def require_step(module: Any) -> None:
-    """A gradient outside the loop needs a step that returns a loss and takes no optimizer step itself."""
+    """Refuse a module without a step that returns a loss and takes no optimizer step itself."""
     if not module.automatic_optimization and not has_own_step(module):
         raise ValueError(
             "With manual optimisation training_step() takes steps itself, so gradients for corrections cannot come "
@@ -289,7 +289,7 @@ def require_step(module: Any) -> None:
 
 
 def _refuse_near_step(module: Any) -> None:
-    """A step of its own that is no method, or has nearly that name, would be passed over in silence."""
+    """Refuse a ``correction_step`` that is no method or is misspelt: it would be ignored in silence."""
     own = getattr(module, "correction_step", None)
     if own is not None:
         raise TypeError(f"correction_step must be a method of the module, correction_step(batch), got {shown(own)}.")
@@ -300,7 +300,7 @@ def _refuse_near_step(module: Any) -> None:
 
 
 def check_sizes(sizes: list[int]) -> None:
-    """All ranks see the same sizes, so all of them raise or none."""
+    """Refuse to average unequal sizes. All ranks see the same sizes, so all of them raise or none."""
     if len(set(sizes)) > 1:
         raise RuntimeError(
             f"The ranks are about to average different numbers of values: {sizes}, in order of rank. An optimizer has "
@@ -309,7 +309,7 @@ def check_sizes(sizes: list[int]) -> None:
 
 
 def check_replicas(checksums: list[int], round_idx: int) -> None:
-    """All ranks see the same checksums, so all of them raise or none."""
+    """Refuse replicas that differ after a meeting. All ranks see the same checksums, so all raise or none."""
     if odd := _odd(checksums):
         raise RuntimeError(
             f"After the meeting of round {round_idx} the replicas of ranks {odd} differ from that of rank 0, by more "
@@ -349,7 +349,7 @@ def _conflicts(trainer: Any, has_layer_sync: bool) -> list[tuple[bool, str]]:
 
 
 def _validates_inside(trainer: Any) -> bool:
-    # Of an interval in time, such as "00:05:00", Lightning sets another attribute in place of val_check_interval.
+    # For an interval in time, such as "00:05:00", Lightning does not set val_check_interval but another attribute.
     return getattr(trainer, "val_check_interval", None) != 1.0 or trainer.check_val_every_n_epoch is None
 
 

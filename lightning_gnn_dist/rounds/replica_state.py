@@ -1,4 +1,4 @@
-"""What one rank holds and the others do not: it goes into the checkpoint, so that a run resumes exactly.
+"""The state that differs from rank to rank: a checkpoint holds each rank's, so that a run resumes exactly.
 
 Weights are equal after a meeting and are saved once, by Lightning. The optimizers' moments, local buffers and
 the generators of random numbers differ from rank to rank.
@@ -23,7 +23,7 @@ TAKES_FIRST = (
     "Ranks compute on processors of different kinds, whose results differ in the last digits. Where replicas do after "
     "a meeting, all take rank 0's, which moves the model once more."
 )
-_ROUNDING = 1e-3  # of a tensor's largest number: many steps in float32 end nearer to each other, on any processors
+_ROUNDING = 1e-3  # of a tensor's largest number: more than many float32 steps on two processors differ by
 _OUT = (
     "Resume from another checkpoint, or start from its weights (Module.load_from_checkpoint(path)) and leave ckpt_path "
     "out."
@@ -32,7 +32,7 @@ _OUT = (
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """Where the run stood when the checkpoint was written, as this rank saw it."""
+    """This rank's state in a checkpoint, and the round and batch where the run stood."""
 
     random_state: Mapping[str, Any]
     extra: Mapping[str, Any]
@@ -41,7 +41,7 @@ class ReplicaState:
 
 
 def random_state() -> dict[str, Any]:
-    """The state of torch's generators."""
+    """Return the state of torch's generators on the CPU and on the current GPU."""
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()
@@ -49,20 +49,20 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Dropout goes on with the numbers it would have drawn."""
+    """Restore torch's generators, so that dropout draws what it would have drawn."""
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
 
 
 def add_to_checkpoint(checkpoint: dict[str, Any], of_run: Mapping[str, Any], of_rank: Mapping[str, Any]) -> None:
-    """Collective. Only tensors, numbers and plain containers: ``torch.load(weights_only=True)`` must read it."""
+    """Add all ranks' states. They may hold only what ``torch.load(weights_only=True)`` reads. Collective."""
     ranks = collectives.gather_objects({"random_state": random_state(), **of_rank})
     checkpoint[KEY] = {"version": VERSION, "ranks": ranks, **of_run}
 
 
 def mark_alone(checkpoint: dict[str, Any], of_run: Mapping[str, Any]) -> None:
-    """Say that one rank wrote this between two exchanges, and where the others stood nobody knows. Not collective."""
+    """Mark a checkpoint that one rank wrote alone, after an exception: it cannot be resumed. Not collective."""
     rank_zero_warn(
         "This checkpoint is written after an exception, by one rank, so it holds rank 0's replica and cannot be "
         "resumed. Its weights can be loaded. Checkpoints that all ranks write, of rounds at a meeting, can be resumed."
@@ -71,12 +71,12 @@ def mark_alone(checkpoint: dict[str, Any], of_run: Mapping[str, Any]) -> None:
 
 
 def cpu_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The module's buffers by name, for a checkpoint."""
+    """Return the module's buffers on the CPU, by name."""
     return {name: buffer.cpu() for name, buffer in module.named_buffers()}
 
 
 def average_buffers_of(checkpoint: dict[str, Any], module: nn.Module) -> None:
-    """Put the mean of all ranks' buffers into the checkpoint; those of the module stay as they are. Collective."""
+    """Put the mean of all ranks' buffers into the checkpoint; the module's buffers stay as they are. Collective."""
     names = [name for name, _ in module.named_buffers(remove_duplicate=False)]
     for key in ("state_dict", "current_model_state"):  # the second of WeightAveraging
         state = checkpoint.get(key, {})
@@ -86,7 +86,7 @@ def average_buffers_of(checkpoint: dict[str, Any], module: nn.Module) -> None:
 
 
 def take_from_checkpoint(checkpoint: dict[str, Any], path: object = "the checkpoint") -> ReplicaState:
-    """Put this rank's own state in the place of rank 0's, and say where the run stood. ``path`` is for errors."""
+    """Put this rank's optimizers and buffers in the place of rank 0's, and return its state. ``path`` is for errors."""
     saved = _saved(checkpoint, path)
     if saved is None or "strategy" in saved:
         raise ValueError(
@@ -110,7 +110,7 @@ def take_from_checkpoint(checkpoint: dict[str, Any], path: object = "the checkpo
 
 
 def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint") -> ReplicaState | None:
-    """What a checkpoint of a strategy that exchanges gradients says of this rank; None where it says nothing."""
+    """Return this rank's state in a checkpoint of a strategy that exchanges gradients, or None if it has none."""
     saved = _saved(checkpoint, path)
     if saved is None:  # of plain DDP
         return None
@@ -134,8 +134,7 @@ def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint
 def take_first_(tensors: Sequence[Tensor]) -> None:
     """Replace tensors by rank 0's, unless they differ by more than rounding: then they stay as they are. Collective.
 
-    For ranks on processors of different kinds: what each computes for itself, though from the same numbers, differs in
-    the last digits.
+    On processors of different kinds, what ranks compute from the same numbers differs in the last digits.
     """
     own = [tensor.clone() for tensor in tensors]
     collectives.broadcast_(tensors)
@@ -152,7 +151,7 @@ def _is_rounding(tensor: Tensor, other: Tensor) -> bool:
 
 
 def _saved(checkpoint: dict[str, Any], path: object) -> dict[str, Any] | None:
-    """What this package added to a checkpoint, of a version that is known here."""
+    """Return what this package added to a checkpoint, None if nothing; refuse a newer version."""
     if KEY not in checkpoint:
         return None
     saved = checkpoint[KEY]
@@ -190,7 +189,7 @@ def _check_whole_number(name: str, value: Any, path: object, least: int = 0) -> 
 
 
 def _check_optimizers(states: list[Any], checkpoint: Mapping[str, Any], path: object) -> None:
-    """A rank has as many optimizers as the checkpoint."""
+    """Refuse a rank with another number of optimizers than the checkpoint."""
     _check_entries(checkpoint, {"optimizer_states": list, "state_dict": dict}, path)
     if len(states) != len(checkpoint["optimizer_states"]):
         raise ValueError(
@@ -202,7 +201,7 @@ def _check_optimizers(states: list[Any], checkpoint: Mapping[str, Any], path: ob
 
 
 def _check_tensors(state: Mapping[str, Any], path: object) -> None:
-    """The buffers of a rank, and what its generators go on from."""
+    """Refuse buffers that are no tensors, and a state that is none of torch's generator."""
     _check_entries(state["random_state"], {"cpu": Tensor}, path)
     _check_entries(state["buffers"], dict.fromkeys(state["buffers"], Tensor), path)
     generator, known = state["random_state"]["cpu"], torch.get_rng_state()
@@ -211,14 +210,14 @@ def _check_tensors(state: Mapping[str, Any], path: object) -> None:
 
 
 def forget_moments(optimizers: Iterable[Optimizer]) -> None:
-    """Let moments that are not finite begin anew."""
+    """Zero each tensor of the optimizers' states that is not finite."""
     for tensor in optimizer_tensors(optimizers):
         if not bool(tensor.isfinite().all()):
             tensor.zero_()
 
 
 def optimizer_tensors(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    """The state of the optimizers, in the same order on every rank."""
+    """Return the tensors of the optimizers' states, in the same order on every rank."""
     tensors = []
     for optimizer in optimizers:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):

@@ -1,4 +1,4 @@
-"""One iteration is one round: the loader under Lightning's epochs."""
+"""The loader that Lightning reads: one iteration, and so one epoch, is one round."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class RoundLoader:
     short, or a run that was resumed, goes on where it stopped.
 
     Args:
-        loader: The loader of one pass. With ``stream(start)``, as the data module's, it is read ahead in the
-            background; any other loader with a length is cycled.
-        position: How many batches this rank has trained on since the start of the run.
-        is_over: Whether a round ends after so many batches.
+        loader: The loader of one pass. If it has ``stream(start)``, as the data module's has, that is read; any other
+            loader with a length is cycled.
+        position: Returns how many batches this rank has trained on since the start of the run.
+        is_over: Returns whether the round ends after that many batches of it.
     """
 
     def __init__(self, loader: Any, position: Callable[[], int], is_over: Callable[[int], bool]) -> None:
@@ -56,7 +56,7 @@ def _stream(loader: Any, start: int) -> Iterator[Any]:
 
 
 def _cycle(loader: Any, start: int) -> Iterator[Any]:
-    """Pass after pass over a loader of Lightning's usual kind, whose sampler shuffles by the number of the pass."""
+    """Yield pass after pass of a usual loader, whose sampler shuffles by the number of the pass."""
     number, skip = divmod(start, len(loader))
     while True:
         set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)

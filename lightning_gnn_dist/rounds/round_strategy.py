@@ -1,4 +1,4 @@
-"""A round: local steps on every rank, then one meeting."""
+"""The base of strategies that train in rounds: local steps on every rank, then one meeting."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ class RoundStrategy(PartitionedStrategy):
     and schedulers by epoch come right after a meeting, when all replicas are equal. Between meetings the ranks
     exchange nothing.
 
-    A mean over ranks counts those that did not train a weight, too. The row of an ``nn.Embedding`` over nodes is
-    trained by the rank that has the node, so that with P ranks it keeps 1/P of what Adam, whose steps are as long
-    however small the gradient, has moved it: give such a table P times the learning rate.
+    The mean counts also ranks that did not train a weight. The row of an ``nn.Embedding`` over nodes is trained only by
+    the rank that has the node, so with P ranks it keeps 1/P of the way that Adam has moved it: give such a table P
+    times the learning rate.
 
     Args:
         clock: Decides when a round ends. Default: after each pass over the training nodes.
-        weights: Weigh replicas alike (``"uniform"``) or by the training nodes of their parts (``"nodes"``).
+        weights: Weigh replicas alike (``"uniform"``) or by the training nodes (or edges) of their parts (``"nodes"``).
         buffers: ``"average"`` the buffers (statistics of batch normalisation) at a meeting, or keep them
             ``"local"``; then every rank validates with its own.
         average_optimizer: Average the state of the optimizers too (moments, not only weights).
         drift: ``Drift("ranks")`` corrects the drift of the replicas: after a meeting every rank computes its own
             gradient and the mean of all at the averaged model, and shifts each local gradient by their difference. One
-            more exchange of the size of the model, and ``anchor_steps`` more gradients, per round. The shift comes
-            before clipping; with manual optimisation, which clips in ``training_step``, after it.
-        nonfinite: A rank that comes to a meeting with NaN or infinite weights ends the fit, and is named
-            (``"refuse"``), or is left out of the average and gets that of the others (``"leave_out"``).
+            more exchange of the size of the model, and ``drift.anchor_steps`` more gradients, per round. The shift
+            comes before clipping, but with manual optimisation after it. None: no correction.
+        nonfinite: What to do with a rank whose weights are NaN or infinite at a meeting: end the fit and name the rank
+            (``"refuse"``), or leave it out and give it the average of the others (``"leave_out"``).
         launch: How ranks are started, and how long they wait for each other.
     """
 
@@ -92,11 +92,11 @@ class RoundStrategy(PartitionedStrategy):
     # What a subclass says.
 
     def end_round(self) -> None:
-        """Runs on every rank, right after the last local step of the round."""
+        """Exchange; called on every rank, right after the last local step of the round."""
         raise NotImplementedError(f"{type(self).__name__} must define end_round().")
 
     def average_replicas(self) -> None:
-        """Replace every replica by the weighted mean of all: parameters, and what else was asked for."""
+        """Replace parameters, and buffers and moments if asked for, by the weighted mean of all ranks. Collective."""
         tensors, weight = self.averaging.tensors(), self.own_weight()
         if is_left_out := self.global_rank in self.state.left_out:
             weight = finite.leave_out_(tensors)
@@ -105,14 +105,14 @@ class RoundStrategy(PartitionedStrategy):
             replica_state.forget_moments(self.optimizers)  # they are NaN, too
 
     def own_weight(self) -> float:
-        """What this rank counts for in a mean over ranks."""
+        """Return the weight of this rank in a mean over ranks."""
         if self.weights == "uniform":
             return 1.0
         assert self.pace.loader is not None
         return float(refusals.require_num_seeds(self.pace.loader.loader))
 
     def shared_gradient(self, own: list[Tensor]) -> list[Tensor]:
-        """The gradient that drift correction steers towards; ``own`` is this rank's. Collective."""
+        """Return the gradient that drift correction steers towards; ``own`` is this rank's. Collective."""
         shared = [gradient.clone() for gradient in own]
         finite.average_gradient_(shared, self.own_weight(), self.nonfinite, "anchor gradient")
         return shared
@@ -123,7 +123,7 @@ class RoundStrategy(PartitionedStrategy):
         return self.drift is not None
 
     def extra_state(self) -> dict[str, Any]:
-        """What a checkpoint must hold of this rank, beside weights and optimizers."""
+        """Return what a checkpoint must hold of this rank, beside weights and optimizers."""
         return self.drift_correction.state()
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
@@ -177,7 +177,7 @@ class RoundStrategy(PartitionedStrategy):
     # What the callback calls.
 
     def begin_round(self) -> None:
-        """A batch is here, perhaps the first of a round."""
+        """Note that a round runs, and start its timer; called for every batch."""
         self.state.in_round = True
         self.pace.timer.begin()
 
@@ -192,7 +192,7 @@ class RoundStrategy(PartitionedStrategy):
         return votes
 
     def estimated_steps(self) -> float:
-        """What ``trainer.estimated_stepping_batches`` says."""
+        """Return the value of ``trainer.estimated_stepping_batches``."""
         return self.pace.estimated_steps()
 
     # What all strategies have.

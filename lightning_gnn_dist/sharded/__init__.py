@@ -1,1 +1,1 @@
-"""A graph that no host holds."""
+"""Training on a graph that no host holds: each host has a shard of it."""

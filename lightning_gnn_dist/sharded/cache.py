@@ -1,4 +1,4 @@
-"""Rows of other ranks that are kept here, because batches ask for them again and again."""
+"""A cache of feature rows that other ranks own and batches ask for again and again."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class RowCache:
-    """Holds the rows of some nodes for good: it changes what is sent, never what is computed.
+    """Holds the rows of some nodes for good. It changes what is sent, never what is computed.
 
     Args:
-        ids: Whose rows, distinct.
-        fetch: Gets the rows of every array. It may be collective.
+        ids: The nodes whose rows it holds, distinct.
+        fetch: Returns the rows of every node array for some ids. It may be collective.
     """
 
     def __init__(self, ids: Tensor, fetch: Callable[[Tensor], dict[str, Tensor]]) -> None:
@@ -27,7 +27,7 @@ class RowCache:
         return self.hits / max(1, self.asked)
 
     def find(self, ids: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Which positions of ``ids`` are held, and where; and the other positions."""
+        """Return the positions in ``ids`` that are held with their places here, and the other positions."""
         at = torch.searchsorted(self._ids, ids).clamp_(max=max(0, self._ids.numel() - 1))
         is_held = self._ids[at] == ids if self._ids.numel() else torch.zeros_like(ids, dtype=torch.bool)
         positions = is_held.nonzero().view(-1)
@@ -35,7 +35,7 @@ class RowCache:
         return (positions, at[positions]), (~is_held).nonzero().view(-1)
 
     def fill(self, rows: dict[str, Tensor], held: tuple[Tensor, Tensor], rest: Tensor) -> dict[str, Tensor]:
-        """``rows`` of the positions ``rest``, and between them those that are held."""
+        """Return the rows of all ids in order: ``rows`` at the positions ``rest``, and those that are held."""
         positions, at = held
         if not positions.numel():
             return rows

@@ -1,4 +1,4 @@
-"""What every rank reads where no host has the whole graph: its shard, and of the others what it asks them for."""
+"""The data module of a sharded graph: a rank has its shard, and asks other ranks for what batches need of theirs."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from lightning_gnn_dist.wire.collectives import all_gather_rows, open_channel
 class ShardedDataModule(GraphDataModule):
     """Like :class:`PartitionedDataModule`, for a graph of which every host has a shard and none has all.
 
-    Training batches come from the rank's own shard alone. Corrections on the whole graph, evaluation and prediction
-    sample across all shards: neighbours are drawn by the ranks that own the rows, features are fetched once for all
-    nodes of a bulk. The batches are the same as if every rank had the whole graph, with nodes and edges in the order of
-    the shards, and so is what they measure.
+    Training batches come from the rank's own shard alone, unless ``boundary=Fetch()``. Corrections, evaluation and
+    prediction sample across all shards: the ranks that own the rows draw neighbours, and features are fetched once for
+    all nodes of a bulk. Batches and metrics are the same as if every rank had the whole graph, with nodes and edges in
+    the order of the shards.
 
     With more ranks than shards, several ranks hold the same shard: ``2 n`` ranks of ``n`` shards form two groups that
     never ask each other, and divide the training nodes of a shard among them.
 
     Args:
-        path: A folder that :func:`save_shards` wrote. Rank ``r`` needs ``shares.json`` and shard ``r % n``.
+        path: A folder that :func:`save_shards` wrote. Rank ``r`` needs its ``shares.json`` and shard ``r % n``.
         sampler: How training batches are drawn. Default: ``NeighborSampler([15, 10])``.
-        batch_size: Training seeds in a batch, at most.
-        seed: Everything random is drawn from it: order of seeds, neighbours.
-        loading: How batches are made: bulks and threads. What needs other ranks is never made in the background.
+        batch_size: Training nodes (seeds) in a batch, at most.
+        seed: Decides everything random: the order of seeds, the neighbours.
+        loading: How batches are made: bulks and threads. Batches that need other ranks are not made in the background.
         boundary: What becomes of senders outside the own shard: :class:`Isolated` or :class:`Fetch`.
-        cache_bytes: Memory for rows of other shards that are kept: of those nodes that the own rows name most often.
-        coverage: Gives each batch ``batch.coverage``, as weights for the loss. None: no weights.
-        evaluation: How the whole graph is sampled to judge a model. Default: all neighbours, which is exact.
-        global_batching: How it is sampled for corrections: with a ``NeighborSampler``, a ``LadiesSampler`` or a
-            ``FastGCNSampler``, which keeps a number for every node of the graph.
+        cache_bytes: Memory for feature rows of other shards: of the nodes that most edges of the own shard come from.
+        coverage: Gives each batch ``batch.coverage``, as weights for the loss. With None there are none.
+        evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
+        global_batching: How the whole graph is sampled for corrections: by a ``NeighborSampler``, a ``LadiesSampler``
+            or a ``FastGCNSampler``. The last one keeps a number for every node of the graph.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ShardedDataModule(GraphDataModule):
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the graph, so that a strategy can tell whether all ranks have the same."""
+        """A hash of the graph, by which a strategy sees whether all ranks have the same one."""
         return self.bounds.fingerprint
 
     @property
@@ -89,7 +89,7 @@ class ShardedDataModule(GraphDataModule):
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the whole graph."""
+        """The number of nodes of the whole graph."""
         return int(self.bounds.nodes[-1])
 
     def _title(self) -> str:
@@ -119,7 +119,7 @@ class ShardedDataModule(GraphDataModule):
     def correction_batches(
         self, round_idx: int, *, sliced: bool = True, start: int = 0, stop: int | None = None
     ) -> Iterator[Data]:
-        """Batches ``start`` to ``stop`` of the whole graph in a round: this rank's slices of them."""
+        """Yield this rank's slices of batches ``start`` to ``stop`` of the whole graph in a round. Collective."""
         check_true_or_false(sliced=sliced)
         if not sliced:
             raise ValueError(
@@ -130,14 +130,14 @@ class ShardedDataModule(GraphDataModule):
 
     @property
     def figures(self) -> dict[str, float]:
-        """What a strategy may log: the time that training waited for data, and how often rows were in the cache."""
+        """Numbers to log: how long training waited for data, and the share of rows found in the cache."""
         is_cached = self._graph is not None and self.cache_bytes > 0
         return super().figures | ({"data/cache_hit_rate": self._whole_graph().cache.hit_rate} if is_cached else {})
 
     # What it is made of.
 
     def _check_settings(self) -> None:
-        """Refuse what asks for more than a shard."""
+        """Refuse settings that do not work without the whole graph."""
         check_boundary(self.boundary)
         if not isinstance(self.boundary, Isolated | Fetch):
             raise ValueError(f"boundary must be Isolated() or Fetch() for shards, got {self.boundary}.")
@@ -163,7 +163,7 @@ class ShardedDataModule(GraphDataModule):
         return lambda _: part
 
     def _running_part(self) -> Graph:
-        """The own shard, in RAM."""
+        """Return the own shard, in RAM."""
         if self._part is None:
             shard = self._whole_graph().shard
             self._part = shard.part()
@@ -173,7 +173,7 @@ class ShardedDataModule(GraphDataModule):
         return self._part
 
     def _own_seeds(self) -> Tensor:
-        """The rank's training nodes, in ids of its shard: those of the shard, divided among all that hold it."""
+        """Return this rank's share of its shard's training nodes, by their ids in the shard."""
         copies = self._world_size() // self.bounds.num_shards
         return self._whole_graph().shard.rows.split("train")[self._rank() // self.bounds.num_shards :: copies]
 
@@ -199,6 +199,6 @@ class ShardedDataModule(GraphDataModule):
         return self._nodes_loader(self._whole_graph().split(name), f"{name}_mask marks")
 
     def _eval_place(self) -> int:
-        """Mostly nodes of its own shard."""
+        """Return the place of the share that lies mostly in its own shard."""
         num_shards = self.bounds.num_shards
         return self._rank() % num_shards * (self._world_size() // num_shards) + self._rank() // num_shards

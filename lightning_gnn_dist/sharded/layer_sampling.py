@@ -2,10 +2,10 @@
 
     P = Q A, row by row: the owners of a bulk's frontier nodes send their rows, once for all batches of the bulk
 
-Importances are sums of squares over the rows, and floating point sums depend on their order. So owners do not add up
-what they have, but send entries in the order of the rows, and whoever makes the batch adds as one host would. That is 4
-bytes an edge, where sums by sender would be 12 for each and leave the chosen edges to be sent. A lies in shards of
-rows, so Q A needs no rows of A but those that Q names.
+Importances are sums of squares over the rows, and floating point sums depend on their order. So owners send the entries
+of their rows in order, and the rank that makes the batch adds them up as one host would. Entries take 4 bytes an edge;
+sums would take 12 bytes for each sender, and the chosen edges would still have to be sent. Q A needs only the rows of A
+that Q names, and shards are made of rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LayerWise = LadiesSampler | FastGCNSampler
 def sample_layer_wise(
     graph: ShardedGraph, sampler: LayerWise, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
 ) -> list[Sample]:
-    """What ``sampler`` draws from the whole graph. Collective."""
+    """Return what ``sampler`` draws from the whole graph, one sample for each batch. Collective."""
     importance = _importance(graph, sampler)
     batches = [_Batch(check_seeds(ids, graph.num_nodes), graph.num_nodes) for ids in seeds]
     for hop in range(sampler.num_hops):
@@ -49,7 +49,7 @@ def sample_layer_wise(
 
 
 def _importance(graph: ShardedGraph, sampler: LayerWise) -> tuple[Array, Array]:
-    """As of :meth:`LayerSampler.importance`. Collective, the first time."""
+    """Return what :meth:`LayerSampler.importance` does for one host. Collective, the first time."""
     if isinstance(sampler, LadiesSampler):
         return np.empty(0), np.empty(0)
     norms = remembered(graph, ("column norms", sampler.weight), lambda: graph.column_norms(sampler.weight).numpy())
@@ -57,11 +57,11 @@ def _importance(graph: ShardedGraph, sampler: LayerWise) -> tuple[Array, Array]:
 
 
 class _Batch:
-    """A batch that grows by a hop at a time.
+    """A batch that grows by one hop at a time.
 
     Args:
-        seeds: Its first nodes.
-        num_nodes: Of the graph.
+        seeds: Its first nodes, by their ids in the whole graph.
+        num_nodes: The number of nodes of the whole graph.
     """
 
     def __init__(self, seeds: Tensor, num_nodes: int) -> None:
@@ -77,7 +77,7 @@ class _Batch:
         return self._hops[-1]
 
     def grow(self, rows: FetchedRows, at: Tensor, word: np.uint64, hop: int, layers: Layers) -> None:
-        """Draw a layer for the frontier, whose rows are ``at`` among those given."""
+        """Draw a layer for the frontier; ``at`` are the places of its nodes among ``rows``."""
         known, begin = torch.cat(self._hops), sum(map(len, self._hops[:-1]))
         scratch = scratch_of_thread(rows.senders.numpy().dtype)
         reserve(scratch, len(known) + int((rows.starts[at + 1] - rows.starts[at]).sum()))

@@ -1,8 +1,8 @@
-"""The whole graph, as one rank sees it: its own rows in memory, those of others a question away.
+"""The whole graph as one rank sees it: its own rows are memory-mapped, and it asks other ranks for theirs.
 
     ids -> the ranks that own them -> their answers -> back in the order of the ids
 
-Everything here that asks is collective: all ranks of a channel call it together, also those that need nothing.
+Every method that asks is collective: all ranks of a channel call it together, also those that need nothing.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Drawn(NamedTuple):
     """The edges drawn for some nodes.
 
     Attributes:
-        counts: How many for each node.
-        senders: Their other ends, node after node.
-        edge_ids: Which edges of the whole graph they are; None where the graph has no edge arrays.
+        counts: The number of edges drawn for each node.
+        senders: The senders of these edges, node after node, by their ids in the whole graph.
+        edge_ids: The edges' ids in the whole graph; None if it has no edge arrays.
     """
 
     counts: Tensor
@@ -44,10 +44,10 @@ class FetchedRows(NamedTuple):
     """All edges of some nodes.
 
     Attributes:
-        starts: Where each node's edges start in the next two, and where the last ones end.
-        senders: Their other ends.
-        weights: Their weights, float32; None where none were asked for.
-        first_edges: Which edge of the whole graph each node's first one is; None where the graph has no edge arrays.
+        starts: Where each node's edges start in ``senders`` and ``weights``, and where the last ones end.
+        senders: The senders of the edges, node after node, by their ids in the whole graph.
+        weights: The edges' weights, float32; None if none were asked for.
+        first_edges: The id of each node's first edge in the whole graph; None if it has no edge arrays.
     """
 
     starts: Tensor
@@ -56,18 +56,18 @@ class FetchedRows(NamedTuple):
     first_edges: Tensor | None
 
     def edge_ids(self, positions: Tensor) -> Tensor:
-        """Which edges of the whole graph those at some positions are."""
+        """Return the ids in the whole graph of the edges at some positions of ``senders``."""
         assert self.first_edges is not None
         row = torch.searchsorted(self.starts, positions, right=True) - 1
         return self.first_edges[row] + positions - self.starts[row]
 
 
 class Route:
-    """Which rows of a request go to which rank, and how the answers come back into order.
+    """Sorts the rows of a request by the rank that they go to, and the answers back into order.
 
     Args:
         owners: The rank that each row goes to.
-        num_ranks: How many there are.
+        num_ranks: The number of ranks.
     """
 
     def __init__(self, owners: Tensor, num_ranks: int) -> None:
@@ -75,11 +75,11 @@ class Route:
         self.sizes: list[int] = torch.bincount(owners, minlength=num_ranks).tolist()
 
     def pieces(self, rows: Tensor) -> list[Tensor]:
-        """What each rank is sent of these rows."""
+        """Return the rows that each rank is sent, in order of rank."""
         return list(rows[self.order].split(self.sizes))
 
     def restore(self, answers: Sequence[Tensor]) -> Tensor:
-        """One row for each of the request's, in its order."""
+        """Return one answer for each row of the request, in its order."""
         rows = torch.cat(list(answers))
         out = torch.empty_like(rows)
         out[self.order] = rows
@@ -87,12 +87,12 @@ class Route:
 
 
 class ShardedGraph:
-    """A graph whose rows are shared out among the ranks of a channel.
+    """A graph of which each rank of a channel holds one shard.
 
     Args:
-        shard: This rank's. Rank ``i`` of the channel has shard ``i``.
+        shard: This rank's shard. Rank ``i`` of the channel has shard ``i``.
         channel: The ranks that hold all shards together.
-        cache_bytes: Memory for rows of other ranks that are kept here: of those nodes that most of the own rows name.
+        cache_bytes: Memory for feature rows of other ranks: of the nodes that most edges of the own shard come from.
     """
 
     def __init__(self, shard: Shard, channel: Channel, *, cache_bytes: int = 0) -> None:
@@ -116,18 +116,18 @@ class ShardedGraph:
         return bool(self.shard.rows.edge_arrays)
 
     def split(self, name: str) -> Tensor:
-        """The ids of all nodes of the whole graph that ``<name>_mask`` marks, in increasing order. Collective."""
+        """Return the ids of all nodes of the whole graph that ``<name>_mask`` marks, increasing. Collective."""
         if name not in self._splits:
             own = self.shard.rows.split(name) + self.shard.first_node
             self._splits[name] = torch.cat(self.channel.exchange([own] * self.channel.size))
         return self._splits[name]
 
     def rows(self, nodes: Tensor, weight: str | None) -> FetchedRows:
-        """Whole rows, for what looks at several of them at once. Collective.
+        """Return all edges of some nodes, for samplers that look at many rows at once. Collective.
 
         Args:
-            nodes: Whose rows, in increasing order.
-            weight: The edge array that weighs edges; None for none.
+            nodes: The nodes, in increasing order of their ids in the whole graph.
+            weight: The name of the edge array that weighs edges, or None.
         """
         sizes = self._route(nodes, self.shard.bounds.nodes).sizes
         asked = self.channel.exchange(nodes.to(index_dtype(self.num_nodes)).split(sizes))
@@ -149,9 +149,9 @@ class ShardedGraph:
         return FetchedRows(torch.cat([back.new_zeros(1), back.cumsum(0)]), senders, weights, first_edges)
 
     def column_norms(self, weight: str | None) -> Tensor:
-        """The squared norm of each column of A. Collective, the first time.
+        """Return the squared norm of each column of A: float64, shape ``(num_nodes,)``. Collective, the first time.
 
-        Shards add theirs one after the other, so that the sums are those of a rank that has all rows.
+        Ranks add their rows one after the other, so that the sums are bit for bit those of a rank that has all rows.
         """
         if weight not in self._norms:
             own, size, index = self.shard.rows, self.channel.size, self.shard.index
@@ -171,15 +171,15 @@ class ShardedGraph:
     def draw(
         self, nodes: Tensor, batches: Tensor, keys: Tensor, fanout: int, *, replace: bool, weight: str | None = None
     ) -> Drawn:
-        """Draw neighbours where the rows are. Collective.
+        """Let the ranks that own the rows draw neighbours of some nodes. Collective.
 
         Args:
-            nodes: Whose rows.
-            batches: For which batch each of them, in increasing order.
-            keys: The key of this hop in each batch.
+            nodes: The nodes, by their ids in the whole graph.
+            batches: The number of the batch that each node is for, in increasing order.
+            keys: The random key of this hop in each batch.
             fanout: Neighbours to draw; -1 takes all.
             replace: Whether an edge may be drawn more than once.
-            weight: The edge array that says how likely an edge is. None: all are equally likely.
+            weight: The name of the edge array that says how likely an edge is. With None all are equally likely.
         """
         route = self._route(nodes, self.shard.bounds.nodes)
         headers = [torch.stack([torch.bincount(p, minlength=len(keys)), keys], 1) for p in route.pieces(batches)]
@@ -201,19 +201,19 @@ class ShardedGraph:
         return Drawn(route.restore([back]), senders.to(torch.int64), edge_ids)
 
     def fetch(self, ids: Tensor) -> dict[str, Tensor]:
-        """The rows of every node array, for distinct nodes. Collective."""
+        """Return the rows of every node array, by name, for distinct nodes. Collective."""
         held, rest = self.cache.find(ids)
         return self.cache.fill(self._fetch_nodes(ids[rest]), held, rest)
 
     def fetch_edges(self, ids: Tensor) -> dict[str, Tensor]:
-        """The rows of every edge array. Collective."""
+        """Return the rows of every edge array, by name, for some edge ids. Collective."""
         return self._ask(ids, self.shard.bounds.edges, self.shard.rows.edge_arrays)
 
     def _fetch_nodes(self, ids: Tensor) -> dict[str, Tensor]:
         return self._ask(ids, self.shard.bounds.nodes, self.shard.rows.node_arrays)
 
     def _ask(self, ids: Tensor, bounds: Tensor, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Send each id to its owner; owners answer with their rows of each array."""
+        """Send each id to its owner, and return the rows of each array that owners answer with. Collective."""
         route = self._route(ids, bounds)
         first = int(bounds[self.shard.index])
         asked = [piece - first for piece in self.channel.exchange(route.pieces(ids))]
@@ -227,7 +227,7 @@ class ShardedGraph:
         return Rule(NONE if weight is None else edge_weights(self.shard.rows, weight), replace)
 
     def _degrees(self, local: Tensor) -> Tensor:
-        """Lengths of own rows, all of which lie in the shard: a loop reads wherever they say."""
+        """Return the lengths of own rows; refuse rows that reach beyond the shard, where compiled loops would read."""
         rows = self.shard.rows
         first, last = rows.indptr[local], rows.indptr[local + 1]
         if bool(((first < 0) | (last < first) | (last > rows.num_edges)).any()):
@@ -235,7 +235,7 @@ class ShardedGraph:
         return last - first
 
     def _checked(self, senders: Tensor) -> Tensor:
-        """What ranks say of their rows, which become places in tables."""
+        """Return senders that ranks sent; refuse ids outside the graph, which would index beyond a table."""
         low, high = (int(end) for end in senders.aminmax()) if senders.numel() else (0, -1)
         if low < 0 or high >= self.num_nodes:
             raise ValueError(
@@ -269,7 +269,7 @@ class ShardedGraph:
         return Drawn(counts.to(torch.int32), rows.indices[at], edge_ids)
 
     def _asked_most(self, num_bytes: int) -> Tensor:
-        """Nodes of other ranks, those that own rows name most often first, as many as fit."""
+        """Return as many nodes of other ranks as fit, those that most edges of the own shard come from first."""
         shard = self.shard
         per_row = bytes_per_row(shard.rows.node_arrays)
         room = num_bytes // max(1, per_row)
@@ -283,6 +283,6 @@ class ShardedGraph:
 
 
 def union(vectors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-    """The distinct entries of several vectors, in increasing order, and where among them each vector's are."""
+    """Return the distinct entries of several vectors, increasing, and the places of each vector's entries in them."""
     distinct, inverse = torch.cat(list(vectors)).unique(return_inverse=True)
     return distinct, inverse.split([vector.numel() for vector in vectors])

@@ -1,6 +1,6 @@
-"""Batches of a sharded graph: the same, bit for bit, as of one that every host has.
+"""Batches of a sharded graph: the same, bit for bit, as where every host has the graph.
 
-frontier -> its owners draw (two exchanges a hop) -> ... -> the rows of all nodes of a bulk, once
+frontier -> its owners draw neighbours, hop by hop -> ... -> the features of all nodes of a bulk, fetched once
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def batches(
     *,
     widen: bool = True,
 ) -> list[SampledData]:
-    """The batches of a bulk. Collective: a rank with fewer seeds than others gives batches without any."""
+    """Return the batches of a bulk. Collective: a rank with fewer seeds than others passes empty tensors."""
     samples = sample_bulk(graph, sampler, seeds, keys)
     nodes, in_nodes = union([sample.nodes for sample in samples])
     arrays = graph.fetch(nodes)
@@ -51,7 +51,7 @@ def batches(
 def sample_bulk(
     graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
 ) -> list[Sample]:
-    """What ``sampler`` draws from the whole graph. Collective."""
+    """Return what ``sampler`` draws from the whole graph, one sample for each batch. Collective."""
     if not isinstance(sampler, NeighborSampler):
         return sample_layer_wise(graph, sampler, seeds, keys)
     stack = Stack([check_seeds(ids, graph.num_nodes) for ids in seeds], graph.num_nodes)
@@ -66,7 +66,7 @@ def sample_bulk(
 
 
 def check_sampler(sampler: object) -> ShardedSampler:
-    """Refuse what nobody can draw without the graph."""
+    """Return the sampler; refuse one that needs the whole graph on one host."""
     if isinstance(sampler, NeighborSampler | LadiesSampler | FastGCNSampler):
         return sampler
     raise ValueError(

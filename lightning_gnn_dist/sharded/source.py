@@ -1,4 +1,4 @@
-"""Batches of a graph that no host holds: all ranks make them together, when they are due."""
+"""The source of batches of a sharded graph: all ranks make them together, when they are due."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lightning_gnn_dist.sharded.sampling import batches, check_sampler
 class ShardedSource:
     """Makes the batches that a source of the whole graph would make. Making them is collective.
 
-    All ranks need as many batches, in bulks of one size: features are fetched once for all nodes of a bulk. Nothing
-    runs in the background: a bulk that one rank has begun and another will never ask for would leave it waiting.
+    All ranks need the same number of batches, in bulks of one size: features are fetched once for all nodes of a bulk.
+    Nothing runs in the background: a rank would wait for ever in a bulk that another never asks for.
 
     Args:
         graph: The graph to sample.
         sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``.
         widen: Make float32 of narrower features.
-        stream: Brings batches to a device. None: they stay in RAM.
+        stream: Brings batches to a device. With None they stay in RAM.
     """
 
     may_run_ahead = False
@@ -36,16 +36,16 @@ class ShardedSource:
         self.num_ids = graph.num_nodes
 
     def order(self, seeds: Tensor, seed: int, epoch: int) -> None:
-        """No sampler of shards groups its seeds."""
+        """Return None, for any order: no sampler of shards groups its seeds."""
 
     def keep_buffers(self, count: int) -> None:
-        """Rows come from other ranks, each bulk in memory of its own."""
+        """Do nothing: rows come from other ranks, each bulk in memory of its own."""
 
     def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Iterator[SampledData]:
         return handed_out(lambda: batches(self._graph, self._sampler, seeds, keys, widen=self._widen), self._stream)
 
     def spare_memory(self) -> None:
-        """Only rows of the own shard are mapped, and few of them are held."""
+        """Do nothing: only rows of the own shard are memory-mapped, and few of them are held."""
 
     def close(self) -> None:
-        """The graph's connections belong to the data module."""
+        """Do nothing: the data module closes the connections."""

@@ -1,1 +1,1 @@
-"""How ranks exchange what they learned: one file a method."""
+"""The strategies, which say how ranks exchange what they learned: one file for each method."""

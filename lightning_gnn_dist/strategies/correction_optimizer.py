@@ -1,4 +1,4 @@
-"""The optimizer of correction steps: a second one, equal on all ranks."""
+"""The optimizer of correction steps, beside that of local steps. Its state is equal on all ranks that step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Mode = Literal["persistent", "reset", "averaged", "sgd"]
 Make = Callable[[list[Tensor]], Optimizer]
 Schedule = Callable[[int], float]
 
-_LASTING = ("persistent", "sgd", "function")  # the other modes start anew in every round
+_LASTING = ("persistent", "sgd", "function")  # modes whose optimizer lives on from round to round
 _WAY_OUT = (
     "give the correction one of its own, such as "
     "correction_optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.001)."
@@ -30,18 +30,18 @@ _WAY_OUT = (
 
 
 class CorrectionOptimizer:
-    """Steps along global gradients, with a state that never mixes with that of the local steps.
+    """Steps along global gradients. Its state never enters that of the local steps.
 
-    In a round every rank calls :meth:`prepare`; then those ranks that correct call :meth:`step`. Stepped are the
-    parameters that a local optimizer holds, whatever the mode.
+    In a round every rank calls :meth:`prepare`; then the ranks that correct call :meth:`step`. In every mode it steps
+    only parameters that a local optimizer holds.
 
     Args:
         mode: Where its state comes from; see :class:`~lightning_gnn_dist.strategies.llcg.LLCGStrategy`. Or a
             function from parameters to an optimizer, whose state persists. The function is called again when the
-            local optimizers take up other parameters, as in unfreezing; what had a state keeps it.
-        lr: Its learning rate, the same in every round, or a function of the round. Default: in each group that of the
-            local steps, schedule included. Whatever else a schedule changes, such as momentum, is followed in any case,
-            but by ``"sgd"`` and by an optimizer of a function.
+            local optimizers hold other parameters, as after unfreezing; parameters that had a state keep it.
+        lr: The learning rate, the same in every round, or a function from the round's number to it. Default: that of
+            the local steps in each group, schedule included. Other values that a schedule changes, such as momentum,
+            are always followed, except by ``"sgd"`` and by an optimizer of a function.
     """
 
     def __init__(self, mode: Mode | Make, lr: float | Schedule | None) -> None:
@@ -62,7 +62,7 @@ class CorrectionOptimizer:
         self._round_idx: int | None = None
 
     def check(self, local: Sequence[Optimizer]) -> None:
-        """Refuse local optimizers that a correction cannot have another of."""
+        """Refuse local optimizers of which this mode cannot make another one."""
         if self._name in ("persistent", "reset", "averaged"):
             for optimizer in local:
                 _check_copies(optimizer)
@@ -70,13 +70,13 @@ class CorrectionOptimizer:
     def prepare(
         self, local: Sequence[Optimizer], parameters: list[Tensor], round_idx: int, *, are_averaged: bool = False
     ) -> None:
-        """Be ready for the steps of a round. Collective: every rank calls it, also one that will take no step.
+        """Get ready for the steps of a round. Collective: every rank calls it, also one that will take no step.
 
         Args:
             local: The optimizers of the local steps.
-            parameters: Those that are trained.
-            round_idx: The round.
-            are_averaged: The states of ``local`` are equal on all ranks already.
+            parameters: The parameters that are trained.
+            round_idx: The number of the round.
+            are_averaged: Whether the states of ``local`` are equal on all ranks already.
         """
         self._renew(local, parameters)
         if self.mode == "averaged":
@@ -93,7 +93,7 @@ class CorrectionOptimizer:
         round_idx: int,
         clip: Callable[[Optimizer], None] | None = None,
     ) -> None:
-        """One step of ``parameters`` along ``gradient``. Leaves no gradients behind. Not collective.
+        """Take one step of ``parameters`` along ``gradient``. Leaves no gradients behind. Not collective.
 
         ``clip`` clips the gradients that an optimizer is about to use.
         """
@@ -112,12 +112,12 @@ class CorrectionOptimizer:
         self._drop_gradients()
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint: the mode, and copies on the CPU of what a later round builds on."""
+        """Return what a checkpoint needs: the mode, and copies on the CPU of states that live on."""
         lasting = self._optimizers if self._name in _LASTING else []
         return {"mode": self._name, "optimizers": [_plain(optimizer.state_dict()) for optimizer in lasting]}
 
     def restore(self, state: Mapping[str, Any], local: Sequence[Optimizer], parameters: list[Tensor]) -> None:
-        """Take back what :meth:`state` gave. Not collective."""
+        """Restore what :meth:`state` returned. Not collective."""
         if state["mode"] != self._name:
             was = "the function it was" if state["mode"] == "function" else repr(state["mode"])
             raise ValueError(
@@ -131,7 +131,7 @@ class CorrectionOptimizer:
         self._renew(local, parameters)
         _check_sizes(state["optimizers"], self._optimizers)
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(copy.deepcopy(saved))  # it keeps tensors that it need not cast
+            optimizer.load_state_dict(copy.deepcopy(saved))  # a copy, as it keeps tensors that it need not cast
 
     @property
     def _name(self) -> str:
@@ -161,7 +161,7 @@ class CorrectionOptimizer:
         return [_another(optimizer) for optimizer in local]
 
     def _follow(self, local: Sequence[Optimizer], round_idx: int) -> None:
-        """Take over what schedules have changed."""
+        """Copy from the local optimizers what schedules have changed."""
         if callable(self.mode):
             return
         lr = _check_lr(self.lr(round_idx)) if callable(self.lr) else self.lr
@@ -186,9 +186,9 @@ def _check_lr(lr: float) -> float:
 
 
 def _another(optimizer: Optimizer) -> Optimizer:
-    """One of the same kind, groups and options, without state and without hooks.
+    """Return an optimizer of the same class, groups and options, without state and without hooks.
 
-    Not by its constructor, whose arguments nobody knows: ``defaults`` may hold more (AdamW) or fewer.
+    Its constructor is not called, as its arguments are unknown: ``defaults`` may hold more (AdamW) or fewer.
     """
     made = type(optimizer).__new__(type(optimizer))
     plain = {name: value for name, value in vars(optimizer).items() if isinstance(value, bool | int | float | str)}
@@ -206,7 +206,7 @@ def _copied_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def _sgd_for(optimizer: Optimizer) -> Optimizer:
-    """Plain SGD in the groups of ``optimizer``. Each step sets the learning rate."""
+    """Return plain SGD with the groups of ``optimizer``. Each step sets the learning rate."""
     return torch.optim.SGD([{"params": list(group["params"])} for group in optimizer.param_groups], lr=1.0)
 
 
@@ -223,7 +223,7 @@ def _copy_states(optimizers: Sequence[Optimizer], local: Sequence[Optimizer]) ->
 
 
 def _average_states(optimizers: Sequence[Optimizer]) -> None:
-    """Collective."""
+    """Average the optimizers' states over ranks, in place. Collective."""
     tensors = replica_state.optimizer_tensors(optimizers)
     device = _parameters_of(optimizers)[0].device
     rows = collectives.gather_numbers([sum(tensor.numel() for tensor in tensors)], device)
@@ -240,7 +240,7 @@ def _layout(optimizers: Iterable[Optimizer]) -> list[list[list[int]]]:
 
 
 def _plain(value: Any) -> Any:
-    """Only what ``torch.load(weights_only=True)`` reads."""
+    """Return a copy on the CPU of what ``torch.load(weights_only=True)`` can read."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, np.generic):  # a learning rate that a schedule computed with numpy
@@ -251,7 +251,7 @@ def _plain(value: Any) -> Any:
 
 
 def _checked(optimizer: Any) -> Optimizer:
-    """What the user's function gave."""
+    """Return what the user's function gave; refuse it if it cannot take correction steps."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"correction_optimizer must give a torch.optim.Optimizer, its result is a {type(optimizer).__name__}: "

@@ -1,7 +1,7 @@
-r"""Gradients and nothing else (Grappa, Xu et al., arXiv:2602.01872).
+r"""Local training with gradients exchanged at every step (Grappa, Xu et al., arXiv:2602.01872).
 
-Every rank trains on its part alone, and the gradients of every step are summed. What a part cannot see is made up
-for by weights: with :math:`w_v` the weight of seed :math:`v`, all ranks together step along
+Every rank trains on its part alone, and the gradients of every step are summed. Weights make up for neighbours that
+a part lacks: with :math:`w_v` the weight of seed :math:`v`, all ranks together step along
 
 .. math::
     G = \frac{\sum_v w_v \nabla \ell_v}{\sum_v w_v},
@@ -9,8 +9,8 @@ for by weights: with :math:`w_v` the weight of seed :math:`v`, all ranks togethe
     \mathcal{L}_r = \frac{P\,W_r}{Z} \cdot \frac{\sum_{v \in r} w_v \ell_v}{W_r},\quad W_r = \sum_{v \in r} w_v,\;
     Z = \sum_r W_r
 
-The second factor is what ``training_step`` returns, the first is applied here, to the loss: so it holds with
-accumulation, clipping and mixed precision, and unequal numbers of seeds are put right as well.
+The second factor is what ``training_step`` returns. The strategy multiplies this loss by the first factor, so it holds
+with accumulation, clipping and mixed precision, and corrects for unequal numbers of seeds, too.
 """
 
 from __future__ import annotations
@@ -51,35 +51,35 @@ Weights = Literal["coverage", "nodes", "uniform"]
 _IS_RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 _LEAVE_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _IS_RENAMED else "broadcast_buffers": False}
 
-# The weight of a seed with no coverage at all: nothing beside others, and where there are no others all count alike.
+# The weight of a seed without coverage: negligible beside others, and equal where all seeds are without.
 _UNCOVERED = 1e-20
 
 
 class GrappaStrategy(PartitionedStrategy):
-    """Train on parts, exchange gradients every step, and weigh what parts see only half of.
+    """Train on parts, exchange gradients at every step, and weigh seeds by the share of neighbours that their part has.
 
-    An epoch is one pass over the training nodes, as with DDP. Between two changes of what ranks hold, gradients are
-    all that crosses the wire, and five numbers a step: the sum of weights, and how many ranks have to stop. With
-    parts that see everything this is DDP, with unequal numbers of seeds put right.
+    An epoch is one pass over the training nodes, as with DDP. A step exchanges the gradients and five numbers: the sum
+    of the weights, and four counts of ranks that want to leave or lack a gradient. An epoch or a validation averages
+    the buffers. On parts that see everything this is DDP, with unequal numbers of seeds put right.
 
-    A stop on one rank (``trainer.should_stop``, a timer, a SIGTERM) is a vote: all ranks stop after the same step, the
-    next one; after a validation and at the end of an epoch right there. A parameter that had no part in the loss of
-    one rank has a gradient of zero there. One that had none on any rank is refused, unless
+    A stop on one rank (``trainer.should_stop``, a timer, a SIGTERM) is a vote: all ranks stop after the next step, or
+    at once after a validation and at the end of an epoch. A parameter that had no part in the loss of one rank has a
+    gradient of zero there. A parameter that had no part on any rank is refused, unless
     ``find_unused_parameters=True``: it then keeps no gradient at all, and the optimizer leaves it alone.
 
-    What ranks hold, and how weights come about, is the data module's business: ``holding``, ``boundary`` and
-    ``coverage`` of :class:`PartitionedDataModule`. A ``training_step`` that returns a mean over seeds is weighed batch
-    by batch; one that returns :func:`coverage_mean` of its seeds' losses node by node.
+    ``holding``, ``boundary`` and ``coverage`` of :class:`PartitionedDataModule` say what ranks hold and how weights
+    are computed. If ``training_step`` returns a mean over seeds, whole batches are weighed; if it returns
+    :func:`coverage_mean` of its seeds' losses, each node is.
 
     Arguments that are not listed are those of :class:`torch.nn.parallel.DistributedDataParallel`.
 
     Args:
         weights: A rank's share of a step: by the ``"coverage"`` of its seeds (by their number where the data module
-            gives no coverage), by their number (``"nodes"``), or ``"uniform"``, as in DDP. It says nothing of the
-            shares within a rank, which are by coverage wherever ``training_step`` returns :func:`coverage_mean`.
+            gives no coverage), by their number (``"nodes"``), or ``"uniform"``, as in DDP. Seeds within a rank are
+            weighed by coverage in any case if ``training_step`` returns :func:`coverage_mean`.
         buffers: ``"average"`` the buffers (statistics of batch normalisation) at the end of an epoch and before
-            validation, or keep them ``"local"``. DDP's way, rank 0's for all at every step, would move them too. A
-            checkpoint holds the mean, and for a fit that is resumed those of each rank.
+            validation, or keep them ``"local"``. Unlike in DDP, rank 0's are not sent at every step. A checkpoint
+            holds the mean, and also each rank's buffers for a fit that is resumed.
         launch: How ranks are started, and how long they wait for each other.
     """
 
@@ -116,18 +116,18 @@ class GrappaStrategy(PartitionedStrategy):
         self._parameters: UsedParameters | None = None
         self._scale = torch.ones(())
         self._has_stepped = False  # since buffers were averaged
-        self._companion = Weigher(self)
+        self._companion = StepCallback(self)
 
     # What its callback asks for.
 
     def average_buffers(self) -> None:
-        """Make the replicas equal, buffers included. Collective."""
+        """Average the buffers, if asked for and if steps were taken since the last average. Collective."""
         if self.buffers == "average" and self._has_stepped:
             collectives.average_(self._module().buffers())
         self._has_stepped = False
 
     def has_validated(self) -> None:
-        """Ranks vote after a validation."""
+        """Note that a validation has run, after which ranks vote."""
         self._leaving().has_validated = True
 
     # What Lightning calls.
@@ -150,7 +150,7 @@ class GrappaStrategy(PartitionedStrategy):
         collectives.sum_(total)
         leaving.take(total[1:])
         self._has_stepped = True
-        # No weight on any rank: all of them fill a pass up.
+        # Without weight on any rank, all batches are fillers.
         self._scale = torch.where(total[0] > 0, self.world_size * own / total[0], 0.0)
 
     def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -226,9 +226,9 @@ class GrappaStrategy(PartitionedStrategy):
                 buffer.copy_(state[name])
 
     def _check_finite(self) -> None:
-        """Collective where the sum of gradients is not finite: it is the same on all ranks, so all of them see it."""
+        """Refuse a sum of gradients that is not finite. Collective then: the sum is the same on all ranks."""
         if finite.is_scaled(self):
-            return  # it finds overflows itself, skips the step, and goes on
+            return  # mixed precision skips steps that overflow
         gradients = (parameter.grad for parameter in self._module().parameters())
         if not finite.are_finite(gradient for gradient in gradients if gradient is not None):
             finite.refuse_gradients(self._losses_finite, self.root_device, "loss")
@@ -253,7 +253,7 @@ class GrappaStrategy(PartitionedStrategy):
         return leaving
 
     def _refuse_unused(self) -> None:
-        """Collective: every rank knows that all have parameters that their loss did not depend on."""
+        """Refuse parameters that no rank's loss used. Collective: all ranks know that each has unused ones."""
         assert self._parameters is not None
         refusals.check_unused(self._parameters.unused_everywhere(self.root_device), type(self).__name__)
 
@@ -262,8 +262,8 @@ class GrappaStrategy(PartitionedStrategy):
         return self.leaving
 
 
-class Weigher(Callback):
-    """The callback that the strategy brings along: strategies have no hook at the start of a batch."""
+class StepCallback(Callback):
+    """The callback that the strategy brings along: strategies have no hook at the end of a batch or an epoch."""
 
     def __init__(self, strategy: GrappaStrategy) -> None:
         self.strategy = strategy
@@ -300,7 +300,7 @@ class Weigher(Callback):
 
 
 def _weight(batch: Any, weights: str) -> Tensor:
-    """What a batch counts for. One that only fills a pass up counts for nothing."""
+    """Return the weight of a batch, a float32 scalar; 0 for a filler."""
     if getattr(batch, "is_filler", False):
         return torch.zeros(())
     size = 1.0 if weights == "uniform" else float(getattr(batch, "num_targets", getattr(batch, "batch_size", 1)))
@@ -324,7 +324,7 @@ def _say_what_is_weighed(batch: Any, weights: str) -> None:
 
 
 def _say_what_is_not_learned(batch: Any, trainer: Any, device: torch.device) -> None:
-    """Collective."""
+    """Log how many training nodes of all ranks have weight 0. Collective."""
     data: HasParts = datamodule_of(trainer)
     own = (0, 0)
     with suppress(AttributeError):  # of another's, which does not say

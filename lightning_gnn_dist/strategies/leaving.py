@@ -1,4 +1,4 @@
-"""Ranks that exchange gradients at every step leave together: a stop on one of them is a vote."""
+"""Lets ranks that exchange gradients at every step leave together: a stop on one of them is a vote."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from lightning_gnn_dist.wire import collectives
 
 
 class StepVotes(NamedTuple):
-    """How many ranks say so at a step."""
+    """How many ranks want to leave, at a step and for each reason, and how many have unused parameters."""
 
     stop: int
     sigterm: int
-    skips: int  # the rest of the epoch
-    unused: int  # parameters that the loss did not depend on
+    skips: int  # of the rest of the epoch, by on_train_batch_start
+    unused: int  # some parameters had no part in the loss
 
 
 class Leaving:
     """Turns what one rank wants into what all of them do, after the same step.
 
     Lightning lets a rank go as soon as its own ``trainer.should_stop`` is set, and the others wait for its gradients
-    for ever. So in the middle of an epoch the wish waits for the next step, whose exchange carries it, and all leave
-    after that step. After a validation and at the end of an epoch all ranks vote at once, and leave right there.
+    for ever. So inside an epoch the exchange of the next step carries the wish, and all ranks leave after that step.
+    After a validation and at the end of an epoch all ranks vote at once, and leave there.
 
     Args:
-        trainer: Whose loops the ranks leave.
+        trainer: The trainer whose loops the ranks leave.
         device: Where votes are summed.
-        is_told_to_end: Whether this rank has received SIGTERM.
-        is_unfinished: Whether this rank's loss did not depend on all parameters. All ranks are asked at once.
-        on_unfinished: Called on all ranks when it holds on all of them.
+        is_told_to_end: Returns whether this rank has received SIGTERM.
+        is_unfinished: Returns whether this rank's last loss did not depend on some parameter.
+        on_unfinished: Called on all ranks when ``is_unfinished`` holds on all of them.
     """
 
     def __init__(
@@ -55,25 +55,25 @@ class Leaving:
         self._sums: Callable[[], StepVotes] | None = None
 
     def own(self) -> list[bool]:
-        """What this rank says in the exchange of a step."""
+        """Return this rank's votes for the exchange of a step, in the order of :class:`StepVotes`."""
         return [self._wants_to_stop, self._is_told_to_end(), self.skips, self._is_unfinished()]
 
     def take(self, sums: Tensor) -> None:
-        """What all ranks said. A refusal where they disagree on whether there is a step at all."""
+        """Take the sums of all ranks' votes; refuse ranks that disagree on whether there is a step at all."""
         self._sums = _arriving(sums)
         # A rank that leaves may wait for the numbers. Where they are summed on the CPU, so may all.
         if self.skips or not sums.is_cuda:
             _check_skips(self._sums(), self.skips)
 
     def before_step_ends(self) -> None:
-        """Before Lightning looks whether to validate or to leave, which both depend on ``should_stop``. Collective."""
+        """Act on the votes of the step before Lightning looks at ``should_stop`` to validate or leave. Collective."""
         votes, self._sums = None if self._sums is None else self._sums(), None
         if votes is not None:
             self._act_on(votes)
         self.hold()
 
     def after_step(self) -> None:
-        """After a validation, if there was one. Collective."""
+        """Vote if a validation has run. Collective then."""
         if self.has_validated:  # on all ranks or on none: they count the same steps
             self.has_validated = False
             self.vote()
@@ -103,7 +103,7 @@ class Leaving:
 
 
 def _arriving(sums: Tensor) -> Callable[[], StepVotes]:
-    """The numbers, once they are here. On a GPU they travel while the step is computed, and nothing else waits."""
+    """Return a function that waits for the votes. On a GPU they are copied while the step is computed."""
     if not sums.is_cuda:
         return lambda: _as_votes(sums)
     copy, arrived = sums.to("cpu", non_blocking=True), torch.cuda.Event()

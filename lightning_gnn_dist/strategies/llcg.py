@@ -45,15 +45,15 @@ GlobalBuffers = Literal["average", "local", "global"]
 class LLCGStrategy(RoundStrategy):
     r"""Average the replicas when a round ends, then take a few steps on the whole graph.
 
-    Only the correction sees the edges that partitioning cut, and labels as the whole graph mixes them. Every rank
-    computes its slice of one global batch and the gradients are averaged, so no rank waits for another and the
+    Only the correction sees the edges that partitioning cut, and the labels of all parts in one batch. Every rank
+    computes its slice of one global batch and the gradients are averaged, so that ranks share the work and the
     replicas stay equal without a broadcast. The loss is that of ``training_step``, or of ``correction_step(batch)``
-    if the module defines one; it must be a mean over the seeds of the batch. Its gradient is clipped as those of local
-    steps are: by ``gradient_clip_val``, or by the module's ``configure_gradient_clipping``, which is given the
+    if the module defines one; it must be a mean over the seeds of the batch. Its gradient is clipped as in local
+    steps: by ``gradient_clip_val``, or by the module's ``configure_gradient_clipping``, which is given the
     correction's optimizer. With manual optimisation it is not clipped.
 
-    Beyond the paper, the global gradient is spent once more: as a control variate in every local step of the round
-    that follows (:mod:`~lightning_gnn_dist.rounds.drift`), with the optimizers' moments averaged as well. Where
+    Beyond the paper, a global gradient is also the control variate in every local step of the round
+    that follows (:mod:`~lightning_gnn_dist.rounds.drift`), and the optimizers' moments are averaged as well. Where
     parts differ this is what makes local training as good as training on the whole graph. The paper's method is
     ``drift=None, weights="uniform"``, and ``GlobalBatching(sampler=NeighborSampler([-1, -1]))`` in the data module.
 
@@ -75,7 +75,7 @@ class LLCGStrategy(RoundStrategy):
         correction_steps: :math:`S`. An integer, or a share of the round's local steps such as 0.1 (rounded up).
             With 0, ``drift=None`` and ``weights="uniform"`` this is local SGD.
         correction: ``"sliced"``, or the paper's ``"rank0"``: rank 0 computes the whole batch while the others wait, so
-            that a step cannot exchange (``self.all_gather``).
+            the step must not call a collective (``self.all_gather``).
         correction_optimizer: An optimizer of the correction's own. ``"averaged"``: like the module's, starting each
             time from the mean state of the ranks. ``"persistent"``: the same, with a state that lives on from round
             to round. ``"reset"``: the same, new at every meeting. ``"sgd"``: plain SGD. Or a function from
@@ -83,8 +83,8 @@ class LLCGStrategy(RoundStrategy):
             anyway, else ``"persistent"``.
         correction_lr: :math:`\gamma`, or a function from the round's number to it. Default: the learning rate of the
             local steps, schedule included.
-        drift: What local gradients are steered towards: that of the whole graph, or with ``Drift("ranks")`` the mean
-            of the ranks. None: nothing.
+        drift: What local gradients are steered towards: the gradient of the whole graph, or with ``Drift("ranks")``
+            the mean of the ranks' gradients. None: no correction of drift.
         buffers: ``"average"`` or ``"local"``, or ``"global"``: at a meeting the statistics of batch normalisation are
             taken anew on as many batches of the whole graph as an anchor (4 without drift), but for layers in
             evaluation mode. Other buffers are averaged.
@@ -177,7 +177,7 @@ class LLCGStrategy(RoundStrategy):
 
     @property
     def _anchor_steps(self) -> int:
-        """Batches of the whole graph that a round takes before its corrections."""
+        """How many batches of the whole graph the anchor of a round takes before its corrections."""
         return self.drift.anchor_steps if self.drift is not None and self.drift.towards == "global" else 0
 
     @property
@@ -214,7 +214,7 @@ class LLCGStrategy(RoundStrategy):
         self._corrector.step(self.optimizers, parameters, gradient, self.state.round_idx, self._clip)
 
     def _clip(self, optimizer: Optimizer) -> None:
-        """As the local steps are clipped. With manual optimisation that happens in ``training_step``, out of sight."""
+        """Clip as in local steps. With manual optimisation ``training_step`` does that, so nothing is clipped here."""
         module = self._module()
         if module.automatic_optimization:
             module.configure_gradient_clipping(

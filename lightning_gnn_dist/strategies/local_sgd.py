@@ -6,14 +6,14 @@ from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 
 
 class LocalSGDStrategy(RoundStrategy):
-    r"""Average the replicas when a round ends, and nothing else.
+    r"""Average the replicas when a round ends, and do nothing else.
 
     .. math::
         \theta \leftarrow \sum_{p=1}^{P} w_p \theta_p,
         \qquad w_p = \tfrac{1}{P} \;\text{ or }\; \tfrac{n_p}{n}
 
-    The neighbours that other ranks hold do not exist for a local step. On parts that look alike (a random
-    partition) this costs the cut edges; on parts that differ (METIS) replicas drift apart and the average can be
+    A local step does not see neighbours that other ranks hold. On parts that look alike (a random partition) only
+    the cut edges are lost; on parts that differ (METIS) replicas drift apart, and the average can be
     much worse than a single process. See :class:`~lightning_gnn_dist.rounds.round_strategy.RoundStrategy` for the
     arguments.
     """

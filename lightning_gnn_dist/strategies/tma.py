@@ -29,24 +29,24 @@ Weights = Literal["uniform", "nodes", "steps"]
 
 
 class TMAStrategy(RoundStrategy):
-    """Average the replicas every few seconds, whatever number of steps each has done.
+    """Average the replicas every so many seconds, however many steps each has taken.
 
-    No rank waits for a slower one, longer than for its last step. With ``RandomPartitioner()`` this is the paper's
+    No rank waits for more than another's last step. With ``RandomPartitioner()`` this is the paper's
     RandomTMA, with ``SuperNodePartitioner(n)`` its SuperTMA: parts that look alike are what makes averaging work.
 
-    All ranks agree on one ``global_step``: that of the rank with most steps. Schedulers go by rounds
-    (``"interval": "epoch"``), which is by time.
+    All ranks have one ``global_step``: that of the rank with most steps. Schedulers must step once a round
+    (``"interval": "epoch"``), and so by time.
 
     Arguments that are not listed are those of :class:`~lightning_gnn_dist.rounds.round_strategy.RoundStrategy`.
 
     Args:
         clock: Decides when a round ends. Default: ``EverySeconds(30)``.
         weights: Weigh replicas alike (``"uniform"``), by the training nodes of their parts (``"nodes"``), or by the
-            steps they did in the round (``"steps"``).
-        elastic: Let ranks die and come back: each is a process of its own (``devices=1``), and those who are alive
-            go on. Needs torchft. ``Elastic(...)`` says how long they wait for each other.
-        failed_ranks: Ranks to count as dead from the start, for experiments: as in the paper's, nobody learns from
-            their parts. They share in the evaluation, take one batch a round, which Lightning needs, and weigh nothing.
+            steps they took in the round (``"steps"``).
+        elastic: Let ranks die and come back: each is a process of its own (``devices=1``), and the ranks that are
+            alive go on. Needs torchft. ``Elastic(...)`` says how long they wait for each other.
+        failed_ranks: Ranks to count as dead from the start, as in the paper's experiments: nobody learns from their
+            parts. They take one batch a round, as Lightning needs one, have weight 0, and share in the evaluation.
     """
 
     strategy_name = "tma"

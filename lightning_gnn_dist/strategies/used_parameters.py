@@ -1,7 +1,7 @@
-"""What DDP does not see to: parameters that had no part in one rank's loss, or that are frozen or freed in a fit.
+"""Parameters that DDP does not handle: unused in one rank's loss, or frozen or unfrozen during a fit.
 
 DDP sums a gradient when all ranks have one. A rank whose loss does not depend on a parameter has none, and the others
-would wait for it. Its share of the gradient is zero, so zeros are what it hands in here, after its backward pass.
+would wait for it. Its share of the gradient is zero, so here it hands in zeros, after its backward pass.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from lightning_gnn_dist.wire import collectives
 
 
 class UsedParameters:
-    """Which parameters got a gradient in a backward pass. Make it right after DDP, which takes those that train then.
+    """Knows which parameters got a gradient in a backward pass. Make it right after DDP, which sees the same ones.
 
     Args:
-        module: Whose parameters DDP exchanges.
-        hands_in_zeros: Hand in zeros for what had no part in the loss. False: DDP looks for these itself.
+        module: The module whose gradients DDP exchanges.
+        hands_in_zeros: Whether to hand in zeros for unused parameters; False if DDP looks for them itself.
     """
 
     def __init__(self, module: nn.Module, *, hands_in_zeros: bool) -> None:
@@ -33,7 +33,7 @@ class UsedParameters:
         self._handles = [each.register_post_accumulate_grad_hook(self._used.add) for each in hooked]
 
     def begin(self) -> None:
-        """A backward pass is next."""
+        """Get ready for a backward pass; refuse parameters that were unfrozen since the fit began."""
         self._used.clear()
         for parameter, name in self._frozen.items():
             if parameter.requires_grad:
@@ -44,7 +44,7 @@ class UsedParameters:
                 )
 
     def hand_in_zeros(self) -> None:
-        """Let the exchange of the backward pass that is over go on. Not collective: DDP is, in the background."""
+        """Hand in zeros for unused parameters, so that DDP's exchange in the background goes on. Not collective."""
         if not self._hands_in_zeros:
             return
         missing = [parameter for parameter in self._names if parameter not in self._used]
@@ -63,7 +63,7 @@ class UsedParameters:
             parameter.grad = gradient
 
     def unused_everywhere(self, device: torch.device) -> list[str]:
-        """Those that no rank's loss depended on. Collective."""
+        """Return the names of parameters that no rank's loss depended on. Collective."""
         unused = set(self.unused)
         marks = torch.tensor([name in unused for name in self._names.values()], dtype=torch.float32, device=device)
         collectives.sum_(marks)
