@@ -112,8 +112,8 @@ class ScriptLauncher(_SubprocessScriptLauncher):
         atexit.register(self._wait_for_ranks)
         for local_rank in range(1, self.num_processes):
             command, folder = _own_command(local_rank)
-            environment = os.environ | {"LOCAL_RANK": str(local_rank)}
-            self.procs.append(subprocess.Popen(tied(command), env=environment, cwd=folder))
+            variables = os.environ | {"LOCAL_RANK": str(local_rank)}
+            self.procs.append(subprocess.Popen(tied(command), env=variables, cwd=folder))
 
     def _wait_for_ranks(self) -> None:
         """Wait at the end of this process for the other ranks, which end with it, and kill those that do not end."""
