@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -66,9 +67,9 @@ class PartitionedStrategy(DDPStrategy):
     # What a subclass says.
 
     @property
+    @abstractmethod
     def is_alone(self) -> bool:
         """Whether other ranks may be anywhere in their work, so that no collective may be called."""
-        raise NotImplementedError
 
     def _begin_fit(self, trainer: Trainer) -> None:
         """Refuse what cannot be trained, and forget the fit before."""
@@ -81,17 +82,17 @@ class PartitionedStrategy(DDPStrategy):
         """Return what a checkpoint holds once for all ranks."""
         return {}
 
+    @abstractmethod
     def _of_rank(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """Return what a checkpoint holds of this rank."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.ReplicaState | None:
         """Return this rank's state in a checkpoint, or None if it has none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         """Restore what a checkpoint holds of this rank beside weights and optimizers."""
-        raise NotImplementedError
 
     # What Lightning calls.
 
