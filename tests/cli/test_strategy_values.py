@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-from lightning_gnn_dist.cli.main import main
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.cli.refusing import refused
 
 
 @pytest.mark.parametrize(
@@ -28,11 +23,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_what_a_value_refuses_is_said_in_one_line(
     option: str, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(EXAMPLES)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
     given = ["--config=configs/llcg.yaml", f"--trainer.strategy.{option}"]
-    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "fit", *given])
-    with pytest.raises(SystemExit):
-        main()
-    last = capsys.readouterr().err.splitlines()[-1]
+    last = refused(given, capsys, monkeypatch).splitlines()[-1]
     assert last.startswith(f"error: trainer.strategy.{option.partition('=')[0]}") and reason in last

@@ -35,9 +35,9 @@ from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from tests.cli.refusing import EXAMPLES, refused
 from tests.ranks import run_ranks
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIGS = sorted(path.name for path in (EXAMPLES / "configs").glob("*.yaml"))
 SMALL = [
     "--data.graph.init_args.num_nodes=2000",
@@ -238,27 +238,17 @@ def test_callbacks_can_be_written() -> None:
 def test_a_misspelt_name_meets_the_nearest_right_one(
     options: list[str], advice: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(EXAMPLES)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
-    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "fit", "--config=configs/llcg.yaml", *options])
-    with pytest.raises(SystemExit):
-        main()
-    assert advice in capsys.readouterr().err.splitlines()[-1]
+    assert advice in refused(["--config=configs/llcg.yaml", *options], capsys, monkeypatch).splitlines()[-1]
 
 
 def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (EXAMPLES / "configs" / "llcg.yaml").read_text()
-    monkeypatch.chdir(EXAMPLES)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
     for right, wrong in (("data", "\ndta:"), ("batch_size", "\n  btch_size:"), ("init_args", "\n    init_arg:")):
         line = next(line for line in ("\ndata:", "\n  batch_size:", "\n    init_args:") if right in line)
         (tmp_path / "wrong.yaml").write_text(text.replace(line, wrong))
-        monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "fit", f"--config={tmp_path}/wrong.yaml"])
-        with pytest.raises(SystemExit):
-            main()
-        assert f"Did you mean {right!r}?" in capsys.readouterr().err
+        assert f"Did you mean {right!r}?" in refused([f"--config={tmp_path}/wrong.yaml"], capsys, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -272,12 +262,7 @@ def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
 def test_what_the_package_refuses_is_said_in_one_line(
     option: str, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(EXAMPLES)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
-    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "fit", "--config=configs/llcg.yaml", option])
-    with pytest.raises(SystemExit):
-        main()
-    assert capsys.readouterr().err.splitlines()[-1].startswith(reason)
+    assert refused(["--config=configs/llcg.yaml", option], capsys, monkeypatch).splitlines()[-1].startswith(reason)
 
 
 def test_what_others_refuse_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
