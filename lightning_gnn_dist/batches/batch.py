@@ -30,6 +30,7 @@ class BatchStore(GlobalStorage):  # type: ignore[misc]
     """
 
     _blocks: tuple[Block, ...] = ()
+    _edge_arrays: frozenset[str] = frozenset()  # names that the graph knows
 
     def promise(self, blocks: tuple[Block, ...]) -> None:
         """Hold these blocks, and promise an ``edge_index`` of the edges of the first one."""
@@ -139,6 +140,11 @@ class SampledData(Data):  # type: ignore[misc]
         self._store._blocks = tuple(blocks)
 
     @property
+    def has_blocks(self) -> bool:
+        """Whether the batch still has its blocks."""
+        return bool(self._store._blocks)
+
+    @property
     def num_targets(self) -> int:
         """The number of terms in the mean loss: pairs of nodes in a batch of links, otherwise seeds."""
         pairs = self._store.get("edge_label_index")
@@ -195,8 +201,31 @@ def assemble(
     data.batch_size = sample.num_sampled_nodes[0]
     data.num_sampled_nodes = list(sample.num_sampled_nodes)
     data.num_sampled_edges = list(sample.num_sampled_edges)
+    data._store._edge_arrays = frozenset(graph.edge_arrays)
     data._store.promise(_blocks(sample, data))
     return data
+
+
+def one_hop(batch: SampledData, block: Block) -> SampledData:
+    """The batch of one hop that a layer on ``block``, one of the batch's blocks, reads: the first rows of all arrays.
+
+    Nodes and edges of a block are the first of those of the blocks before it, so no array is copied.
+    """
+    store, view = batch._store, SampledData()
+    num_nodes, num_edges, entries = store._blocks[0].num_src, store._blocks[0].num_edges, view._store._mapping
+    for name, value in store._mapping.items():
+        size = len(value) if isinstance(value, Tensor) and value.dim() else -1
+        is_of_edges = size == num_edges and (size != num_nodes or name in store._edge_arrays or name[:4] == "edge")
+        rows = block.num_edges if is_of_edges else block.num_src if size == num_nodes else size
+        entries[name] = value if rows == size else value[:rows]
+    if "num_nodes" in entries:
+        entries["num_nodes"] = block.num_src
+    entries["batch_size"] = block.num_dst
+    entries["num_sampled_nodes"] = [block.num_dst, block.num_src - block.num_dst]
+    entries["num_sampled_edges"] = [block.num_edges]
+    view._store._edge_arrays = store._edge_arrays
+    view._store.promise((block,))
+    return view
 
 
 def writes_of(batch: SampledData) -> list[int]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist.batches.file_rows import FileRows
+from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.engine.scratch import DIRECT_NODES
 from lightning_gnn_dist.graph.graph import Graph, checked_graph
@@ -44,9 +45,19 @@ class HasLayers(Protocol):
         ...
 
 
-def has_layers(model: LightningModule) -> bool:
+def has_layers(model: object) -> bool:
     """Whether a model has a method ``layers``. An attribute of that name, such as a list of modules, does not count."""
     return callable(getattr(type(model), "layers", None))
+
+
+def layers_in(model: HasLayers) -> list[Layer]:
+    """The layers of a model."""
+    if not has_layers(model):
+        raise TypeError(
+            f"module must have a method layers(), got {shown(model)}. Define it: it returns a list of functions of a "
+            "batch, one for each layer."
+        )
+    return list(model.layers())
 
 
 @dataclass

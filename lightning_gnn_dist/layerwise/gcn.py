@@ -1,0 +1,133 @@
+"""GCN on a batch of one hop (Kipf, Welling, ICLR 2017, arXiv:1609.02907).
+
+    deg(v) = loop(v) + sum over u of w(u, v)       loop(v) = 1 where the graph has no edge (v, v), otherwise 0
+    out(v) = deg(v)^-1/2 (loop(v) h(v) deg(v)^-1/2 + sum over u of w(u, v) h(u) deg(u)^-1/2)
+
+The degrees are those of the whole graph where the batch brings them as a node array. Otherwise they are those of the
+first batch of one hop, and the layers behind take the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
+from torch_geometric.utils import scatter
+
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
+from lightning_gnn_dist.sampling.block import Block
+
+
+def gcn_degrees(graph: Graph, weight: str | None = None, loop: float | None = 1.0) -> Tensor:
+    """The degree of every node as GCN counts it: the weights of its in-edges, and ``loop`` if it has no self-loop.
+
+    Args:
+        graph: The graph; a mapped one is read in pieces.
+        weight: Name of the edge array that holds the weights. Default: ones.
+        loop: The weight of the self-loop that a node without one gets: 2 for ``GCNConv(improved=True)`` with weights,
+            or None for ``GCNConv(add_self_loops=False)``.
+
+    Returns:
+        float64, shape ``(N,)``.
+    """
+    degrees = torch.zeros(graph.num_nodes, dtype=torch.float64)
+    if loop is not None:
+        degrees += loop
+    for start in range(0, graph.num_edges, EDGES_AT_ONCE):
+        senders = graph.indices[start : start + EDGES_AT_ONCE].long()
+        rows = torch.searchsorted(graph.indptr, torch.arange(start, start + len(senders)), right=True) - 1
+        edges = slice(start, start + len(senders))
+        values = None if weight is None else graph.edge_arrays[weight][edges].reshape(-1).to(torch.float64)
+        degrees.index_add_(0, rows, torch.ones(len(rows), dtype=torch.float64) if values is None else values)
+        if loop is not None:
+            own = rows[senders == rows].unique()
+            degrees[own] -= loop
+    return degrees
+
+
+def degree_name(weight: str | None, loop: float | None) -> str:
+    """The name of the node array that brings such degrees."""
+    kind = {1.0: "", None: "_without_loops"}.get(loop, "_improved")
+    return "gcn_degree" + kind + ("" if weight is None else f"_of_{weight}")
+
+
+def loop_of(conv: GCNConv, weight: str | None) -> float | None:
+    """The weight of the self-loops that a layer adds, or None if it adds none; as PyG does, 2 only beside weights."""
+    return (2.0 if conv.improved and weight is not None else 1.0) if conv.add_self_loops else None
+
+
+def gcn_rows(conv: GCNConv, batch: Data, x: Tensor, weight: str | None) -> Tensor:
+    """The layer's rows of the first ``batch.batch_size`` nodes.
+
+    Args:
+        conv: The layer.
+        batch: A batch of one hop with a block. Degrees that are computed here are added to it.
+        x: The rows of its nodes.
+        weight: Name of the edge array that holds the weights. Default: ones.
+    """
+    block, h = batch.blocks[0], conv.lin(x)
+    values = None if weight is None else batch[weight].reshape(-1)
+    if not conv.normalize:
+        out = _sum(block, h, values)
+    else:
+        loop = loop_of(conv, weight)
+        degrees, loops = _degrees(batch, block, values, degree_name(weight, loop), loop, x.dtype)
+        scale = degrees.pow(-0.5)
+        scale = scale.masked_fill(scale == torch.inf, 0.0).to(x.dtype)[:, None]
+        h = h * scale
+        out = _sum(block, h, values)
+        if loops is not None:
+            out = out + loops[: block.num_dst, None] * h[: block.num_dst]
+        out = out * scale[: block.num_dst]
+    return out if conv.bias is None else out + conv.bias
+
+
+def _degrees(
+    batch: Data, block: Block, values: Tensor | None, name: str, loop: float | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """The degrees of the batch's nodes, and the weights of their missing self-loops."""
+    loops = None if loop is None else _loops(batch, block, f"{name}_loops", loop, dtype)
+    if name not in batch:
+        if values is None:
+            of_rows = block.indptr.diff().to(dtype)
+        else:
+            of_rows = scatter(values.to(dtype), block.edge_index[1], dim_size=block.num_dst)
+        degrees = torch.cat([of_rows, of_rows.new_zeros(block.num_src - block.num_dst)])
+        batch[name] = degrees if loops is None else degrees + loops
+    return batch[name], loops
+
+
+def _loops(batch: Data, block: Block, name: str, loop: float, dtype: torch.dtype) -> Tensor:
+    if name not in batch:
+        senders, rows = block.edge_index
+        at = torch.where(senders == rows, rows, block.num_src)
+        loops = torch.full((block.num_src + 1,), loop, dtype=dtype, device=at.device)
+        batch[name] = loops.scatter_(0, at, 0.0)[: block.num_src]
+    loops = batch[name]
+    assert isinstance(loops, Tensor)
+    return loops
+
+
+def _sum(block: Block, h: Tensor, values: Tensor | None) -> Tensor:
+    """The weighted sum over the senders of each row."""
+    if multiplies(block, h) and not (values is not None and values.requires_grad):
+        weighted = unweighted(block) if values is None else replace(block, weight=values.to(h.dtype))
+        product: Tensor = weighted.adj @ h
+        return product
+    senders, rows = block.edge_index
+    messages = h[senders] if values is None else h[senders] * values[:, None]
+    total: Tensor = scatter(messages, rows, dim_size=block.num_dst)
+    return total
+
+
+def multiplies(block: Block, x: Tensor) -> bool:
+    """Whether torch multiplies the block's sparse matrix and ``x``: not in half or mixed precision."""
+    return x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
+
+
+def unweighted(block: Block) -> Block:
+    """The block with ones as the values of its matrix."""
+    return block if block.weight is None else replace(block, weight=None)

@@ -1,0 +1,126 @@
+"""The layers of PyG's ready-made models compute what the models compute, on the whole graph and on a batch of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GAT, GCN, GIN, PNA, EdgeCNN, GraphSAGE
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layerwise.ready_made import layers_of, whole_graph_arrays
+from lightning_gnn_dist.layerwise.through_layers import through_layers
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from tests.layerwise.test_through_layers import NUM_NODES, SEEDS, batch_of
+
+
+def whole_data() -> Data:
+    """With some self-loops, nodes that nobody sends to, weights and edge features."""
+    generator = torch.Generator().manual_seed(5)
+    edge_index = torch.randint(NUM_NODES, (2, 700), generator=generator)
+    edge_index[:, :30] = torch.arange(30)
+    edge_index[1][edge_index[1] % 9 == 8] = 1
+    data = Data(torch.randn(NUM_NODES, 6, generator=generator).double(), edge_index.unique(dim=1))
+    data.edge_weight = torch.rand(data.num_edges, generator=generator).double()
+    data.edge_attr = torch.randn(data.num_edges, 4, generator=generator).double()
+    return data
+
+
+DATA = whole_data()
+GRAPH = Graph.from_pyg(DATA)
+
+
+class Kind(NamedTuple):
+    """A ready-made model, its options, and the names of the arrays of edges that it takes."""
+
+    model: type[BasicGNN]
+    options: dict[str, Any]
+    edges: Mapping[str, str] = MappingProxyType({})
+
+
+DEGREES = torch.bincount(GRAPH.degrees())
+PNA_OPTIONS = {"aggregators": ["mean", "max", "std"], "scalers": ["identity", "attenuation"], "deg": DEGREES}
+KINDS = {
+    "sage": Kind(GraphSAGE, {}),
+    "sage-max": Kind(GraphSAGE, {"aggr": "max"}),
+    "sage-projected": Kind(GraphSAGE, {"aggr": "sum", "project": True, "normalize": True}),
+    "gcn": Kind(GCN, {}),
+    "gcn-weighted": Kind(GCN, {}, {"edge_weight": "edge_weight"}),
+    "gcn-improved": Kind(GCN, {"improved": True}, {"edge_weight": "edge_weight"}),
+    "gcn-improved-ones": Kind(GCN, {"improved": True}),
+    "gcn-without-loops": Kind(GCN, {"add_self_loops": False}),
+    "gcn-as-given": Kind(GCN, {"normalize": False, "bias": False}, {"edge_weight": "edge_weight"}),
+    "gin": Kind(GIN, {"train_eps": True, "act_first": True}),
+    "gat": Kind(GAT, {"heads": 2, "edge_dim": 4}, {"edge_attr": "edge_attr"}),
+    "gat-v2": Kind(GAT, {"heads": 2, "v2": True}),
+    "pna": Kind(PNA, PNA_OPTIONS),
+    "pna-edges": Kind(PNA, PNA_OPTIONS | {"edge_dim": 4}, {"edge_attr": "edge_attr"}),
+    "edge-cnn": Kind(EdgeCNN, {}),
+}
+
+
+class Net(torch.nn.Module):
+    def __init__(self, gnn: BasicGNN, edges: Mapping[str, str]) -> None:
+        super().__init__()
+        self.gnn, self.edges = gnn, dict(edges)
+
+    def layers(self) -> Any:
+        return layers_of(self.gnn, **self.edges)
+
+    def forward(self, batch: Data) -> Tensor:
+        return through_layers(self, batch)
+
+    def by_pyg(self, data: Data) -> Tensor:
+        return self.gnn(data.x, data.edge_index, **{argument: data[name] for argument, name in self.edges.items()})
+
+
+def net_of(kind: str, num_layers: int, **options: Any) -> Net:
+    torch.manual_seed(num_layers)
+    model, own, edges = KINDS[kind]
+    options = {"norm": "batch_norm", "dropout": 0.5} | own | options
+    return Net(model(6, 8, num_layers, options.pop("out_channels", 3), **options).double().eval(), edges)
+
+
+def with_degrees(net: Net) -> Graph:
+    arrays = GRAPH.node_arrays | whole_graph_arrays(net.layers(), GRAPH)
+    return Graph(GRAPH.indptr, GRAPH.indices, arrays, GRAPH.edge_arrays)
+
+
+@pytest.mark.parametrize("jk", [None, "last", "cat", "max", "lstm"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_compute_what_the_model_computes(kind: str, jk: str | None) -> None:
+    for num_layers in (1, 2, 3, 4) if jk in (None, "cat") else (1, 3):
+        net = net_of(kind, num_layers, jk=jk)
+        exact = batch_of(NeighborSampler([-1] * num_layers), with_degrees(net))
+        torch.testing.assert_close(net(exact), net.by_pyg(DATA)[SEEDS], atol=1e-12, rtol=0)
+        sampled = batch_of(NeighborSampler([3] * num_layers), GRAPH)
+        torch.testing.assert_close(net(sampled), net.by_pyg(sampled)[:6], atol=1e-12, rtol=0)
+        torch.testing.assert_close(net(DATA), net.by_pyg(DATA), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["sage", "gcn-weighted", "gin", "gat", "pna", "edge-cnn"])
+def test_gradients_on_a_whole_part_are_those_of_the_model(kind: str) -> None:
+    net, batch = net_of(kind, 2, norm=None, jk="cat"), batch_of(WholePartSampler(num_hops=2), GRAPH)
+    copied, batch.x = copy.deepcopy(net), batch.x.requires_grad_()
+    parameters = [*net.parameters(), batch.x]
+    found = torch.autograd.grad(net(batch).square().sum(), parameters, allow_unused=True)
+    expected = torch.autograd.grad(net.by_pyg(batch)[:6].square().sum(), parameters, allow_unused=True)
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+    assert copied(batch).equal(net(batch))
+
+
+def test_learned_weights_get_their_gradient() -> None:
+    net, batch = net_of("gcn-weighted", 2), batch_of(NeighborSampler([3, 3]), GRAPH)
+    batch.edge_weight = batch.edge_weight.requires_grad_()
+    found, expected = (
+        torch.autograd.grad(rows.square().sum(), batch.edge_weight)[0] for rows in (net(batch), net.by_pyg(batch)[:6])
+    )
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
