@@ -131,18 +131,23 @@ class SampledData(Data):  # type: ignore[misc]
     @property
     def blocks(self) -> list[Block]:
         """One block per layer, outermost first. Gone once ``edge_index`` is replaced."""
-        if not self._store._blocks:
+        found = self._found_blocks()
+        if not found:
             raise AttributeError  # __getattr__ says why
-        return list(self._store._blocks)
+        return list(found)
 
     @blocks.setter
     def blocks(self, blocks: list[Block]) -> None:
         self._store._blocks = tuple(blocks)
 
+    def _found_blocks(self) -> tuple[Block, ...]:
+        blocks: tuple[Block, ...] = self._store._blocks
+        return blocks
+
     @property
     def has_blocks(self) -> bool:
         """Whether the batch still has its blocks."""
-        return bool(self._store._blocks)
+        return bool(self._found_blocks())
 
     @property
     def num_targets(self) -> int:
@@ -226,6 +231,20 @@ def one_hop(batch: SampledData, block: Block) -> SampledData:
     view._store._edge_arrays = store._edge_arrays
     view._store.promise((block,))
     return view
+
+
+def with_x(batch: SampledData, sample: Sample, x: Tensor) -> SampledData:
+    """The batch of a sample with other features: the values of its matrices have their type."""
+    batch.x = x
+    batch._store.promise(_blocks(sample, batch))
+    return batch
+
+
+def rows_by_name(arrays: dict[str, Tensor], rows: Tensor, *, widen: bool) -> dict[str, Tensor]:
+    """Rows of arrays as a batch has them: without the scales of arrays that they are multiplied with."""
+    data = SampledData()
+    _gather(data, arrays, rows, lambda _: None, widen=widen)
+    return dict(data._store._mapping)
 
 
 def writes_of(batch: SampledData) -> list[int]:

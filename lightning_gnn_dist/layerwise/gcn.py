@@ -21,7 +21,7 @@ from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.sampling.block import Block
 
 
-def gcn_degrees(graph: Graph, weight: str | None = None, loop: float | None = 1.0) -> Tensor:
+def gcn_degrees(graph: Graph, weight: str | None = None, loop: float | None = 1.0, first_node: int = 0) -> Tensor:
     """The degree of every node as GCN counts it: the weights of its in-edges, and ``loop`` if it has no self-loop.
 
     Args:
@@ -29,6 +29,7 @@ def gcn_degrees(graph: Graph, weight: str | None = None, loop: float | None = 1.
         weight: Name of the edge array that holds the weights. Default: ones.
         loop: The weight of the self-loop that a node without one gets: 2 for ``GCNConv(improved=True)`` with weights,
             or None for ``GCNConv(add_self_loops=False)``.
+        first_node: The id of the node that the first row is of, where the graph has some rows only.
 
     Returns:
         float64, shape ``(N,)``.
@@ -43,7 +44,7 @@ def gcn_degrees(graph: Graph, weight: str | None = None, loop: float | None = 1.
         values = None if weight is None else graph.edge_arrays[weight][edges].reshape(-1).to(torch.float64)
         degrees.index_add_(0, rows, torch.ones(len(rows), dtype=torch.float64) if values is None else values)
         if loop is not None:
-            own = rows[senders == rows].unique()
+            own = rows[senders == rows + first_node].unique()
             degrees[own] -= loop
     return degrees
 

@@ -29,7 +29,7 @@ Layer = Callable[[Data], Tensor]
 Rows = np.ndarray[Any, Any]
 OnRows = Callable[[Data, Tensor], object]
 COPIES = 3  # a layer's rows, and what it computes from them on the way, take so many times their bytes
-_BYTES_OF_AN_EDGE = 120  # in the sampler's working memory and in the batch
+BYTES_OF_AN_EDGE = 120  # in the sampler's working memory and in the batch
 _PLANNED = 0.6  # share of the budget; windows of files and what an allocator keeps of the last batch come on top
 
 
@@ -109,7 +109,7 @@ def with_x(graph: Graph, rows: Path) -> Graph:
 def end_of_batch(graph: Graph, start: int, end: int, budget_bytes: int, bytes_out: int) -> int:
     """The end of the largest batch from ``start`` on that keeps to the budget; at least ``start + 1``."""
     bytes_in = bytes_per_row(graph.node_arrays)
-    per_edge = _BYTES_OF_AN_EDGE + bytes_per_row(graph.edge_arrays)
+    per_edge = BYTES_OF_AN_EDGE + bytes_per_row(graph.edge_arrays)
     first = int(graph.indptr[start])
 
     def cost(stop: int) -> int:

@@ -62,12 +62,24 @@ def layers_of(gnn: BasicGNN, *, edge_weight: str | None = None, edge_attr: str |
     return [_Layer(gnn, index, edge_weight, edge_attr) for index in range(gnn.num_layers)]
 
 
-def whole_graph_arrays(layers: Sequence[Layer], graph: Graph) -> dict[str, Tensor]:
-    """Node arrays of the whole graph that layers read in their batches: the degrees by which GCN normalises."""
+def needs_whole_graph(layers: Sequence[Layer]) -> bool:
+    """Whether layers read node arrays of the whole graph, so that rows of sampled batches differ from theirs."""
+    return any(isinstance(layer, _Layer) and layer.degrees is not None for layer in layers)
+
+
+def whole_graph_arrays(layers: Sequence[Layer], graph: Graph, first_node: int = 0) -> dict[str, Tensor]:
+    """Node arrays of the whole graph that layers read in their batches: the degrees by which GCN normalises.
+
+    Args:
+        layers: The layers of a model.
+        graph: The graph, or some rows of it.
+        first_node: The id of the node that the first row is of.
+    """
     wanted = {layer.degrees for layer in layers if isinstance(layer, _Layer) and layer.degrees is not None}
     x = graph.node_arrays.get("x")
     dtype = torch.float64 if x is not None and x.dtype == torch.float64 else torch.float32
-    return {degree_name(*degrees): gcn_degrees(graph, *degrees).to(dtype) for degrees in sorted(wanted, key=str)}
+    counted = {degree_name(*kind): gcn_degrees(graph, *kind, first_node) for kind in sorted(wanted, key=str)}
+    return {name: degrees.to(dtype) for name, degrees in counted.items()}
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,16 @@ class Division:
 
     def nodes(self, rank: int) -> range:
         """The nodes that ``rank`` computes."""
-        slot = rank % self._num_shards * self._copies + rank // self._num_shards
+        slot = self._slot(rank)
         return range(int(self.starts[slot]), int(self.starts[slot + 1]))
+
+    def by_rank(self, nodes: Tensor) -> list[Tensor]:
+        """Divide increasing nodes by the rank that computes them."""
+        of_slots = nodes.split(torch.searchsorted(nodes, self.starts).diff().tolist())
+        return [of_slots[self._slot(rank)] for rank in range(len(of_slots))]
+
+    def _slot(self, rank: int) -> int:
+        return rank % self._num_shards * self._copies + rank // self._num_shards
 
 
 class RemoteRows:

@@ -34,7 +34,7 @@ def through_layers(module: HasLayers, batch: Data) -> Tensor:
         batch: A batch of any sampler or loader, or a whole graph as ``Data``.
     """
     check_instance("batch", batch, Data, "a batch of a loader, or a torch_geometric.data.Data")
-    rows = ready_rows(module, batch)
+    rows: Tensor | None = ready_rows(module, batch)
     if rows is None:
         layers = layers_in(module)
         has_blocks = isinstance(batch, SampledData) and batch.has_blocks
