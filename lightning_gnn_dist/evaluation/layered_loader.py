@@ -102,7 +102,8 @@ class ReadyRows:
 
     def rows_of(self, module: object, nodes: Tensor) -> Tensor | None:
         """Return the last layer's rows of some seeds; None where another module asks, or this one in training."""
-        if self._table is None or self._owner is None or module is not self._owner or self._owner.training is not self._mode:
+        owner = self._owner
+        if self._table is None or owner is None or module is not owner or owner.training is not self._mode:
             return None
         self._was_asked = True
         return self._table.take(nodes)
