@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GAT, GCN, GIN, PNA, APPNP as Propagate, GATConv, GraphNorm, GraphSAGE, SAGEConv
+from torch_geometric.nn import GAT, GCN, GIN, GATConv, GraphNorm, GraphSAGE, SAGEConv
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_gnn_dist.graph.graph import Graph
@@ -51,7 +52,7 @@ class Sage(Layered):
     def __init__(self, num_layers: int) -> None:
         super().__init__()
         widths = [NUM_FEATURES, *[5] * (num_layers - 1), NUM_CLASSES]
-        self.convs = nn.ModuleList(SAGEConv(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.convs = nn.ModuleList(SAGEConv(a, b) for a, b in itertools.pairwise(widths))
         self.norm = nn.BatchNorm1d(5)
 
     def layers(self) -> Any:
@@ -99,7 +100,7 @@ class Attention(Layered):
     def __init__(self, num_layers: int) -> None:
         super().__init__()
         widths = [NUM_FEATURES, *[4] * (num_layers - 1), NUM_CLASSES]
-        self.convs = nn.ModuleList(GATConv(a, b) for a, b in zip(widths, widths[1:], strict=False))
+        self.convs = nn.ModuleList(GATConv(a, b) for a, b in itertools.pairwise(widths))
 
     def layers(self) -> Any:
         return [lambda batch, conv=conv: conv(batch.x, batch.edge_index).tanh() for conv in self.convs]
@@ -163,7 +164,9 @@ def uneven_data(num_nodes: int = 90, seed: int = 0) -> Data:
     data.x = torch.randn(num_nodes, NUM_FEATURES, generator=chance, dtype=torch.float64)
     data.y = torch.randint(NUM_CLASSES, (num_nodes,), generator=chance)
     order = torch.randperm(num_nodes, generator=chance)
-    for name, some in zip(("train", "val", "test"), order.split([num_nodes // 2, 11, num_nodes - num_nodes // 2 - 11])):
+    for name, some in zip(
+        ("train", "val", "test"), order.split([num_nodes // 2, 11, num_nodes - num_nodes // 2 - 11]), strict=False
+    ):
         data[f"{name}_mask"] = torch.zeros(num_nodes, dtype=torch.bool).index_fill(0, some, True)
     return data
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.settings import Evaluation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.prepare.shard import save_shards
@@ -18,8 +17,8 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE
 from tests.evaluation.models import MODELS, graph_of, model, uneven_data, whole_rows
+from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 
 Found = list[tuple[float, dict[int, Tensor], set[str]]]
