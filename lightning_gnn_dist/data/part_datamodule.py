@@ -183,7 +183,8 @@ class PartDataModule(GraphDataModule):
         def nodes_of_rank(model: ModelLayers, channel: Channel) -> WholeNodes:
             more = whole_graph_arrays(model.layers, self.graph)
             widen = self.loading.widen
-            return WholeNodes(self.graph, seeds, len(model.layers), channel.size, widen=widen, more=more)
+            sizes = len(model.layers), channel.size, self._eval_bytes
+            return WholeNodes(self.graph, seeds, *sizes, widen=widen, more=more)
 
         folder = None if self.graph.path is None else self.graph.path.parent
         assert self.trainer is not None

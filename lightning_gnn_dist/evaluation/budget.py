@@ -53,11 +53,20 @@ def ranks_here(num_ranks: int) -> int:
 
 def peak_bytes() -> int | None:
     """Return the most memory that this process has held since :func:`reset_peak`; None where no system says it."""
+    return _status("VmHWM")
+
+
+def held_bytes() -> int | None:
+    """Return the memory that this process holds; None where no system says it."""
+    return _status("VmRSS")
+
+
+def _status(kind: str) -> int | None:
     status = Path("/proc/self/status")
     if not status.exists():
         return None
-    lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-    return int(lines["VmHWM"].split()[0]) << 10 if lines else None
+    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    return int(lines[kind].split()[0]) << 10 if kind in lines else None
 
 
 def reset_peak() -> bool:

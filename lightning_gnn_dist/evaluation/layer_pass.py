@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.evaluation import budget
+from lightning_gnn_dist.evaluation.forecast import Forecast
 from lightning_gnn_dist.evaluation.row_table import RowTable, fetch_rows
 from lightning_gnn_dist.layerwise.layers import BYTES_OF_AN_EDGE, COPIES, Layer
 from lightning_gnn_dist.wire.collectives import Channel
 
-_FIRST = 4  # a layer's first batch takes this part of what others may: what it really took corrects the forecast
-_MEASURABLE = 8 << 20  # bytes; what smaller batches take is lost in what an allocator keeps
-_LEAST_FACTOR = 0.25
+_FOR_A_BATCH = 0.4  # of the budget; pages of files and what an allocator keeps come on top
+_FOR_A_TABLE = 0.2  # of the budget: a layer's rows in RAM, beside those of the layer before
+_MESSAGES = 2  # rows that a layer makes for each edge: a sender's, and what attention makes of it
 _FORM = 8  # numbers that tell the type and shape of a row
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _SHORT = ("can't allocate memory", "not enough memory")  # what torch says where the system gives it no memory
@@ -88,7 +88,7 @@ class LayerPass:
         nodes: The nodes of this rank.
         channel: The ranks that share the work.
         device: The device that computes.
-        budget_bytes: Bytes that the pass may take: half of them for rows, half for a batch.
+        budget_bytes: Bytes that the pass may take, for a batch and for rows.
         folder: Where rows go that take more, or None for the system's folder of temporary files.
         whole: The name of a layer that needs the rows of all nodes in one batch, or None.
     """
@@ -120,6 +120,7 @@ class LayerPass:
             progress: Called with the number of nodes whose rows were computed.
         """
         table, bytes_in = None, self.bytes_in
+        self._forecast = Forecast(_FOR_A_BATCH * self.budget_bytes)
         for layer, step in zip(layers, steps, strict=True):
             table = self._computed(layer, step, table, bytes_in, progress)
             bytes_in = table.bytes_of_row
@@ -131,9 +132,11 @@ class LayerPass:
     ) -> RowTable:
         """Compute a layer for the own nodes of a step, and fetch the rows of the others. Collective."""
         table = None
+        self._held = 0 if before is None else before.bytes_in_ram
         for nodes, rows in self._batches(layer, step.nodes, before, bytes_in):
             table = self._table(step, rows) if table is None else table
             table.write(nodes, rows)
+            self._held += 0 if table.is_file else rows.nbytes
             progress(len(nodes))
         if self.channel.size > 1:
             like = self._agreed_form(None if table is None else table.like)
@@ -144,33 +147,31 @@ class LayerPass:
 
     def _table(self, step: Step, like: Tensor) -> RowTable:
         ids = step.nodes if len(step.told) == 1 else torch.cat([step.nodes, step.wanted]).unique()
-        return RowTable(ids, like, self.budget_bytes // 4, self.folder)  # a layer's rows beside those of the one before
+        return RowTable(ids, like, int(_FOR_A_TABLE * self.budget_bytes), self.folder)
 
     def _batches(
         self, layer: Layer, nodes: Tensor, before: RowTable | None, bytes_in: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the nodes of each batch of a layer, and their rows. Batches keep to half of the budget."""
-        most = self.budget_bytes / 2
-        start, allowed, factor, bytes_out = 0, most / _FIRST, 1.0, bytes_in
+        """Yield the nodes of each batch of a layer, and their rows."""
+        start, bytes_out = 0, bytes_in
         edges = torch.cat([nodes.new_zeros(1), self.nodes.degrees(nodes).cumsum(0)])
         while start < len(nodes):
             foreseen = partial(self._foreseen, edges, start, bytes_in, bytes_out)
-            fitting = bisect_right(range(start + 1, len(nodes) + 1), allowed, key=lambda stop: factor * foreseen(stop))
+            fitting = bisect_right(range(start + 1, len(nodes) + 1), self._forecast.allowed, key=foreseen)
             stop = start + max(fitting, 1)
             if self.whole is not None:
                 stop = self._all_of(nodes, foreseen(len(nodes)))
-            held = budget.peak_bytes() if budget.reset_peak() else None
+            self._forecast.begin()
             try:
                 rows = self._rows_of_batch(layer, nodes[start:stop], before)
             except (MemoryError, RuntimeError) as error:
                 if stop - start == 1 or self.whole is not None or not _is_short_of_memory(error):
                     raise
-                allowed = most = factor * foreseen(stop) / 2  # and once more, with half as much
+                self._forecast.was_too_much(foreseen(stop))
                 continue
-            if held is not None and foreseen(stop) > _MEASURABLE:
-                factor = max(((budget.peak_bytes() or 0) - held) / foreseen(stop), _LEAST_FACTOR)
             yield nodes[start:stop], rows
-            start, bytes_out, allowed = stop, rows[:1].nbytes, most
+            self._forecast.end(foreseen(stop), self._held)
+            start, bytes_out = stop, rows[:1].nbytes
 
     def _all_of(self, nodes: Tensor, num_bytes: float) -> int:
         """Return the number of all nodes; refuse them if they take too much memory for one batch."""
@@ -186,7 +187,7 @@ class LayerPass:
         """The bytes of a batch of nodes ``start`` to ``stop``, if its layer makes a message for each edge."""
         num_edges, num_nodes = int(edges[stop] - edges[start]), stop - start
         senders = min(num_edges + num_nodes, self.nodes.most_rows)
-        per_edge = BYTES_OF_AN_EDGE + self.nodes.bytes_per_edge + max(bytes_in, bytes_out)
+        per_edge = BYTES_OF_AN_EDGE + self.nodes.bytes_per_edge + _MESSAGES * max(bytes_in, bytes_out)
         return COPIES * (senders * bytes_in + num_nodes * bytes_out) + num_edges * per_edge
 
     def _rows_of_batch(self, layer: Layer, nodes: Tensor, before: RowTable | None) -> Tensor:

@@ -44,6 +44,11 @@ class RowTable:
             self._file = RowFile(path, "a layer")
             self._mapped = MappedRows(torch.from_numpy(map_npy(path)))
 
+    @property
+    def bytes_in_ram(self) -> int:
+        """The bytes that the rows take in RAM."""
+        return 0 if self.is_file else len(self.ids) * self.bytes_of_row
+
     def write(self, nodes: Tensor, rows: Tensor) -> None:
         """Set the rows of some nodes of the table."""
         at = self._positions(nodes)

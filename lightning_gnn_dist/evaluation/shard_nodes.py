@@ -74,7 +74,7 @@ class ShardNodes:
         room = self._budget_bytes
         for name, array in sorted(self._own.items()):
             table = RowTable(nodes, array[:0], room, self._folder)
-            room -= 0 if table.is_file else len(nodes) * table.bytes_of_row
+            room -= table.bytes_in_ram
 
             def take(ids: Tensor, array: Tensor = array) -> Tensor:
                 return take_rows(array, ids - self._shard.first_node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import Arrays, SampledData, assemble, rows_by_name, with_x
+from lightning_gnn_dist.batches.batch import SampledData, assemble, rows_by_name, with_x
 from lightning_gnn_dist.batches.file_rows import FileRows
 from lightning_gnn_dist.batches.seed_batch import Promise
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -28,6 +28,8 @@ class WholeNodes:
         seeds: The seeds of all ranks.
         num_layers: Layers of the model.
         num_ranks: How many ranks share the work.
+        budget_bytes: Bytes that the work may take. Of a graph in files that takes more than half of them, no pages
+            are kept in memory.
         widen: Make float32 of narrower features.
         more: Further arrays with a row for each node.
     """
@@ -38,11 +40,13 @@ class WholeNodes:
         seeds: Tensor,
         num_layers: int,
         num_ranks: int,
+        budget_bytes: int,
         *,
         widen: bool = True,
         more: dict[str, Tensor] | None = None,
     ) -> None:
         self._graph, self._widen = graph, widen
+        self._spares_memory = graph.path is not None and graph.num_bytes > budget_bytes // 2
         self._hop = Neighbourhoods(graph, 1)
         self._starts = self._divided(seeds, num_layers, num_ranks)
         self._features = {name: array for name, array in graph.node_arrays.items() if name in FEATURES}
@@ -65,13 +69,12 @@ class WholeNodes:
 
     def one_hop(self, nodes: Tensor, rows: RowTable | None, device: torch.device) -> SampledData:
         (sample,) = NeighborSampler([-1]).sample_bulk(self._graph, [nodes], [BatchKey(0, 0, 0)])
-        if self._graph.path is None:
-            arrays = Arrays(self._others.node_arrays, self._others.edge_arrays)
-            batch = assemble(arrays, sample, widen=self._widen)
-        else:
+        if self._spares_memory:
             files = FileRows(self._others)
             files.release()
             batch = files.assemble(sample, widen=self._widen)
+        else:
+            batch = assemble(self._others, sample, widen=self._widen)
         if rows is not None:
             batch = with_x(batch, sample, rows.take(sample.nodes))
         elif "x" in self._features:
@@ -102,7 +105,7 @@ class WholeNodes:
 
     def _taken(self, arrays: dict[str, Tensor], nodes: Tensor) -> dict[str, Tensor]:
         """Rows of arrays as batches have them."""
-        if self._graph.path is not None:
+        if self._spares_memory:
             arrays = {name: MappedRows(array).take(nodes) for name, array in arrays.items()}
             nodes = torch.arange(len(nodes))
         return rows_by_name(arrays, nodes, widen=self._widen)
