@@ -159,7 +159,13 @@ class SampledData(Data):  # type: ignore[misc]
     def is_filler(self, is_filler: bool) -> None:
         self._store["is_filler"] = is_filler
 
+    def promise_x0(self, read: Callable[[], Tensor]) -> None:
+        """Let ``read`` return ``x0`` when it is first read."""
+        self.__dict__["_read_x0"] = read
+
     def __getattr__(self, key: str) -> Any:
+        if key == "x0" and "_read_x0" in self.__dict__:
+            self.x0 = self.__dict__.pop("_read_x0")()
         if key == "blocks":
             raise AttributeError(
                 "This batch has no blocks: they went when its edge_index was replaced, for they describe the "

@@ -23,12 +23,15 @@ from tests.layerwise.test_through_layers import NUM_NODES, SEEDS, batch_of
 
 
 def whole_data() -> Data:
-    """With some self-loops, nodes that nobody sends to, weights and edge features."""
+    """With some self-loops, one of them twice, nodes that nobody sends to, weights and edge features."""
     generator = torch.Generator().manual_seed(5)
     edge_index = torch.randint(NUM_NODES, (2, 700), generator=generator)
     edge_index[:, :30] = torch.arange(30)
     edge_index[1][edge_index[1] % 9 == 8] = 1
-    data = Data(torch.randn(NUM_NODES, 6, generator=generator).double(), edge_index.unique(dim=1))
+    data = Data(
+        torch.randn(NUM_NODES, 6, generator=generator).double(),
+        torch.cat([edge_index.unique(dim=1), torch.tensor([[3], [3]])], 1),
+    )
     data.edge_weight = torch.rand(data.num_edges, generator=generator).double()
     data.edge_attr = torch.randn(data.num_edges, 4, generator=generator).double()
     return data
