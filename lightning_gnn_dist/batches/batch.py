@@ -212,18 +212,28 @@ def assemble(
     return data
 
 
-def one_hop(batch: SampledData, block: Block) -> SampledData:
+def one_hop(batch: SampledData, block: Block, x: Tensor | None = None) -> SampledData:
     """The batch of one hop that a layer on ``block``, one of the batch's blocks, reads: the first rows of all arrays.
 
     Nodes and edges of a block are the first of those of the blocks before it, so no array is copied.
+
+    Args:
+        batch: A batch with blocks, or what this function made of it for the layer before.
+        block: The layer's block.
+        x: What the layer before returned. Default: the batch's own ``x``, which then is ``x0`` as well.
     """
-    store, view = batch._store, SampledData()
+    store, view = batch._store, SampledData.__new__(SampledData)
+    view.__dict__["_store"] = BatchStore(_parent=view)  # Data.__init__ would take longer than all that follows
     num_nodes, num_edges, entries = store._blocks[0].num_src, store._blocks[0].num_edges, view._store._mapping
     for name, value in store._mapping.items():
         size = len(value) if isinstance(value, Tensor) and value.dim() else -1
         is_of_edges = size == num_edges and (size != num_nodes or name in store._edge_arrays or name[:4] == "edge")
         rows = block.num_edges if is_of_edges else block.num_src if size == num_nodes else size
         entries[name] = value if rows == size else value[:rows]
+    if x is not None:
+        entries["x"] = x
+    elif "x" in entries:
+        entries["x0"] = entries["x"]
     if "num_nodes" in entries:
         entries["num_nodes"] = block.num_src
     entries["batch_size"] = block.num_dst
