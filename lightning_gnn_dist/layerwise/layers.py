@@ -11,8 +11,10 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.data import Data
+from torch_geometric.nn import FAConv, GCN2Conv, GCNConv, LGConv
+from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.file_rows import FileRows
@@ -33,6 +35,7 @@ OnRows = Callable[[Data, Tensor], object]
 COPIES = 3  # a layer's rows, and what it computes from them on the way, take so many times their bytes
 _BYTES_OF_AN_EDGE = 120  # in the sampler's working memory and in the batch
 _PLANNED = 0.6  # share of the budget; windows of files and what an allocator keeps of the last batch come on top
+_NORMALISING = (GCNConv, GCN2Conv, FAConv, LGConv)  # PyG's layers that call gcn_norm on the edges they are given
 
 
 class HasLayers(Protocol):
@@ -54,12 +57,22 @@ def has_layers(model: object) -> bool:
 
 
 def layers_in(model: HasLayers) -> list[Layer]:
-    """The layers of a model."""
+    """The layers of a model. Refused where one would normalise by the degrees of a batch of one hop."""
     if not has_layers(model):
         raise TypeError(
             f"module must have a method layers(), got {shown(model)}. Define it: it returns a list of functions of a "
             "batch, one for each layer."
         )
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    known = {conv for gnn in modules if isinstance(gnn, BasicGNN) for conv in gnn.modules()}
+    for conv in modules:
+        if isinstance(conv, _NORMALISING) and conv.normalize and conv not in known:
+            raise ValueError(
+                f"module: {type(conv).__name__} normalises by the degrees in its batch, and in a batch of one hop "
+                "senders have none. Normalise once, Graph.from_pyg(torch_geometric.transforms.GCNNorm()(data)), and "
+                f"call {type(conv).__name__}(..., normalize=False) with batch.edge_weight; or take "
+                "torch_geometric.nn.GCN and layers_of."
+            )
     return list(model.layers())
 
 
@@ -84,7 +97,7 @@ class LayerWork:
     inputs: Graph | None = None
 
     def layers(self) -> list[Layer]:
-        return list(cast(HasLayers, self.model).layers())
+        return layers_in(cast(HasLayers, self.model))
 
     def compute(self, layer: Layer, graph: Graph, nodes: range, on_rows: OnRows | None) -> Iterator[tuple[range, Rows]]:
         """Compute a layer for ``nodes`` of a graph; yield each batch's nodes and their rows."""
