@@ -176,3 +176,14 @@ def test_dropout_follows_the_model_and_half_precision_takes_edges() -> None:
     batch.x = batch.x.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(net(batch), net.by_pyg(batch)[:6], atol=5e-2, rtol=5e-2, check_dtype=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
+def test_compiled_modules_and_compiled_layers_give_the_same(kind: str) -> None:
+    net, batch = net_of(kind, 2, dropout=0.0), batch_of(NeighborSampler([3, 3]), GRAPH)
+    expected = net(batch)
+    torch.testing.assert_close(torch.compile(net, backend="eager")(batch), expected)
+    for index, conv in enumerate(net.gnn.convs):
+        net.gnn.convs[index] = torch.compile(conv, backend="eager")
+    torch.testing.assert_close(net(batch), expected)
