@@ -179,6 +179,7 @@ def test_dropout_follows_the_model_and_half_precision_takes_edges() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch warns of what it meets while it traces
 @pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
 def test_compiled_modules_and_compiled_layers_give_the_same(kind: str) -> None:
     net, batch = net_of(kind, 2, dropout=0.0), batch_of(NeighborSampler([3, 3]), GRAPH)
