@@ -74,14 +74,14 @@ def gcn_rows(conv: GCNConv, batch: Data, x: Tensor, weight: str | None) -> Tenso
     if not conv.normalize:
         out = _sum(block, h, values)
     else:
-        loop = loop_of(conv, weight)
-        degrees, loops = _degrees(batch, block, values, degree_name(weight, loop), loop, x.dtype)
+        loop, dtype = loop_of(conv, weight), torch.promote_types(x.dtype, torch.float32)  # degrees are whole numbers
+        degrees, loops = _degrees(batch, block, values, degree_name(weight, loop), loop, dtype)
         scale = degrees.pow(-0.5)
         scale = scale.masked_fill(scale == torch.inf, 0.0).to(x.dtype)[:, None]
         h = h * scale
         out = _sum(block, h, values)
         if loops is not None:
-            out = out + loops[: block.num_dst, None] * h[: block.num_dst]
+            out = out + loops[: block.num_dst, None].to(h.dtype) * h[: block.num_dst]
         out = out * scale[: block.num_dst]
     return out if conv.bias is None else out + conv.bias
 
@@ -120,7 +120,7 @@ def _sum(block: Block, h: Tensor, values: Tensor | None) -> Tensor:
         product: Tensor = weighted.adj @ h
         return product
     senders, rows = block.edge_index
-    messages = h[senders] if values is None else h[senders] * values[:, None]
+    messages = h[senders] if values is None else h[senders] * values[:, None].to(h.dtype)
     total: Tensor = scatter(messages, rows, dim_size=block.num_dst)
     return total
 
