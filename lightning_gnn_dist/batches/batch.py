@@ -164,7 +164,13 @@ class SampledData(Data):  # type: ignore[misc]
     def is_filler(self, is_filler: bool) -> None:
         self._store["is_filler"] = is_filler
 
+    def promise_x0(self, read: Callable[[], Tensor]) -> None:
+        """Let ``read`` return ``x0`` when it is first read."""
+        self.__dict__["_read_x0"] = read
+
     def __getattr__(self, key: str) -> Any:
+        if key == "x0" and "_read_x0" in self.__dict__:
+            self.x0 = self.__dict__.pop("_read_x0")()
         if key == "blocks":
             raise AttributeError(
                 "This batch has no blocks: they went when its edge_index was replaced, for they describe the "
@@ -211,18 +217,28 @@ def assemble(
     return data
 
 
-def one_hop(batch: SampledData, block: Block) -> SampledData:
+def one_hop(batch: SampledData, block: Block, x: Tensor | None = None) -> SampledData:
     """The batch of one hop that a layer on ``block``, one of the batch's blocks, reads: the first rows of all arrays.
 
     Nodes and edges of a block are the first of those of the blocks before it, so no array is copied.
+
+    Args:
+        batch: A batch with blocks, or what this function made of it for the layer before.
+        block: The layer's block.
+        x: What the layer before returned. Default: the batch's own ``x``, which then is ``x0`` as well.
     """
-    store, view = batch._store, SampledData()
+    store, view = batch._store, SampledData.__new__(SampledData)
+    view.__dict__["_store"] = BatchStore(_parent=view)  # Data.__init__ would take longer than all that follows
     num_nodes, num_edges, entries = store._blocks[0].num_src, store._blocks[0].num_edges, view._store._mapping
     for name, value in store._mapping.items():
         size = len(value) if isinstance(value, Tensor) and value.dim() else -1
         is_of_edges = size == num_edges and (size != num_nodes or name in store._edge_arrays or name[:4] == "edge")
         rows = block.num_edges if is_of_edges else block.num_src if size == num_nodes else size
         entries[name] = value if rows == size else value[:rows]
+    if x is not None:
+        entries["x"] = x
+    elif "x" in entries:
+        entries["x0"] = entries["x"]
     if "num_nodes" in entries:
         entries["num_nodes"] = block.num_src
     entries["batch_size"] = block.num_dst

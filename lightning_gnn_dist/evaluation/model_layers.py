@@ -49,17 +49,22 @@ class ModelLayers:
 
 def layers_of_model(module: nn.Module) -> ModelLayers | None:
     """Return the layers of a module: its own, or those of the one PyG model in it. None if there are none."""
-    if has_layers(module):
-        return ModelLayers(module, layers_in(cast(HasLayers, module)), norm_of_all_rows(module))
-    found = [child for child in module.modules() if isinstance(child, BasicGNN)]
-    is_compiled = any(hasattr(child, "_orig_mod") for child in module.modules())
-    if len(found) != 1 or is_compiled or getattr(module, "_compiler_ctx", None) is not None:
-        return None
     try:
-        return ModelLayers(found[0], layers_of(found[0]), None)
-    except (TypeError, ValueError) as error:
-        log.info("The layers of the model are not computed one by one: %s", error)
+        if has_layers(module):
+            return ModelLayers(module, layers_in(cast(HasLayers, module)), norm_of_all_rows(module))
+        gnn = _only_model_of_pyg(module)
+        return None if gnn is None else ModelLayers(gnn, layers_of(gnn), None)
+    except (TypeError, ValueError) as error:  # it may never run its layers: then it works on full neighbourhoods
+        log.info("Evaluation samples full neighbourhoods, since layers cannot be computed one by one: %s", error)
         return None
+
+
+def _only_model_of_pyg(module: nn.Module) -> BasicGNN | None:
+    """Return the one model of PyG's in a module; None if there are several, or none, or the module is compiled."""
+    found = [child for child in module.modules() if isinstance(child, BasicGNN)]
+    is_compiled = getattr(module, "_compiler_ctx", None) is not None
+    is_compiled |= any(hasattr(child, "_orig_mod") for child in module.modules())
+    return found[0] if len(found) == 1 and not is_compiled else None
 
 
 def norm_of_all_rows(module: nn.Module) -> str | None:

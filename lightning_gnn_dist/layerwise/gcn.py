@@ -1,6 +1,6 @@
 """GCN on a batch of one hop (Kipf, Welling, ICLR 2017, arXiv:1609.02907).
 
-    deg(v) = loop(v) + sum over u of w(u, v)       loop(v) = 1 where the graph has no edge (v, v), otherwise 0
+    deg(v) = loop(v) + sum over u of w(u, v)       loop(v) = 1 where the graph has no edge (v, v), 0 where it has one
     out(v) = deg(v)^-1/2 (loop(v) h(v) deg(v)^-1/2 + sum over u of w(u, v) h(u) deg(u)^-1/2)
 
 The degrees are those of the whole graph where the batch brings them as a node array. Otherwise they are those of the
@@ -35,18 +35,19 @@ def gcn_degrees(graph: Graph, weight: str | None = None, loop: float | None = 1.
         float64, shape ``(N,)``.
     """
     degrees = torch.zeros(graph.num_nodes, dtype=torch.float64)
-    if loop is not None:
-        degrees += loop
+    loops = torch.full_like(degrees, loop or 0.0)
     for start in range(0, graph.num_edges, EDGES_AT_ONCE):
         senders = graph.indices[start : start + EDGES_AT_ONCE].long()
         rows = torch.searchsorted(graph.indptr, torch.arange(start, start + len(senders)), right=True) - 1
-        edges = slice(start, start + len(senders))
-        values = None if weight is None else graph.edge_arrays[weight][edges].reshape(-1).to(torch.float64)
-        degrees.index_add_(0, rows, torch.ones(len(rows), dtype=torch.float64) if values is None else values)
+        values = torch.ones(len(rows), dtype=torch.float64)
+        if weight is not None:
+            values = graph.edge_arrays[weight][start : start + len(rows)].reshape(-1).to(torch.float64)
+        own = senders == rows + first_node
         if loop is not None:
-            own = rows[senders == rows + first_node].unique()
-            degrees[own] -= loop
-    return degrees
+            loops[rows[own]] = values[own]
+            values = values.masked_fill(own, 0.0)
+        degrees.index_add_(0, rows, values)
+    return degrees + loops
 
 
 def degree_name(weight: str | None, loop: float | None) -> str:
@@ -74,14 +75,14 @@ def gcn_rows(conv: GCNConv, batch: Data, x: Tensor, weight: str | None) -> Tenso
     if not conv.normalize:
         out = _sum(block, h, values)
     else:
-        loop = loop_of(conv, weight)
-        degrees, loops = _degrees(batch, block, values, degree_name(weight, loop), loop, x.dtype)
+        loop, dtype = loop_of(conv, weight), torch.promote_types(x.dtype, torch.float32)  # degrees are whole numbers
+        degrees, loops = _degrees(batch, block, values, degree_name(weight, loop), loop, dtype)
         scale = degrees.pow(-0.5)
         scale = scale.masked_fill(scale == torch.inf, 0.0).to(x.dtype)[:, None]
         h = h * scale
         out = _sum(block, h, values)
         if loops is not None:
-            out = out + loops[: block.num_dst, None] * h[: block.num_dst]
+            out = out + loops[: block.num_dst, None].to(h.dtype) * h[: block.num_dst]
         out = out * scale[: block.num_dst]
     return out if conv.bias is None else out + conv.bias
 
@@ -89,8 +90,10 @@ def gcn_rows(conv: GCNConv, batch: Data, x: Tensor, weight: str | None) -> Tenso
 def _degrees(
     batch: Data, block: Block, values: Tensor | None, name: str, loop: float | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
-    """The degrees of the batch's nodes, and the weights of their missing self-loops."""
-    loops = None if loop is None else _loops(batch, block, f"{name}_loops", loop, dtype)
+    """The degrees of the batch's nodes, and what their self-loops weigh beyond those that the block has."""
+    if loop is not None and f"{name}_loops" not in batch:
+        batch[f"{name}_loops"] = _loops(block, values, loop, dtype)
+    loops = batch.get(f"{name}_loops")
     if name not in batch:
         if values is None:
             of_rows = block.indptr.diff().to(dtype)
@@ -101,15 +104,14 @@ def _degrees(
     return batch[name], loops
 
 
-def _loops(batch: Data, block: Block, name: str, loop: float, dtype: torch.dtype) -> Tensor:
-    if name not in batch:
-        senders, rows = block.edge_index
-        at = torch.where(senders == rows, rows, block.num_src)
-        loops = torch.full((block.num_src + 1,), loop, dtype=dtype, device=at.device)
-        batch[name] = loops.scatter_(0, at, 0.0)[: block.num_src]
-    loops = batch[name]
-    assert isinstance(loops, Tensor)
-    return loops
+def _loops(block: Block, values: Tensor | None, loop: float, dtype: torch.dtype) -> Tensor:
+    """What is missing of a self-loop: all where there is none; less than 0 where there are several, for one counts."""
+    senders, rows = block.edge_index
+    values = torch.ones_like(rows, dtype=dtype) if values is None else values.to(dtype)
+    at = torch.where(senders == rows, rows, block.num_src)  # the place behind the last is for all other edges
+    empty = values.new_zeros(block.num_src + 1)
+    loops: Tensor = (empty + loop).scatter(0, at, values) - empty.index_add(0, at, values)
+    return loops[: block.num_src]
 
 
 def _sum(block: Block, h: Tensor, values: Tensor | None) -> Tensor:
@@ -119,7 +121,7 @@ def _sum(block: Block, h: Tensor, values: Tensor | None) -> Tensor:
         product: Tensor = weighted.adj @ h
         return product
     senders, rows = block.edge_index
-    messages = h[senders] if values is None else h[senders] * values[:, None]
+    messages = h[senders] if values is None else h[senders] * values[:, None].to(h.dtype)
     total: Tensor = scatter(messages, rows, dim_size=block.num_dst)
     return total
 

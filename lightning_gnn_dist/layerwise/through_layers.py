@@ -49,12 +49,9 @@ def _on_blocks(layers: list[Layer], batch: SampledData, blocks: list[Block]) -> 
             f"hop for each layer: NeighborSampler([10] * {len(layers)}), or num_hops={len(layers)}."
         )
     view = one_hop(batch, blocks[0])
-    if "x" in view:
-        view.x0 = view.x
     rows = _rows(layers[0](view), blocks[0].num_dst, 0)
     for index in range(1, len(layers)):
-        view = one_hop(view, blocks[index])  # of the view before, so that what a layer adds to it reaches the next
-        view.x = rows
+        view = one_hop(view, blocks[index], rows)  # of the view before: what a layer adds to it reaches the next
         rows = _rows(layers[index](view), blocks[index].num_dst, index)
     return rows
 

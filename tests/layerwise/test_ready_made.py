@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GAT, GCN, GIN, PNA, EdgeCNN, GraphSAGE
+from torch_geometric.nn import GAT, GCN, GIN, PNA, EdgeCNN, GraphSAGE, SGConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from lightning_gnn_dist.graph.graph import Graph
@@ -23,12 +23,15 @@ from tests.layerwise.test_through_layers import NUM_NODES, SEEDS, batch_of
 
 
 def whole_data() -> Data:
-    """With some self-loops, nodes that nobody sends to, weights and edge features."""
+    """With some self-loops, one of them twice, nodes that nobody sends to, weights and edge features."""
     generator = torch.Generator().manual_seed(5)
     edge_index = torch.randint(NUM_NODES, (2, 700), generator=generator)
     edge_index[:, :30] = torch.arange(30)
     edge_index[1][edge_index[1] % 9 == 8] = 1
-    data = Data(torch.randn(NUM_NODES, 6, generator=generator).double(), edge_index.unique(dim=1))
+    data = Data(
+        torch.randn(NUM_NODES, 6, generator=generator).double(),
+        torch.cat([edge_index.unique(dim=1), torch.tensor([[3], [3]])], 1),
+    )
     data.edge_weight = torch.rand(data.num_edges, generator=generator).double()
     data.edge_attr = torch.randn(data.num_edges, 4, generator=generator).double()
     return data
@@ -124,3 +127,64 @@ def test_learned_weights_get_their_gradient() -> None:
         torch.autograd.grad(rows.square().sum(), batch.edge_weight)[0] for rows in (net(batch), net.by_pyg(batch)[:6])
     )
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+
+
+class Own(GCN):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, edge_index).tanh()
+
+
+class Unknown(GCN):
+    def init_conv(self, in_channels: int, out_channels: int, **options: Any) -> SGConv:
+        return SGConv(in_channels, out_channels, K=2)
+
+
+def test_what_layers_cannot_compute_is_refused() -> None:
+    with pytest.raises(TypeError, match="gnn must be a GraphSAGE, GCN, GIN, GAT, PNA or EdgeCNN"):
+        layers_of(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Own has a forward of its own"):
+        layers_of(Own(6, 8, 2))
+    with pytest.raises(TypeError, match="Unknown has layers SGConv"):
+        layers_of(Unknown(6, 8, 2))
+    with pytest.raises(ValueError, match="edge_weight: GIN takes none, got 'w'"):
+        layers_of(GIN(6, 8, 2), edge_weight="w")
+    with pytest.raises(ValueError, match=r"GCN\(cached=True\) keeps the degrees of its first batch"):
+        layers_of(GCN(6, 8, 2, cached=True))
+    with pytest.raises(ValueError, match=r"GCN\(aggr='max'\)"):
+        layers_of(GCN(6, 8, 2, aggr="max"))
+    with pytest.raises(ValueError, match=r"flow='target_to_source'"):
+        layers_of(GraphSAGE(6, 8, 2, flow="target_to_source"))
+
+
+@pytest.mark.parametrize("norm", ["graph_norm", "layer_norm", "pair_norm"])
+def test_norms_over_all_rows_are_refused(norm: str) -> None:
+    with pytest.raises(ValueError, match=r"norm: \w+Norm normalises by all rows of the graph at once"):
+        layers_of(GraphSAGE(6, 8, 2, norm=norm))
+
+
+@pytest.mark.parametrize("kind", ["sage", "gin", "edge-cnn"])
+def test_norms_of_single_rows_are_exact_in_training_too(kind: str) -> None:
+    net = net_of(kind, 3, norm="layer_norm", norm_kwargs={"mode": "node"}, dropout=0.0).train()
+    batch = batch_of(NeighborSampler([3] * 3), GRAPH)
+    torch.testing.assert_close(net(batch), net.by_pyg(batch)[:6], atol=1e-12, rtol=0)
+
+
+def test_dropout_follows_the_model_and_half_precision_takes_edges() -> None:
+    net, batch = net_of("sage", 2), batch_of(NeighborSampler([3, 3]), GRAPH)
+    assert net(batch).equal(net(batch)) and not net.train()(batch).equal(net(batch))
+    net = net_of("gcn", 2, norm=None).float()
+    batch.x = batch.x.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(net(batch), net.by_pyg(batch)[:6], atol=5e-2, rtol=5e-2, check_dtype=False)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch warns of what it meets while it traces
+@pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
+def test_compiled_modules_and_compiled_layers_give_the_same(kind: str) -> None:
+    net, batch = net_of(kind, 2, dropout=0.0), batch_of(NeighborSampler([3, 3]), GRAPH)
+    expected = net(batch)
+    torch.testing.assert_close(torch.compile(net, backend="eager")(batch), expected)
+    for index, conv in enumerate(net.gnn.convs):
+        net.gnn.convs[index] = torch.compile(conv, backend="eager")
+    torch.testing.assert_close(net(batch), expected)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch_geometric.data import Data
-from torch_geometric.nn import APPNP, GATConv, GraphConv, JumpingKnowledge, SAGEConv
+from torch_geometric.nn import APPNP, GATConv, GCNConv, GraphConv, JumpingKnowledge, SAGEConv
 from torch_geometric.transforms import GCNNorm
 
 from lightning_gnn_dist.batches.batch import SampledData, assemble, one_hop
@@ -218,6 +218,9 @@ def test_what_cannot_be_computed_is_refused() -> None:
         Wrong()(batch_of(NeighborSampler([2, 2])))
     with pytest.raises(TypeError, match=r"module must have a method layers\(\), got .*\. Define it"):
         through_layers(torch.nn.Linear(1, 1), DATA)  # type: ignore[arg-type]
+    normalising = Net([GCNConv(6, 3)], lambda conv: [lambda batch: conv(batch.x, batch.edge_index)], None)
+    with pytest.raises(ValueError, match=r"module: GCNConv normalises by the degrees in its batch.*GCNNorm"):
+        through_layers(normalising, batch_of(NeighborSampler([2])))
     with pytest.raises(TypeError, match="batch must be a batch of a loader"):
         through_layers(ByLayers(), DATA.x)  # type: ignore[arg-type]
 
