@@ -95,6 +95,7 @@ class RunRecord:
         rounds: The metrics of each round.
         parts: The parts; ``None`` on one rank, or if the data module does not tell.
         coverage: For each rank, the mean coverage of its training nodes at the end, or ``None``.
+        estimated_by: The sampler that drew neighbours for metrics, or ``None`` where they are exact.
     """
 
     strategy: str
@@ -106,6 +107,7 @@ class RunRecord:
     rounds: list[Measured]
     parts: PartsRecord | None = None
     coverage: list[float | None] = field(default_factory=list)
+    estimated_by: str | None = None
 
     @property
     def bytes_sent(self) -> list[float] | None:
@@ -146,7 +148,10 @@ class RunRecord:
         return replace(record, ranks=ranks, rounds=rounds, parts=parts)
 
     def __str__(self) -> str:
-        return "\n".join([self._heading(), *_aligned([_TITLES, *self._lines()]), *self._progress()])
+        lines = [self._heading(), *_aligned([_TITLES, *self._lines()]), *self._progress()]
+        if self.estimated_by is not None:
+            lines.append(f"Metrics are estimates: {self.estimated_by} drew neighbours for them.")
+        return "\n".join(lines)
 
     def _heading(self) -> str:
         cut = f", {self.parts.cut_ratio:.1%} of the edges cut" if self.parts else ""

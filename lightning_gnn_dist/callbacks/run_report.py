@@ -184,6 +184,7 @@ class RunReport(Callback):
             rounds=self._measured,
             parts=self._parts,
             coverage=coverage,
+            estimated_by=_estimated_by(trainer),
         )
         folder = self.path or _folder_of_logger(trainer)
         if folder is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -236,6 +237,12 @@ def _parts_of(trainer: Trainer) -> PartsRecord | None:
 def _name_of_strategy(trainer: Trainer) -> str:
     clock = getattr(trainer.strategy, "clock", None)
     return type(trainer.strategy).__name__ + ("" if clock is None else f" with {clock}")
+
+
+def _estimated_by(trainer: Trainer) -> str | None:
+    evaluation = getattr(trainer.datamodule, "evaluation", None)  # type: ignore[attr-defined]
+    sampler = getattr(evaluation, "sampler", None)
+    return None if sampler is None else str(sampler)
 
 
 def _name_of_partitioner(trainer: Trainer) -> str:

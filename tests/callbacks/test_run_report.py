@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.callbacks.run_report import RunReport
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.settings import Evaluation
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds.clock import EverySteps
@@ -30,12 +31,14 @@ from tests.sage import SAGE
 MODEL_BYTES = 4 * sum(parameter.numel() for parameter in SAGE(8, 4).parameters())
 
 
-def data_module() -> PartitionedDataModule:
-    graph = communities(400, 4, num_features=8)
-    return PartitionedDataModule(graph, partitioner=RandomPartitioner(), sampler=NeighborSampler([3, 3]), batch_size=16)
+def data_module(**options: Any) -> PartitionedDataModule:
+    graph, sampler = communities(400, 4, num_features=8), NeighborSampler([3, 3])
+    return PartitionedDataModule(graph, partitioner=RandomPartitioner(), sampler=sampler, batch_size=16, **options)
 
 
-def fit(folder: Path, world_size: int, strategy: Any, callbacks: list[Callback], **options: Any) -> pl.Trainer:
+def fit(
+    folder: Path, world_size: int, strategy: Any, callbacks: list[Callback], data: Any = None, **options: Any
+) -> pl.Trainer:
     pl.seed_everything(0, verbose=False)
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -49,7 +52,7 @@ def fit(folder: Path, world_size: int, strategy: Any, callbacks: list[Callback],
         log_every_n_steps=1,
         **({"max_epochs": 3, "num_sanity_val_steps": 0} | options),
     )
-    trainer.fit(SAGE(8, 4), data_module())
+    trainer.fit(SAGE(8, 4), data or data_module())
     return trainer
 
 
@@ -69,6 +72,13 @@ def record(folder: Path) -> Any:
     on_rank_0, elsewhere = run_ranks(fit_in_rounds, 2, folder)
     assert elsewhere is None
     return on_rank_0
+
+
+def test_it_says_where_metrics_are_estimates(tmp_path: Path, record: RunRecord) -> None:
+    report, data = RunReport(), data_module(evaluation=Evaluation(sampler=NeighborSampler([2, 2])))
+    fit(tmp_path, 1, LocalSGDStrategy(), [report], data, max_epochs=1)
+    assert report.record is not None and report.record.estimated_by == str(NeighborSampler([2, 2]))
+    assert "Metrics are estimates" in str(report.record) and "estimates" not in str(record)
 
 
 def test_every_rank_and_round_is_in_the_file(folder: Path, record: RunRecord) -> None:
