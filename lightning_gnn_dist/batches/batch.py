@@ -63,7 +63,7 @@ class BatchStore(GlobalStorage):  # type: ignore[misc]
 
     def _set_weight(self, weight: Any) -> None:
         if self._blocks:
-            outermost = replace(self._blocks[0], weight=_weight(weight, self._blocks[0]))
+            outermost = replace(self._blocks[0], weight=_weight(weight, self._blocks[0]), is_corrected=False)
             self._blocks = rebase(self._blocks, outermost)
 
     def get(self, key: str, value: Any = None) -> Any:
@@ -117,8 +117,7 @@ class SampledData(Data):  # type: ignore[misc]
 
     Beside what PyG's ``NeighborLoader`` sets (``n_id``, ``batch_size``, ``num_sampled_nodes``,
     ``num_sampled_edges``, the graph's arrays), it has ``blocks``: one bipartite CSR per layer, outermost
-    first. A module that reads only these never causes ``edge_index`` to be built. Where ``edge_weight`` has one
-    number per edge, the blocks' matrices have these values.
+    first. A module that reads only these never causes ``edge_index`` to be built.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -218,7 +217,8 @@ def _blocks(sample: Sample, data: SampledData) -> tuple[Block, ...]:
     nodes = list(accumulate(sample.num_sampled_nodes))
     edges = list(accumulate(sample.num_sampled_edges))
     outermost = Block(nodes[-2], nodes[-1], sample.indptr, sample.indices, None, dtype)
-    outermost = replace(outermost, weight=_weight(data.get("edge_weight"), outermost))
+    weight = _weight(data.get("edge_weight"), outermost)
+    outermost = replace(outermost, weight=weight, is_corrected=sample.edge_weight is not None)
     inner = range(len(edges) - 2, -1, -1)
     return outermost, *(outermost.head(nodes[hop], nodes[hop + 1], edges[hop]) for hop in inner)
 
