@@ -21,6 +21,7 @@ from lightning_gnn_dist.graph.quantize import scale_of
 from lightning_gnn_dist.sampling.block import Block, rebase
 
 PoolOf = Callable[[str], Pool | None]
+LABELS = "y"
 
 
 class BatchStore(GlobalStorage):  # type: ignore[misc]
@@ -169,7 +170,12 @@ class Arrays(NamedTuple):
 
 
 def assemble(
-    graph: Graph | Arrays, sample: Sample, pool_of: PoolOf = lambda _: None, *, widen: bool = True
+    graph: Graph | Arrays,
+    sample: Sample,
+    pool_of: PoolOf = lambda _: None,
+    *,
+    widen: bool = True,
+    all_labels: bool = True,
 ) -> SampledData:
     """Make a batch of a sample, with the rows of the graph's arrays for its nodes and edges.
 
@@ -178,9 +184,10 @@ def assemble(
         sample: The batch's nodes and edges.
         pool_of: Returns the pool that lends memory for the array of a name, or None.
         widen: Convert float16, bfloat16 and int8 with scales to float32. Otherwise arrays keep their types.
+        all_labels: Give ``y`` a row for each node. Otherwise it has one for each seed, and no more.
     """
-    data = SampledData()
-    _gather(data, graph.node_arrays, sample.nodes, pool_of, widen=widen)
+    data, num_labels = SampledData(), None if all_labels else sample.num_sampled_nodes[0]
+    _gather(data, graph.node_arrays, sample.nodes, pool_of, widen=widen, num_labels=num_labels)
     if "n_id" not in graph.node_arrays:
         data.n_id = sample.nodes
     if sample.edge_ids is not None:
@@ -204,11 +211,20 @@ def writes_of(batch: SampledData) -> list[int]:
     return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
-def _gather(data: SampledData, arrays: dict[str, Tensor], rows: Tensor, pool_of: PoolOf, *, widen: bool) -> None:
+def _gather(
+    data: SampledData,
+    arrays: dict[str, Tensor],
+    rows: Tensor,
+    pool_of: PoolOf,
+    *,
+    widen: bool,
+    num_labels: int | None = None,
+) -> None:
     scales = {name: scale_of(name, arrays) if widen else None for name in arrays}
     used = {name + SUFFIX for name, scale in scales.items() if scale is not None}
     for name in filter(lambda name: name not in used, arrays):
-        data[name] = gather_rows(arrays[name], rows, pool_of(name), scale=scales[name], widen=widen)
+        of = rows[:num_labels] if name == LABELS else rows
+        data[name] = gather_rows(arrays[name], of, pool_of(name), scale=scales[name], widen=widen)
 
 
 def _blocks(sample: Sample, data: SampledData) -> tuple[Block, ...]:

@@ -76,6 +76,7 @@ class GraphSource:
         graph: The graph to sample, in RAM or memory-mapped, or on a device with a sampler that draws there.
         sampler: Draws the neighbourhoods.
         widen: Convert float16, bfloat16 and int8 with scales to float32 as they are gathered.
+        all_labels: Give ``y`` a row for each node, not for each seed alone.
         num_ids: Seeds must lie below this number. Default: the number of nodes.
         placement: Decides at the first batch where the graph is sampled and by which sampler, until the source is
             closed. Default: the graph and the sampler as they are.
@@ -90,6 +91,7 @@ class GraphSource:
         sampler: Sampler,
         *,
         widen: bool = True,
+        all_labels: bool = True,
         num_ids: int | None = None,
         placement: Placement | None = None,
         stream: DeviceStream | None = None,
@@ -99,7 +101,7 @@ class GraphSource:
         self.num_ids = graph.num_nodes if num_ids is None else num_ids
         self._home = self._graph, self._sampler = graph, sampler
         self._placement, self._is_placed = placement, placement is None
-        self._widen, self._stream = widen, stream
+        self._widen, self._all_labels, self._stream = widen, all_labels, stream
         self._files: FileRows | None = None
         self._num_buffers = 0
         self._lock = threading.Lock()
@@ -137,14 +139,14 @@ class GraphSource:
         if self._files is None or self._graph is not self._home[0]:  # a copy on a device has no pages of files
             return [self._assemble(sample) for sample in samples]
         self._files.release()
-        return [self._files.assemble(sample, widen=self._widen) for sample in samples]
+        return [self._files.assemble(sample, widen=self._widen, all_labels=self._all_labels) for sample in samples]
 
     def _assemble(self, sample: Sample) -> SampledData:
         if not sample.is_constant:
-            return assemble(self._graph, sample, self._pool_of, widen=self._widen)
+            return assemble(self._graph, sample, self._pool_of, widen=self._widen, all_labels=self._all_labels)
         kept = self._constant
         if kept is None or kept[0] is not sample:
-            whole = assemble(self._graph, sample, widen=self._widen)
+            whole = assemble(self._graph, sample, widen=self._widen, all_labels=self._all_labels)
             whole = whole if self._stream is None else whole.to(self._stream.device)
             self._constant = kept = sample, whole, writes_of(whole)
         elif kept[2] != writes_of(kept[1]):

@@ -30,7 +30,8 @@ class PartitionedDataModule(PartDataModule):
     their features, copied into RAM. Validation, testing and prediction see the whole graph with all neighbours, and
     the ranks divide the nodes among themselves, so metrics are exact. On one rank batches come from the whole graph.
 
-    A batch is a PyG ``Data``: the first ``batch.batch_size`` nodes are the seeds, ``batch.n_id`` holds the nodes' ids
+    A batch is a PyG ``Data``: the first ``batch.batch_size`` nodes are the seeds, ``batch.y`` holds their labels and
+    no others (``Loading(all_labels=True)`` gives all), ``batch.n_id`` holds the nodes' ids
     in the whole graph, ``batch.blocks`` one bipartite adjacency per layer (outermost first), ``batch.edge_index`` the
     edges of all layers.
 

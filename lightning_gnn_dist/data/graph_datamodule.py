@@ -28,7 +28,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.data.boundary import Boundary, Fetch
 from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.explained_errors import explain_features
+from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels
 from lightning_gnn_dist.data.model_depth import DepthCheck
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.train_loader import TrainLoader
@@ -167,6 +167,7 @@ class GraphDataModule(LightningDataModule, ABC):
     def on_exception(self, exception: BaseException) -> None:
         """Explain the error and end what runs in the background: after an exception Lightning tears nothing down."""
         explain_features(exception, self._features())
+        explain_labels(exception)
         self.teardown("fit")
 
     # What strategies ask for.

@@ -172,6 +172,7 @@ class PartDataModule(GraphDataModule):
             graph,
             sampler,
             widen=self.loading.widen,
+            all_labels=self.loading.all_labels,
             num_ids=num_ids,
             placement=placement,
             stream=stream_to(device),

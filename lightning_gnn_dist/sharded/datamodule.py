@@ -189,11 +189,15 @@ class ShardedDataModule(GraphDataModule):
         if isinstance(self.boundary, Fetch):
             return seeds + self._whole_graph().shard.first_node, self._whole_source(self.sampler)
         stream = stream_to(device_of(self.trainer))
-        return seeds, GraphSource(part, self.sampler, widen=self.loading.widen, stream=stream)
+        return seeds, GraphSource(
+            part, self.sampler, widen=self.loading.widen, all_labels=self.loading.all_labels, stream=stream
+        )
 
     def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> ShardedSource:
         stream = stream_to(device_of(self.trainer))
-        return ShardedSource(self._whole_graph(), sampler, widen=self.loading.widen, stream=stream)
+        return ShardedSource(
+            self._whole_graph(), sampler, widen=self.loading.widen, all_labels=self.loading.all_labels, stream=stream
+        )
 
     def _judging_loader(self, name: str) -> BatchLoader:
         return self._nodes_loader(self._whole_graph().split(name), f"{name}_mask marks")
