@@ -29,7 +29,8 @@ class Loading:
         all_labels: Batches hold in ``y`` the labels of all their nodes, as label propagation needs them. False: those
             of the seeds alone, so that no loss takes in validation or test nodes, nor some nodes more often.
         check_values: Refuse NaN and infinity in ``x`` and in the edges' ``edge_weight`` and ``edge_attr``, in one pass
-            over what the rank trains on, and labels of marked nodes that are NaN or, as classes, negative.
+            over what the rank trains on, and labels of marked nodes that are infinite, NaN in all columns, or, as
+            classes, negative.
     """
 
     bulk_size: int = 4

@@ -98,13 +98,16 @@ class Graph:
         """Build a graph from a PyG ``Data``: its edges, and every tensor with one row per node or per edge.
 
         Args:
-            data: A homogeneous graph with ``edge_index``. Attributes that are not tensors are left out.
+            data: A homogeneous graph with ``edge_index``. Attributes that are not tensors are left out. Ids of nodes in
+                ``train_idx``, ``val_idx`` (or ``valid_idx``) and ``test_idx`` become masks.
             check_features: Refuse NaN and infinity (one pass over ``x``, and over the edge arrays).
-            float_labels: Accept a floating point ``y`` with one value per node, for regression.
+            float_labels: Accept a floating point ``y`` with one value per node, for regression. A node whose ``y`` is
+                NaN has no label: the masks leave it out.
         """
         check_true_or_false(check_features=check_features, float_labels=float_labels)
         nodes, edges = convert.arrays_of(data)
         convert.check_arrays(nodes, check_features=check_features, float_labels=float_labels)
+        nodes = convert.without_unlabelled(nodes)
         if check_features:
             convert.check_edge_arrays(edges)
         return cls.from_edge_index(data.edge_index, data.num_nodes, nodes, edges)
