@@ -205,6 +205,16 @@ def assemble(
     return data
 
 
+def in_type(batch: SampledData, dtype: torch.dtype | None) -> SampledData:
+    """The batch with all its floating point numbers in another type; None leaves them as they are."""
+    if dtype is not None:
+        batch.apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+        if batch._store._blocks:
+            blocks: tuple[Block, ...] = batch._store._blocks
+            batch._store._blocks = rebase(blocks, replace(blocks[0], dtype=dtype))
+    return batch
+
+
 def writes_of(batch: SampledData) -> list[int]:
     """How often each of the batch's tensors was written to. Does not build a promised ``edge_index``."""
     tensors = [value for value in batch._store._mapping.values() if isinstance(value, Tensor)]

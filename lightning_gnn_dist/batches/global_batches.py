@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 
+import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.batch import SampledData, in_type
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -31,6 +32,7 @@ class GlobalBatches:
         batch_size: Seeds of one batch, all slices together.
         seed: Decides every random choice.
         bulk_size: Batches that are made together; this does not change what is drawn.
+        dtype: The type of all floating point numbers. Default: as the source makes them.
     """
 
     source: BatchSource
@@ -38,6 +40,7 @@ class GlobalBatches:
     batch_size: int
     seed: int
     bulk_size: int = 1
+    dtype: torch.dtype | None = None
 
     @property
     def num_batches(self) -> int:
@@ -54,7 +57,7 @@ class GlobalBatches:
             keys = [BatchKey(self.seed + Purpose.CORRECTIONS, round_idx, index) for index in bulk]
             made = self.source.make(seeds, keys)
             for _ in bulk:
-                yield next(made)  # the batch is not held here
+                yield in_type(next(made), self.dtype)  # the batch is not held here
 
     def _seeds(self, round_idx: int, index: int) -> Tensor:
         """The seeds of one batch: passes follow each other, each in an order of its own."""

@@ -11,9 +11,10 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from itertools import count, islice
 from typing import Generic, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.batch import SampledData, in_type
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.engine.rng import permutation
@@ -59,6 +60,7 @@ class BatchLoader:
             made when it is due.
         prefetch: Bulks made ahead of the one being consumed. Default: one for each thread and one more.
         num_ranks: The number of ranks that the loader was made for; strategies refuse to run on another number.
+        dtype: The type of all floating point numbers. Default: as the source makes them.
     """
 
     batch_sampler = None  # Lightning reads this of any loader that has a sampler
@@ -75,6 +77,7 @@ class BatchLoader:
         num_threads: int = 1,
         prefetch: int | None = None,
         num_ranks: int = 1,
+        dtype: torch.dtype | None = None,
     ) -> None:
         check_at_least(1, num_batches=num_batches, bulk_size=bulk_size)
         check_at_least(0, num_threads=num_threads, seed=seed)
@@ -91,7 +94,7 @@ class BatchLoader:
         self._next_pass = 0
         self._orders: dict[int, Tensor] = {}
         self._running: set[_Ahead[list[int], Made]] = set()
-        self.num_ranks = num_ranks
+        self.num_ranks, self._dtype = num_ranks, dtype
         self.waited_seconds = 0.0  # how long consumers have waited for batches, since the loader was made
 
     def __len__(self) -> int:
@@ -142,7 +145,7 @@ class BatchLoader:
         try:
             while made := self._wait_for(ahead):
                 for _ in range(made[0]):
-                    yield next(made[1])  # the batch is not held here
+                    yield in_type(next(made[1]), self._dtype)  # the batch is not held here
                     ahead.check()
         finally:
             ahead.close()

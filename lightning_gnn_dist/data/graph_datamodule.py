@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_PRECISIONS = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
+
 
 class GraphDataModule(LightningDataModule, ABC):
     """Batches of a rank's own part for training, and of the whole graph for evaluation and corrections.
@@ -239,7 +241,7 @@ class GraphDataModule(LightningDataModule, ABC):
             size = self.global_batching.batch_size or self.batch_size * self._world_size()
             source = self._whole_source(self._whole_sampler())
             bulk_size = 1 if source.may_run_ahead else self.loading.bulk_size  # one exchange for many batches
-            self._whole = GlobalBatches(source, self._all_seeds(), size, self.seed, bulk_size)
+            self._whole = GlobalBatches(source, self._all_seeds(), size, self.seed, bulk_size, self._dtype())
         return self._whole
 
     def _whole_sampler(self) -> Sampler:
@@ -286,7 +288,12 @@ class GraphDataModule(LightningDataModule, ABC):
             bulk_size=loading.bulk_size,
             num_threads=loading.num_threads,
             num_ranks=self._world_size(),
+            dtype=self._dtype(),
         )
+
+    def _dtype(self) -> torch.dtype | None:
+        """Return the type that the whole model computes in, which Lightning does not give to what it takes for data."""
+        return _PRECISIONS.get(self.trainer.precision) if self.trainer is not None else None
 
     def _world_size(self) -> int:
         return self.trainer.world_size if self.trainer is not None else 1
