@@ -22,6 +22,12 @@ from lightning_gnn_dist.sampling.block import Block, rebase
 
 PoolOf = Callable[[str], Pool | None]
 LABELS = "y"
+_ABSENT = {
+    "e_id": "This batch has no e_id: the graph does not know where its edges stood in data.edge_index, for they are "
+    "sorted. Graph.from_pyg(data, edge_ids=True) keeps that, in 8 bytes for each edge.",
+    "input_id": "This batch has no input_id: batches of training links have none, for nobody lists the edges that a "
+    "rank learns. batch.n_id[batch.edge_label_index] are the ends of its edges, by their ids in the whole graph.",
+}
 
 
 class BatchStore(GlobalStorage):  # type: ignore[misc]
@@ -159,6 +165,8 @@ class SampledData(Data):  # type: ignore[misc]
                 "This batch has no blocks: they went when its edge_index was replaced, for they describe the "
                 "edges that were sampled. Use edge_index, or replace it in a copy: copy.copy(batch)."
             )
+        if key in _ABSENT and key not in self._store:
+            raise AttributeError(_ABSENT[key])
         return super().__getattr__(key)
 
 

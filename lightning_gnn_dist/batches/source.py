@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, assemble, writes_of
@@ -28,6 +29,9 @@ WRITTEN = (
     "Something was written into a batch of the whole part, whose tensors all its batches share: write into a copy, "
     "batch.clone()."
 )
+
+
+Inputs = Sequence[Tensor]  # for each batch, the place of each seed in what its loader was asked for
 
 
 class BatchSource(Protocol):
@@ -52,8 +56,10 @@ class BatchSource(Protocol):
         """Set how many batches will exist at a time, so that as many buffers are kept for new ones."""
         ...
 
-    def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Iterator[SampledData]:
-        """The batches around each entry of ``seeds``.
+    def make(
+        self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None = None
+    ) -> Iterator[SampledData]:
+        """The batches around each entry of ``seeds``, with an ``input_id`` for each seed if ``inputs`` has them.
 
         The call does all the work, and may come from a background thread. Iterating only waits for a device, and must
         happen in the thread that trains.
@@ -115,9 +121,11 @@ class GraphSource:
     def keep_buffers(self, count: int) -> None:
         self._num_buffers = count
 
-    def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Iterator[SampledData]:
+    def make(
+        self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None = None
+    ) -> Iterator[SampledData]:
         self._place()
-        return handed_out(lambda: self._batches_around(seeds, keys), self._stream)
+        return handed_out(lambda: self._batches_around(seeds, keys, inputs), self._stream)
 
     def spare_memory(self) -> None:
         self._files = FileRows(self._graph)
@@ -133,9 +141,18 @@ class GraphSource:
                 assert self._placement is not None
                 (self._graph, self._sampler), self._is_placed = self._placement.of(*self._home), True
 
-    def _batches_around(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[SampledData]:
+    def _batches_around(
+        self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None
+    ) -> list[SampledData]:
         enlarge_pages(self._graph)
         samples = self._sampler.sample_bulk(self._graph, seeds, keys)
+        batches = self._assembled(samples)
+        if inputs is not None:
+            for batch, sample, ids, given in zip(batches, samples, seeds, inputs, strict=True):
+                batch.input_id = (_sorted_as(sample, ids, given) if sample.is_constant else given).to(batch.n_id.device)
+        return batches
+
+    def _assembled(self, samples: list[Sample]) -> list[SampledData]:
         if self._files is None or self._graph is not self._home[0]:  # a copy on a device has no pages of files
             return [self._assemble(sample) for sample in samples]
         self._files.release()
@@ -162,3 +179,10 @@ class GraphSource:
         if pool is None:  # one pool for each array, because its buffers have nearly the same size
             pool = self._pools.setdefault(name, BufferPool(self._num_buffers))
         return pool
+
+
+def _sorted_as(sample: Sample, seeds: Tensor, given: Tensor) -> Tensor:
+    """What was given for each seed, in the order of the seeds of a sample that orders them itself."""
+    nodes = sample.nodes[: seeds.numel()].to(seeds.device)
+    order = seeds.argsort()
+    return given[order[torch.searchsorted(seeds[order], nodes)]]

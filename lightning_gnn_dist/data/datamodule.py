@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -94,6 +95,13 @@ class PartitionedDataModule(PartDataModule):
 
     def _all_seeds(self) -> Tensor:
         return self.graph.split("train")
+
+    def _inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
+        everyone, ids = self._all_seeds(), self.graph.node_arrays.get("n_id")
+        everyone = everyone if ids is None else ids[everyone]
+        own = part.node_arrays.get("n_id")
+        order = everyone.argsort()
+        return order[torch.searchsorted(everyone[order], seeds if own is None else own[seeds])]
 
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, GraphSource]:
         seeds = part.split("train")

@@ -52,6 +52,8 @@ class GraphDataModule(LightningDataModule, ABC):
     A subclass defines the abstract methods: what the part is, which nodes or edges are seeds, and who makes batches.
     """
 
+    _has_inputs = True  # whether training batches have an input_id
+
     def __init__(self, settings: BatchSettings, coverage: Coverage | None, boundary: Boundary) -> None:
         super().__init__()
         if coverage is not None:
@@ -116,6 +118,10 @@ class GraphDataModule(LightningDataModule, ABC):
     @abstractmethod
     def _judging_loader(self, name: str) -> BatchLoader:
         """Return the loader of this rank's share of the ``"val"`` or ``"test"`` nodes or edges."""
+
+    def _inputs_of(self, part: Graph, seeds: Tensor) -> Tensor | None:
+        """Return where each seed of a part stands among all training nodes of the graph, or None for edges."""
+        return None
 
     def _every(self) -> int | None:
         """Return the passes in a super-epoch, or None if a rank's part never changes."""
@@ -234,14 +240,16 @@ class GraphDataModule(LightningDataModule, ABC):
         seeds, source = self._seeds_and_source(part, rank, num_ranks)
         seed = seed * num_ranks + rank  # replicas differ in what they draw
         loading = self.loading if in_background else replace(self.loading, bulk_size=1, num_threads=0)
-        return self._loader(source, seeds, num_batches, seed, loading)
+        return self._loader(source, seeds, num_batches, seed, loading, inputs=self._inputs_of(part, seeds))
 
     def _global_batches(self) -> GlobalBatches:
         if self._whole is None:
             size = self.global_batching.batch_size or self.batch_size * self._world_size()
             source = self._whole_source(self._whole_sampler())
             bulk_size = 1 if source.may_run_ahead else self.loading.bulk_size  # one exchange for many batches
-            self._whole = GlobalBatches(source, self._all_seeds(), size, self.seed, bulk_size, self._dtype())
+            self._whole = GlobalBatches(
+                source, self._all_seeds(), size, self.seed, bulk_size, self._dtype(), self._has_inputs
+            )
         return self._whole
 
     def _whole_sampler(self) -> Sampler:
@@ -267,7 +275,8 @@ class GraphDataModule(LightningDataModule, ABC):
         loading, source = self.loading, self._whole_source(sampler, num_ids)
         if loading.sample_on != "cpu":
             loading = replace(loading, bulk_size=1)  # full neighbourhoods are large for a device
-        loader = self._loader(source, share, num_batches, self.seed, loading, shuffle=False)
+        places = torch.arange(count).tensor_split(world_size)[self._eval_place()]
+        loader = self._loader(source, share, num_batches, self.seed, loading, shuffle=False, inputs=places)
         self._loaders.append(loader)
         return loader
 
@@ -277,7 +286,15 @@ class GraphDataModule(LightningDataModule, ABC):
             self._is_told = True
 
     def _loader(
-        self, source: BatchSource, seeds: Tensor, num_batches: int, seed: int, loading: Loading, *, shuffle: bool = True
+        self,
+        source: BatchSource,
+        seeds: Tensor,
+        num_batches: int,
+        seed: int,
+        loading: Loading,
+        *,
+        shuffle: bool = True,
+        inputs: Tensor | None = None,
     ) -> BatchLoader:
         return BatchLoader(
             source,
@@ -289,6 +306,7 @@ class GraphDataModule(LightningDataModule, ABC):
             num_threads=loading.num_threads,
             num_ranks=self._world_size(),
             dtype=self._dtype(),
+            inputs=inputs,
         )
 
     def _dtype(self) -> torch.dtype | None:

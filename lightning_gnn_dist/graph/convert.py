@@ -25,6 +25,7 @@ from lightning_gnn_dist.checks import (
 log = logging.getLogger(__name__)
 
 SUFFIX = "_scale"  # of the scales of an int8 array
+EDGE_IDS = "e_id"
 MASKS = ("train_mask", "val_mask", "test_mask")
 SPLITS = {"train_idx": "train_mask", "val_idx": "val_mask", "valid_idx": "val_mask", "test_idx": "test_mask"}
 ROWS_AT_ONCE = 1 << 16
@@ -32,7 +33,7 @@ BYTES_PER_NODE = 24  # while rows are counted
 MAX_NODES = 3_037_000_499  # whose square is below 2**63, so that an edge is one number
 RESERVED = {  # what batches write themselves, and what PyG's Data counts
     *("n_id", "batch_size", "num_sampled_nodes", "num_sampled_edges", "blocks", "coverage", "weighed_by_coverage"),
-    *("node_norm", "is_filler", "num_targets", "edge_label", "edge_label_index", "edge_index", "num_nodes"),
+    *("node_norm", "is_filler", "num_targets", "input_id", "edge_label", "edge_label_index", "edge_index", "num_nodes"),
     "num_edges",
 }
 _NAME = re.compile(r"\w[^/\\\0\n]*")
@@ -90,16 +91,21 @@ def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         if name in SPLITS:
             nodes[SPLITS[name]] = _mask_of(name, value, data, nodes)
             continue
-        belongs = data.num_edges if name.startswith("edge_") else data.num_nodes
+        belongs = data.num_edges if is_of_edges(name) else data.num_nodes
         if value.dim() == 0 or len(value) != belongs:
             raise ValueError(
                 f"{name} has shape {tuple(value.shape)}, but the graph has {data.num_nodes} nodes and "
                 f"{data.num_edges} edges: give it one row per node (or per edge, under a name that starts with "
                 f"'edge_'), or remove it with `del data.{name}`."
             )
-        (edges if name.startswith("edge_") else nodes)[name] = value.contiguous()
+        (edges if is_of_edges(name) else nodes)[name] = value.contiguous()
     check_names(nodes, edges)
     return nodes, edges
+
+
+def is_of_edges(name: str) -> bool:
+    """Whether an array of this name has a row for each edge."""
+    return name.startswith("edge_") or name == EDGE_IDS
 
 
 def _mask_of(name: str, ids: Tensor, data: Data, made: Mapping[str, Tensor]) -> Tensor:
@@ -148,7 +154,7 @@ def check_names(nodes: Collection[str], edges: Collection[str], *, allowed: Coll
     if taken := sorted(RESERVED.difference(allowed) & {*nodes, *edges}):
         raise ValueError(f"{taken} are names that batches use themselves: rename these arrays of the data.")
     of_nodes = [name for name in edges if name in ("x", "y", *nodes) or name.endswith("_mask")]
-    if wrong := sorted([*of_nodes, *(name for name in nodes if name.startswith("edge_"))]):
+    if wrong := sorted([*of_nodes, *filter(is_of_edges, nodes)]):
         raise ValueError(
             f"{wrong} would be taken for arrays of nodes and of edges: what edges carry has a name of its own, such "
             "as 'edge_attr', and what nodes carry one that does not begin with 'edge_'. Rename these arrays."

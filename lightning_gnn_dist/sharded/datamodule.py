@@ -75,7 +75,7 @@ class ShardedDataModule(GraphDataModule):
         self.cache_bytes = cache_bytes
         self._graph: ShardedGraph | None = None
         self._part: Graph | None = None
-        self._most = 0
+        self._most = self._marked_before = 0  # training nodes of the rank that has most, and of the shards before
 
     @property
     def fingerprint(self) -> str:
@@ -106,7 +106,9 @@ class ShardedDataModule(GraphDataModule):
             self._graph = self._connect()
         if stage == "fit":
             self._part = self._running_part()
-            self._most = int(all_gather_rows(torch.tensor([self._own_seeds().numel()])).max())
+            counts = all_gather_rows(torch.tensor([self._own_seeds().numel(), self._marked().numel()]))
+            self._most = int(counts[:, 0].max())
+            self._marked_before = int(counts[: self._rank() % self.bounds.num_shards, 1].sum())
 
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
@@ -174,8 +176,19 @@ class ShardedDataModule(GraphDataModule):
 
     def _own_seeds(self) -> Tensor:
         """Return this rank's share of its shard's training nodes, by their ids in the shard."""
+        return self._marked()[self._of_copy()]
+
+    def _marked(self) -> Tensor:
+        """Return all training nodes of the shard."""
+        return self._whole_graph().shard.rows.split("train")
+
+    def _of_copy(self) -> slice:
+        """Return which of the shard's training nodes this rank takes; ranks with the same shard take turns."""
         copies = self._world_size() // self.bounds.num_shards
-        return self._whole_graph().shard.rows.split("train")[self._rank() // self.bounds.num_shards :: copies]
+        return slice(self._rank() // self.bounds.num_shards, None, copies)
+
+    def _inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
+        return self._marked_before + torch.arange(self._marked().numel())[self._of_copy()]
 
     def _most_seeds(self, world_size: int) -> int:
         return self._most

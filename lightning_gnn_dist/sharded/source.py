@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
+from lightning_gnn_dist.batches.source import Inputs
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import batches, check_sampler
@@ -48,11 +49,19 @@ class ShardedSource:
     def keep_buffers(self, count: int) -> None:
         """Do nothing: rows come from other ranks, each bulk in memory of its own."""
 
-    def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Iterator[SampledData]:
-        return handed_out(
-            lambda: batches(self._graph, self._sampler, seeds, keys, widen=self._widen, all_labels=self._all_labels),
-            self._stream,
-        )
+    def make(
+        self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None = None
+    ) -> Iterator[SampledData]:
+        return handed_out(lambda: self._batches_around(seeds, keys, inputs), self._stream)
+
+    def _batches_around(
+        self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None
+    ) -> list[SampledData]:
+        form = {"widen": self._widen, "all_labels": self._all_labels}
+        made = batches(self._graph, self._sampler, seeds, keys, **form)
+        for batch, given in zip(made, inputs or (), strict=inputs is not None):
+            batch.input_id = given
+        return made
 
     def spare_memory(self) -> None:
         """Do nothing: only rows of the own shard are memory-mapped, and few of them are held."""
