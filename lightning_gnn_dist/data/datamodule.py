@@ -97,11 +97,8 @@ class PartitionedDataModule(PartDataModule):
         return self.graph.split("train")
 
     def _inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
-        everyone, ids = self._all_seeds(), self.graph.node_arrays.get("n_id")
-        everyone = everyone if ids is None else ids[everyone]
-        own = part.node_arrays.get("n_id")
-        order = everyone.argsort()
-        return order[torch.searchsorted(everyone[order], seeds if own is None else own[seeds])]
+        rows = seeds if part is self.graph else part.node_arrays["n_id"][seeds]
+        return torch.searchsorted(self._all_seeds(), rows)
 
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, GraphSource]:
         seeds = part.split("train")
