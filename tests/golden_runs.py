@@ -147,7 +147,7 @@ def pieces_of(value: Any) -> Iterator[bytes]:
 def content_of(batch: Any) -> dict[str, Any]:
     """What a batch shows a module."""
     content = {name: batch[name] for name in sorted(batch.keys())} | {"edge_index": batch.edge_index}
-    blocks = [(block.num_dst, block.adj.crow_indices(), block.adj.col_indices()) for block in batch.blocks]
+    blocks = [(block.num_dst, block.indptr, block.indices) for block in batch.blocks]
     return content | {"blocks": blocks}
 
 

@@ -52,8 +52,8 @@ def small_graph() -> Graph:
 class Watched(SAGE):
     """Remembers where batches were when Lightning got them."""
 
-    def __init__(self) -> None:
-        super().__init__(12, 4)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(12, 4, **options)
         self.came_on: set[str] = set()
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -99,10 +99,10 @@ def test_parts_under_every_strategy(device: str, sample_on: Any, strategy: str) 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sampler", [LadiesSampler([30, 30]), ShadowSampler([3, 3], num_hops=2)], ids=repr)
 def test_other_samplers(device: str, sampler: Any) -> None:
-    modules = [
-        fit(where, "local_sgd", PartitionedDataModule(small_graph(), sampler=sampler, batch_size=16))
-        for where in ("cpu", device)
-    ]
+    def data() -> PartitionedDataModule:
+        return PartitionedDataModule(small_graph(), sampler=sampler, batch_size=16)
+
+    modules = [fit(where, "local_sgd", data(), Watched(blocks=False)) for where in ("cpu", device)]
     assert seeds_of(modules[0]) == seeds_of(modules[1])
     assert modules[1].came_on == {"cuda" if device == "gpu" else "cpu"}
 

@@ -1,4 +1,4 @@
-"""Features that a model cannot take are named, where torch would speak of two matrices."""
+"""Features and labels that a model cannot take are named, where torch would speak of matrices and sizes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import GCNConv, SAGEConv
+from torchmetrics.functional.classification import multiclass_accuracy
 
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
@@ -71,3 +72,62 @@ def test_what_has_nothing_to_do_with_features_keeps_its_words() -> None:
         explain_features(error, X[:, 0])
         explain_features(error, None)
         assert "x h" not in str(error)
+
+
+def cross_entropy(out: Tensor, batch: Any) -> Tensor:
+    return functional.cross_entropy(out, batch.y)
+
+
+def of_a_mask(out: Tensor, batch: Any) -> Tensor:
+    return functional.cross_entropy(out[batch.val_mask], batch.y[batch.val_mask])
+
+
+def accuracy(out: Tensor, batch: Any) -> Tensor:
+    return (out.argmax(1) == batch.y).float().mean() + 0 * out.sum()
+
+
+def of_places(out: Tensor, batch: Any) -> Tensor:
+    places = batch.train_mask.nonzero().view(-1)
+    return functional.cross_entropy(out[places], batch.y[places])
+
+
+def metric(out: Tensor, batch: Any) -> Tensor:
+    return multiclass_accuracy(out, batch.y, 2) + 0 * out.sum()
+
+
+def binary(out: Tensor, batch: Any) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(out, functional.one_hot(batch.y, 2).float())
+
+
+WHOLE_GRAPH_LOSSES = [cross_entropy, of_a_mask, accuracy, of_places, metric, binary]
+
+
+class WholeGraphLoss(OneLayer):
+    """As written for a graph that is one batch."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__(SAGEConv(8, 2))
+        self.loss = loss
+
+    def training_step(self, batch: Any) -> Tensor:
+        return self.loss(self.layer(batch.x, batch.edge_index), batch)
+
+
+@pytest.mark.parametrize("step", ["training", "validation"])
+@pytest.mark.parametrize("loss", WHOLE_GRAPH_LOSSES)
+def test_a_loss_over_nodes_that_are_no_seeds_is_refused(loss: Any, step: str) -> None:
+    data = PartitionedDataModule(GRAPH, sampler=NeighborSampler([3]), batch_size=9, loading=Loading(num_threads=0))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = pl.Trainer(accelerator="cpu", devices=1, max_steps=1, enable_model_summary=False, **quiet)
+    run = trainer.fit if step == "training" else trainer.validate
+    with pytest.raises((RuntimeError, IndexError, ValueError), match=r"labels of the \d seeds, .*\(all_labels=True\)"):
+        run(WholeGraphLoss(loss), data)
+
+
+def test_errors_of_other_sizes_keep_their_words() -> None:
+    def wrong(out: Tensor, batch: Any) -> Tensor:
+        raise ValueError("mine, with 9 and 60")
+
+    data = PartitionedDataModule(GRAPH, sampler=NeighborSampler([3]), batch_size=9, loading=Loading(all_labels=True))
+    with pytest.raises(ValueError, match=r"^mine"):
+        pl.Trainer(accelerator="cpu", devices=1, logger=False).validate(WholeGraphLoss(wrong), data, verbose=False)

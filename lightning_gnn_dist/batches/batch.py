@@ -21,6 +21,13 @@ from lightning_gnn_dist.graph.quantize import scale_of
 from lightning_gnn_dist.sampling.block import Block, rebase
 
 PoolOf = Callable[[str], Pool | None]
+LABELS = "y"
+_ABSENT = {
+    "e_id": "This batch has no e_id: the graph does not know where its edges stood in data.edge_index, for they are "
+    "sorted. Graph.from_pyg(data, edge_ids=True) keeps that, in 8 bytes for each edge.",
+    "input_id": "This batch has no input_id: batches of training links have none, for nobody lists the edges that a "
+    "rank learns. batch.n_id[batch.edge_label_index] are the ends of its edges, by their ids in the whole graph.",
+}
 
 
 class BatchStore(GlobalStorage):  # type: ignore[misc]
@@ -64,7 +71,7 @@ class BatchStore(GlobalStorage):  # type: ignore[misc]
 
     def _set_weight(self, weight: Any) -> None:
         if self._blocks:
-            outermost = replace(self._blocks[0], weight=_weight(weight, self._blocks[0]))
+            outermost = replace(self._blocks[0], weight=_weight(weight, self._blocks[0]), is_corrected=False)
             self._blocks = rebase(self._blocks, outermost)
 
     def get(self, key: str, value: Any = None) -> Any:
@@ -118,8 +125,7 @@ class SampledData(Data):  # type: ignore[misc]
 
     Beside what PyG's ``NeighborLoader`` sets (``n_id``, ``batch_size``, ``num_sampled_nodes``,
     ``num_sampled_edges``, the graph's arrays), it has ``blocks``: one bipartite CSR per layer, outermost
-    first. A module that reads only these never causes ``edge_index`` to be built. Where ``edge_weight`` has one
-    number per edge, the blocks' matrices have these values.
+    first. A module that reads only these never causes ``edge_index`` to be built.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -176,6 +182,8 @@ class SampledData(Data):  # type: ignore[misc]
                 "This batch has no blocks: they went when its edge_index was replaced, for they describe the "
                 "edges that were sampled. Use edge_index, or replace it in a copy: copy.copy(batch)."
             )
+        if key in _ABSENT and key not in self._store:
+            raise AttributeError(_ABSENT[key])
         return super().__getattr__(key)
 
 
@@ -187,7 +195,12 @@ class Arrays(NamedTuple):
 
 
 def assemble(
-    graph: Graph | Arrays, sample: Sample, pool_of: PoolOf = lambda _: None, *, widen: bool = True
+    graph: Graph | Arrays,
+    sample: Sample,
+    pool_of: PoolOf = lambda _: None,
+    *,
+    widen: bool = True,
+    all_labels: bool = True,
 ) -> SampledData:
     """Make a batch of a sample, with the rows of the graph's arrays for its nodes and edges.
 
@@ -196,9 +209,10 @@ def assemble(
         sample: The batch's nodes and edges.
         pool_of: Returns the pool that lends memory for the array of a name, or None.
         widen: Convert float16, bfloat16 and int8 with scales to float32. Otherwise arrays keep their types.
+        all_labels: Give ``y`` a row for each node. Otherwise it has one for each seed, and no more.
     """
-    data = SampledData()
-    _gather(data, graph.node_arrays, sample.nodes, pool_of, widen=widen)
+    data, num_labels = SampledData(), None if all_labels else sample.num_sampled_nodes[0]
+    _gather(data, graph.node_arrays, sample.nodes, pool_of, widen=widen, num_labels=num_labels)
     if "n_id" not in graph.node_arrays:
         data.n_id = sample.nodes
     if sample.edge_ids is not None:
@@ -263,17 +277,36 @@ def rows_by_name(arrays: dict[str, Tensor], rows: Tensor, *, widen: bool) -> dic
     return dict(data._store._mapping)
 
 
+def in_type(batch: SampledData, dtype: torch.dtype | None) -> SampledData:
+    """The batch with all its floating point numbers in another type; None leaves them as they are."""
+    if dtype is not None:
+        batch.apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+        if batch._store._blocks:
+            blocks: tuple[Block, ...] = batch._store._blocks
+            batch._store._blocks = rebase(blocks, replace(blocks[0], dtype=dtype))
+    return batch
+
+
 def writes_of(batch: SampledData) -> list[int]:
     """How often each of the batch's tensors was written to. Does not build a promised ``edge_index``."""
     tensors = [value for value in batch._store._mapping.values() if isinstance(value, Tensor)]
     return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
-def _gather(data: SampledData, arrays: dict[str, Tensor], rows: Tensor, pool_of: PoolOf, *, widen: bool) -> None:
+def _gather(
+    data: SampledData,
+    arrays: dict[str, Tensor],
+    rows: Tensor,
+    pool_of: PoolOf,
+    *,
+    widen: bool,
+    num_labels: int | None = None,
+) -> None:
     scales = {name: scale_of(name, arrays) if widen else None for name in arrays}
     used = {name + SUFFIX for name, scale in scales.items() if scale is not None}
     for name in filter(lambda name: name not in used, arrays):
-        data[name] = gather_rows(arrays[name], rows, pool_of(name), scale=scales[name], widen=widen)
+        of = rows[:num_labels] if name == LABELS else rows
+        data[name] = gather_rows(arrays[name], of, pool_of(name), scale=scales[name], widen=widen)
 
 
 def _blocks(sample: Sample, data: SampledData) -> tuple[Block, ...]:
@@ -282,7 +315,8 @@ def _blocks(sample: Sample, data: SampledData) -> tuple[Block, ...]:
     nodes = list(accumulate(sample.num_sampled_nodes))
     edges = list(accumulate(sample.num_sampled_edges))
     outermost = Block(nodes[-2], nodes[-1], sample.indptr, sample.indices, None, dtype)
-    outermost = replace(outermost, weight=_weight(data.get("edge_weight"), outermost))
+    weight = _weight(data.get("edge_weight"), outermost)
+    outermost = replace(outermost, weight=weight, is_corrected=sample.edge_weight is not None)
     inner = range(len(edges) - 2, -1, -1)
     return outermost, *(outermost.head(nodes[hop], nodes[hop + 1], edges[hop]) for hop in inner)
 

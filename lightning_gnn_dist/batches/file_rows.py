@@ -24,14 +24,14 @@ class FileRows:
         self._nodes = {name: MappedRows(array, maps) for name, array in graph.node_arrays.items()}
         self._edges = {name: MappedRows(array, maps) for name, array in graph.edge_arrays.items()}
 
-    def assemble(self, sample: Sample, *, widen: bool = True) -> SampledData:
+    def assemble(self, sample: Sample, *, widen: bool = True, all_labels: bool = True) -> SampledData:
         """Make a batch, as :func:`~lightning_gnn_dist.batches.batch.assemble` does."""
         rows = Arrays({name: array.take(sample.nodes) for name, array in self._nodes.items()}, {})
         here = sample._replace(nodes=torch.arange(len(sample.nodes)))
         if sample.edge_ids is not None:
             edges = {name: array.take(sample.edge_ids) for name, array in self._edges.items()}
             rows, here = rows._replace(edge_arrays=edges), here._replace(edge_ids=torch.arange(len(sample.edge_ids)))
-        batch = assemble(rows, here, widen=widen)
+        batch = assemble(rows, here, widen=widen, all_labels=all_labels)
         if "n_id" not in self._nodes:
             batch.n_id = sample.nodes
         return batch

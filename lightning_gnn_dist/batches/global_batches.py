@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 
+import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.batch import SampledData, in_type
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -31,6 +32,8 @@ class GlobalBatches:
         batch_size: Seeds of one batch, all slices together.
         seed: Decides every random choice.
         bulk_size: Batches that are made together; this does not change what is drawn.
+        dtype: The type of all floating point numbers. Default: as the source makes them.
+        has_inputs: Give batches an ``input_id``: where each seed stands in ``seeds``.
     """
 
     source: BatchSource
@@ -38,6 +41,8 @@ class GlobalBatches:
     batch_size: int
     seed: int
     bulk_size: int = 1
+    dtype: torch.dtype | None = None
+    has_inputs: bool = False
 
     @property
     def num_batches(self) -> int:
@@ -50,15 +55,16 @@ class GlobalBatches:
         """Yield the slices of ``rank`` of the round's batches ``start`` to ``stop``, or without end."""
         numbers = islice(count(), start, stop)
         while bulk := list(islice(numbers, self.bulk_size)):
-            seeds = [self._seeds(round_idx, index).tensor_split(num_slices)[rank] for index in bulk]
+            places = [self._places(round_idx, index).tensor_split(num_slices)[rank] for index in bulk]
+            seeds, inputs = [self.seeds[at] for at in places], places if self.has_inputs else None
             keys = [BatchKey(self.seed + Purpose.CORRECTIONS, round_idx, index) for index in bulk]
-            made = self.source.make(seeds, keys)
+            made = self.source.make(seeds, keys, inputs)
             for _ in bulk:
-                yield next(made)  # the batch is not held here
+                yield in_type(next(made), self.dtype)  # the batch is not held here
 
-    def _seeds(self, round_idx: int, index: int) -> Tensor:
-        """The seeds of one batch: passes follow each other, each in an order of its own."""
+    def _places(self, round_idx: int, index: int) -> Tensor:
+        """Where the seeds of one batch stand among all: passes follow each other, each in an order of its own."""
         size = min(self.batch_size, self.seeds.numel())
         number, within = divmod(index, self.num_batches)
         order = permutation(self.seeds.numel(), self.seed + Purpose.CORRECTIONS, round_idx * _PASSES + number)
-        return self.seeds[order[within * size : (within + 1) * size]]
+        return order[within * size : (within + 1) * size]

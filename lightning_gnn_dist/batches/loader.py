@@ -11,9 +11,10 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from itertools import count, islice
 from typing import Generic, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.batch import SampledData, in_type
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.engine.rng import permutation
@@ -59,6 +60,8 @@ class BatchLoader:
             made when it is due.
         prefetch: Bulks made ahead of the one being consumed. Default: one for each thread and one more.
         num_ranks: The number of ranks that the loader was made for; strategies refuse to run on another number.
+        dtype: The type of all floating point numbers. Default: as the source makes them.
+        inputs: A number for each seed, that batches hold as ``input_id``. Default: they hold none.
     """
 
     batch_sampler = None  # Lightning reads this of any loader that has a sampler
@@ -75,6 +78,8 @@ class BatchLoader:
         num_threads: int = 1,
         prefetch: int | None = None,
         num_ranks: int = 1,
+        dtype: torch.dtype | None = None,
+        inputs: Tensor | None = None,
     ) -> None:
         check_at_least(1, num_batches=num_batches, bulk_size=bulk_size)
         check_at_least(0, num_threads=num_threads, seed=seed)
@@ -91,7 +96,7 @@ class BatchLoader:
         self._next_pass = 0
         self._orders: dict[int, Tensor] = {}
         self._running: set[_Ahead[list[int], Made]] = set()
-        self.num_ranks = num_ranks
+        self.num_ranks, self._dtype, self._inputs = num_ranks, dtype, inputs
         self.waited_seconds = 0.0  # how long consumers have waited for batches, since the loader was made
 
     def __len__(self) -> int:
@@ -142,7 +147,7 @@ class BatchLoader:
         try:
             while made := self._wait_for(ahead):
                 for _ in range(made[0]):
-                    yield next(made[1])  # the batch is not held here
+                    yield in_type(next(made[1]), self._dtype)  # the batch is not held here
                     ahead.check()
         finally:
             ahead.close()
@@ -158,14 +163,17 @@ class BatchLoader:
     def _make(self, numbers: list[int]) -> Made:
         """Make one bulk, a pure function of the numbers of its batches. Runs in several threads at once."""
         keys = [BatchKey(self._seed, *divmod(number, len(self))) for number in numbers]
-        return len(keys), self._source.make([self._seeds_of(key) for key in keys], keys)
+        places = [self._places_of(key) for key in keys]
+        inputs = None if self._inputs is None else [self._inputs[at] for at in places]
+        return len(keys), self._source.make([self._seeds[at] for at in places], keys, inputs)
 
-    def _seeds_of(self, key: BatchKey) -> Tensor:
+    def _places_of(self, key: BatchKey) -> Tensor | slice:
+        """Where the seeds of a batch stand among all."""
         begin, end = (batch * self.num_seeds // len(self) for batch in (key.batch, key.batch + 1))
         if self.num_seeds < len(self):
             begin = key.batch % self.num_seeds
             end = begin + 1
-        return self._seeds[self._order(key.epoch)[begin:end]] if self._shuffle else self._seeds[begin:end]
+        return self._order(key.epoch)[begin:end] if self._shuffle else slice(begin, end)
 
     def _order(self, epoch: int) -> Tensor:
         order = self._orders.get(epoch)

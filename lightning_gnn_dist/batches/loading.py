@@ -1,4 +1,4 @@
-"""How batches are made, as one value: none of it changes what they hold."""
+"""How batches are made, as one value: none of it changes what is drawn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_BULK = 1 << 20  # batches that are made together
 
 @dataclass(frozen=True)
 class Loading:
-    """How batches are made. What is drawn does not depend on it.
+    """How batches are made, and what of the arrays they hold. What is drawn does not depend on it.
 
     Args:
         bulk_size: Batches sampled together. Of shards, rows for them are sent together.
@@ -26,19 +26,23 @@ class Loading:
             it is a GPU, the sampler is a ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``, and the copies
             take at most half of the free memory, the part's before the whole graph's. False receivers of links are
             drawn in RAM. Of shards: ``"cpu"``.
+        all_labels: Batches hold in ``y`` the labels of all their nodes, as label propagation needs them. False: those
+            of the seeds alone, so that no loss takes in validation or test nodes, nor some nodes more often.
         check_values: Refuse NaN and infinity in ``x`` and in the edges' ``edge_weight`` and ``edge_attr``, in one pass
-            over what the rank trains on, and labels of marked nodes that are NaN or, as classes, negative.
+            over what the rank trains on, and labels of marked nodes that are infinite, NaN in all columns, or, as
+            classes, negative.
     """
 
     bulk_size: int = 4
     num_threads: int = 1
     widen: bool = True
     sample_on: SampleOn = "cpu"
+    all_labels: bool = False
     check_values: bool = True
 
     def __post_init__(self) -> None:
         check_at_least(1, most=MAX_BULK, bulk_size=self.bulk_size)
         check_at_least(0, most=MAX_THREADS, num_threads=self.num_threads)
-        check_true_or_false(widen=self.widen, check_values=self.check_values)
+        check_true_or_false(widen=self.widen, all_labels=self.all_labels, check_values=self.check_values)
         check_choice("sample_on", self.sample_on, SampleOn)
         make_plain(self)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, assemble, writes_of
@@ -28,6 +29,9 @@ WRITTEN = (
     "Something was written into a batch of the whole part, whose tensors all its batches share: write into a copy, "
     "batch.clone()."
 )
+
+
+Inputs = Sequence[Tensor]  # for each batch, the place of each seed in what its loader was asked for
 
 
 class BatchSource(Protocol):
@@ -52,8 +56,10 @@ class BatchSource(Protocol):
         """Set how many batches will exist at a time, so that as many buffers are kept for new ones."""
         ...
 
-    def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Iterator[SampledData]:
-        """The batches around each entry of ``seeds``.
+    def make(
+        self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None = None
+    ) -> Iterator[SampledData]:
+        """The batches around each entry of ``seeds``, with an ``input_id`` for each seed if ``inputs`` has them.
 
         The call does all the work, and may come from a background thread. Iterating only waits for a device, and must
         happen in the thread that trains.
@@ -76,6 +82,7 @@ class GraphSource:
         graph: The graph to sample, in RAM or memory-mapped, or on a device with a sampler that draws there.
         sampler: Draws the neighbourhoods.
         widen: Convert float16, bfloat16 and int8 with scales to float32 as they are gathered.
+        all_labels: Give ``y`` a row for each node, not for each seed alone.
         num_ids: Seeds must lie below this number. Default: the number of nodes.
         placement: Decides at the first batch where the graph is sampled and by which sampler, until the source is
             closed. Default: the graph and the sampler as they are.
@@ -90,6 +97,7 @@ class GraphSource:
         sampler: Sampler,
         *,
         widen: bool = True,
+        all_labels: bool = True,
         num_ids: int | None = None,
         placement: Placement | None = None,
         stream: DeviceStream | None = None,
@@ -99,7 +107,7 @@ class GraphSource:
         self.num_ids = graph.num_nodes if num_ids is None else num_ids
         self._home = self._graph, self._sampler = graph, sampler
         self._placement, self._is_placed = placement, placement is None
-        self._widen, self._stream = widen, stream
+        self._widen, self._all_labels, self._stream = widen, all_labels, stream
         self._files: FileRows | None = None
         self._num_buffers = 0
         self._lock = threading.Lock()
@@ -113,9 +121,11 @@ class GraphSource:
     def keep_buffers(self, count: int) -> None:
         self._num_buffers = count
 
-    def make(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Iterator[SampledData]:
+    def make(
+        self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None = None
+    ) -> Iterator[SampledData]:
         self._place()
-        return handed_out(lambda: self._batches_around(seeds, keys), self._stream)
+        return handed_out(lambda: self._batches_around(seeds, keys, inputs), self._stream)
 
     def spare_memory(self) -> None:
         self._files = FileRows(self._graph)
@@ -131,20 +141,29 @@ class GraphSource:
                 assert self._placement is not None
                 (self._graph, self._sampler), self._is_placed = self._placement.of(*self._home), True
 
-    def _batches_around(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[SampledData]:
+    def _batches_around(
+        self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None
+    ) -> list[SampledData]:
         enlarge_pages(self._graph)
         samples = self._sampler.sample_bulk(self._graph, seeds, keys)
+        batches = self._assembled(samples)
+        if inputs is not None:
+            for batch, sample, ids, given in zip(batches, samples, seeds, inputs, strict=True):
+                batch.input_id = (_sorted_as(sample, ids, given) if sample.is_constant else given).to(batch.n_id.device)
+        return batches
+
+    def _assembled(self, samples: list[Sample]) -> list[SampledData]:
         if self._files is None or self._graph is not self._home[0]:  # a copy on a device has no pages of files
             return [self._assemble(sample) for sample in samples]
         self._files.release()
-        return [self._files.assemble(sample, widen=self._widen) for sample in samples]
+        return [self._files.assemble(sample, widen=self._widen, all_labels=self._all_labels) for sample in samples]
 
     def _assemble(self, sample: Sample) -> SampledData:
         if not sample.is_constant:
-            return assemble(self._graph, sample, self._pool_of, widen=self._widen)
+            return assemble(self._graph, sample, self._pool_of, widen=self._widen, all_labels=self._all_labels)
         kept = self._constant
         if kept is None or kept[0] is not sample:
-            whole = assemble(self._graph, sample, widen=self._widen)
+            whole = assemble(self._graph, sample, widen=self._widen, all_labels=self._all_labels)
             whole = whole if self._stream is None else whole.to(self._stream.device)
             self._constant = kept = sample, whole, writes_of(whole)
         elif kept[2] != writes_of(kept[1]):
@@ -160,3 +179,10 @@ class GraphSource:
         if pool is None:  # one pool for each array, because its buffers have nearly the same size
             pool = self._pools.setdefault(name, BufferPool(self._num_buffers))
         return pool
+
+
+def _sorted_as(sample: Sample, seeds: Tensor, given: Tensor) -> Tensor:
+    """What was given for each seed, in the order of the seeds of a sample that orders them itself."""
+    nodes = sample.nodes[: seeds.numel()].to(seeds.device)
+    order = seeds.argsort()
+    return given[order[torch.searchsorted(seeds[order], nodes)]]

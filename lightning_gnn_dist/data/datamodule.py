@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -30,7 +31,8 @@ class PartitionedDataModule(PartDataModule):
     their features, copied into RAM. Validation, testing and prediction see the whole graph with all neighbours, and
     the ranks divide the nodes among themselves, so metrics are exact. On one rank batches come from the whole graph.
 
-    A batch is a PyG ``Data``: the first ``batch.batch_size`` nodes are the seeds, ``batch.n_id`` holds the nodes' ids
+    A batch is a PyG ``Data``: the first ``batch.batch_size`` nodes are the seeds, ``batch.y`` holds their labels and
+    no others (``Loading(all_labels=True)`` gives all), ``batch.n_id`` holds the nodes' ids
     in the whole graph, ``batch.blocks`` one bipartite adjacency per layer (outermost first), ``batch.edge_index`` the
     edges of all layers.
 
@@ -93,6 +95,10 @@ class PartitionedDataModule(PartDataModule):
 
     def _all_seeds(self) -> Tensor:
         return self.graph.split("train")
+
+    def _inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
+        rows = seeds if part is self.graph else part.node_arrays["n_id"][seeds]
+        return torch.searchsorted(self._all_seeds(), rows)
 
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, GraphSource]:
         seeds = part.split("train")

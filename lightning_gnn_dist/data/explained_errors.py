@@ -1,4 +1,4 @@
-"""Errors of a model that fails on its features, told in terms of the features."""
+"""Errors of a model that fails on its features or labels, told in terms of these."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import traceback
 
 import torch
 from torch import Tensor
+
+from lightning_gnn_dist.batches.batch import LABELS, SampledData
 
 
 def explain_features(exception: BaseException, x: Tensor | None) -> None:
@@ -18,8 +20,36 @@ def explain_features(exception: BaseException, x: Tensor | None) -> None:
         return
     text, places = str(exception), [frame for frame, _ in traceback.walk_tb(exception.__traceback__)]
     is_theirs = bool(places) and places[-1].f_globals.get("__name__", "").startswith(("torch.", "torch_geometric."))
-    if reason := _of_type(x, text) or _of_width(x, text) or (_of_shape(x) if is_theirs else None):
+    if reason := _of_mixed(text) or _of_type(x, text) or _of_width(x, text) or (_of_shape(x) if is_theirs else None):
         exception.args = (f"{reason} ({' '.join(text.split())})",)
+
+
+def explain_labels(exception: BaseException) -> None:
+    """Say in the error of a loss or a metric that a batch has labels of its seeds alone, if that is the reason."""
+    text = str(exception)
+    numbers = {int(number) for number in re.findall(r"\d+", text)}
+    for frame, _ in traceback.walk_tb(exception.__traceback__):
+        for batch in frame.f_locals.values():
+            if isinstance(batch, SampledData) and _lacks_labels(batch) and _is_about(batch, text, numbers):
+                exception.args = (
+                    f"batch.y holds the labels of the {batch.batch_size} seeds, the first nodes of the batch, and not "
+                    f"those of its {batch.num_nodes - batch.batch_size} other nodes, which may be validation or test "
+                    "nodes: compare out[:batch.batch_size] with batch.y[:batch.batch_size], without masks. For label "
+                    "propagation, loading=Loading(all_labels=True) gives the labels of all. "
+                    f"({' '.join(text.split())})",
+                )
+                return
+
+
+def _lacks_labels(batch: SampledData) -> bool:
+    return LABELS in batch and len(batch.y) == batch.batch_size < batch.num_nodes
+
+
+def _is_about(batch: SampledData, text: str, numbers: set[int]) -> bool:
+    """Whether an error speaks of the lengths of outputs and labels."""
+    if batch.batch_size in numbers:
+        return batch.num_nodes in numbers or "out of bounds" in text or "batch_size" in text
+    return "`preds` and `target`" in text  # torchmetrics leaves the numbers out
 
 
 def _of_type(x: Tensor, text: str) -> str | None:
@@ -30,6 +60,15 @@ def _of_type(x: Tensor, text: str) -> str | None:
     return (
         f"x holds {x.dtype}, and the model computes with another type: data.x = data.x.float() before "
         "Graph.from_pyg(data), or turn batch.x into what the model takes."
+    )
+
+
+def _of_mixed(text: str) -> str | None:
+    if not re.search(r"sparse.*(scalar type|dtype)|(scalar type|dtype).*sparse", " ".join(text.split())):
+        return None
+    return (
+        "block.adj has the type of batch.x, and layers under mixed precision compute in another: give them "
+        "block.edge_index in its place."
     )
 
 

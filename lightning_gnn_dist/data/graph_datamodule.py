@@ -30,7 +30,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.data.boundary import Boundary, Fetch
 from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.explained_errors import explain_features
+from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels
 from lightning_gnn_dist.data.model_depth import DepthCheck
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.train_loader import TrainLoader
@@ -50,12 +50,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_PRECISIONS = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
+
 
 class GraphDataModule(LightningDataModule, ABC):
     """Batches of a rank's own part for training, and of the whole graph for evaluation and corrections.
 
     A subclass defines the abstract methods: what the part is, which nodes or edges are seeds, and who makes batches.
     """
+
+    _has_inputs = True  # whether training batches have an input_id
 
     def __init__(self, settings: BatchSettings, coverage: Coverage | None, boundary: Boundary) -> None:
         super().__init__()
@@ -123,6 +127,10 @@ class GraphDataModule(LightningDataModule, ABC):
     def _judging_loader(self, name: str) -> BatchLoader:
         """Return the loader of this rank's share of the ``"val"`` or ``"test"`` nodes or edges."""
 
+    def _inputs_of(self, part: Graph, seeds: Tensor) -> Tensor | None:
+        """Return where each seed of a part stands among all training nodes of the graph, or None for edges."""
+        return None
+
     def _every(self) -> int | None:
         """Return the passes in a super-epoch, or None if a rank's part never changes."""
         return None
@@ -175,6 +183,7 @@ class GraphDataModule(LightningDataModule, ABC):
     def on_exception(self, exception: BaseException) -> None:
         """Explain the error and end what runs in the background: after an exception Lightning tears nothing down."""
         explain_features(exception, self._features())
+        explain_labels(exception)
         self.teardown("fit")
 
     # What strategies ask for.
@@ -239,14 +248,16 @@ class GraphDataModule(LightningDataModule, ABC):
         seeds, source = self._seeds_and_source(part, rank, num_ranks)
         seed = seed * num_ranks + rank  # replicas differ in what they draw
         loading = self.loading if in_background else replace(self.loading, bulk_size=1, num_threads=0)
-        return self._loader(source, seeds, num_batches, seed, loading)
+        return self._loader(source, seeds, num_batches, seed, loading, inputs=self._inputs_of(part, seeds))
 
     def _global_batches(self) -> GlobalBatches:
         if self._whole is None:
             size = self.global_batching.batch_size or self.batch_size * self._world_size()
             source = self._whole_source(self._whole_sampler())
             bulk_size = 1 if source.may_run_ahead else self.loading.bulk_size  # one exchange for many batches
-            self._whole = GlobalBatches(source, self._all_seeds(), size, self.seed, bulk_size)
+            self._whole = GlobalBatches(
+                source, self._all_seeds(), size, self.seed, bulk_size, self._dtype(), self._has_inputs
+            )
         return self._whole
 
     def _whole_sampler(self) -> Sampler:
@@ -280,10 +291,10 @@ class GraphDataModule(LightningDataModule, ABC):
         loading, source = self.loading, self._whole_source(sampler, num_ids)
         if loading.sample_on != "cpu":
             loading = replace(loading, bulk_size=1)  # full neighbourhoods are large for a device
-        rows = self._ready_rows(evaluated, size)
+        rows, num_batches = self._ready_rows(evaluated, size), evaluated.num_batches(size)
         make = BatchLoader if rows is None else partial(LayeredLoader, rows, targets)
-        num_batches = evaluated.num_batches(size)
-        loader = self._loader(source, share, num_batches, self.seed, loading, shuffle=False, make=make)
+        places = torch.arange(count).tensor_split(world_size)[self._eval_place()]
+        loader = self._loader(source, share, num_batches, self.seed, loading, shuffle=False, inputs=places, make=make)
         self._loaders.append(loader)
         return loader
 
@@ -323,6 +334,7 @@ class GraphDataModule(LightningDataModule, ABC):
         *,
         shuffle: bool = True,
         make: Callable[..., BatchLoader] = BatchLoader,
+        inputs: Tensor | None = None,
     ) -> BatchLoader:
         return make(
             source,
@@ -333,11 +345,17 @@ class GraphDataModule(LightningDataModule, ABC):
             bulk_size=loading.bulk_size,
             num_threads=loading.num_threads,
             num_ranks=self._world_size(),
+            dtype=self._dtype(),
+            inputs=inputs,
         )
 
     def _module(self) -> LightningModule | None:
         """Return the model that is trained or evaluated."""
         return None if self.trainer is None else getattr(self.trainer, "lightning_module", None)
+
+    def _dtype(self) -> torch.dtype | None:
+        """Return the type that the whole model computes in, which Lightning does not give to what it takes for data."""
+        return _PRECISIONS.get(self.trainer.precision) if self.trainer is not None else None
 
     def _world_size(self) -> int:
         return self.trainer.world_size if self.trainer is not None else 1

@@ -72,6 +72,8 @@ class LinkDataModule(PartDataModule):
         cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
     """
 
+    _has_inputs = False  # nobody lists the training edges
+
     def __init__(
         self,
         split: LinkSplit | str | Path,

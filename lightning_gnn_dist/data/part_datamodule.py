@@ -188,7 +188,7 @@ class PartDataModule(GraphDataModule):
 
         folder = None if self.graph.path is None else self.graph.path.parent
         assert self.trainer is not None
-        return ReadyRows(self.trainer, nodes_of_rank, num_ranks, self._eval_bytes, folder)
+        return ReadyRows(self.trainer, nodes_of_rank, num_ranks, self._eval_bytes, folder, self._dtype())
 
     def _counter(self) -> Counter:
         return Counter(self.graph, self.sampler.num_hops, self._module())
@@ -206,6 +206,7 @@ class PartDataModule(GraphDataModule):
             graph,
             sampler,
             widen=self.loading.widen,
+            all_labels=self.loading.all_labels,
             num_ids=num_ids,
             placement=placement,
             stream=stream_to(device),

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.batch import SampledData, in_type
 from lightning_gnn_dist.evaluation.forecast import Forecast
 from lightning_gnn_dist.evaluation.row_table import RowTable, fetch_rows
 from lightning_gnn_dist.layerwise.layers import BYTES_OF_AN_EDGE, COPIES, Layer
@@ -32,6 +32,7 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _SHORT = ("can't allocate memory", "not enough memory")  # what torch says where the system gives it no memory
 
 Progress = Callable[[int], object]
+Bring = Callable[[Tensor], Tensor]
 
 
 class NodesOfRank(Protocol):
@@ -61,8 +62,11 @@ class NodesOfRank(Protocol):
         """Have the input rows of these nodes and seeds at hand; return the bytes of one. Collective."""
         ...
 
-    def one_hop(self, nodes: Tensor, rows: RowTable | None, device: torch.device) -> SampledData:
-        """A batch of own nodes with all their in-neighbours. Its ``x`` are ``rows``, or the input rows, as ``x0``."""
+    def one_hop(self, nodes: Tensor, rows: RowTable | None, bring: Bring) -> SampledData:
+        """A batch of own nodes with all their in-neighbours. Its ``x`` are ``rows``, or the input rows.
+
+        Its ``x0`` are the input rows, which ``bring`` brings to the device when they are read.
+        """
         ...
 
 
@@ -91,6 +95,7 @@ class LayerPass:
         budget_bytes: Bytes that the pass may take, for a batch and for rows.
         folder: Where rows go that take more, or None for the system's folder of temporary files.
         whole: The name of a layer that needs the rows of all nodes in one batch, or None.
+        dtype: The type of the model's numbers, if batches are brought to it.
     """
 
     nodes: NodesOfRank
@@ -99,6 +104,7 @@ class LayerPass:
     budget_bytes: int
     folder: Path | None = None
     whole: str | None = None
+    dtype: torch.dtype | None = None
 
     def plan(self, seeds: Tensor, num_layers: int) -> list[Step]:
         """Return the steps that lead to the last layer's rows of this rank's seeds, in increasing order. Collective."""
@@ -191,7 +197,8 @@ class LayerPass:
         return COPIES * (senders * bytes_in + num_nodes * bytes_out) + num_edges * per_edge
 
     def _rows_of_batch(self, layer: Layer, nodes: Tensor, before: RowTable | None) -> Tensor:
-        batch = self.nodes.one_hop(nodes, before, self.device)
+        batch = self.nodes.one_hop(nodes, before, self._brought)
+        batch = in_type(batch, self.dtype).to(self.device)
         outputs = layer(batch)
         if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) < len(nodes):
             got = f"a tensor of {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -200,6 +207,10 @@ class LayerPass:
                 f"returned {got}."
             )
         return outputs[: len(nodes)].detach().cpu()
+
+    def _brought(self, rows: Tensor) -> Tensor:
+        """Rows in the type and on the device that compute."""
+        return rows.to(self.device, self.dtype if rows.is_floating_point() else None)
 
     def _agreed_form(self, like: Tensor | None) -> Tensor:
         """Return rows of the type and shape that some rank has computed: a rank may own none of the nodes."""

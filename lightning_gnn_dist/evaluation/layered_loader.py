@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.batch import SampledData, in_type
 from lightning_gnn_dist.batches.loader import Batches, BatchLoader
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedBatch
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -58,6 +58,7 @@ class ReadyRows:
         num_ranks: How many ranks share the work.
         budget_bytes: Bytes that the work may take on this rank.
         folder: Where rows go that take more, or None for the system's folder of temporary files.
+        dtype: The type of the model's numbers, if batches are brought to it.
     """
 
     def __init__(
@@ -67,9 +68,10 @@ class ReadyRows:
         num_ranks: int,
         budget_bytes: int,
         folder: Path | None,
+        dtype: torch.dtype | None,
     ) -> None:
         self._trainer, self._nodes_of_rank, self._num_ranks = trainer, nodes, num_ranks
-        self._budget_bytes, self._folder = budget_bytes, folder
+        self._budget_bytes, self._folder, self._dtype = budget_bytes, folder, dtype
         self._nodes: HasInputs | None = None
         self._channel: Channel | None = None
         self._pass: LayerPass | None = None
@@ -138,7 +140,8 @@ class ReadyRows:
         if self._pass is None:
             self._nodes = self._nodes_of_rank(model, self._channel)
             device = self._trainer.strategy.root_device
-            self._pass = LayerPass(self._nodes, self._channel, device, self._budget_bytes, self._folder, model.norm)
+            where = device, self._budget_bytes, self._folder
+            self._pass = LayerPass(self._nodes, self._channel, *where, model.norm, self._dtype)
             own = seeds() if model.norm is None else torch.arange(self._nodes.most_rows)
             self._steps = self._pass.plan(own, len(model.layers))
         total = sum(len(step.nodes) for step in self._steps)
@@ -174,17 +177,19 @@ class LayeredLoader(BatchLoader):
         self._rows.close()
 
     def _batch(self, key: BatchKey) -> SeedBatch:
-        seeds = self._seeds_of(key)
+        places = self._places_of(key)
+        seeds, inputs = self._seeds[places], None if self._inputs is None else self._inputs[places]
         nodes, others = self._targets(seeds)
+        of_inputs = {} if inputs is None else {"input_id": inputs}
 
         def made() -> SampledData:
-            (batch,) = self._source.make([seeds], [key])
-            return batch
+            (batch,) = self._source.make([seeds], [key], None if inputs is None else [inputs])
+            return in_type(batch, self._dtype)
 
-        neighbourhood = Neighbourhood(
-            len(nodes),
-            made,
-            lambda name: self._rows.nodes.inputs(name, nodes),
-            lambda module: self._rows.rows_of(module, nodes),
-        )
-        return SeedBatch.around(neighbourhood, self._rows.nodes.input_names(), **others)
+        def seed_rows(name: str) -> Tensor | None:
+            rows = self._rows.nodes.inputs(name, nodes)
+            is_number = rows is not None and rows.is_floating_point() and self._dtype is not None
+            return rows.to(self._dtype) if is_number and rows is not None else rows
+
+        neighbourhood = Neighbourhood(len(nodes), made, seed_rows, lambda module: self._rows.rows_of(module, nodes))
+        return SeedBatch.around(neighbourhood, self._rows.nodes.input_names(), **others, **of_inputs)

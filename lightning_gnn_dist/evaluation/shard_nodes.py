@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import Arrays, SampledData, assemble, rows_by_name, with_x
-from lightning_gnn_dist.batches.seed_batch import Promise
 from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.evaluation.layer_pass import Bring
 from lightning_gnn_dist.evaluation.row_table import RowTable, fetch_rows
 from lightning_gnn_dist.evaluation.whole_nodes import FEATURES
 from lightning_gnn_dist.graph.convert import SUFFIX
@@ -84,7 +84,7 @@ class ShardNodes:
         row = rows_by_name({name: table.like for name, table in self._tables.items()}, nodes[:0], widen=self._widen)
         return sum(rows.element_size() * prod(rows.shape[1:]) for rows in row.values())
 
-    def one_hop(self, nodes: Tensor, rows: RowTable | None, device: torch.device) -> SampledData:
+    def one_hop(self, nodes: Tensor, rows: RowTable | None, bring: Bring) -> SampledData:
         sample = self._sample(nodes)
         ids, here = sample.nodes, sample._replace(nodes=torch.arange(len(sample.nodes)))
         left_out = () if rows is None else FEATURES
@@ -94,12 +94,8 @@ class ShardNodes:
             batch.n_id = ids
         if rows is not None:
             batch = with_x(batch, sample, rows.take(ids))
-        there: SampledData = batch.to(device)
-        count = len(nodes)
-        there.x0 = Promise(
-            lambda: self._input_rows("x", ids).to(device), lambda: self._input_rows("x", ids[:count]).to(device), count
-        )
-        return there
+        batch.promise_x0(lambda: bring(self._input_rows("x", ids)))
+        return batch
 
     def input_names(self) -> list[str]:
         rows = self._shard.rows

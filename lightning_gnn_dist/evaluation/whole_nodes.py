@@ -7,8 +7,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, assemble, rows_by_name, with_x
 from lightning_gnn_dist.batches.file_rows import FileRows
-from lightning_gnn_dist.batches.seed_batch import Promise
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.evaluation.layer_pass import Bring
 from lightning_gnn_dist.evaluation.reach import EDGES_OF_A_NODE, Neighbourhoods
 from lightning_gnn_dist.evaluation.row_table import RowTable
 from lightning_gnn_dist.graph.convert import SUFFIX
@@ -67,7 +67,7 @@ class WholeNodes:
         row = rows_by_name(self._features, nodes[:1], widen=self._widen)
         return bytes_per_row(row) + bytes_per_row(self._others.node_arrays)
 
-    def one_hop(self, nodes: Tensor, rows: RowTable | None, device: torch.device) -> SampledData:
+    def one_hop(self, nodes: Tensor, rows: RowTable | None, bring: Bring) -> SampledData:
         (sample,) = NeighborSampler([-1]).sample_bulk(self._graph, [nodes], [BatchKey(0, 0, 0)])
         if self._spares_memory:
             files = FileRows(self._others)
@@ -79,9 +79,8 @@ class WholeNodes:
             batch = with_x(batch, sample, rows.take(sample.nodes))
         elif "x" in self._features:
             batch = with_x(batch, sample, self._inputs(sample.nodes))
-        there: SampledData = batch.to(device)
-        there.x0 = self._promised_inputs(sample.nodes, len(nodes), device)
-        return there
+        batch.promise_x0(lambda: bring(self._inputs(sample.nodes)))
+        return batch
 
     def input_names(self) -> list[str]:
         arrays = self._graph.node_arrays
@@ -93,12 +92,6 @@ class WholeNodes:
         if name == "n_id" and name not in arrays:
             return nodes
         return self._taken({key: arrays[key] for key in (name, name + SUFFIX) if key in arrays}, nodes).get(name)
-
-    def _promised_inputs(self, nodes: Tensor, num_seeds: int, device: torch.device) -> Promise:
-        def read(ids: Tensor) -> Tensor:
-            return self._inputs(ids).to(device)
-
-        return Promise(lambda: read(nodes), lambda: read(nodes[:num_seeds]), num_seeds)
 
     def _inputs(self, nodes: Tensor) -> Tensor:
         return self._taken(self._features, nodes)["x"]

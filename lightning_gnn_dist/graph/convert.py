@@ -12,18 +12,28 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.checks import check_at_least, check_fits, check_plain, check_tensor, holds_integers, shown
+from lightning_gnn_dist.checks import (
+    check_at_least,
+    check_fits,
+    check_ids,
+    check_plain,
+    check_tensor,
+    holds_integers,
+    shown,
+)
 
 log = logging.getLogger(__name__)
 
 SUFFIX = "_scale"  # of the scales of an int8 array
+EDGE_IDS = "e_id"
 MASKS = ("train_mask", "val_mask", "test_mask")
+SPLITS = {"train_idx": "train_mask", "val_idx": "val_mask", "valid_idx": "val_mask", "test_idx": "test_mask"}
 ROWS_AT_ONCE = 1 << 16
 BYTES_PER_NODE = 24  # while rows are counted
 MAX_NODES = 3_037_000_499  # whose square is below 2**63, so that an edge is one number
 RESERVED = {  # what batches write themselves, and what PyG's Data counts
     *("n_id", "batch_size", "num_sampled_nodes", "num_sampled_edges", "blocks", "coverage", "weighed_by_coverage"),
-    *("node_norm", "is_filler", "num_targets", "edge_label", "edge_label_index", "edge_index", "num_nodes"),
+    *("node_norm", "is_filler", "num_targets", "input_id", "edge_label", "edge_label_index", "edge_index", "num_nodes"),
     "num_edges",
 }
 _NAME = re.compile(r"\w[^/\\\0\n]*")
@@ -78,16 +88,54 @@ def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             continue
         value = value.detach() if value.is_meta else value.detach().cpu()
         check_plain(name, value)
-        belongs = data.num_edges if name.startswith("edge_") else data.num_nodes
+        if name in SPLITS:
+            nodes[SPLITS[name]] = _mask_of(name, value, data, nodes)
+            continue
+        belongs = data.num_edges if is_of_edges(name) else data.num_nodes
         if value.dim() == 0 or len(value) != belongs:
             raise ValueError(
                 f"{name} has shape {tuple(value.shape)}, but the graph has {data.num_nodes} nodes and "
                 f"{data.num_edges} edges: give it one row per node (or per edge, under a name that starts with "
                 f"'edge_'), or remove it with `del data.{name}`."
             )
-        (edges if name.startswith("edge_") else nodes)[name] = value.contiguous()
+        (edges if is_of_edges(name) else nodes)[name] = value.contiguous()
     check_names(nodes, edges)
     return nodes, edges
+
+
+def is_of_edges(name: str) -> bool:
+    """Whether an array of this name has a row for each edge."""
+    return name.startswith("edge_") or name == EDGE_IDS
+
+
+def _mask_of(name: str, ids: Tensor, data: Data, made: Mapping[str, Tensor]) -> Tensor:
+    """The mask of a split that is given by the ids of its nodes; refuse one that the data's own mask contradicts."""
+    check_ids(f"data.{name}", ids)
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < data.num_nodes:
+        raise ValueError(
+            f"{name} must hold ids of nodes, in [0, {data.num_nodes}), got {int(ids.min())} to {int(ids.max())}."
+        )
+    mask = torch.zeros(data.num_nodes, dtype=torch.bool)
+    mask[ids.to(torch.int64)] = True
+    own = made.get(SPLITS[name], data.get(SPLITS[name]))
+    if isinstance(own, Tensor) and not (own.shape == mask.shape and own.cpu().equal(mask)):
+        raise ValueError(
+            f"data.{name} names {int(mask.sum())} nodes, and data.{SPLITS[name]} marks others: keep one of them, as by "
+            f"`del data.{name}`."
+        )
+    return mask
+
+
+def without_unlabelled(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays with masks that leave out nodes whose label is NaN in every column: NaN stands for no label."""
+    y, masks = arrays.get("y"), [name for name in MASKS if name in arrays]
+    if y is None or not y.is_floating_point() or y.dim() == 0 or not masks:
+        return arrays
+    is_labelled = ~y.isnan().reshape(len(y), -1).all(1)
+    unlabelled = {name: int((arrays[name] & ~is_labelled).sum()) for name in masks}
+    if found := [f"{count:,} nodes of {name}" for name, count in unlabelled.items() if count]:
+        log.info("%s have NaN for a label, and are left out of it: they are in no loss and no metric", ", ".join(found))
+    return arrays | {name: arrays[name] & is_labelled for name in masks}
 
 
 def _is_meant(name: str) -> bool:
@@ -106,7 +154,7 @@ def check_names(nodes: Collection[str], edges: Collection[str], *, allowed: Coll
     if taken := sorted(RESERVED.difference(allowed) & {*nodes, *edges}):
         raise ValueError(f"{taken} are names that batches use themselves: rename these arrays of the data.")
     of_nodes = [name for name in edges if name in ("x", "y", *nodes) or name.endswith("_mask")]
-    if wrong := sorted([*of_nodes, *(name for name in nodes if name.startswith("edge_"))]):
+    if wrong := sorted([*of_nodes, *filter(is_of_edges, nodes)]):
         raise ValueError(
             f"{wrong} would be taken for arrays of nodes and of edges: what edges carry has a name of its own, such "
             "as 'edge_attr', and what nodes carry one that does not begin with 'edge_'. Rename these arrays."
@@ -167,9 +215,10 @@ def _check_labels(y: Tensor, train_mask: Tensor | None, float_labels: bool) -> N
             "classes): leave float_labels out, or give numbers with a fraction, data.y = data.y.float()."
         )
     if y.is_floating_point() and one_per_node and not float_labels:
+        way_out = "data.y.nan_to_num(-1).long(), where -1 is no label" if y.isnan().any() else "data.y.long()"
         raise ValueError(
-            f"y holds one {y.dtype} per node, but classes are integers: data.y = data.y.long(). "
-            "If the task is regression, say so: float_labels=True, or --float-labels."
+            f"y holds one {y.dtype} per node, but classes are integers: data.y = {way_out}. If the task is regression, "
+            "say so: Graph.from_pyg(data, float_labels=True), or --float-labels."
         )
     if y.is_floating_point() or y.dim() != 1 or train_mask is None:
         return

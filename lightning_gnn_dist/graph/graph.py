@@ -94,19 +94,25 @@ class Graph:
         self.num_senders = self.num_nodes if num_senders is None else num_senders
 
     @classmethod
-    def from_pyg(cls, data: Data, *, check_features: bool = True, float_labels: bool = False) -> Graph:
+    def from_pyg(
+        cls, data: Data, *, check_features: bool = True, float_labels: bool = False, edge_ids: bool = False
+    ) -> Graph:
         """Build a graph from a PyG ``Data``: its edges, and every tensor with one row per node or per edge.
 
         Args:
-            data: A homogeneous graph with ``edge_index``. Attributes that are not tensors are left out.
+            data: A homogeneous graph with ``edge_index``. Attributes that are not tensors are left out. Ids in
+                ``train_idx``, ``val_idx`` (``valid_idx``) and ``test_idx`` become masks, without nodes of ``y`` NaN.
             check_features: Refuse NaN and infinity (one pass over ``x``, and over the edge arrays).
             float_labels: Accept a floating point ``y`` with one value per node, for regression.
+            edge_ids: Give batches an ``e_id``: the place of each edge in ``data.edge_index``.
         """
-        check_true_or_false(check_features=check_features, float_labels=float_labels)
+        check_true_or_false(check_features=check_features, float_labels=float_labels, edge_ids=edge_ids)
         nodes, edges = convert.arrays_of(data)
         convert.check_arrays(nodes, check_features=check_features, float_labels=float_labels)
+        nodes = convert.without_unlabelled(nodes)
         if check_features:
             convert.check_edge_arrays(edges)
+        edges = ({convert.EDGE_IDS: torch.arange(data.num_edges)} if edge_ids else {}) | edges
         return cls.from_edge_index(data.edge_index, data.num_nodes, nodes, edges)
 
     @classmethod

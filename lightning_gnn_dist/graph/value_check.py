@@ -45,13 +45,18 @@ class ValueCheck:
         self._seen = graph
 
     def of_labels(self, graph: Graph, nodes: Tensor, mask: str) -> None:
-        """Refuse labels of ``nodes`` that are not finite, or negative but not -100. The error names ``mask``."""
+        """Refuse labels of ``nodes`` that are infinite, NaN in all columns, or negative but not -100.
+
+        The error names ``mask``.
+        """
         labels = graph.node_arrays.get("y")
         if not self.is_on or labels is None or not nodes.numel():
             return
         used = labels[nodes.to(labels.device)]
         if labels.is_floating_point():
-            bad, what = ~used.isfinite().view(len(used), -1).all(1), "which is NaN or infinite"
+            # Of several labels some may be missing.
+            rows = used.reshape(len(used), -1)
+            bad, what = rows.isinf().any(1) | rows.isnan().all(1), "which is NaN or infinite"
         elif labels.dim() == 1 and labels.dtype != torch.bool:
             bad, what = (used < 0) & (used != IGNORED), f"and classes are counted from 0 ({IGNORED} counts for nothing)"
         else:

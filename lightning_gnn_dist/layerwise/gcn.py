@@ -116,9 +116,10 @@ def _loops(block: Block, values: Tensor | None, loop: float, dtype: torch.dtype)
 
 def _sum(block: Block, h: Tensor, values: Tensor | None) -> Tensor:
     """The weighted sum over the senders of each row."""
-    if multiplies(block, h) and not (values is not None and values.requires_grad):
-        weighted = unweighted(block) if values is None else replace(block, weight=values.to(h.dtype))
-        product: Tensor = weighted.adj @ h
+    is_learned = values is not None and values.requires_grad
+    if multiplies(block, h) and not is_learned and not (values is None and block.is_corrected):
+        matrix = block.adj if values is None else replace(block, weight=values.to(h.dtype)).weighted_adj
+        product: Tensor = matrix @ h
         return product
     senders, rows = block.edge_index
     messages = h[senders] if values is None else h[senders] * values[:, None].to(h.dtype)
@@ -129,8 +130,3 @@ def _sum(block: Block, h: Tensor, values: Tensor | None) -> Tensor:
 def multiplies(block: Block, x: Tensor) -> bool:
     """Whether torch multiplies the block's sparse matrix and ``x``: not in half or mixed precision."""
     return x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)
-
-
-def unweighted(block: Block) -> Block:
-    """The block with ones as the values of its matrix."""
-    return block if block.weight is None else replace(block, weight=None)

@@ -97,9 +97,15 @@ def _default_directory(graph: Graph) -> Path:
 
 def _prepare(directory: Path) -> None:
     """Refuse a directory one cannot write to before the work is done, not after."""
-    directory.mkdir(parents=True, exist_ok=True)
-    if not os.access(directory, os.W_OK):
-        raise PermissionError(f"Partitions cannot be kept in {directory}: choose another cache_dir.")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK):
+            raise PermissionError("one cannot write there")
+    except OSError as error:
+        raise PermissionError(
+            f"Partitions cannot be kept in {directory} ({error.strerror or error}): choose another folder, as in "
+            'PartitionedDataModule(..., cache_dir="partitions"), or set XDG_CACHE_HOME.'
+        ) from error
 
 
 def _compute(graph: Graph, partitioner: Partitioner, num_parts: int, seed: int) -> Partition:

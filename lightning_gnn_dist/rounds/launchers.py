@@ -181,6 +181,12 @@ class FunctionLauncher(_MultiProcessingLauncher):
             _check_bad_cuda_fork()
         if self._start_method == "spawn":
             _check_missing_main_guard()
+        if trainer is not None and any(getattr(callback, "_early_exit", False) for callback in trainer.callbacks):
+            raise NotImplementedError(
+                f"What Tuner finds in ranks that are started by start_method={self._start_method!r} does not come back "
+                "to this process. Use the callback LearningRateFinder(), which searches at the beginning of the fit, "
+                "or search with devices=1."
+            )
         if self._already_fit and trainer is not None and trainer.state.fn == TrainerFn.FITTING:
             raise NotImplementedError(
                 f"A Trainer whose ranks are started by start_method={self._start_method!r} fits once. Make another "

@@ -105,6 +105,7 @@ class PartitionedStrategy(DDPStrategy):
     def setup(self, trainer: Trainer) -> None:
         refuse_stop_iteration(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
+            refusals.check_loaders(trainer)
             self._begin_fit(trainer)
             self.sigterm_received = False
             take_over_sigterm(trainer, self._on_sigterm)

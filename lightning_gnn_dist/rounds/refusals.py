@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
 from torch import nn
+from torch_geometric.loader import LinkLoader, NodeLoader
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.joint import CountsSeeds, GivesAnchors, GivesCorrections, HasDigests
@@ -21,6 +22,7 @@ from lightning_gnn_dist.rounds.correction_gradients import has_own_step
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
 from lightning_gnn_dist.wire import collectives
 
+_PYG = NodeLoader, LinkLoader
 _ACCURACY = 1e-4  # to which ranks compare sums of features
 _RUN_ONCE_PER_RANK = (
     "Lightning runs the script once per rank, so what is drawn without a seed (a split, a graph, features) differs "
@@ -41,6 +43,18 @@ def check_trainer(strategy: str, trainer: Trainer, *, has_layer_sync: bool) -> N
     if found:
         raise ValueError(
             f"{strategy} trains in rounds, one epoch each, and ranks are alone between meetings. " + " ".join(found)
+        )
+
+
+def check_loaders(trainer: Any) -> None:
+    """Refuse loaders of PyG whose arguments Lightning has not seen: it makes another of them for each rank's share."""
+    loops = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
+    given = next((loop._data_source.instance for loop in loops if isinstance(loop._data_source.instance, _PYG)), None)
+    if given is not None and trainer.world_size > 1 and trainer._accelerator_connector.use_distributed_sampler:
+        raise ValueError(
+            f"Lightning cannot divide a {type(given).__name__} among ranks that is given to fit(): use "
+            "PartitionedDataModule(data, sampler=NeighborSampler([15, 10]), batch_size=...), which gives each rank its "
+            "part, or make the loader in train_dataloader() of the module or of a data module."
         )
 
 

@@ -11,15 +11,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+CORRECTED = (
+    "The sampler of this batch gave its edges weights that make up for how it drew them, and block.adj leaves weights "
+    "out. Use block.weighted_adj, with a layer that adds up, such as GraphConv or SAGEConv(aggr='sum'). To leave the "
+    "weights out all the same, use block.edge_index, or RandomWalkSampler(visits=0), which gives none."
+)
+UNWEIGHTED = (
+    "block.weighted_adj holds batch.edge_weight, and this batch has none with one number for each edge: give the graph "
+    "one, data.edge_weight, or use block.adj, where every edge counts 1. A sampler that weighs edges itself, such as "
+    "LadiesSampler, does so in training alone, so name it the matrix of the graph: "
+    "LadiesSampler([512, 512], weight='edge_weight')."
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Block:
     """The edges that one layer computes on: row ``i`` lists the senders of node ``i``.
 
     Sources and destinations are the first ``num_src`` and the first ``num_dst`` nodes of the batch, so
-    a layer reads as ``x = conv((x, x[:block.num_dst]), block.adj)``. Layers that take no sparse matrix, such as
-    attention, take ``block.edge_index`` instead; so must all layers under mixed precision, which torch's sparse
-    products do not support.
+    a layer reads as ``x = conv((x, x[:block.num_dst]), block.adj)``. On ``adj`` a layer computes what it computes on
+    ``batch.edge_index``, and on ``weighted_adj`` what it computes with ``batch.edge_weight`` beside that. Layers that
+    take no sparse matrix, such as attention, take ``block.edge_index`` instead; so must all layers under mixed
+    precision, which torch's sparse products do not support.
 
     Args:
         num_dst: Number of nodes that receive.
@@ -27,8 +40,9 @@ class Block:
         indptr: Where each row starts, shape ``(num_dst + 1,)``.
         indices: The senders, row after row, shape ``(nnz,)``. int32 wherever it fits: torch's sparse
             products take the same time with int64, or up to a fifth more.
-        weight: One number per edge, or None for ones.
-        dtype: Type of the values of ``adj`` where ``weight`` is None.
+        weight: The batch's ``edge_weight``, or None if it has none.
+        dtype: Type of the values of the matrices.
+        is_corrected: Whether ``weight`` corrects for how the sampler drew the edges, so that sums without it are off.
     """
 
     num_dst: int
@@ -37,6 +51,7 @@ class Block:
     indices: Tensor
     weight: Tensor | None = None
     dtype: torch.dtype = torch.float32
+    is_corrected: bool = False
 
     @property
     def num_edges(self) -> int:
@@ -44,11 +59,20 @@ class Block:
 
     @cached_property
     def adj(self) -> Tensor:
-        """The sparse matrix ``(num_dst, num_src)``. Built at the first use, without a copy of the arrays."""
+        """The sparse matrix ``(num_dst, num_src)`` of ones. Built at the first use, over the same arrays."""
+        if self.is_corrected:
+            raise ValueError(CORRECTED)
+        return self._matrix(torch.ones(self.num_edges, dtype=self.dtype, device=self.indices.device))
+
+    @cached_property
+    def weighted_adj(self) -> Tensor:
+        """The sparse matrix ``(num_dst, num_src)`` of ``batch.edge_weight``. Built at the first use."""
+        if self.weight is None:
+            raise AttributeError(UNWEIGHTED)
+        return self._matrix(self.weight)
+
+    def _matrix(self, values: Tensor) -> Tensor:
         spend_warning()
-        values = self.weight
-        if values is None:
-            values = torch.ones(self.num_edges, dtype=self.dtype, device=self.indices.device)
         # Not checked, because rows need not be sorted and may hold an edge twice.
         return torch.sparse_csr_tensor(
             self.indptr, self.indices, values, (self.num_dst, self.num_src), check_invariants=False
@@ -66,7 +90,8 @@ class Block:
     def head(self, num_dst: int, num_src: int, num_edges: int) -> Block:
         """The block of the first ``num_dst`` rows, as views; they have ``num_edges`` edges."""
         weight = None if self.weight is None else self.weight[:num_edges]
-        return Block(num_dst, num_src, self.indptr[: num_dst + 1], self.indices[:num_edges], weight, self.dtype)
+        indptr, indices = self.indptr[: num_dst + 1], self.indices[:num_edges]
+        return Block(num_dst, num_src, indptr, indices, weight, self.dtype, self.is_corrected)
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Block:
         """The block with ``function`` applied to its tensors; this block itself if that changes none."""

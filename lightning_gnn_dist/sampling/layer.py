@@ -36,9 +36,10 @@ class LayerSampler(ABC):
     that hop's edges in every layer, as in ``NeighborSampler``: so one adjacency serves all layers, and a model computes
     the same on ``batch.edge_index`` as on ``batch.blocks``.
 
-    ``batch.edge_weight``, also the values of ``block.adj``, replaces the graph's. It holds entries of A, divided by
-    probabilities, so use a layer that adds up: ``GCNConv(normalize=False)``, ``GraphConv`` or
-    ``SAGEConv(aggr="sum")``. A layer that takes a mean would divide twice.
+    ``batch.edge_weight``, also the values of ``block.weighted_adj``, replaces the graph's. It holds entries of A,
+    divided by probabilities, so use a layer that adds up: ``GCNConv(normalize=False)``, ``GraphConv`` or
+    ``SAGEConv(aggr="sum")``. A layer that takes a mean would divide twice. ``block.adj``, without these weights, is
+    refused.
 
     Over all draws, the sums of one layer are right on average. Those of several layers are only where no path takes an
     edge twice, because all layers share one draw of each edge. So leave out self-loops, also those of ``GCNNorm``, and

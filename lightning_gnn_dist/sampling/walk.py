@@ -37,10 +37,11 @@ _NO_NORMS = torch.zeros(0), torch.zeros(0)
 class RandomWalkSampler:
     """Make batches of the nodes that random walks from the seeds visit, and all edges among them.
 
-    Walks go from receivers to senders. ``batch.edge_weight``, also the values of ``block.adj``, replaces the graph's:
-    with it, a sum over the neighbours of a node is right on average over the batches that the node is in. Use layers
-    that add up, as with :class:`LayerSampler`. The loss may be its mean over the seeds, as with all samplers, or the
-    paper's, over all training nodes of the batch: ``(losses * batch.node_norm)[batch.train_mask].sum()``.
+    Walks go from receivers to senders. ``batch.edge_weight``, also the values of ``block.weighted_adj``, replaces the
+    graph's: with it, a sum over the neighbours of a node is right on average over the batches that the node is in. Use
+    layers that add up, as with :class:`LayerSampler`; ``block.adj``, without these weights, is refused. The loss may be
+    its mean over the seeds, as with all samplers, or the paper's, over all training nodes of the batch:
+    ``(losses * batch.node_norm)[batch.train_mask].sum()``, with ``Loading(all_labels=True)``.
 
     Before the first batch of a size, batches are drawn to count how often nodes and edges are in them. That takes at
     least as long as ``visits`` passes over the graph, and 4 bytes per edge; Ctrl-C takes effect only when it is done.

@@ -80,7 +80,7 @@ class ShardedDataModule(GraphDataModule):
         self.cache_bytes = cache_bytes
         self._graph: ShardedGraph | None = None
         self._part: Graph | None = None
-        self._most = 0
+        self._most = self._marked_before = 0  # training nodes of the rank that has most, and of the shards before
 
     @property
     def fingerprint(self) -> str:
@@ -112,7 +112,9 @@ class ShardedDataModule(GraphDataModule):
             self._graph = self._connect()
         if stage == "fit":
             self._part = self._running_part()
-            self._most = int(all_gather_rows(torch.tensor([self._own_seeds().numel()])).max())
+            counts = all_gather_rows(torch.tensor([self._own_seeds().numel(), self._marked().numel()]))
+            self._most = int(counts[:, 0].max())
+            self._marked_before = int(counts[: self._rank() % self.bounds.num_shards, 1].sum())
 
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
@@ -180,8 +182,19 @@ class ShardedDataModule(GraphDataModule):
 
     def _own_seeds(self) -> Tensor:
         """Return this rank's share of its shard's training nodes, by their ids in the shard."""
+        return self._marked()[self._of_copy()]
+
+    def _marked(self) -> Tensor:
+        """Return all training nodes of the shard."""
+        return self._whole_graph().shard.rows.split("train")
+
+    def _of_copy(self) -> slice:
+        """Return which of the shard's training nodes this rank takes; ranks with the same shard take turns."""
         copies = self._world_size() // self.bounds.num_shards
-        return self._whole_graph().shard.rows.split("train")[self._rank() // self.bounds.num_shards :: copies]
+        return slice(self._rank() // self.bounds.num_shards, None, copies)
+
+    def _inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
+        return self._marked_before + torch.arange(self._marked().numel())[self._of_copy()]
 
     def _most_seeds(self, world_size: int) -> int:
         return self._most
@@ -195,11 +208,15 @@ class ShardedDataModule(GraphDataModule):
         if isinstance(self.boundary, Fetch):
             return seeds + self._whole_graph().shard.first_node, self._whole_source(self.sampler)
         stream = stream_to(device_of(self.trainer))
-        return seeds, GraphSource(part, self.sampler, widen=self.loading.widen, stream=stream)
+        return seeds, GraphSource(
+            part, self.sampler, widen=self.loading.widen, all_labels=self.loading.all_labels, stream=stream
+        )
 
     def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> ShardedSource:
         stream = stream_to(device_of(self.trainer))
-        return ShardedSource(self._whole_graph(), sampler, widen=self.loading.widen, stream=stream)
+        return ShardedSource(
+            self._whole_graph(), sampler, widen=self.loading.widen, all_labels=self.loading.all_labels, stream=stream
+        )
 
     def _ready_rows(self, evaluated: Evaluated, batch_size: int) -> ReadyRows | None:
         model = self._model_layers()
@@ -219,7 +236,8 @@ class ShardedDataModule(GraphDataModule):
             return ShardNodes(shard, channel, most, self.path.resolve().parent, widen=self.loading.widen, more=more)
 
         assert self.trainer is not None
-        return ReadyRows(self.trainer, nodes_of_rank, world_size, self._eval_bytes, self.path.resolve().parent)
+        folder = self.path.resolve().parent
+        return ReadyRows(self.trainer, nodes_of_rank, world_size, self._eval_bytes, folder, self._dtype())
 
     def _judging_loader(self, name: str) -> BatchLoader:
         return self._nodes_loader(self._whole_graph().split(name), f"{name}_mask marks")

@@ -32,6 +32,7 @@ def batches(
     keys: Sequence[BatchKey],
     *,
     widen: bool = True,
+    all_labels: bool = True,
 ) -> list[SampledData]:
     """Return the batches of a bulk. Collective: a rank with fewer seeds than others passes empty tensors."""
     samples = sample_bulk(graph, sampler, seeds, keys)
@@ -44,7 +45,8 @@ def batches(
         samples = [sample._replace(edge_ids=at) for sample, at in zip(samples, in_edges, strict=True)]
     rows = Arrays(arrays, edges)
     return [
-        assemble(rows, sample._replace(nodes=at), widen=widen) for sample, at in zip(samples, in_nodes, strict=True)
+        assemble(rows, sample._replace(nodes=at), widen=widen, all_labels=all_labels)
+        for sample, at in zip(samples, in_nodes, strict=True)
     ]
 
 

@@ -15,9 +15,11 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import torch
@@ -285,7 +287,21 @@ def serve_store(address: str, port: int = 0, deadline: timedelta = _PATIENCE) ->
 
 def join_store(address: str, port: int, deadline: timedelta) -> Any:
     """The key-value store that another process serves. Raises a RuntimeError if it does not answer in time."""
-    return dist.TCPStore(address, port, None, False, deadline, wait_for_workers=False)  # type: ignore[attr-defined]
+    found: Future[Any] = Future()
+
+    def join() -> None:
+        try:
+            store = dist.TCPStore(address, port, None, False, deadline, wait_for_workers=False)  # type: ignore[attr-defined]
+            found.set_result(store)
+        except Exception as error:  # it is raised where the result is asked for
+            found.set_exception(error)
+
+    # In a thread, for torch waits without end for a program that listens at the port and says nothing.
+    Thread(target=join, daemon=True).start()
+    try:
+        return found.result(deadline.total_seconds() + 1.0)
+    except TimeoutError as error:
+        raise RuntimeError(f"What listens at {address}:{port} says nothing.") from error
 
 
 def own_store() -> Any:

@@ -102,7 +102,7 @@ class Roll:
         try:
             return collectives.join_store(address, self.port, self.deadline)
         except RuntimeError as error:
-            raise TimeoutError(self._who_is_missing([0], f"nobody answers at {address}:{self.port}")) from error
+            raise TimeoutError(self._who_is_missing([0], _who_answers(address, self.port))) from error
 
     def _serve(self, address: str) -> Any:
         try:
@@ -159,6 +159,16 @@ class Roll:
             "Look into what was to start there, and whether its port can be reached; or give it longer by "
             "launch=Launch(start_timeout=...)."
         )
+
+
+def _who_answers(address: str, port: int) -> str:
+    """Why no store was found there, in words: its port may belong to another program, and rank 0 have ended by that."""
+    with suppress(OSError), socket.create_connection((address, port), timeout=_SECONDS_TO_LEAVE):
+        return (
+            f"another program has port {port} at {address}, which rank 0 was to listen at: choose another by "
+            "MASTER_PORT, and see what rank 0 says"
+        )
+    return f"nobody answers at {address}:{port}"
 
 
 def give_key() -> None:

@@ -177,8 +177,8 @@ def test_blocks_follow_edge_weight(batch):
     assert batch.blocks[0].adj.values().unique().tolist() == [1.0]
     batch.edge_weight = torch.rand(batch.num_edges)
     for block in batch.blocks:
-        assert block.adj.values().equal(batch.edge_weight[: block.num_edges])
-    assert pickle.loads(pickle.dumps(batch)).blocks[0].adj.values().equal(batch.edge_weight)
+        assert block.weighted_adj.values().equal(batch.edge_weight[: block.num_edges])
+    assert pickle.loads(pickle.dumps(batch)).blocks[0].weighted_adj.values().equal(batch.edge_weight)
     del batch.edge_weight
     assert batch.blocks[0].weight is None
 
@@ -241,7 +241,7 @@ def test_half_features_come_as_float32(dtype):
     graph = Graph(GRAPH.indptr, GRAPH.indices, arrays, {"edge_weight": torch.rand(GRAPH.num_edges).to(dtype)})
     batch = make_batch(graph=graph)
     assert batch.x.equal(arrays["x"][batch.n_id].float())
-    assert batch.edge_weight.dtype == batch.blocks[0].adj.dtype == torch.float32
+    assert batch.edge_weight.dtype == batch.blocks[0].weighted_adj.dtype == torch.float32
     assert batch.y.dtype == torch.int64
     sample = SAMPLER.sample_bulk(graph, [SEEDS], [BatchKey(0, 0, 0)])[0]
     narrow = assemble(graph, sample, widen=False)

@@ -50,4 +50,4 @@ def test_batches_are_the_same(is_saved: bool, form: Callable[..., Any], num_thre
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             assert torch.equal(found[name], value) if isinstance(value, torch.Tensor) else found[name] == value, name
-        assert torch.equal(other.blocks[0].adj.values(), batch.blocks[0].adj.values())
+        assert torch.equal(other.blocks[0].weighted_adj.values(), batch.blocks[0].weighted_adj.values())

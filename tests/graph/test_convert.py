@@ -182,3 +182,41 @@ def test_numbers_of_few_bits_do_not_overflow() -> None:
     edge_index = torch.tensor([[99, 1], [0, 98]])
     ours, plain = (Graph.from_edge_index(edge_index, number) for number in (np.int8(100), 100))
     assert ours.fingerprint == plain.fingerprint
+
+
+@pytest.mark.parametrize("name", ["val_idx", "valid_idx"])
+def test_ids_of_a_split_become_its_mask(name: str) -> None:
+    graph = Graph.from_pyg(small(train_idx=torch.tensor([1, 0]), **{name: torch.tensor([3], dtype=torch.int32)}))
+    assert set(graph.node_arrays) == {"x", "y", "train_mask", "val_mask"}
+    assert [graph.split(split).tolist() for split in ("train", "val")] == [[0, 1], [3]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_idx": torch.tensor([0])}, "train_idx names 1 nodes, and data.train_mask marks others: .*del data"),
+        ({"val_idx": torch.tensor([0]), "valid_idx": torch.tensor([1])}, "valid_idx names 1 nodes, and data.val_mask"),
+        ({"test_idx": torch.tensor([0, 4])}, r"test_idx must hold ids of nodes, in \[0, 4\), got 0 to 4"),
+        ({"test_idx": torch.tensor([True] * 4)}, "test_idx must be a vector of node ids"),
+    ],
+)
+def test_ids_that_make_no_split_are_refused(changes: Arrays, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Graph.from_pyg(small(**changes))
+
+
+@pytest.mark.parametrize("columns", [(), (2,)])
+def test_a_label_that_is_nan_is_no_label(columns: tuple[int, ...], caplog: pytest.LogCaptureFixture) -> None:
+    y = torch.rand(4, *columns)
+    y[1] = y[3] = torch.nan
+    if columns:
+        y[0, 0] = torch.nan  # it has another
+    with caplog.at_level("INFO"):
+        graph = Graph.from_pyg(small(y=y, test_mask=torch.tensor([False, False, True, True])), float_labels=True)
+    assert [graph.split(split).tolist() for split in ("train", "test")] == [[0], [2]]
+    assert "1 nodes of train_mask, 1 nodes of test_mask have NaN for a label" in caplog.text
+
+
+def test_classes_with_nan_are_told_how_to_become_integers() -> None:
+    with pytest.raises(ValueError, match=r"data\.y = data\.y\.nan_to_num\(-1\)\.long\(\)"):
+        Graph.from_pyg(small(y=torch.tensor([0.0, 1.0, 1.0, torch.nan])))

@@ -107,8 +107,16 @@ def test_beside_a_saved_graph_only_if_one_can_write_there(
     monkeypatch.setattr(os, "access", lambda path, mode: not Path(path).is_relative_to(tmp_path))
     cached_partition(graph, RandomPartitioner(), 4, 0)
     assert len(entries(cache / "lightning_gnn_dist" / "partitions")) == 1
-    with pytest.raises(PermissionError, match="choose another cache_dir"):
+    with pytest.raises(PermissionError, match=r"mine \(one cannot write there\): choose another .*cache_dir="):
         cached_partition(graph, RandomPartitioner(), 4, 0, tmp_path / "mine")
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/proc/nobody")
+    for given in (None, "/proc/nobody/cache"):
+        with pytest.raises(PermissionError, match=r"in /proc/nobody/.* \(No such file or directory\): choose another"):
+            cached_partition(GRAPH, RandomPartitioner(), 4, 0, given)
 
 
 def truncate(entry: Path) -> None:

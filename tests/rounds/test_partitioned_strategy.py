@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -93,6 +94,16 @@ def call_twice(rank: int, world_size: int) -> bool:
 
 def test_the_roll_is_called_anew_each_time() -> None:
     assert run_ranks(call_twice, 3) == [True] * 3
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_port_of_another_program_is_named(is_silent: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if not is_silent:  # it answers as a web server does to what it cannot read
+            threading.Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
+        with pytest.raises(TimeoutError, match=rf"another program has port {port} at 127.0.0.1, .* by MASTER_PORT"):
+            Roll("127.0.0.1", port, 1, 2, timedelta(seconds=0.5)).call()
 
 
 def test_one_rank_waits_for_nobody() -> None:

@@ -17,8 +17,10 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import DeviceSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.layer import LayerSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from tests.sage import SAGE
 from tests.samplers import SAMPLERS, graph_for_all
 
@@ -112,7 +114,8 @@ def test_edges_that_point_out_of_the_graph_are_refused(sampler: Sampler, change:
 @pytest.mark.parametrize("sampler", [sampler for sampler in SAMPLERS.values() if sampler.num_hops == 2], ids=repr)
 def test_a_model_learns_from_its_batches(sampler: Sampler, graph: Graph) -> None:
     data = PartitionedDataModule(graph, sampler=sampler, batch_size=60)
-    model = SAGE(graph.node_arrays["x"].shape[1], int(graph.node_arrays["y"].max()) + 1)
+    blocks = not isinstance(sampler, LayerSampler | RandomWalkSampler)  # those give weights, and SAGE takes means
+    model = SAGE(graph.node_arrays["x"].shape[1], int(graph.node_arrays["y"].max()) + 1, blocks=blocks)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     pl.Trainer(
         accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False

@@ -91,11 +91,11 @@ def test_edge_weights_are_the_values():
     weight = torch.rand(plain.num_edges)
     graph = Graph(plain.indptr, plain.indices, plain.node_arrays, {"edge_weight": weight})
     batch = make_batch(NeighborSampler([4, 3]), graph)
-    assert torch.equal(batch.blocks[0].adj.values(), batch.edge_weight)
+    assert torch.equal(batch.blocks[0].weighted_adj.values(), batch.edge_weight)
     convs = [GraphConv(8, 8), GraphConv(8, 8)]
     x = y = batch.x
     for conv, block in zip(convs, batch.blocks, strict=True):
-        x = conv((x, x[: block.num_dst]), block.adj)
+        x = conv((x, x[: block.num_dst]), block.weighted_adj)
         y = conv(y, batch.edge_index, batch.edge_weight)
     torch.testing.assert_close(x, y[: batch.batch_size])
 

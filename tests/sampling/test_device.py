@@ -227,7 +227,7 @@ def test_blocks_are_views_of_one_csr():
     dense = torch.zeros(outermost.num_dst, batch.num_nodes).index_put_(
         (batch.edge_index[1], batch.edge_index[0]), batch.edge_weight, accumulate=True
     )
-    assert torch.allclose(outermost.adj.to_dense(), dense)
+    assert torch.allclose(outermost.weighted_adj.to_dense(), dense)
     assert batch.x.equal(graph.node_arrays["x"][batch.n_id])
 
 

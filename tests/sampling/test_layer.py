@@ -108,7 +108,7 @@ def test_the_mean_of_an_aggregated_layer_is_the_full_aggregation(kind, weight):
     draws = []
     for sample in many(kind([15, 4], weight), 4000):
         block = assemble(GRAPH, sample).blocks[-1]
-        adj = block.adj.to_dense().double()
+        adj = block.weighted_adj.to_dense().double()
         draws.append(adj @ x[sample.nodes[: block.num_src]])
     found = torch.stack(draws)
     error = (found.mean(0) - full) / (found.std(0) / len(draws) ** 0.5)
@@ -126,9 +126,9 @@ def test_two_linear_layers_are_right_on_average_as_well(kind):
     found, squares = torch.zeros(2, 5, 8).double()
     for sample in many(kind([40, 40]), 2000):
         inner, first = assemble(GRAPH, sample).blocks[::-1]
-        h = first.adj.to_dense().double() @ x[sample.nodes]
+        h = first.weighted_adj.to_dense().double() @ x[sample.nodes]
         h[:5] = 0
-        out = inner.adj.to_dense().double() @ h[: inner.num_src]
+        out = inner.weighted_adj.to_dense().double() @ h[: inner.num_src]
         found += out
         squares += out.square()
     mean, full = found / 2000, (cut @ (a @ x))[SEEDS]
@@ -244,7 +244,7 @@ class Net(nn.Module):
     def by_adj(self, batch: SampledData) -> Tensor:
         x = batch.x
         for conv, block in zip(self.convs, batch.blocks, strict=True):
-            x = conv((x, x[: block.num_dst]), block.adj).relu()
+            x = conv((x, x[: block.num_dst]), block.weighted_adj).relu()
         return x
 
     def by_edges(self, batch: SampledData) -> Tensor:

@@ -78,7 +78,7 @@ def test_a_batch_has_the_form_of_all_batches(sampler):
     torch.manual_seed(0)
     conv, x, y = GraphConv(8, 8), batch.x, batch.x
     for block in batch.blocks:
-        x = conv((x, x[: block.num_dst]), block.adj)
+        x = conv((x, x[: block.num_dst]), block.weighted_adj if "edge_weight" in batch else block.adj)
         y = conv(y, batch.edge_index, batch.get("edge_weight"))
     assert torch.allclose(x, y[:5], rtol=1e-4, atol=1e-4)
 
@@ -125,7 +125,7 @@ def test_normalised_sums_are_right_on_average():
         for epoch in range(600):
             loader.set_epoch(epoch)
             for batch in loader:
-                out = batch.blocks[0].adj @ batch.x
+                out = batch.blocks[0].weighted_adj @ batch.x
                 sums.index_add_(0, batch.n_id, out)
                 met[batch.n_id] += 1
                 loss.index_add_(0, batch.n_id, batch.node_norm)

@@ -72,7 +72,7 @@ def fit(rank: int, world_size: int, folder: str, name: str, kind: str) -> Result
         partition = Partition(torch.arange(2, dtype=torch.int32).repeat_interleave(torch.tensor(sizes)), 2)
         data = PartitionedDataModule(whole, partitioner=partition, **options)
     pl.seed_everything(0, verbose=False)
-    model = SAGE(12, 4, dropout=0.5)
+    model = SAGE(12, 4, dropout=0.5, blocks=name != "llcg with layers")  # whose batches have weights, and SAGE means
     writer = PredictionWriter(f"{folder}/{kind}.npy", overwrite=True)
     model.predict_step = model.forward  # type: ignore[method-assign]
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
+import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader
 
+from lightning_gnn_dist.rounds.launchers import Launch
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.every_strategy import every_strategy
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of
+from tests.strategies.fitting import fit as fit_loader
 from tests.strategies.graph_fitting import Batched, data_module, fit, model
 
 STRATEGIES = every_strategy(2)
@@ -45,3 +53,24 @@ def search_size(rank: int, world_size: int) -> None:
 
 def test_lightning_refuses_to_search_the_batch_size() -> None:
     search_size(0, 1)
+
+
+def test_a_search_in_ranks_that_are_forked_is_refused_with_the_way_out() -> None:
+    strategy = LocalSGDStrategy(launch=Launch(start_method="fork"))
+    quiet = {"enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
+    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, **quiet)
+    with pytest.raises(NotImplementedError, match=r"start_method='fork' .* LearningRateFinder\(\), which searches at"):
+        Tuner(trainer).lr_find(model(), data_module())
+
+
+def fit_on_own_loader(rank: int, world_size: int) -> str:
+    data = Data(x=torch.randn(9, 4), edge_index=torch.randint(9, (2, 30)), num_nodes=9)
+    loader = NeighborLoader(data, [2], batch_size=3)
+    with pytest.raises(ValueError, match="Lightning cannot divide a NeighborLoader") as caught:
+        fit_loader(rank, LocalSGDStrategy(), model(), devices=world_size, train=loader, use_distributed_sampler=True)
+    return str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:Using .NeighborSampler. without a .pyg-lib")
+def test_a_loader_of_pyg_is_refused_with_the_way_out() -> None:
+    assert all("use PartitionedDataModule(data, sampler=" in told for told in run_ranks(fit_on_own_loader, 2))

@@ -1,0 +1,153 @@
+"""What PyG's batches say of their seeds and edges: ``input_id``, the place of a seed in its split, and ``e_id``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.utils import coalesce
+
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.data.boundary import Boundary, Fetch, Halo, Isolated
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.data.links import split_edges
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.prepare.shard import save_shards
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.device import DeviceSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.data_fitting import trainer
+from tests.every_strategy import PATIENCE
+from tests.ranks import run_ranks
+from tests.sage import SAGE
+from tests.samplers import SAMPLERS
+
+
+def pyg_data() -> Data:
+    generator = torch.Generator().manual_seed(0)
+    edge_index = coalesce(torch.randint(300, (2, 2000), generator=generator))
+    edge_index = edge_index[:, torch.randperm(edge_index.shape[1], generator=generator)]
+    kind = torch.randint(3, (300,), generator=generator)
+    masks = {name: kind == place for place, name in enumerate(("train_mask", "val_mask", "test_mask"))}
+    chunk, weight = torch.arange(300) % 7, torch.rand(edge_index.shape[1])
+    return Data(x=torch.randn(300, 4), y=kind, edge_index=edge_index, chunk=chunk, edge_w=weight, **masks)
+
+
+DATA = pyg_data()
+GRAPH = Graph.from_pyg(DATA, edge_ids=True)
+SAMPLERS_HERE = [s for s in SAMPLERS.values() if getattr(s, "weight", None) is None]
+
+
+def check_edges(batch: SampledData) -> None:
+    assert batch.e_id.dtype == torch.int64
+    assert DATA.edge_index[:, batch.e_id].equal(batch.n_id[batch.edge_index])
+
+
+def check_seeds(batch: SampledData, split: str) -> None:
+    ids = torch.arange(300) if split == "all" else DATA[f"{split}_mask"].nonzero().view(-1)
+    assert ids[batch.input_id].equal(batch.n_id[: batch.batch_size])
+
+
+@pytest.mark.parametrize("sampler", [*SAMPLERS_HERE, DeviceSampler(NeighborSampler([4, 3]))], ids=repr)
+def test_batches_of_all_samplers_say_where_seeds_and_edges_come_from(sampler: Sampler) -> None:
+    data = PartitionedDataModule(GRAPH, sampler=sampler, batch_size=30)
+    loaders = {"train": data.train_dataloader(), "val": data.val_dataloader(), "all": data.predict_dataloader()}
+    for split, loader in loaders.items():
+        for batch in loader:
+            check_seeds(batch, split)
+            check_edges(batch)
+    for batch in (*data.anchor_batches(0), *data.correction_batches(0, stop=2)):
+        check_seeds(batch, "train")
+    data.teardown("fit")
+
+
+@pytest.mark.parametrize("boundary", [Isolated(), Halo(), Fetch()], ids=repr)
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_batches_of_parts_say_it_of_the_whole_graph(boundary: Boundary, is_saved: bool, tmp_path: Any) -> None:
+    GRAPH.save(tmp_path / "graph")
+    graph, seen = (tmp_path / "graph" if is_saved else GRAPH), []
+    options: dict[str, Any] = {"partitioner": RandomPartitioner(), "sampler": NeighborSampler([4, 3])}
+    data = PartitionedDataModule(graph, batch_size=30, boundary=boundary, **options)
+    for rank in range(2):
+        part = data.graph if isinstance(boundary, Fetch) else data.part(rank, 2)
+        for batch in data._batches_of(part, 3, 0, rank, 2):
+            check_seeds(batch, "train")
+            check_edges(batch)
+            seen += batch.input_id.tolist()
+    assert sorted(seen) == list(range(int(DATA.train_mask.sum())))
+
+
+class Asking(SAGE):
+    """Looks at every batch that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.seen: dict[str, list[int]] = {"train": [], "val": [], "predict": []}
+
+    def look(self, batch: Any, kind: str) -> None:
+        self.seen[kind] += batch.input_id.tolist()
+        places = {"train": batch.train_mask, "val": batch.val_mask}.get(kind)
+        assert batch.input_id.shape == (batch.batch_size,)
+        assert places is None or places[: batch.batch_size].all()
+
+    def training_step(self, batch: Any) -> Any:
+        self.look(batch, "train")
+        return super().training_step(batch)
+
+    def validation_step(self, batch: Any) -> None:
+        self.look(batch, "val")
+
+    def predict_step(self, batch: Any) -> Any:
+        self.look(batch, "predict")
+        return batch.input_id
+
+
+def asked(rank: int, world_size: int, folder: str) -> list[dict[str, list[int]]]:
+    found, options = [], {"sampler": NeighborSampler([4, 3]), "batch_size": 30}
+    for data in (
+        PartitionedDataModule(GRAPH, partitioner=RandomPartitioner(), **options),
+        ShardedDataModule(folder, **options),
+    ):
+        model, ddp = Asking(), LocalSGDStrategy(EverySteps(2), **PATIENCE)
+        fitting = trainer(world_size, ddp, max_epochs=2)
+        fitting.fit(model, data)
+        fitting.predict(model, data)
+        found.append(model.seen)
+    return found
+
+
+def test_ranks_share_the_places_of_each_split(tmp_path: Any) -> None:
+    whole = Graph(GRAPH.indptr, GRAPH.indices, GRAPH.node_arrays, {})
+    save_shards(whole, RandomPartitioner()(whole, 2, seed=0), tmp_path / "shards")
+    for one, other in zip(*run_ranks(asked, 2, str(tmp_path / "shards")), strict=True):
+        for kind, split in (("train", "train"), ("val", "val")):
+            count = int(DATA[f"{split}_mask"].sum())
+            assert set(one[kind]) | set(other[kind]) == set(range(count))
+            assert not set(one[kind]) & set(other[kind])
+        assert sorted(one["predict"] + other["predict"]) == list(range(300))
+
+
+def test_links_say_which_held_edge_they_are() -> None:
+    split = split_edges(GRAPH, 0.2, 0.1, negatives=2)
+    data = LinkDataModule(split, sampler=NeighborSampler([4]), batch_size=50)
+    for batch in data.val_dataloader():
+        number = int(batch.edge_label.sum())
+        assert split.edges["val"][:, batch.input_id].equal(batch.n_id[batch.edge_label_index[:, :number]])
+    with pytest.raises(AttributeError, match="batches of training links have none"):
+        _ = next(iter(data.train_dataloader())).input_id
+
+
+def test_a_batch_without_them_says_how_to_get_them() -> None:
+    data = PartitionedDataModule(DATA, sampler=NeighborSampler([4]), batch_size=50)
+    batch = next(iter(data.train_dataloader()))
+    with pytest.raises(AttributeError, match=r"Graph\.from_pyg\(data, edge_ids=True\) keeps that"):
+        _ = batch.e_id
+    assert "e_id" not in batch and "input_id" in batch
+    assert not hasattr(batch, "e_id")
