@@ -47,7 +47,7 @@ class Work(Protocol):
         """Return objects that results may refer to, in the same order in all processes, before anything runs."""
 
     def run(self) -> How:
-        """Do it, in a rank."""
+        """Do it, in a rank; a KeyboardInterrupt is an interrupt, too."""
 
     def result(self, how: How) -> Any:
         """Return what the starting process gets of this rank, however it ended."""
@@ -242,7 +242,7 @@ def _work(folder: Path, rank: int, work: Work | None) -> How:
             habits.take_on()
         shared = tuple(work.shared())
         signal.signal(signal.SIGINT, lambda *_: work.on_interrupt())
-        how = work.run()
+        how = _ran(work)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         by_value.write(_file(folder, rank), Outcome(how, time.monotonic(), work.result(how)), shared)
         return how
@@ -255,6 +255,13 @@ def _work(folder: Path, rank: int, work: Work | None) -> How:
             outcome.result = None if work is None else work.result("failed")
         by_value.write(_file(folder, rank), outcome, shared)
         return "failed"
+
+
+def _ran(work: Work) -> How:
+    try:
+        return work.run()
+    except KeyboardInterrupt:
+        return "interrupted"
 
 
 def _as_bytes(failure: BaseException) -> bytes:
