@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -47,13 +47,13 @@ class Work(Protocol):
         """Return objects that results may refer to, in the same order in all processes, before anything runs."""
 
     def run(self) -> How:
-        """Do it, in a rank; a KeyboardInterrupt is an interrupt, too."""
+        """Do it, in a rank. Raises InterruptedRankError, or KeyboardInterrupt, if it is interrupted."""
 
     def result(self, how: How) -> Any:
         """Return what the starting process gets of this rank, however it ended."""
 
     def on_interrupt(self) -> None:
-        """Called in a rank by a signal handler."""
+        """Raise InterruptedRankError, now or soon; called in a rank by a signal handler."""
 
 
 @dataclass
@@ -61,10 +61,20 @@ class Outcome:
     """What a rank writes at its end: how and when (by the host's clock) it ended, its result, and its exception."""
 
     how: How
-    at: float
+    at: float = 0.0
     result: Any = None
     error: bytes = b""
     story: str = ""
+
+    def fail(self, failure: BaseException) -> None:
+        """Note an exception, now that it is handled."""
+        self.how, self.story = "failed", traceback.format_exc()
+        with suppress(Exception):  # whatever the user's own class raises when it is pickled
+            self.error = by_value.as_bytes(failure)
+
+
+class InterruptedRankError(BaseException):
+    """Ends the work of a rank. Lightning would turn a KeyboardInterrupt into the end of the process."""
 
 
 class RankTraceback(Exception):
@@ -135,9 +145,13 @@ class RankProcesses:
 
     def _wait(self, folder: Path) -> int | None:
         """Return the first rank that ended before its work did, None if all have come to the end."""
-        waiting = dict(enumerate(self._processes))
+        waiting, has_forgotten = dict(enumerate(self._processes)), False
         while waiting:
             wait([process.sentinel for process in waiting.values()], _SECONDS_BETWEEN_LOOKS)
+            if not has_forgotten and all(_mark(folder, rank).exists() for rank in range(self.count)):
+                has_forgotten = True
+                for path in folder.glob("work*"):  # mapped by the ranks; nobody else could delete it after a SIGKILL
+                    path.unlink()
             for rank in [rank for rank, process in waiting.items() if process.exitcode is not None]:
                 code = waiting.pop(rank).exitcode
                 if code not in (0, LEFT_BY_SIGTERM) or not _file(folder, rank).exists():
@@ -166,17 +180,17 @@ class RankProcesses:
                 self.outcomes[rank] = by_value.read(_file(folder, rank), self.work.shared())
 
     def _judged(self, culprit: int | None) -> BaseException | None:
-        """Return what ended a rank too early: of several failures the first, as the others follow from it."""
+        """Return what ended a rank too early: of several the first, as the others follow from it."""
         code = 0 if culprit is None else self._processes[culprit].exitcode
         if culprit is not None and culprit not in self.outcomes and code != _CODES["interrupted"]:
             return RuntimeError(f"Rank {culprit} {_silent_end_of(code)}")
-        failed = {rank: outcome for rank, outcome in self.outcomes.items() if outcome.how == "failed"}
-        if not failed:
-            self.was_interrupted = culprit is not None
+        ended = {rank: outcome for rank, outcome in self.outcomes.items() if outcome.how in ("interrupted", "failed")}
+        rank = min(ended, key=lambda rank: ended[rank].at, default=culprit)
+        self.was_interrupted = rank is not None and (rank not in ended or ended[rank].how == "interrupted")
+        if rank is None or self.was_interrupted:
             return None
-        rank = min(failed, key=lambda rank: failed[rank].at)
-        error = _exception_of(failed[rank])
-        error.__cause__ = RankTraceback(rank, failed[rank].story)
+        error = _exception_of(ended[rank])
+        error.__cause__ = RankTraceback(rank, ended[rank].story)
         return error
 
 
@@ -228,48 +242,58 @@ def _be_rank(rank: int, seat: _Seat, work: Work | None) -> None:
     """The life of a rank's process."""
     tie_to_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has its parent's handlers
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    seat.take(rank)
-    sys.exit(_CODES[_work(seat.folder, rank, work)])
-
-
-def _work(folder: Path, rank: int, work: Work | None) -> How:
-    """Do the work, and write down how it ended."""
-    shared: Sequence[object] = ()
+    outcome, shared = Outcome("failed"), []
     try:
-        if work is None:
-            work, habits = by_value.read(folder / "work")
-            habits.take_on()
-        shared = tuple(work.shared())
-        signal.signal(signal.SIGINT, lambda *_: work.on_interrupt())
-        how = _ran(work)
+        signal.signal(signal.SIGINT, _once(_raise_interrupt))
+        try:
+            seat.take(rank)
+            work = _work_of(seat, work)
+            _mark(seat.folder, rank).touch()
+            shared = [*work.shared()]
+            signal.signal(signal.SIGINT, _once(work.on_interrupt))
+            outcome.how = work.run()
+        except Exception as failure:
+            outcome.fail(failure)
+        except SystemExit as failure:
+            outcome.fail(RuntimeError(f"sys.exit({failure.code!r}) was called before the end of the work."))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        by_value.write(_file(folder, rank), Outcome(how, time.monotonic(), work.result(how)), shared)
-        return how
-    except KeyboardInterrupt:  # before it began
-        return "interrupted"
-    except BaseException as failure:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        outcome = Outcome("failed", time.monotonic(), None, _as_bytes(failure), traceback.format_exc())
-        with suppress(Exception):
-            outcome.result = None if work is None else work.result("failed")
-        by_value.write(_file(folder, rank), outcome, shared)
-        return "failed"
+    except (KeyboardInterrupt, InterruptedRankError):  # at any place above, but once
+        outcome.how = "interrupted"
+    outcome.at = time.monotonic()
+    _tell(_file(seat.folder, rank), outcome, work, shared)
+    sys.exit(_CODES[outcome.how])
 
 
-def _ran(work: Work) -> How:
+def _work_of(seat: _Seat, work: Work | None) -> Work:
+    if work is None:
+        work, habits = by_value.read(seat.folder / "work")
+        habits.take_on()
+    return work
+
+
+def _tell(path: Path, outcome: Outcome, work: Work | None, shared: Sequence[object]) -> None:
     try:
-        return work.run()
-    except KeyboardInterrupt:
-        return "interrupted"
+        outcome.result = None if work is None else work.result(outcome.how)
+        by_value.write(path, outcome, shared)
+    except Exception as failure:
+        if outcome.how == "done":
+            outcome.fail(failure)
+        outcome.result = None
+        by_value.write(path, outcome, shared)
 
 
-def _as_bytes(failure: BaseException) -> bytes:
-    if isinstance(failure, SystemExit):  # it would end the starting process, too
-        failure = RuntimeError(f"sys.exit({failure.code!r}) was called before the end of the work.")
-    with suppress(Exception):  # whatever the user's own class raises when it is pickled
-        return by_value.as_bytes(failure)
-    return b""
+def _once(interrupt: Callable[[], None]) -> Callable[..., None]:
+    """Return a handler of the first SIGINT: a second one would come while the first is dealt with."""
+
+    def handle(*args: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        interrupt()
+
+    return handle
+
+
+def _raise_interrupt() -> None:
+    raise InterruptedRankError
 
 
 def _exception_of(outcome: Outcome) -> BaseException:
@@ -282,12 +306,17 @@ def _exception_of(outcome: Outcome) -> BaseException:
 
 def _silent_end_of(code: int) -> str:
     if code == _CODES["failed"]:
-        return f"{end_of(code)}, and could not write down why: is the disk full?"
+        return f"{end_of(code)} and wrote down no reason: is the disk full? The other ranks are ended."
     return f"{end_of(code)}{', but not at the end of its work' if code >= 0 else ''}. The other ranks are ended."
 
 
 def _file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}"
+
+
+def _mark(folder: Path, rank: int) -> Path:
+    """Return the file that says that a rank has read its work."""
+    return folder / f"read-{rank}"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lightning_gnn_dist.wire.rank_processes import How, RankProcesses, RankTraceback
+from lightning_gnn_dist.wire.rank_processes import How, InterruptedRankError, RankProcesses, RankTraceback
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Task:
         return how, self.returned, self
 
     def on_interrupt(self) -> None:
-        raise KeyboardInterrupt
+        raise InterruptedRankError
 
 
 class TwoWordsError(Exception):
@@ -77,7 +77,7 @@ def test_results_come_back_and_refer_to_what_is_here() -> None:
         (fail(TwoWordsError("odd", "labels")), RuntimeError, r"TwoWordsError: odd labels$"),
         (fail(SystemExit(0)), RuntimeError, r"sys.exit\(0\) was called before the end of the work"),
         (lambda: os._exit(0), RuntimeError, "Rank 1 ended with exit code 0, but not at the end of its work"),
-        (lambda: os._exit(1), RuntimeError, "Rank 1 ended with exit code 1, and could not write down why: is the disk"),
+        (lambda: os._exit(1), RuntimeError, "Rank 1 ended with exit code 1 and wrote down no reason: is the disk"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), RuntimeError, "Rank 1 was killed by SIGKILL. The other ranks"),
     ],
 )

@@ -30,7 +30,7 @@ from lightning_gnn_dist.rounds.lightning_internals import (
 )
 from lightning_gnn_dist.wire import by_value
 from lightning_gnn_dist.wire.by_value import CannotTravelError
-from lightning_gnn_dist.wire.rank_processes import How, Start
+from lightning_gnn_dist.wire.rank_processes import How, InterruptedRankError, Start
 
 
 @dataclass
@@ -68,8 +68,6 @@ class RankWork:
             show_one_bar(self.trainer)
         try:
             self.returned = call._call_and_handle_interrupt(self.trainer, self.function, *self.args, **self.kwargs)
-        except InterruptedWorkError:
-            return "interrupted"
         except SIGTERMException:
             return "left"
         return "done"
@@ -82,7 +80,7 @@ class RankWork:
     def on_interrupt(self) -> None:
         self.keeper.is_told = True
         if not self.keeper.is_in_step:
-            raise InterruptedWorkError
+            raise InterruptedRankError
 
     def explained(self, error: CannotTravelError) -> TypeError:
         """Return an error that names the model, data module, callback or logger that cannot travel."""
@@ -100,28 +98,30 @@ class RankWork:
         )
 
 
-class InterruptedWorkError(BaseException):
-    """Ends the work of a rank. After a KeyboardInterrupt Lightning would end the process, and say so twice."""
-
-
 class Keeper(Callback):
-    """Keeps the weights of the last meeting for the case that the round does not come to its end, on local rank 0."""
+    """Keeps the weights of the last meeting, on local rank 0, for the case that the round does not come to its end."""
 
     def __init__(self) -> None:
         self.is_told = self.is_in_step = False
-        self.weights: dict[str, Any] | None = None  # None: those of the module
+        self._round: int | None = -1  # the one whose start the weights are of
+        self._weights: dict[str, Any] = {}
+
+    def weights(self, trainer: Trainer) -> dict[str, Any]:
+        """Return the weights of the last meeting, or for a strategy without meetings those of now."""
+        if self._round == _round_of(trainer):
+            return self._weights
+        return trainer.lightning_module.state_dict()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         self._look()
         is_alone: bool = trainer.strategy.is_alone  # type: ignore[attr-defined]
         self.is_in_step = not is_alone  # gradients are exchanged: only whole steps leave all ranks alike
-        if is_alone and self.weights is None and os.environ["LOCAL_RANK"] == "0":
-            self.weights = {name: _copied(value) for name, value in pl_module.state_dict().items()}
+        if is_alone and self._round != _round_of(trainer) and os.environ["LOCAL_RANK"] == "0":
+            self._weights = {name: _copied(value) for name, value in pl_module.state_dict().items()}
+            self._round = _round_of(trainer)
 
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+    def on_train_batch_end(self, *args: Any) -> None:
         self.is_in_step = False
-        if not trainer.strategy.is_alone:  # type: ignore[attr-defined]
-            self.weights = None
         self._look()
 
     def on_validation_batch_start(self, *args: Any) -> None:
@@ -135,7 +135,7 @@ class Keeper(Callback):
 
     def _look(self) -> None:
         if self.is_told:  # where Python threw the exception of the signal's handler away, as in a destructor
-            raise InterruptedWorkError
+            raise InterruptedRankError
 
 
 @dataclass
@@ -162,7 +162,7 @@ class Kept:
     def of(cls, work: RankWork) -> Kept:
         trainer, weights = work.trainer, None
         if trainer.state.fn == TrainerFn.FITTING:
-            weights = work.keeper.weights or trainer.lightning_module.state_dict()
+            weights = work.keeper.weights(trainer)
         return cls(
             move_data_to_device(weights, "cpu"),
             trainer.state,
@@ -211,6 +211,12 @@ def _attributes(owner: Any, shared: Sequence[object]) -> dict[str, bytes]:
         with suppress(CannotTravelError):  # files, as of a logger: they stay with the rank
             found[name] = by_value.as_bytes(value, shared)
     return found
+
+
+def _round_of(trainer: Trainer) -> int | None:
+    """Return how many meetings a strategy that holds some has held."""
+    state = getattr(trainer.strategy, "state", None)
+    return None if state is None else int(state.round_idx)
 
 
 def _copied(value: Any) -> Any:
