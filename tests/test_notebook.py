@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -138,6 +139,20 @@ def test_a_session(session: Session, tmp_path: Path) -> None:
     rows = f"rows, same = torch.cat(two.predict(model, data)), torch.cat({alone})"
     said = good(session.run(f"{rows}; print(rows.shape, torch.allclose(rows, same, atol=1e-5))"))
     assert said.endswith("torch.Size([3000, 4]) True\n"), said
+
+
+def test_the_tutorial_runs_and_says_what_its_page_shows(tmp_path: Path) -> None:
+    cells = json.loads((ROOT / "docs" / "first-run.ipynb").read_text())["cells"]
+    session = Session(tmp_path, tmp_path.name)
+    try:
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                good(session.run("".join(cell["source"])))
+        assert float(good(session.run("print(result['accuracy'])"))) > 0.65
+        assert good(session.run("print(accuracies[-1] > averaging[-1], tuple(rows.shape))")) == "True (20000, 8)\n"
+    finally:
+        session.close()
+    assert wait_until_none(tmp_path.name, 20.0) == []
 
 
 def test_an_interrupt_ends_the_ranks_and_the_session_goes_on(session: Session, tmp_path: Path) -> None:
