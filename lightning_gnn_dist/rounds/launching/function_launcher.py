@@ -16,6 +16,7 @@ from typing import Any
 
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from lightning.fabric.strategies.launchers.multiprocessing import _check_bad_cuda_fork
+from lightning.pytorch import Callback
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers.launcher import _Launcher
 from lightning.pytorch.trainer.states import TrainerFn
@@ -42,6 +43,7 @@ class FunctionLauncher(_Launcher):
         self._strategy, self._start = strategy, start
         self._ranks: RankProcesses | None = None
         self._on_sigint: Any = signal.default_int_handler
+        self._aside: tuple[Any, list[Callback]] | None = None  # a trainer's callbacks while it tells of an exception
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
         if self._start == "fork":
@@ -61,12 +63,11 @@ class FunctionLauncher(_Launcher):
         kept = results[0].kept if results and results[0] is not None else None
         if kept is not None:
             kept.give_to(work)
-        if error is not None:
-            raise error
-        if ranks.was_interrupted:
-            raise KeyboardInterrupt(_left_behind(trainer, kept))
-        if any(outcome.how == "left" for outcome in ranks.outcomes.values()):
-            raise SIGTERMException
+        left = any(outcome.how == "left" for outcome in ranks.outcomes.values())
+        failure = KeyboardInterrupt(_left_behind(trainer, kept)) if ranks.was_interrupted else error
+        if failure is not None or left:
+            self._aside, trainer.callbacks = (trainer, trainer.callbacks), []  # theirs have heard of it: in the ranks
+            raise failure or SIGTERMException
         return _joined(results, trainer.state.fn)
 
     def kill(self, signum: int) -> None:
@@ -75,6 +76,9 @@ class FunctionLauncher(_Launcher):
 
     def on_exception(self, exception: BaseException) -> None:
         """Let an interrupt end the cell or the prompt's command. Lightning would end the process, and with it both."""
+        if self._aside is not None:
+            trainer, callbacks = self._aside
+            trainer.callbacks, self._aside = callbacks, None
         if isinstance(exception, KeyboardInterrupt):
             signal.signal(signal.SIGINT, self._on_sigint)  # Lightning has turned it off
             raise KeyboardInterrupt(*exception.args) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
@@ -120,6 +121,29 @@ def test_an_interrupt_leaves_the_weights_of_the_last_meeting() -> None:
     ((said, got),) = run_ranks(interrupted, 1, GrappaStrategy, {})
     assert said == "All ranks have ended. The model has the weights of the last whole step."
     assert not torch.equal(next(iter(got.values())), next(iter(state(model()).values())))
+
+
+class Fails(pl.Callback):
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        raise ValueError(f"of rank {trainer.global_rank}")
+
+
+def failed(rank: int, world_size: int, folder: Path) -> tuple[int, list[str]]:
+    warnings.filterwarnings("ignore", ".*was called without a model")  # Lightning, when it sees such a callback
+    warnings.filterwarnings("ignore", ".*last.*, but there is no last checkpoint")
+    saver = OnExceptionCheckpoint(folder)
+    options: dict[str, Any] = {"callbacks": [Fails(), saver], "limit_val_batches": 0, "enable_checkpointing": True}
+    one = trainer(2, LocalSGDStrategy(EverySteps(4), **FORKED), **options)
+    with pytest.raises(ValueError, match="of rank") as caught:
+        one.fit(model(), data())
+    assert saver in one.callbacks
+    saved = torch.load(saver.ckpt_path, weights_only=True)
+    return len(saved["optimizer_states"]), [line for line in str(caught.value.__cause__).splitlines() if "rank" in line]
+
+
+def test_callbacks_hear_of_a_failure_in_the_ranks(tmp_path: Path) -> None:
+    ((optimizers, (first, *_)),) = run_ranks(failed, 1, tmp_path)
+    assert optimizers == 1 and re.match(r"in rank [01]:", first)
 
 
 def failing(rank: int, world_size: int) -> None:
