@@ -23,15 +23,15 @@ FAULTS = {
     "popen": ("kill", "stop", "exit 0", "exit 1", "exception", "full", "early", "SIGTERM", "SIGKILL"),
     "fork": ("kill", "stop", "exit 0", "exit 1", "exception", "full", "early", "SIGTERM", "SIGKILL"),
     "spawn": ("kill", "stop", "exit 0", "early"),
-    "forkserver": ("early", "SIGKILL"),
+    "forkserver": ("exception", "early", "SIGTERM", "SIGKILL"),
     "torchrun": ("kill", "stop", "exit 1"),
     "elastic": ("kill", "stop", "exit 0", "SIGTERM", "SIGKILL"),
 }
 TABLE = [(method, fault) for method, faults in FAULTS.items() for fault in faults]
 # Modules of torch_geometric, whose processes take them away unless they are killed, and torchrun's logs.
 NOT_OURS = ("torch_geometric.", "torchelastic_")
-# Python's, torch's, and the folder of the elastic launcher, which nobody is left to take away.
-OF_A_KILLED_LAUNCHER = ("pymp-", "pytorch-errorfile-", "elastic-")
+# Python's, and small folders of our launchers, which nobody is left to take away.
+OF_A_KILLED_LAUNCHER = ("pymp-", "ranks-", "elastic-")
 MARK = "FAULTY_FIT"
 ENDS_IN = 300.0  # much more than it takes; a rank that stays would stay for ever
 

@@ -1,7 +1,7 @@
 """Starts ranks on a host without torchrun or SLURM, and lets none of them stay behind.
 
-These are Lightning's two launchers with what they lack: a rank that ends before its work is done is noticed whatever
-its exit code, a rank that does not end after an error is killed, and all ranks end with the process that started them.
+A script is run again for each rank. Where there is none to run again, as in a notebook, all ranks are fresh processes
+that get the model, the data module and the callbacks by value, and give back what rank 0 has at the end.
 Written for Lightning 2.6, as they use private names of it.
 """
 
@@ -9,41 +9,25 @@ from __future__ import annotations
 
 import atexit
 import logging
-import multiprocessing
-import multiprocessing.connection
 import os
-import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Literal
 
-import torch
-from lightning.fabric.strategies.launchers.multiprocessing import _check_bad_cuda_fork, _check_missing_main_guard
 from lightning.fabric.strategies.launchers.subprocess_script import _basic_subprocess_cmd, _hydra_subprocess_cmd
-from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.strategies.launchers.multiprocessing import _GlobalStateSnapshot, _MultiProcessingLauncher
 from lightning.pytorch.strategies.launchers.subprocess_script import _HYDRA_AVAILABLE, _SubprocessScriptLauncher
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch.multiprocessing.spawn import start_processes
 
 from lightning_gnn_dist.checks import check_choice, check_durations, shown
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.processes import GRACE_SECONDS, end_of, tie_to_parent, tied, wait_for
+from lightning_gnn_dist.wire.processes import GRACE_SECONDS, end_of, tied, wait_for
+from lightning_gnn_dist.wire.rank_processes import Start
 from lightning_gnn_dist.wire.roll_call import give_key
 
-_SECONDS_BETWEEN_LOOKS = 0.2
-_LEFT_BY_SIGTERM = 128 + signal.SIGTERM
 _log = logging.getLogger(__name__)
+_FRESH: Start = "forkserver" if sys.platform == "linux" else "spawn"  # a fork of torch is not safe on macOS
 StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
 
 
@@ -56,23 +40,45 @@ class Launch:
         start_timeout: How long the ranks wait for each other at the start. After it, the ranks that are there end and
             name those that are missing.
         backend: ``"gloo"``, ``"nccl"`` or another backend of torch. Default: the one that fits the device.
-        start_method: How Lightning starts the ranks when no launcher (torchrun, SLURM) did.
+        start_method: How ranks are started when no launcher (torchrun, SLURM) did. ``"popen"`` runs the script again
+            for each. ``"forkserver"`` and ``"spawn"`` start fresh processes that get the model, the data module and the
+            callbacks by value (the first imports the package once for all fits); ``"fork"`` copies this process.
+            Default: ``"popen"`` for a script, ``"forkserver"`` (on macOS ``"spawn"``) in a notebook, at a prompt, and
+            for ``python -c``.
     """
 
     timeout: timedelta = timedelta(minutes=30)
     start_timeout: timedelta = timedelta(minutes=10)
     backend: str | None = None
-    start_method: StartMethod = "popen"
+    start_method: StartMethod | None = None
 
     def __post_init__(self) -> None:
         check_durations(timeout=self.timeout, start_timeout=self.start_timeout)
-        check_choice("start_method", self.start_method, StartMethod)
+        if self.start_method is not None:
+            check_choice("start_method", self.start_method, StartMethod)
         name = self.backend
         if name is not None and not (isinstance(name, str) and name and collectives.has_backend(name)):
             raise ValueError(
                 'backend must be "gloo", "nccl" or another that this torch was built with, or None for what fits the '
                 f"device, got {shown(name)}."
             )
+
+
+def is_interactive() -> bool:
+    """Return whether this is a notebook or a prompt, as Lightning finds it out."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def start_method_here(launch: Launch, has_started: bool) -> StartMethod:
+    """Return how ranks are started here. ``has_started`` says that torchrun or SLURM have done so."""
+    is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
+    can_run_again = not is_interactive() and (is_module or os.path.isfile(sys.argv[0]))
+    if launch.start_method == "popen" and not has_started and not can_run_again:
+        raise ValueError(
+            "start_method='popen' runs the script again for each rank, and here is none (a notebook, a prompt or "
+            "python -c): leave start_method out."
+        )
+    return launch.start_method or ("popen" if has_started or can_run_again else _FRESH)
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):
@@ -82,6 +88,8 @@ class ScriptLauncher(_SubprocessScriptLauncher):
         patience: Seconds that this process waits at its end for ranks that are not done, if none has failed.
         options: Arguments of Lightning's launcher.
     """
+
+    is_interactive_compatible = True  # where there is no script, this is used for ranks that another has started
 
     def __init__(self, patience: float, **options: Any) -> None:
         super().__init__(**options)
@@ -125,117 +133,6 @@ class ScriptLauncher(_SubprocessScriptLauncher):
             _log.error("Process %d (local rank %d) did not end in %g s and was killed.", pid, index + 1, seconds)
 
 
-class FunctionLauncher(_MultiProcessingLauncher):
-    """Starts all ranks by ``multiprocessing`` (``"spawn"``, ``"fork"``, ``"forkserver"``); this process is no rank."""
-
-    _strategy: DDPStrategy
-
-    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        self._check(trainer)
-        environment = self._strategy.cluster_environment
-        assert environment is not None
-        os.environ["MASTER_PORT"] = str(environment.main_port)  # chosen here, so that all ranks get the same
-        if self._strategy.num_nodes == 1:
-            give_key()
-        context = multiprocessing.get_context(self._start_method)
-        results = context.SimpleQueue()
-        marks = [context.Pipe(duplex=False) for _ in range(self._strategy.num_processes)]
-        rank = _Rank(function, [writer for _, writer in marks], self._start_method)
-        states = [_GlobalStateSnapshot.capture()] if self._start_method == "spawn" else []
-        if self._start_method == "fork":
-            rank_zero_info(
-                "start_method='fork': torch computes with one thread in each rank; 'spawn' has no such limit."
-            )
-        with self._sigterm_passed_on():
-            group = start_processes(
-                self._wrapping_function,
-                args=(trainer, rank, args, kwargs, results, *states),
-                nprocs=self._strategy.num_processes,
-                start_method=self._start_method,
-                join=False,
-            )
-            self.procs = group.processes
-            try:
-                output = _wait(group, results, [reader for reader, _ in marks])
-            finally:
-                _end(group)
-                for file in group.error_files:
-                    Path(file).unlink(missing_ok=True)
-        if trainer is None:
-            return output
-        self._already_fit |= trainer.state.fn == TrainerFn.FITTING
-        self._recover_results_in_main_process(output, trainer)
-        return output.trainer_results
-
-    def _wrapping_function(self, process_idx: int, *args: Any, **kwargs: Any) -> None:
-        tie_to_parent()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has its parent's handler
-        if self._start_method == "fork":
-            # The threads of OpenMP stay behind in a fork: a second one would be waited for, for ever.
-            torch.set_num_threads(1)
-            os.environ["OMP_NUM_THREADS"] = "1"  # or Lightning sets another number
-        super()._wrapping_function(process_idx, *args, **kwargs)
-
-    def _check(self, trainer: Any) -> None:
-        if self._start_method in ("fork", "forkserver"):
-            _check_bad_cuda_fork()
-        if self._start_method == "spawn":
-            _check_missing_main_guard()
-        if trainer is not None and any(getattr(callback, "_early_exit", False) for callback in trainer.callbacks):
-            raise NotImplementedError(
-                f"What Tuner finds in ranks that are started by start_method={self._start_method!r} does not come back "
-                "to this process. Use the callback LearningRateFinder(), which searches at the beginning of the fit, "
-                "or search with devices=1."
-            )
-        if self._already_fit and trainer is not None and trainer.state.fn == TrainerFn.FITTING:
-            raise NotImplementedError(
-                f"A Trainer whose ranks are started by start_method={self._start_method!r} fits once. Make another "
-                "Trainer, and go on by trainer.fit(..., ckpt_path=...)."
-            )
-
-    def _recover_results_in_main_process(self, worker_output: Any, trainer: Any) -> None:
-        super()._recover_results_in_main_process(worker_output, trainer)
-        if worker_output.weights_path is not None:
-            with suppress(OSError):  # Lightning takes away the file, not the folder that it made for it
-                Path(worker_output.weights_path).parent.rmdir()
-
-    @contextmanager
-    def _sigterm_passed_on(self) -> Iterator[None]:
-        """SIGTERM stops the ranks as if each had received it; a second one ends this process, and them with it."""
-        is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if not is_free or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def pass_on(number: int, frame: Any) -> None:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            self.kill(signal.SIGTERM)
-
-        signal.signal(signal.SIGTERM, pass_on)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@dataclass
-class _Rank:
-    """The function that a process of :class:`FunctionLauncher` runs; it marks that the function has returned."""
-
-    function: Callable[..., Any]
-    marks: list[Any]
-    start_method: str
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            result = self.function(*args, **kwargs)
-        except SystemExit as error:  # else its code may be 0, as if all were done
-            left = isinstance(error, SIGTERMException)
-            raise SystemExit(_LEFT_BY_SIGTERM if left else error.code or 1) from error
-        self.marks[int(os.environ["LOCAL_RANK"])].send_bytes(b"done")
-        return result
-
-
 def _own_command(local_rank: int) -> tuple[list[str], str | None]:
     """Return the command that starts a rank like this process, and its folder, as Lightning finds them out."""
     if _HYDRA_AVAILABLE:
@@ -245,51 +142,3 @@ def _own_command(local_rank: int) -> tuple[list[str], str | None]:
             command, folder = _hydra_subprocess_cmd(local_rank)
             return list(command), folder
     return list(_basic_subprocess_cmd()), None
-
-
-def _wait(group: Any, results: Any, marks: list[Any]) -> Any:
-    """Return what rank 0 sends when all ranks are done; raise the error of the first one that fails."""
-    output, left = None, False
-    waiting = dict(enumerate(group.processes))
-    while waiting:
-        multiprocessing.connection.wait([process.sentinel for process in waiting.values()], _SECONDS_BETWEEN_LOOKS)
-        for rank in [rank for rank, process in waiting.items() if process.exitcode is not None]:
-            code = waiting.pop(rank).exitcode
-            left |= code == _LEFT_BY_SIGTERM
-            if code == 0 and not marks[rank].poll():
-                _fail(group, f"Rank {rank} ended with exit code 0, but not at the end of its work.")
-            if code not in (0, _LEFT_BY_SIGTERM):
-                _fail_as(group, rank)
-        if not results.empty():
-            output = results.get()
-    if left:
-        raise SIGTERMException
-    return output
-
-
-def _fail(group: Any, reason: str) -> None:
-    _end(group)
-    raise RuntimeError(f"{reason} The other ranks are ended.")
-
-
-def _fail_as(group: Any, rank: int) -> None:
-    """End all ranks and raise what one has raised, in torch's words."""
-    _end(group)
-    group.sentinels = {group.processes[rank].sentinel: rank}  # the cause, and not who fell with it
-    try:
-        group.join()
-    except (EOFError, UnpicklingError) as error:  # of the file that torch lets ranks write
-        how = end_of(group.processes[rank].exitcode)
-        raise RuntimeError(f"Rank {rank} {how}, and could not write down why: is the disk full?") from error
-
-
-def _end(group: Any) -> None:
-    """Give ranks some time to end by themselves, and end those that do not."""
-    deadline = time.monotonic() + GRACE_SECONDS
-    for process in group.processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-    for rank, process in enumerate(group.processes):
-        if process.is_alive():
-            process.kill()
-            process.join()
-            _log.error("Rank %d (process %d) did not end in %g s and was killed.", rank, process.pid, GRACE_SECONDS)

@@ -7,15 +7,17 @@ for ranks that are busy elsewhere. Strategies replace both by a vote where ranks
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from traceback import walk_tb
 from typing import Any, Protocol
 
 from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.loops import fetchers, training_epoch_loop
+from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
@@ -81,6 +83,35 @@ def take_over_estimate(trainer: Trainer, estimate: Callable[[], float]) -> None:
     members = {"estimates_rounds": True, "estimated_stepping_batches": property(estimated_stepping_batches)}
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     trainer.__class__ = type(base.__name__, (base,), names | members)
+
+
+def take_over_bar(trainer: Trainer, num_batches: Callable[[], float]) -> None:
+    """Let the progress bar show ``num_batches()`` as the total of an epoch in a fit, and the steps so far.
+
+    Lightning shows the length of the training loader, and a loader of rounds has none. As with
+    :func:`take_over_estimate`, this bar gets a class of its own.
+    """
+    bar: Any = trainer.progress_bar_callback
+    base: Any = type(bar)
+    if bar is None or getattr(base, "shows_rounds", False):
+        return
+
+    def get_metrics(self: Any, trainer: Trainer, *args: Any) -> dict[str, Any]:
+        steps = {"step": trainer.global_step} if trainer.state.fn == TrainerFn.FITTING else {}
+        return {**steps, **base.get_metrics(self, trainer, *args)}
+
+    members = {"shows_rounds": True, "total_train_batches": property(lambda self: num_batches())}
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    bar.__class__ = type(base.__name__, (base,), names | members | {"get_metrics": get_metrics})
+
+
+def show_one_bar(trainer: Trainer) -> None:
+    """Show no bar for a validation below that of the fit: where text is all that can be shown, both take many lines."""
+    bar: Any = trainer.progress_bar_callback
+    if isinstance(bar, TQDMProgressBar):
+        draw = bar.init_validation_tqdm
+        is_fit = trainer.state.fn == TrainerFn.FITTING
+        bar.init_validation_tqdm = lambda: Tqdm(disable=True) if is_fit else draw()  # type: ignore[method-assign]
 
 
 def accumulated_batches(trainer: Trainer, epoch: int) -> int:
@@ -238,3 +269,35 @@ def callback_states(trainer: Trainer) -> dict[str, Any]:
 def load_callback_states(trainer: Trainer, states: dict[str, Any]) -> None:
     """Give the callbacks the states that :func:`callback_states` returned on another rank."""
     call._call_callbacks_load_state_dict(trainer, {"callbacks": states})
+
+
+def metrics_of(trainer: Trainer) -> tuple[dict[str, Any], ...]:
+    """Return the metrics that callbacks, loggers and the progress bar see."""
+    return dict(trainer.callback_metrics), dict(trainer.logged_metrics), dict(trainer.progress_bar_metrics)
+
+
+def set_metrics(trainer: Trainer, metrics: Sequence[dict[str, Any]]) -> None:
+    """Give a trainer the metrics that :func:`metrics_of` returned on another rank."""
+    connector = trainer._logger_connector
+    connector._callback_metrics, connector._logged_metrics, connector._progress_bar_metrics = metrics
+
+
+def loop_state(trainer: Trainer) -> dict[str, Any]:
+    """Return how far the fits of a trainer have come."""
+    state = trainer.fit_loop.state_dict()
+    counts = {name: content for name, content in state.items() if not name.endswith("state_dict")}
+    return {"counts": counts, "logged": trainer.fit_loop.epoch_loop._batches_that_stepped, "stop": trainer.should_stop}
+
+
+def load_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
+    """Let a trainer be as far as that of :func:`loop_state`, without taking a next fit for one that is resumed."""
+    fit_loop = trainer.fit_loop
+    fit_loop.load_state_dict(state["counts"])
+    for loop in (fit_loop, fit_loop.epoch_loop, *_loops_in(fit_loop.epoch_loop)):
+        loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
+    fit_loop.epoch_loop._batches_that_stepped = state["logged"]
+    trainer.should_stop = state["stop"]
+
+
+def _loops_in(loop: Any) -> list[Any]:
+    return [inner for inner in vars(loop).values() if isinstance(inner, _Loop)]

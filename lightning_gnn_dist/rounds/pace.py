@@ -46,6 +46,13 @@ class Pace:
         """Return the steps that visit every training node of the largest part once."""
         return -(-self._batches_per_pass() // self._trainer().accumulate_grad_batches)
 
+    def batches_of_round(self, round_idx: int) -> float:
+        """Return the batches of this rank in a round, infinity where the clock does not say before."""
+        if not takes_equal_steps(self._clock):
+            return math.inf
+        steps = steps_of_round(self._clock, round_idx, self.steps_per_pass())
+        return steps * self._trainer().accumulate_grad_batches
+
     def schedule(self) -> str:
         """Return a sentence for the log that says how long the rounds of the fit are."""
         return schedule(self._clock, self._trainer().max_epochs, self.steps_per_pass())

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -16,7 +18,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_choice, check_instance
 from lightning_gnn_dist.rounds import refusals, replica_state
-from lightning_gnn_dist.rounds.launchers import FunctionLauncher, Launch, ScriptLauncher
+from lightning_gnn_dist.rounds.launchers import Launch, ScriptLauncher, is_interactive, start_method_here
+from lightning_gnn_dist.rounds.launching.function_launcher import FunctionLauncher
 from lightning_gnn_dist.rounds.lightning_internals import (
     announce_sigterm,
     give_back_sigterm,
@@ -54,7 +57,6 @@ class PartitionedStrategy(DDPStrategy):
         super().__init__(
             timeout=launch.timeout,
             process_group_backend=launch.backend,
-            start_method=launch.start_method,
             **options,
         )
         self.weights, self.buffers = weights, buffers
@@ -146,6 +148,11 @@ class PartitionedStrategy(DDPStrategy):
             self._resumed = self._take_state(checkpoint, checkpoint_path)
         return checkpoint
 
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        if isinstance(self._launcher, FunctionLauncher):
+            self._launcher.on_exception(exception)
+
     def teardown(self) -> None:
         trainer = None if self.lightning_module is None else self.lightning_module._trainer
         if trainer is not None:
@@ -179,12 +186,15 @@ class PartitionedStrategy(DDPStrategy):
     def _configure_launcher(self) -> None:  # Lightning asks for it once it knows where it runs
         environment = self.cluster_environment
         assert environment is not None
-        if self.launch.start_method == "popen":
+        if is_interactive() and isinstance(environment, SLURMEnvironment):
+            environment = self.cluster_environment = LightningEnvironment()  # a notebook is none of srun's tasks
+        method = start_method_here(self.launch, environment.creates_processes_externally)
+        if method == "popen":
             patience = self.launch.timeout.total_seconds()
             size = {"num_processes": self.num_processes, "num_nodes": self.num_nodes}
             self._launcher = ScriptLauncher(patience, cluster_environment=environment, **size)
         else:
-            self._launcher = FunctionLauncher(self, start_method=self.launch.start_method)
+            self._launcher = FunctionLauncher(self, method)
 
     def _give_back(self, trainer: Trainer) -> None:
         """Undo what a fit changed in the trainer."""

@@ -18,7 +18,7 @@ from lightning_gnn_dist.rounds.clock import EveryPass, RoundClock, RoundTimer, t
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
 from lightning_gnn_dist.rounds.finite import Nonfinite
 from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.rounds.lightning_internals import take_over_estimate
+from lightning_gnn_dist.rounds.lightning_internals import take_over_bar, take_over_estimate
 from lightning_gnn_dist.rounds.meeting import MeetingCallback, Peers, RoundState, Votes
 from lightning_gnn_dist.rounds.pace import Pace
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
@@ -138,6 +138,7 @@ class RoundStrategy(PartitionedStrategy):
     def connect(self, model: LightningModule) -> None:
         super().connect(model)
         take_over_estimate(model.trainer, self.estimated_steps)
+        take_over_bar(model.trainer, lambda: self.pace.batches_of_round(self.state.round_idx))
 
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)

@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -171,9 +171,9 @@ def _who_answers(address: str, port: int) -> str:
     return f"nobody answers at {address}:{port}"
 
 
-def give_key() -> None:
+def give_key(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set a random key for the ranks that this process is about to start, all on this host."""
-    os.environ.setdefault(RUN, secrets.token_hex(16))
+    environment.setdefault(RUN, secrets.token_hex(16))
 
 
 def is_loopback(address: str) -> bool:

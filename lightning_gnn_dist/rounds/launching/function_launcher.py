@@ -1,0 +1,137 @@
+"""Starts all ranks of a call of the trainer as processes, and takes what it changed from rank 0.
+
+This is Lightning's launcher with what it lacks: it works in a notebook, brings back callbacks, loggers and predictions,
+and lets no rank stay behind. Written for Lightning 2.6, as it uses private names of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
+from lightning.fabric.strategies.launchers.multiprocessing import _check_bad_cuda_fork
+from lightning.pytorch import Callback
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies.launchers.launcher import _Launcher
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lightning_gnn_dist.rounds.launching.rank_work import Kept, RankResult, RankWork
+from lightning_gnn_dist.wire.by_value import CannotTravelError
+from lightning_gnn_dist.wire.rank_processes import RankProcesses, Start
+from lightning_gnn_dist.wire.roll_call import give_key
+
+
+class FunctionLauncher(_Launcher):
+    """Starts all ranks by ``multiprocessing``; this process is no rank, and gets back what rank 0 has at the end.
+
+    Args:
+        strategy: The strategy of the trainer here.
+        start: How to start them.
+    """
+
+    is_interactive_compatible = True
+
+    def __init__(self, strategy: DDPStrategy, start: Start) -> None:
+        self._strategy, self._start = strategy, start
+        self._ranks: RankProcesses | None = None
+        self._on_sigint: Any = signal.default_int_handler
+        self._aside: tuple[Any, list[Callback]] | None = None  # a trainer's callbacks while it tells of an exception
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        if self._start == "fork":
+            _check_bad_cuda_fork()
+            rank_zero_info("start_method='fork': torch computes with one thread in each rank; others have no limit.")
+        work = RankWork(function, args, kwargs, trainer, self._start)
+        self._ranks = ranks = RankProcesses(work, self._strategy.num_processes, self._start, self._environment())
+        self._on_sigint = signal.getsignal(signal.SIGINT)
+        try:
+            with self._sigterm_passed_on():
+                error = ranks.run()
+        except CannotTravelError as untold:
+            raise work.explained(untold) from untold
+        finally:
+            self._ranks = None
+        results = [ranks.outcomes[rank].result for rank in sorted(ranks.outcomes)]
+        kept = results[0].kept if results and results[0] is not None else None
+        if kept is not None:
+            kept.give_to(work)
+        left = any(outcome.how == "left" for outcome in ranks.outcomes.values())
+        failure = KeyboardInterrupt(_left_behind(trainer, kept)) if ranks.was_interrupted else error
+        if failure is not None or left:
+            self._aside, trainer.callbacks = (trainer, trainer.callbacks), []  # theirs have heard of it: in the ranks
+            raise failure or SIGTERMException
+        return _joined(results, trainer.state.fn)
+
+    def kill(self, signum: int) -> None:
+        if self._ranks is not None:
+            self._ranks.kill(signum)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Let an interrupt end the cell or the prompt's command. Lightning would end the process, and with it both."""
+        if self._aside is not None:
+            trainer, callbacks = self._aside
+            trainer.callbacks, self._aside = callbacks, None
+        if isinstance(exception, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, self._on_sigint)  # Lightning has turned it off
+            raise KeyboardInterrupt(*exception.args) from None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_ranks": None, "_on_sigint": None}
+
+    def _environment(self) -> dict[str, str]:
+        """Return the variables for the ranks. Those of this process stay as they are, for the next fit."""
+        environment = self._strategy.cluster_environment
+        assert environment is not None
+        variables = {"MASTER_PORT": str(find_free_network_port()), **os.environ}
+        if self._strategy.num_nodes == 1:
+            give_key(variables)
+        else:
+            variables["MASTER_PORT"] = str(environment.main_port)
+        return variables
+
+    @contextmanager
+    def _sigterm_passed_on(self) -> Iterator[None]:
+        """SIGTERM stops the ranks as if each had received it; a second one ends this process, and them with it."""
+        is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        if not is_free or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def pass_on(number: int, frame: Any) -> None:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self.kill(signal.SIGTERM)
+
+        signal.signal(signal.SIGTERM, pass_on)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _joined(results: list[RankResult], fn: TrainerFn) -> Any:
+    """Return what all ranks have predicted, as one process would, or what rank 0 says of its work."""
+    first = results[0]
+    if fn != TrainerFn.PREDICTING or first.returned is None:
+        return first.returned
+    if first.num_loaders == 1:
+        return [*chain.from_iterable(result.returned for result in results)]
+    return [[*chain.from_iterable(parts)] for parts in zip(*(result.returned for result in results), strict=True)]
+
+
+def _left_behind(trainer: Any, kept: Kept | None) -> str:
+    """Return what an interrupt has left of a fit."""
+    if trainer.state.fn != TrainerFn.FITTING:
+        return "All ranks have ended."
+    if kept is None:
+        return "All ranks have ended, rank 0 without its weights: the model is what it was before the fit."
+    rounds = getattr(trainer.strategy, "state", None)
+    when = f"their last meeting, that of round {rounds.round_idx}" if rounds is not None else "the last whole step"
+    return f"All ranks have ended. The model has the weights of {when}."

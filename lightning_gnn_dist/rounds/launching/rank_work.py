@@ -1,0 +1,223 @@
+"""One call of a trainer, as each rank does it, and what comes back from it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies.launchers.multiprocessing import _GlobalStateSnapshot
+from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import Tensor
+
+from lightning_gnn_dist.rounds.lightning_internals import (
+    load_loop_state,
+    loop_state,
+    metrics_of,
+    set_metrics,
+    show_one_bar,
+)
+from lightning_gnn_dist.wire import by_value
+from lightning_gnn_dist.wire.by_value import CannotTravelError
+from lightning_gnn_dist.wire.rank_processes import How, InterruptedRankError, Start
+
+
+@dataclass
+class RankWork:
+    """One call of the trainer (fit, validate, test, predict), as each rank does it."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    trainer: Any
+    start: Start
+    settings: Settings = field(default_factory=lambda: Settings())
+    keeper: Keeper = field(default_factory=lambda: Keeper())
+    returned: Any = None
+    _shared: list[Any] = field(default_factory=list)
+
+    def shared(self) -> Sequence[object]:
+        if not self._shared:
+            trainer, given = self.trainer, (*self.args, *self.kwargs.values())
+            module, data = trainer.strategy._lightning_module, [d for d in given if isinstance(d, LightningDataModule)]
+            self._shared = [trainer, trainer.strategy, module, *data, *trainer.callbacks, *trainer.loggers]
+        return self._shared
+
+    def run(self) -> How:
+        if self.start == "fork":
+            # The threads of OpenMP stay behind in a fork: a second one would be waited for, for ever.
+            torch.set_num_threads(1)
+            os.environ["OMP_NUM_THREADS"] = "1"  # or Lightning sets another number
+        else:
+            self.settings.take_on()
+        _set_num_threads_if_needed(self.trainer.strategy.num_processes)
+        self.trainer.strategy._launcher = None
+        self.trainer.callbacks.append(self.keeper)
+        if not sys.stdout.isatty():
+            show_one_bar(self.trainer)
+        try:
+            self.returned = call._call_and_handle_interrupt(self.trainer, self.function, *self.args, **self.kwargs)
+        except SIGTERMException:
+            return "left"
+        return "done"
+
+    def result(self, how: How) -> RankResult:
+        kept = Kept.of(self) if os.environ["LOCAL_RANK"] == "0" else None
+        num_loaders = len(self.trainer.predict_loop.max_batches)
+        return RankResult(move_data_to_device(self.returned, "cpu"), num_loaders, kept)
+
+    def on_interrupt(self) -> None:
+        self.keeper.is_told = True
+        if not self.keeper.is_in_step:
+            raise InterruptedRankError
+
+    def explained(self, error: CannotTravelError) -> TypeError:
+        """Return an error that names the model, data module, callback or logger that cannot travel."""
+        shared = self.shared()
+        for part in shared[2:]:
+            try:
+                by_value.check(part, [item for item in shared if item is not part])
+            except CannotTravelError as culprit:
+                error = culprit
+                break
+        return TypeError(
+            f"{error}. Ranks are processes of their own, and get the model, the data module, callbacks, loggers and "
+            "all that these refer to by value. Make files, locks, connections and the like in setup(), which each rank "
+            "calls."
+        )
+
+
+class Keeper(Callback):
+    """Keeps the weights of the last meeting, on local rank 0, for the case that the round does not come to its end."""
+
+    def __init__(self) -> None:
+        self.is_told = self.is_in_step = False
+        self._round: int | None = -1  # the one whose start the weights are of
+        self._weights: dict[str, Any] = {}
+
+    def weights(self, trainer: Trainer) -> dict[str, Any]:
+        """Return the weights of the last meeting, or for a strategy without meetings those of now."""
+        if self._round == _round_of(trainer):
+            return self._weights
+        return trainer.lightning_module.state_dict()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self._look()
+        is_alone: bool = trainer.strategy.is_alone  # type: ignore[attr-defined]
+        self.is_in_step = not is_alone  # gradients are exchanged: only whole steps leave all ranks alike
+        if is_alone and self._round != _round_of(trainer) and os.environ["LOCAL_RANK"] == "0":
+            self._weights = {name: _copied(value) for name, value in pl_module.state_dict().items()}
+            self._round = _round_of(trainer)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.is_in_step = False
+        self._look()
+
+    def on_validation_batch_start(self, *args: Any) -> None:
+        self._look()
+
+    def on_test_batch_start(self, *args: Any) -> None:
+        self._look()
+
+    def on_predict_batch_start(self, *args: Any) -> None:
+        self._look()
+
+    def _look(self) -> None:
+        if self.is_told:  # where Python threw the exception of the signal's handler away, as in a destructor
+            raise InterruptedRankError
+
+
+@dataclass
+class RankResult:
+    """What a rank gives back: what Lightning's function returned, and, local rank 0, what the trainer here takes."""
+
+    returned: Any
+    num_loaders: int
+    kept: Kept | None
+
+
+@dataclass
+class Kept:
+    """What a fit has changed, on its way from rank 0 to the process that started it."""
+
+    weights: dict[str, Any] | None
+    state: Any
+    metrics: Sequence[dict[str, Any]]
+    loops: dict[str, Any]
+    rounds: Any
+    attributes: list[dict[str, bytes]]  # of each callback and logger, without those that cannot travel
+
+    @classmethod
+    def of(cls, work: RankWork) -> Kept:
+        trainer, weights = work.trainer, None
+        if trainer.state.fn == TrainerFn.FITTING:
+            weights = work.keeper.weights(trainer)
+        return cls(
+            move_data_to_device(weights, "cpu"),
+            trainer.state,
+            move_data_to_device(metrics_of(trainer), "cpu"),
+            loop_state(trainer),
+            getattr(trainer.strategy, "state", None),
+            [_attributes(owner, work.shared()) for owner in _owners(work.shared())],
+        )
+
+    def give_to(self, work: RankWork) -> None:
+        """Change the objects here as those of rank 0 were changed."""
+        trainer = work.trainer
+        if self.weights is not None:
+            trainer.lightning_module.load_state_dict(self.weights, strict=False)  # a hook may have added layers
+        trainer.state = self.state
+        set_metrics(trainer, self.metrics)
+        load_loop_state(trainer, self.loops)
+        if self.rounds is not None:
+            trainer.strategy.state = self.rounds
+        for owner, attributes in zip(_owners(work.shared()), self.attributes, strict=True):
+            for name, octets in attributes.items():
+                vars(owner)[name] = by_value.from_bytes(octets, work.shared())
+
+
+class Settings:
+    """What is set for a process: random states, as Lightning sends them, and torch's default type and precision."""
+
+    def __init__(self) -> None:
+        self._snapshot = _GlobalStateSnapshot.capture()
+        self._dtype, self._precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+
+    def take_on(self) -> None:
+        self._snapshot.restore()
+        torch.set_default_dtype(self._dtype)
+        torch.set_float32_matmul_precision(self._precision)
+
+
+def _owners(shared: Sequence[object]) -> list[Any]:
+    """Return the callbacks, but for progress bars, and the loggers."""
+    return [item for item in shared if isinstance(item, Callback | Logger) and not isinstance(item, ProgressBar)]
+
+
+def _attributes(owner: Any, shared: Sequence[object]) -> dict[str, bytes]:
+    found = {}
+    for name, value in owner.__getstate__().items():
+        with suppress(CannotTravelError):  # files, as of a logger: they stay with the rank
+            found[name] = by_value.as_bytes(value, shared)
+    return found
+
+
+def _round_of(trainer: Trainer) -> int | None:
+    """Return how many meetings a strategy that holds some has held."""
+    state = getattr(trainer.strategy, "state", None)
+    return None if state is None else int(state.round_idx)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value

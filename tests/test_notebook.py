@@ -1,0 +1,182 @@
+"""A session in a real Jupyter kernel: fits in a row, a test, a prediction, interrupts, and a kernel that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.test_nothing_stays import MARK, ROOT, wait_until_none
+
+pytestmark = pytest.mark.slow
+SECONDS = 300.0
+FIRST = """
+import warnings
+warnings.filterwarnings("ignore")
+import lightning.pytorch as pl, torch
+from torch.nn import functional
+from torch_geometric.nn import SAGEConv
+from torchmetrics.classification import MulticlassAccuracy
+from lightning_gnn_dist import EverySteps, Graph, Launch, LocalSGDStrategy, PartitionedDataModule, RandomPartitioner
+from lightning_gnn_dist import communities
+
+torch.randn(1000, 1000) @ torch.randn(1000, 1000)  # threads of OpenMP, which do not survive a fork
+
+class Net(pl.LightningModule):
+    fails = False
+    def __init__(self):
+        super().__init__()
+        self.convs = torch.nn.ModuleList([SAGEConv(16, 16), SAGEConv(16, 4)])
+        self.accuracy = MulticlassAccuracy(4, average="micro")
+    def forward(self, batch):
+        x = batch.x
+        for conv, block in zip(self.convs, batch.blocks, strict=True):
+            x = conv((x, x[: block.num_dst]), block.adj).relu()
+        return x
+    def training_step(self, batch):
+        if self.fails and self.global_rank == 1:
+            raise KeyError("no such label")  # in rank 1
+        return functional.cross_entropy(self(batch), batch.y[: batch.batch_size])
+    def validation_step(self, batch):
+        self.accuracy(self(batch), batch.y[: batch.batch_size])
+        self.log("accuracy", self.accuracy, batch_size=batch.batch_size)
+    test_step = validation_step
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+class History(pl.Callback):
+    def __init__(self):
+        self.accuracies = []
+    def on_validation_end(self, trainer, module):
+        self.accuracies.append(float(trainer.callback_metrics["accuracy"]))
+
+pl.seed_everything(0)
+graph = communities(3000, 4, num_features=16)
+data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), batch_size=64)
+def trainer(rounds, strategy, **more):
+    return pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=rounds, num_sanity_val_steps=0,
+                      enable_model_summary=False, **more)
+model, history = Net(), History()
+"""
+
+
+class Said(NamedTuple):
+    text: str
+    error: str
+    seconds: float
+
+
+class Session:
+    """A kernel, and a way to run cells in it."""
+
+    def __init__(self, folder: Path, mark: str) -> None:
+        manager = pytest.importorskip("jupyter_client.manager", reason="needs jupyter_client and ipykernel")
+        path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        environment = os.environ | {MARK: mark, "PYTHONPATH": path, "TMPDIR": str(folder), "OMP_NUM_THREADS": "2"}
+        self.manager, self.client = manager.start_new_kernel(kernel_name="python3", cwd=str(folder), env=environment)
+
+    def run(self, cell: str, interrupt_at: str = "", alone: bool = False) -> Said:
+        """Run a cell; when ``interrupt_at`` is said, interrupt the kernel, ``alone`` or with its process group."""
+        start, text, error = time.monotonic(), "", ""
+        asked = self.client.execute(cell)
+        while True:
+            message = self.client.get_iopub_msg(timeout=SECONDS)
+            kind, content = message["msg_type"], message["content"]
+            if message["parent_header"].get("msg_id") != asked:
+                continue
+            if kind == "error":
+                error = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(content["traceback"]))
+            elif kind == "status" and content["execution_state"] == "idle":
+                return Said(text, error, time.monotonic() - start)
+            text += content.get("text", "") + content.get("data", {}).get("text/plain", "")
+            if interrupt_at and re.search(interrupt_at, text):
+                interrupt_at, start = "", time.monotonic()
+                self.interrupt(alone)
+
+    def interrupt(self, alone: bool) -> None:
+        if alone:
+            os.kill(self.manager.provisioner.pid, signal.SIGINT)
+        else:
+            self.manager.interrupt_kernel()
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    session = Session(tmp_path, tmp_path.name)
+    try:
+        assert not session.run(FIRST).error
+        yield session
+    finally:
+        session.close()
+        assert wait_until_none(tmp_path.name, 20.0) == []
+
+
+def good(said: Said) -> str:
+    assert not said.error, said.error
+    return said.text
+
+
+def test_a_session(session: Session, tmp_path: Path) -> None:
+    said = good(session.run("first = trainer(2, 'llcg', callbacks=[history]); first.fit(model, data)"))
+    assert re.search(r"Epoch 1: 100%.* (\d+)/\1 ", said), said[-500:]  # a bar with its total
+    said = good(session.run("print(history.accuracies, first.callback_metrics['accuracy'], first.current_epoch)"))
+    assert re.match(r"\[0\.\d+, (0\.\d{4})\d+\] tensor\(\1\) 2", said), said
+    assert good(session.run("print(first.test(model, data, ckpt_path='best', verbose=False))")).count("accuracy") == 1
+    good(session.run("two = trainer(1, 'grappa', logger=False); two.fit(model, data)"))
+    good(session.run("two.fit_loop.max_epochs = 2; two.fit(model, data)"))
+    alone = "pl.Trainer(accelerator='cpu', devices=1, logger=False).predict(model, data)"
+    rows = f"rows, same = torch.cat(two.predict(model, data)), torch.cat({alone})"
+    said = good(session.run(f"{rows}; print(rows.shape, torch.allclose(rows, same, atol=1e-5))"))
+    assert said.endswith("torch.Size([3000, 4]) True\n"), said
+
+
+def test_the_tutorial_runs_and_says_what_its_page_shows(tmp_path: Path) -> None:
+    cells = json.loads((ROOT / "docs" / "first-run.ipynb").read_text())["cells"]
+    session = Session(tmp_path, tmp_path.name)
+    try:
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                good(session.run("".join(cell["source"])))
+        assert float(good(session.run("print(result['accuracy'])"))) > 0.65
+        assert good(session.run("print(accuracies[-1] > averaging[-1], tuple(rows.shape))")) == "True (20000, 8)\n"
+    finally:
+        session.close()
+    assert wait_until_none(tmp_path.name, 20.0) == []
+
+
+def test_an_interrupt_ends_the_ranks_and_the_session_goes_on(session: Session, tmp_path: Path) -> None:
+    fit = "one = trainer(10_000, LocalSGDStrategy(EverySteps(4)), logger=False, limit_val_batches=0)"
+    for is_alone in (False, True):
+        before = "before = [p.clone() for p in model.parameters()]"
+        said = session.run(f"{fit}\n{before}\none.fit(model, data)", interrupt_at="Epoch 3", alone=is_alone)
+        told = r"KeyboardInterrupt: All ranks have ended. The model has the weights of .* meeting, that of round \d"
+        assert re.search(told, said.error), said
+        assert said.seconds < 30
+        moved = "[bool((p != q).any()) for p, q in zip(before, model.parameters())]"
+        assert "False" not in good(session.run(f"print({moved}, one.interrupted)"))
+    said = session.run("model.fails = True; one = trainer(2, LocalSGDStrategy(EverySteps(4))); one.fit(model, data)")
+    assert "KeyError: 'no such label'" in said.error and "in rank 1" in said.error
+    assert 'raise KeyError("no such label")  # in rank 1' in said.error  # the line of the cell
+    assert not list(tmp_path.glob("ranks-*"))
+
+
+def test_no_rank_outlives_its_kernel(session: Session, tmp_path: Path) -> None:
+    asked = session.client.execute("trainer(10_000, 'local_sgd', logger=False).fit(model, data)")
+    text = ""
+    while "Epoch 1" not in text:
+        message = session.client.get_iopub_msg(timeout=SECONDS)
+        text += message["content"].get("text", "") if message["parent_header"].get("msg_id") == asked else ""
+    os.kill(session.manager.provisioner.pid, signal.SIGKILL)
+    assert wait_until_none(tmp_path.name, 20.0) == []
+    assert sum(path.stat().st_size for path in tmp_path.rglob("ranks-*/*")) < 1_000_000
