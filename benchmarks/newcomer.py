@@ -40,13 +40,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="is made, and must not be there")
     parser.add_argument("--constraint", type=Path, default=ROOT / "constraints.txt")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--passes", type=int, default=8)
     options = parser.parse_args()
     options.folder.mkdir(parents=True)
     newcomer = Newcomer(options.folder.resolve())
     newcomer.install(options.constraint.resolve())
     newcomer.prepare()
-    newcomer.train(options.rounds)
+    newcomer.train(options.passes)
     newcomer.use()
     print(f"{'in all':<44} {sum(newcomer.seconds):7.1f} s")
 
@@ -72,14 +72,14 @@ class Newcomer:
         (self.folder / "my.yaml").write_text(documented_configuration())
         shutil.copy(ROOT / "examples" / "node_classification.py", self.folder / "my_modules.py")
 
-    def train(self, rounds: int) -> None:
-        more = [f"--trainer.max_epochs={rounds}", "--trainer.enable_progress_bar=false"]
+    def train(self, passes: int) -> None:
+        more = [f"--trainer.max_epochs={passes}", "--trainer.enable_progress_bar=false"]
         if not may_make_hosts():
             print("Network namespaces need Linux and root: this run has one host instead of two.")
             self._command("fit --config my.yaml", ["--trainer.devices=2", *more])
             return
         hosts = [str(ROOT / "benchmarks" / "two_hosts.sh"), *TWO_HOSTS, *more]
-        self._step(f"fit on two hosts, {rounds} rounds", hosts)
+        self._step(f"fit on two hosts, {passes} passes", hosts)
 
     def use(self) -> None:
         run = Path("lightning_logs", "version_0")

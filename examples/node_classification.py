@@ -11,11 +11,11 @@ from torch_geometric.nn import GraphSAGE
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_gnn_dist import (
-    EverySteps,
-    LocalSGDStrategy,
+    GrappaStrategy,
+    Halo,
+    MetisPartitioner,
     NeighborSampler,
     PartitionedDataModule,
-    RandomPartitioner,
     communities,
     layers_of,
     through_layers,
@@ -52,9 +52,10 @@ class SAGE(pl.LightningModule):
 if __name__ == "__main__":
     graph = communities(num_nodes=20_000, num_classes=8)  # or Graph.from_pyg(data), or the path of a saved graph
     sampler = NeighborSampler([10, 10])
-    data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), sampler=sampler, batch_size=256)
-    strategy = LocalSGDStrategy(EverySteps(16))
-    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=8, logger=False)
+    data = PartitionedDataModule(
+        graph, partitioner=MetisPartitioner(), boundary=Halo(), sampler=sampler, batch_size=256
+    )
+    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=GrappaStrategy(), max_epochs=20, logger=False)
     model = SAGE(num_features=64, num_classes=8)
     trainer.fit(model, data)
     trainer.test(model, data)  # exact: the whole graph, every test node once

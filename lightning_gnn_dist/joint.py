@@ -76,6 +76,14 @@ class HasParts(Protocol):
         """The counts of seeds of weight 0 and of all seeds in the running part; (0, 0) where no node has its own."""
 
 
+@runtime_checkable
+class JudgesParts(Protocol):
+    """A data module that knows whether models that learn from its parts can be averaged."""
+
+    def against_averaging(self) -> str | None:
+        """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
+
+
 class CountsSeeds(Protocol):
     """A training loader of this package."""
 

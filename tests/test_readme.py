@@ -91,4 +91,4 @@ def test_a_configuration_is_accepted(
     with pytest.raises(SystemExit, match="0"):
         main()
     printed = capsys.readouterr().out
-    assert "num_supernodes: 100" in printed and "correction_steps: 0.5" in printed
+    assert "MetisPartitioner" in printed and "GrappaStrategy" in printed and "max_epochs: 30" in printed

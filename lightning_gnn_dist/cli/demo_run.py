@@ -16,13 +16,16 @@ from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 from torchmetrics.classification import MulticlassAccuracy
 
+from lightning_gnn_dist.data.boundary import Halo, Isolated
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.wire import collectives
@@ -80,14 +83,15 @@ def run_demo(graph: Graph, *, ranks: int, rounds: int, steps: int, seed: int = 0
         outcomes.append(_train("one process, whole graph", graph, None, alone, 1, rounds * steps, seed))
     clock = EverySteps(steps)
     methods: list[tuple[str, Partitioner, Strategy]] = [
+        ("Grappa, {} ranks, METIS parts, halo", MetisPartitioner(), GrappaStrategy()),
         ("local SGD, {} ranks, METIS parts", MetisPartitioner(), LocalSGDStrategy(clock)),
         ("local SGD, {} ranks, random parts", RandomPartitioner(), LocalSGDStrategy(clock)),
         ("LLCG, {} ranks, METIS parts", MetisPartitioner(), LLCGStrategy(clock, correction_steps=0.5)),
         ("LLCG, {} ranks, random parts", RandomPartitioner(), LLCGStrategy(clock, correction_steps=0.5)),
     ]
     for name, partitioner, strategy in methods:
-        method = name.format(ranks)
-        outcomes.append(_train(method, graph, partitioner, strategy, ranks, rounds, seed))
+        length = rounds if isinstance(strategy, RoundStrategy) else rounds * steps
+        outcomes.append(_train(name.format(ranks), graph, partitioner, strategy, ranks, length, seed))
     return outcomes if collectives.rank() == 0 else None
 
 
@@ -97,17 +101,25 @@ def _train(
     partitioner: Partitioner | None,
     strategy: Strategy,
     ranks: int,
-    epochs: int,
+    length: int,
     seed: int,
 ) -> Outcome:
+    """Train for so many rounds or, where nobody meets in rounds, steps; then test."""
     pl.seed_everything(seed, verbose=False)
-    sampler = NeighborSampler([10, 10])
-    data = PartitionedDataModule(graph, partitioner=partitioner, sampler=sampler, batch_size=256, seed=seed)
+    in_rounds = isinstance(strategy, RoundStrategy)
+    data = PartitionedDataModule(
+        graph,
+        partitioner=partitioner,
+        sampler=NeighborSampler([10, 10]),
+        batch_size=256,
+        boundary=Halo() if isinstance(strategy, GrappaStrategy) else Isolated(),
+        seed=seed,
+    )
     timer = Timer(interval="epoch")  # times the training alone: starting processes takes longer
     model = SAGE(graph.node_arrays["x"].shape[1], int(graph.node_arrays["y"].max()) + 1)
     trainer = pl.Trainer(
-        max_epochs=epochs if ranks > 1 else -1,
-        max_steps=epochs if ranks == 1 else -1,
+        max_epochs=length if in_rounds else -1,
+        max_steps=-1 if in_rounds else length,
         callbacks=[timer],
         accelerator="cpu",
         devices=ranks,

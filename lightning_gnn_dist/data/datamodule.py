@@ -19,6 +19,7 @@ from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.advice import against_averaging
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.sampling.base import Sampler
@@ -82,6 +83,20 @@ class PartitionedDataModule(PartDataModule):
         super().setup(stage)
         if stage == "fit" and self._is_cut():
             self._cut.check_run(self._world_size(), self._num_super_epochs())
+
+    # What strategies ask for.
+
+    def against_averaging(self) -> str | None:
+        """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little.
+
+        Of lost neighbours this rank's part is the sample. Parts that change are not judged.
+        """
+        world_size = self._world_size()
+        if world_size == 1 or self._every() is not None:
+            return None
+        self._running_part()  # whose nodes ``uncovered`` counts
+        uncovered, seeds = self.uncovered
+        return against_averaging(self.graph, self._cut.by_rank(world_size), uncovered / max(seeds, 1))
 
     # What it is made of.
 

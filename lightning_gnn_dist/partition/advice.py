@@ -16,7 +16,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row
-from lightning_gnn_dist.partition.partition_report import PartitionReport
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.partition.partition_report import PartitionReport, label_skew, train_nodes_of
 
 DIFFERENT = 0.15  # label skew beyond chance, in the mean over training nodes
 LOST = 0.1  # share of nodes without any neighbour
@@ -53,10 +54,30 @@ def advise(graph: Graph, report: PartitionReport) -> Finding:
         _about_labels(excess),
         f"{report.cut_ratio:.0%} of the edges are cut and {isolated:.1%} of the nodes lost all their neighbours: "
         + ("too many to ignore." if edges_lost else "few."),
-        _strategy(graph, report, parts_differ, edges_lost),
+        _strategy(graph, report.nodes.numel(), parts_differ, edges_lost),
         _fanout(graph, report),
     ]
     return Finding(parts_differ, edges_lost, [*sentences, *_about_training_nodes(report)])
+
+
+def against_averaging(graph: Graph, partition: Partition, lost: float) -> str | None:
+    """Return why models should not be averaged alone on these parts, and what to do; None where that loses little.
+
+    It reads no edge, so that a fit can ask for it.
+
+    Args:
+        graph: The whole graph.
+        partition: The rank of every node.
+        lost: The share of training nodes without any neighbour in what their rank holds.
+    """
+    num_parts = partition.num_parts
+    skew = label_skew(graph, partition.assignment, num_parts)
+    excess = _excess(graph, skew, train_nodes_of(graph, partition.assignment, num_parts), partition.counts())
+    parts_differ, edges_lost = excess is not None and excess >= DIFFERENT, lost >= LOST
+    if not (parts_differ or edges_lost):
+        return None
+    reason = _about_labels(excess) if parts_differ else f"{lost:.0%} of the training nodes lost all their neighbours."
+    return f"{reason} {_strategy(graph, num_parts, parts_differ, edges_lost)}"
 
 
 def bytes_per_part(graph: Graph, report: PartitionReport) -> Tensor:
@@ -82,15 +103,19 @@ def skew_beyond_chance(graph: Graph, report: PartitionReport) -> float | None:
     A part with ``n`` labelled nodes drawn at random has a skew of about ``sum_c sqrt(q_c (1 - q_c) / (2 pi n))``,
     where ``q_c`` is the share of class ``c``. That is much if training nodes are few.
     """
+    return _excess(graph, report.label_skew, report.train_nodes, report.nodes)
+
+
+def _excess(graph: Graph, skew: Tensor | None, train_nodes: Tensor | None, nodes: Tensor) -> float | None:
     y, mask = graph.node_arrays.get("y"), graph.node_arrays.get("train_mask")
-    if report.label_skew is None or y is None:
+    if skew is None or y is None:
         return None
-    labelled = y >= 0 if report.train_nodes is None or mask is None else (y >= 0) & mask
+    labelled = y >= 0 if train_nodes is None or mask is None else (y >= 0) & mask
     shares = y[labelled].unique(return_counts=True)[1].double() / labelled.sum()
-    counts = (report.nodes if report.train_nodes is None else report.train_nodes).double()
+    counts = (nodes if train_nodes is None else train_nodes).double()
     chance = (shares * (1 - shares)).sqrt().sum() / (2 * math.pi * counts.clamp(min=1)).sqrt()
     weight = counts / counts.sum()
-    return float(((report.label_skew.nan_to_num() - chance) * weight).sum())
+    return float(((skew.nan_to_num() - chance) * weight).sum())
 
 
 def _about_labels(excess: float | None) -> str:
@@ -101,8 +126,8 @@ def _about_labels(excess: float | None) -> str:
     return f"The parts look alike: {max(excess, 0.0):.2f} of label skew beyond chance, in the mean."
 
 
-def _strategy(graph: Graph, report: PartitionReport, parts_differ: bool, edges_lost: bool) -> str:
-    supernodes = min(SUPERNODES_PER_PART * report.nodes.numel(), graph.num_nodes)
+def _strategy(graph: Graph, num_parts: int, parts_differ: bool, edges_lost: bool) -> str:
+    supernodes = min(SUPERNODES_PER_PART * num_parts, graph.num_nodes)
     if parts_differ:
         correction = "LLCGStrategy(clock, correction_steps=0.5)" if edges_lost else "LLCGStrategy(clock)"
         return (

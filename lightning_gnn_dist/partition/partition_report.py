@@ -45,18 +45,14 @@ class PartitionReport:
     @classmethod
     def of(cls, graph: Graph, assignment: Tensor, num_parts: int) -> PartitionReport:
         """Measure a partition. Needs memory in proportion to the nodes, beside the graph."""
-        train_mask = _train_mask(graph)
-        train_nodes = None
-        if train_mask is not None:
-            train_nodes = torch.bincount(assignment[train_mask], minlength=num_parts)
         inside, halo, isolated = _tally_edges(graph, assignment, num_parts)
         return cls(
             nodes=torch.bincount(assignment, minlength=num_parts),
-            train_nodes=train_nodes,
+            train_nodes=train_nodes_of(graph, assignment, num_parts),
             inside_edges=inside,
             halo_nodes=halo,
             isolated_nodes=isolated,
-            label_skew=_label_skew(graph, assignment, num_parts),
+            label_skew=label_skew(graph, assignment, num_parts),
             num_edges=graph.num_edges,
         )
 
@@ -146,7 +142,14 @@ def labels_of_parts(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[T
     return classes, torch.bincount(cell, minlength=num_parts * classes.numel()).view(num_parts, -1)
 
 
-def _label_skew(graph: Graph, assignment: Tensor, num_parts: int) -> Tensor | None:
+def train_nodes_of(graph: Graph, assignment: Tensor, num_parts: int) -> Tensor | None:
+    """The training nodes of every part, shape ``(P,)``; ``None`` without a ``train_mask``."""
+    train_mask = _train_mask(graph)
+    return None if train_mask is None else torch.bincount(assignment[train_mask], minlength=num_parts)
+
+
+def label_skew(graph: Graph, assignment: Tensor, num_parts: int) -> Tensor | None:
+    """The distance between the labels of every part and those of the graph; see :class:`PartitionReport`."""
     labels = labels_of_parts(graph, assignment, num_parts)
     if labels is None:
         return None

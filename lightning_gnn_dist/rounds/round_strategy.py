@@ -12,13 +12,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_choice, check_true_or_false
+from lightning_gnn_dist.joint import JudgesParts
 from lightning_gnn_dist.rounds import finite, refusals, replica_state
 from lightning_gnn_dist.rounds.averaging import Averaging
 from lightning_gnn_dist.rounds.clock import EveryPass, RoundClock, RoundTimer, takes_equal_steps
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
 from lightning_gnn_dist.rounds.finite import Nonfinite
 from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.rounds.lightning_internals import take_over_bar, take_over_estimate
+from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, take_over_bar, take_over_estimate
 from lightning_gnn_dist.rounds.meeting import MeetingCallback, Peers, RoundState, Votes
 from lightning_gnn_dist.rounds.pace import Pace
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
@@ -153,6 +154,8 @@ class RoundStrategy(PartitionedStrategy):
 
     def on_train_start(self) -> None:
         rank_zero_info(self.pace.schedule())
+        if self.is_global_zero and not self.shares_gradients:
+            self._say_what_is_lost()
         if self._resumed is None:
             self.drift_correction.anchor(self.state.round_idx, self.state.batches_done)
         super().on_train_start()
@@ -237,6 +240,11 @@ class RoundStrategy(PartitionedStrategy):
         taken = replica_state.take_from_checkpoint(checkpoint, path)
         self.state.round_idx, self.state.batches_done = taken.round_idx, taken.batches_done
         return taken
+
+    def _say_what_is_lost(self) -> None:
+        data = datamodule_of(self._module().trainer)
+        if isinstance(data, JudgesParts) and (reason := data.against_averaging()):
+            rank_zero_info(f"Averaging alone loses accuracy on these parts. {reason}")
 
     def _round_is_over(self, batches: int) -> bool:
         return self.pace.is_over(self.state.round_idx, batches)

@@ -23,8 +23,10 @@ def test_the_demo_prints_the_reports_and_the_table(tmp_path: Path) -> None:
     sizes = ("--nodes", "2000", "--rounds", "3", "--steps", "4")
     output = run(sys.executable, "-m", "lightning_gnn_dist", "demo", *sizes, cwd=tmp_path)
     assert "2 parts:" in output and "worst label skew" in output
-    rows = re.findall(r"^(one process|local SGD|LLCG).*?(0\.\d{3})\s+([\d.]+) MB\s+([\d.]+)$", output, re.MULTILINE)
-    assert len(rows) == 5
+    rows = re.findall(
+        r"^(one process|Grappa|local SGD|LLCG).*?(0\.\d{3})\s+([\d.]+) MB\s+([\d.]+)$", output, re.MULTILINE
+    )
+    assert len(rows) == 6
     assert float(rows[0][2]) == 0.0 and all(float(sent) > 0 for _, _, sent, _ in rows[1:])
     assert not list(tmp_path.iterdir())  # it leaves nothing behind
 
