@@ -55,10 +55,11 @@ def test_lightning_refuses_to_search_the_batch_size() -> None:
     search_size(0, 1)
 
 
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_search_in_ranks_that_are_forked_comes_back() -> None:
     strategy = LocalSGDStrategy(launch=Launch(start_method="fork"))
     quiet = {"enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
-    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, **quiet)
+    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, max_epochs=9, **quiet)
     found = Tuner(trainer).lr_find(model(), data_module(), num_training=20, early_stop_threshold=None)
     assert found is not None and len(found.results["lr"]) == 20
 
