@@ -29,6 +29,7 @@ from lightning_gnn_dist import (
     PredictionWriter,
     communities,
     predict_by_layer,
+    through_layers,
 )
 from lightning_gnn_dist.graph.storage import store
 
@@ -41,11 +42,7 @@ class SAGE(pl.LightningModule):
         self.convs = torch.nn.ModuleList([SAGEConv(NUM_FEATURES, 16), SAGEConv(16, 8)])
 
     def forward(self, batch: Any) -> torch.Tensor:
-        x = batch.x
-        for conv, block in zip(self.convs, batch.blocks, strict=True):
-            x = conv((x, x[: block.num_dst]), block.adj)
-            x = x if conv is self.convs[-1] else x.relu()
-        return x
+        return through_layers(self, batch)
 
     def layers(self) -> list[Any]:
         return [lambda batch: self._layer(0, batch).relu(), lambda batch: self._layer(1, batch)]

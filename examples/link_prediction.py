@@ -5,6 +5,7 @@ lightning-gnn-dist elastic --ranks 3 -- python examples/link_prediction.py --ela
 """
 
 import argparse
+from functools import partial
 
 import lightning.pytorch as pl
 import torch
@@ -20,6 +21,7 @@ from lightning_gnn_dist import (
     TMAStrategy,
     communities,
     split_edges,
+    through_layers,
 )
 
 
@@ -32,15 +34,15 @@ class LinkPredictor(pl.LightningModule):
         self.decoder = torch.nn.Sequential(torch.nn.Linear(hidden, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 1))
         self.ranking = LinkRanking(hits=[1, 10])
 
-    def encode(self, batch):
-        x = batch.x
-        for conv, block in zip(self.convs, batch.blocks, strict=True):
-            x = conv((x, x[: block.num_dst]), block.adj)
-            x = x if conv is self.convs[-1] else x.relu()
-        return x
+    def layers(self):
+        return [partial(self.layer, conv) for conv in self.convs]
+
+    def layer(self, conv, batch):  # of one hop; batch.x is what the layer before returned
+        x = conv((batch.x, batch.x[: batch.batch_size]), batch.blocks[0].adj)
+        return x if conv is self.convs[-1] else x.relu()
 
     def forward(self, batch):
-        embedding = self.encode(batch)
+        embedding = through_layers(self, batch)
         sender, receiver = batch.edge_label_index
         return self.decoder(embedding[sender] * embedding[receiver]).squeeze(1)
 

@@ -7,7 +7,7 @@ torchrun --nproc-per-node 2 examples/node_classification.py       # the same, st
 import lightning.pytorch as pl
 import torch
 from torch.nn import functional
-from torch_geometric.nn import SAGEConv
+from torch_geometric.nn import GraphSAGE
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_gnn_dist import (
@@ -17,23 +17,24 @@ from lightning_gnn_dist import (
     NeighborSampler,
     PartitionedDataModule,
     communities,
+    layers_of,
+    through_layers,
 )
 
 
 class SAGE(pl.LightningModule):
-    """An ordinary module. With ``batch.edge_index`` it would run unchanged; blocks are an order faster."""
+    """One of PyG's models, layer by layer: ``self.gnn(batch.x, batch.edge_index)`` would do as well, but slower."""
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         super().__init__()
-        self.convs = torch.nn.ModuleList([SAGEConv(num_features, 64), SAGEConv(64, num_classes)])
+        self.gnn = GraphSAGE(num_features, 64, num_layers=2, out_channels=num_classes, dropout=0.5)
         self.accuracy = MulticlassAccuracy(num_classes, average="micro")
 
+    def layers(self):
+        return layers_of(self.gnn)
+
     def forward(self, batch):
-        x = batch.x
-        for conv, block in zip(self.convs, batch.blocks, strict=True):
-            x = conv((x, x[: block.num_dst]), block.adj)
-            x = x if conv is self.convs[-1] else functional.dropout(x.relu(), 0.5, self.training)
-        return x
+        return through_layers(self, batch)
 
     def training_step(self, batch):
         return functional.cross_entropy(self(batch), batch.y[: batch.batch_size])
@@ -50,9 +51,8 @@ class SAGE(pl.LightningModule):
 
 if __name__ == "__main__":
     graph = communities(num_nodes=20_000, num_classes=8)  # or Graph.from_pyg(data), or the path of a saved graph
-    sampler = NeighborSampler([10, 10])
     data = PartitionedDataModule(
-        graph, partitioner=MetisPartitioner(), boundary=Halo(), sampler=sampler, batch_size=256
+        graph, partitioner=MetisPartitioner(), boundary=Halo(), sampler=NeighborSampler([10, 10]), batch_size=256
     )
     trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=GrappaStrategy(), max_epochs=20, logger=False)
     model = SAGE(num_features=64, num_classes=8)

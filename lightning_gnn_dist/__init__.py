@@ -42,6 +42,8 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.layerwise.prediction import predict_by_layer
+from lightning_gnn_dist.layerwise.ready_made import layers_of
+from lightning_gnn_dist.layerwise.through_layers import through_layers
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
@@ -135,10 +137,12 @@ __all__ = [
     "WholePartSampler",
     "communities",
     "coverage_mean",
+    "layers_of",
     "predict_by_layer",
     "prepare_graph",
     "prepare_shard",
     "quantize_rows",
     "save_shards",
     "split_edges",
+    "through_layers",
 ]

@@ -15,6 +15,7 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from torch_geometric.data import Data
+from torch_geometric.nn import GCN
 
 import lightning_gnn_dist as package
 from lightning_gnn_dist import (
@@ -332,12 +333,14 @@ def _of_functions(world: World) -> Calls:
     return {
         "communities": lambda: {"num_nodes": 40, "num_classes": 1, "num_features": 2, "mean_degree": 2.0},
         "coverage_mean": lambda: {"losses": torch.ones(2), "batch": Data(batch_size=2)},
+        "layers_of": lambda: {"gnn": GCN(4, 4, 2)},
         "predict_by_layer": lambda: {"trainer": trainer, "model": model, "graph": graph, "path": world.new(".npy")},
         "prepare_graph": lambda: {"source": arrays, "out": world.new()},
         "prepare_shard": lambda: {"source": arrays, "folder": world.new(), "index": 0, "num_shards": 2},
         "quantize_rows": lambda: {"x": torch.ones(3, 2)},
         "save_shards": lambda: {"graph": graph, "partition": world.partition, "folder": world.new()},
         "split_edges": lambda: {"graph": graph, "negatives": 2},
+        "through_layers": lambda: {"module": model, "batch": Data(torch.ones(3, 2))},
     }
 
 

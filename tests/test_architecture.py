@@ -21,6 +21,7 @@ LINE = [
     {"prepare", "sampling"},
     {"batches"},
     {"layerwise"},
+    {"evaluation"},
     {"data", "rounds"},
     {"sharded", "strategies"},
     {"callbacks"},

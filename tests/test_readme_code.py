@@ -62,11 +62,18 @@ assert sum(EdgeSampler(1.0).sample_bulk(graph, seeds, keys)[0].num_sampled_edges
     "class Halving": "assert trainer.global_step == 64",
     "holding=Holding(Rotate())": "trainer.fit(model, data)",
     "GCNNorm()": "assert graph.edge_arrays['edge_weight'].min() > 0 and not conv.normalize",
-    "def layers": """
+    "return through_layers(self, batch)": """
 model = SAGE(8, 4).eval()
 predict_by_layer(pl.Trainer(), model, Graph.from_pyg(pyg_data), "rows.npy")
 pyg_data.batch_size = pyg_data.num_nodes
 assert numpy.allclose(numpy.load("rows.npy"), model(pyg_data).detach(), atol=1e-5)
+""",
+    "self.sums((": """
+model = type("Model", (pl.LightningModule,), {"layers": layers})()
+model.linear, model.sums = torch.nn.Linear(8, 4), torch_geometric.nn.SimpleConv(aggr="sum")
+appnp, weight = torch_geometric.nn.APPNP(2, 0.1, normalize=False), torch.ones(pyg_data.num_edges)
+expected, pyg_data.edge_weight = appnp(model.linear(pyg_data.x), pyg_data.edge_index, weight), weight
+assert torch.allclose(through_layers(model, pyg_data), expected, rtol=1e-4)
 """,
     "on_rows=evaluate": "assert 0 < accuracy.compute() < 1",
 }

@@ -30,6 +30,7 @@ class BatchStore(GlobalStorage):  # type: ignore[misc]
     """
 
     _blocks: tuple[Block, ...] = ()
+    _edge_arrays: frozenset[str] = frozenset()  # names that the graph knows
 
     def promise(self, blocks: tuple[Block, ...]) -> None:
         """Hold these blocks, and promise an ``edge_index`` of the edges of the first one."""
@@ -130,13 +131,23 @@ class SampledData(Data):  # type: ignore[misc]
     @property
     def blocks(self) -> list[Block]:
         """One block per layer, outermost first. Gone once ``edge_index`` is replaced."""
-        if not self._store._blocks:
+        found = self._found_blocks()
+        if not found:
             raise AttributeError  # __getattr__ says why
-        return list(self._store._blocks)
+        return list(found)
 
     @blocks.setter
     def blocks(self, blocks: list[Block]) -> None:
         self._store._blocks = tuple(blocks)
+
+    def _found_blocks(self) -> tuple[Block, ...]:
+        blocks: tuple[Block, ...] = self._store._blocks
+        return blocks
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether the batch still has its blocks."""
+        return bool(self._found_blocks())
 
     @property
     def num_targets(self) -> int:
@@ -153,7 +164,13 @@ class SampledData(Data):  # type: ignore[misc]
     def is_filler(self, is_filler: bool) -> None:
         self._store["is_filler"] = is_filler
 
+    def promise_x0(self, read: Callable[[], Tensor]) -> None:
+        """Let ``read`` return ``x0`` when it is first read."""
+        self.__dict__["_read_x0"] = read
+
     def __getattr__(self, key: str) -> Any:
+        if key == "x0" and "_read_x0" in self.__dict__:
+            self.x0 = self.__dict__.pop("_read_x0")()
         if key == "blocks":
             raise AttributeError(
                 "This batch has no blocks: they went when its edge_index was replaced, for they describe the "
@@ -195,8 +212,55 @@ def assemble(
     data.batch_size = sample.num_sampled_nodes[0]
     data.num_sampled_nodes = list(sample.num_sampled_nodes)
     data.num_sampled_edges = list(sample.num_sampled_edges)
+    data._store._edge_arrays = frozenset(graph.edge_arrays)
     data._store.promise(_blocks(sample, data))
     return data
+
+
+def one_hop(batch: SampledData, block: Block, x: Tensor | None = None) -> SampledData:
+    """The batch of one hop that a layer on ``block``, one of the batch's blocks, reads: the first rows of all arrays.
+
+    Nodes and edges of a block are the first of those of the blocks before it, so no array is copied.
+
+    Args:
+        batch: A batch with blocks, or what this function made of it for the layer before.
+        block: The layer's block.
+        x: What the layer before returned. Default: the batch's own ``x``, which then is ``x0`` as well.
+    """
+    store, view = batch._store, SampledData.__new__(SampledData)
+    view.__dict__["_store"] = BatchStore(_parent=view)  # Data.__init__ would take longer than all that follows
+    num_nodes, num_edges, entries = store._blocks[0].num_src, store._blocks[0].num_edges, view._store._mapping
+    for name, value in store._mapping.items():
+        size = len(value) if isinstance(value, Tensor) and value.dim() else -1
+        is_of_edges = size == num_edges and (size != num_nodes or name in store._edge_arrays or name[:4] == "edge")
+        rows = block.num_edges if is_of_edges else block.num_src if size == num_nodes else size
+        entries[name] = value if rows == size else value[:rows]
+    if x is not None:
+        entries["x"] = x
+    elif "x" in entries:
+        entries["x0"] = entries["x"]
+    if "num_nodes" in entries:
+        entries["num_nodes"] = block.num_src
+    entries["batch_size"] = block.num_dst
+    entries["num_sampled_nodes"] = [block.num_dst, block.num_src - block.num_dst]
+    entries["num_sampled_edges"] = [block.num_edges]
+    view._store._edge_arrays = store._edge_arrays
+    view._store.promise((block,))
+    return view
+
+
+def with_x(batch: SampledData, sample: Sample, x: Tensor) -> SampledData:
+    """The batch of a sample with other features: the values of its matrices have their type."""
+    batch.x = x
+    batch._store.promise(_blocks(sample, batch))
+    return batch
+
+
+def rows_by_name(arrays: dict[str, Tensor], rows: Tensor, *, widen: bool) -> dict[str, Tensor]:
+    """Rows of arrays as a batch has them: without the scales of arrays that they are multiplied with."""
+    data = SampledData()
+    _gather(data, arrays, rows, lambda _: None, widen=widen)
+    return dict(data._store._mapping)
 
 
 def writes_of(batch: SampledData) -> list[int]:

@@ -7,17 +7,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
-from lightning_gnn_dist.batches.loader import BatchLoader, batches_of_ranks
+from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.batches.placement import device_of
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.checks import (
     check_at_least,
@@ -33,10 +35,15 @@ from lightning_gnn_dist.data.model_depth import DepthCheck
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.train_loader import TrainLoader
 from lightning_gnn_dist.engine.rng import Purpose
+from lightning_gnn_dist.evaluation.budget import DEFAULT_BYTES, budget, ranks_here
+from lightning_gnn_dist.evaluation.choice import Evaluated
+from lightning_gnn_dist.evaluation.layered_loader import LayeredLoader, ReadyRows, Targets
+from lightning_gnn_dist.evaluation.model_layers import ModelLayers, layers_of_model
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.wire.collectives import gather_numbers
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.joint import CountsSeeds, ForStrategies
@@ -66,6 +73,7 @@ class GraphDataModule(LightningDataModule, ABC):
         self._whole: GlobalBatches | None = None
         self._depth = DepthCheck()
         self._is_told = False
+        self._eval_bytes = DEFAULT_BYTES
 
     # What a subclass says.
 
@@ -252,7 +260,14 @@ class GraphDataModule(LightningDataModule, ABC):
     def _nodes_loader(self, nodes: Tensor, whose: str) -> BatchLoader:
         return self._eval_loader(self._settings.of_evaluation(), nodes, f"{whose} {nodes.numel()} nodes")
 
-    def _eval_loader(self, sampler: Sampler, seeds: Tensor, whose: str, num_ids: int | None = None) -> BatchLoader:
+    def _eval_loader(
+        self,
+        sampler: Sampler,
+        seeds: Tensor,
+        whose: str,
+        num_ids: int | None = None,
+        targets: Callable[[Tensor], Targets] = Targets,
+    ) -> BatchLoader:
         """Return a loader of this rank's share of ``seeds``, sampled in the whole graph."""
         self._depth.check(self.trainer, self.sampler)
         self._tell_of_estimates()
@@ -260,13 +275,38 @@ class GraphDataModule(LightningDataModule, ABC):
         if count < world_size:
             raise ValueError(f"{whose}, but {world_size} ranks share the evaluation: each needs one at least.")
         share = seeds.tensor_split(world_size)[self._eval_place()]
-        num_batches = batches_of_ranks(count, world_size, self.evaluation.batch_size or self.batch_size)
+        evaluated = Evaluated(seeds, lambda ids: targets(ids).nodes.unique(), world_size)
+        size = self.evaluation.batch_size or self._eval_batch_size(evaluated)
         loading, source = self.loading, self._whole_source(sampler, num_ids)
         if loading.sample_on != "cpu":
             loading = replace(loading, bulk_size=1)  # full neighbourhoods are large for a device
-        loader = self._loader(source, share, num_batches, self.seed, loading, shuffle=False)
+        rows = self._ready_rows(evaluated, size)
+        make = BatchLoader if rows is None else partial(LayeredLoader, rows, targets)
+        num_batches = evaluated.num_batches(size)
+        loader = self._loader(source, share, num_batches, self.seed, loading, shuffle=False, make=make)
         self._loaders.append(loader)
         return loader
+
+    def _eval_batch_size(self, evaluated: Evaluated) -> int:
+        """Return how many seeds a batch of an evaluation has, the same on all ranks."""
+        return self.batch_size
+
+    def _ready_rows(self, evaluated: Evaluated, batch_size: int) -> ReadyRows | None:
+        """Return what computes the rows of all seeds layer by layer, or None where batches do it at less cost."""
+        return None
+
+    def _model_layers(self) -> ModelLayers | None:
+        """Return the layers of the model, if it has as many as the batches have hops, and no estimate is asked for."""
+        module = self._module()
+        model = None if module is None or self.evaluation.sampler is not None else layers_of_model(module)
+        return model if model is not None and len(model.layers) == self.sampler.num_hops else None
+
+    def _agree_on_budget(self) -> None:
+        """Find out how much memory an evaluation may take. Collective."""
+        device = device_of(self.trainer)
+        own = budget(self.evaluation.bytes, device, ranks_here(self._world_size()))
+        of_ranks = gather_numbers([own], device) if self._world_size() > 1 else [[own]]
+        self._eval_bytes = min(of_ranks)[0]
 
     def _tell_of_estimates(self) -> None:
         if self.evaluation.sampler is not None and not self._is_told:
@@ -274,9 +314,17 @@ class GraphDataModule(LightningDataModule, ABC):
             self._is_told = True
 
     def _loader(
-        self, source: BatchSource, seeds: Tensor, num_batches: int, seed: int, loading: Loading, *, shuffle: bool = True
+        self,
+        source: BatchSource,
+        seeds: Tensor,
+        num_batches: int,
+        seed: int,
+        loading: Loading,
+        *,
+        shuffle: bool = True,
+        make: Callable[..., BatchLoader] = BatchLoader,
     ) -> BatchLoader:
-        return BatchLoader(
+        return make(
             source,
             seeds,
             num_batches,
@@ -286,6 +334,10 @@ class GraphDataModule(LightningDataModule, ABC):
             num_threads=loading.num_threads,
             num_ranks=self._world_size(),
         )
+
+    def _module(self) -> LightningModule | None:
+        """Return the model that is trained or evaluated."""
+        return None if self.trainer is None else getattr(self.trainer, "lightning_module", None)
 
     def _world_size(self) -> int:
         return self.trainer.world_size if self.trainer is not None else 1

@@ -24,6 +24,7 @@ from lightning_gnn_dist.data.part_datamodule import PartDataModule
 from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
@@ -116,7 +117,8 @@ class LinkDataModule(PartDataModule):
         edges = self.split.edges[name]
         sampler = HeldLinkSampler(self._settings.of_evaluation(), edges, self.split.negatives[name])
         count = edges.shape[1]
-        return self._eval_loader(sampler, torch.arange(count), f"There are {count} {name} edges", num_ids=count)
+        whose = f"There are {count} {name} edges"
+        return self._eval_loader(sampler, torch.arange(count), whose, count, lambda ids: Targets(*sampler.ends(ids)))
 
     def _most_seeds(self, world_size: int) -> int:
         if world_size not in self._most:

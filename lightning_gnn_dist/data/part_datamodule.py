@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
@@ -18,10 +19,16 @@ from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import default_period
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.switcher import PartSwitcher
+from lightning_gnn_dist.evaluation.choice import Counter, Evaluated
+from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
+from lightning_gnn_dist.evaluation.model_layers import ModelLayers
+from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import draws_anywhere
+from lightning_gnn_dist.wire.collectives import Channel
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.joint import HasDigests, HasParts
@@ -68,6 +75,7 @@ class PartDataModule(GraphDataModule):
                 self.partition(self._world_size())
 
     def setup(self, stage: str) -> None:
+        self._agree_on_budget()
         if stage == "fit":
             self._num_batches()
 
@@ -158,6 +166,32 @@ class PartDataModule(GraphDataModule):
         passes = steps * trainer.accumulate_grad_batches / self._num_batches()
         epochs = trainer.max_epochs
         return min(passes, math.inf if epochs is None or epochs < 0 else epochs) / every
+
+    def _eval_batch_size(self, evaluated: Evaluated) -> int:
+        if self.evaluation.sampler is not None:
+            return self.batch_size
+        return self._counter().batch_size(evaluated, self.batch_size, self._eval_bytes)
+
+    def _ready_rows(self, evaluated: Evaluated, batch_size: int) -> ReadyRows | None:
+        model = self._model_layers()
+        if model is None or not (model.are_better or self._counter().is_cheaper_by_layer(evaluated, batch_size)):
+            return None
+        seeds, num_ranks = evaluated.nodes_of(evaluated.ids), evaluated.num_ranks
+        if model.norm is not None:  # such a layer takes all rows at once, so every rank computes them
+            seeds, num_ranks = torch.arange(self.num_nodes), 1
+
+        def nodes_of_rank(model: ModelLayers, channel: Channel) -> WholeNodes:
+            more = whole_graph_arrays(model.layers, self.graph)
+            widen = self.loading.widen
+            sizes = len(model.layers), channel.size, self._eval_bytes
+            return WholeNodes(self.graph, seeds, *sizes, widen=widen, more=more)
+
+        folder = None if self.graph.path is None else self.graph.path.parent
+        assert self.trainer is not None
+        return ReadyRows(self.trainer, nodes_of_rank, num_ranks, self._eval_bytes, folder)
+
+    def _counter(self) -> Counter:
+        return Counter(self.graph, self.sampler.num_hops, self._module())
 
     def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> GraphSource:
         return self._source(self.graph, sampler, num_ids)

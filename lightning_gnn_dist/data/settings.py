@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import check_sample_on
 from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given, check_instance, check_seed, make_plain
+from lightning_gnn_dist.evaluation.budget import LEAST_BYTES
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -17,17 +18,22 @@ class Evaluation:
     """How the whole graph is sampled for validation, testing and prediction.
 
     Args:
-        batch_size: Nodes evaluated at once, or held edges, each with all of its negatives. Default: the data module's
-            ``batch_size``. Full neighbourhoods are large.
+        batch_size: Nodes evaluated at once, or held edges, each with all of its negatives. Default: as many as
+            ``bytes`` allow, and at least the data module's ``batch_size``: neighbourhoods overlap, so a few large
+            batches cost less than many small ones.
         sampler: A ``NeighborSampler`` with as many hops as training has, which makes metrics and predictions
             estimates. Default: all neighbours within these hops, which makes them exact.
+        bytes: Memory that an evaluation may take on each rank, beside what the rank takes anyway. Default: 4 GiB. It is
+            halved until it is at most half of the rank's share of the memory that is free when it begins.
     """
 
     batch_size: int | None = None
     sampler: Sampler | None = None
+    bytes: int | None = None
 
     def __post_init__(self) -> None:
         check_at_least_if_given(1, batch_size=self.batch_size)
+        check_at_least_if_given(LEAST_BYTES, bytes=self.bytes)
         if self.sampler is not None:
             check_instance("sampler", self.sampler, NeighborSampler, "an object such as NeighborSampler([50, 50])")
         make_plain(self)

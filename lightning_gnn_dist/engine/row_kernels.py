@@ -1,11 +1,11 @@
-"""The compiled loop in which a rank draws edges of its own rows for the batches of other ranks."""
+"""Compiled loops over rows of the graph: draws for the batches of other ranks, and how far neighbourhoods reach."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from lightning_gnn_dist.engine.compiling import compiled
-from lightning_gnn_dist.engine.kernels import Array, Rule, draw_row, is_whole
+from lightning_gnn_dist.engine.kernels import Array, Rule, draw_row, is_no_row, is_whole
 
 _U = np.uint64
 
@@ -46,3 +46,49 @@ def draw_rows(
                 positions[_U(out + edge)] = first + edge
         else:
             draw_row(indices, first, degree, fanout, keys[_U(i)], nodes[_U(i)], rule, heights, positions, out)
+
+
+@compiled
+def reach(
+    indptr: Array, indices: Array, seeds: Array, most_edges: int, found: Array, queue: Array, nodes: Array, edges: Array
+) -> bool:
+    """Find all nodes within some hops of the seeds. False if the graph is damaged.
+
+    Args:
+        indptr: The row starts of the graph.
+        indices: The in-neighbours of its rows.
+        seeds: Distinct nodes, int64.
+        most_edges: Stop when edges into the nodes of all hops but the last are more.
+        found: False for every node of the graph, and so again at the end.
+        queue: Receives the nodes, hop after hop; as long as the graph has nodes.
+        nodes: Receives how many nodes lie within 0, 1, 2 ... hops, one number more than there are hops.
+        edges: Receives how many edges lead to nodes within 0, 1 ... hops, one number for each hop.
+    """
+    size, num_nodes, first, total, is_whole_graph = len(seeds), len(indptr) - 1, 0, 0, True
+    for i in range(size):
+        queue[_U(i)] = seeds[_U(i)]
+        found[_U(seeds[_U(i)])] = True
+    nodes[0] = size
+    for hop in range(len(edges)):
+        last = size
+        for i in range(first, last):
+            if total > most_edges or not is_whole_graph:
+                break
+            start, end = indptr[_U(queue[_U(i)])], indptr[_U(queue[_U(i)] + 1)]
+            if is_no_row(start, end, len(indices)):
+                is_whole_graph = False
+                break
+            total += end - start
+            for edge in range(start, end):
+                sender = np.int64(indices[_U(edge)])
+                if _U(sender) >= _U(num_nodes):
+                    is_whole_graph = False
+                    break
+                if not found[_U(sender)]:
+                    found[_U(sender)] = True
+                    queue[_U(size)] = sender
+                    size += 1
+        first, edges[hop], nodes[hop + 1] = last, total, size
+    for i in range(size):
+        found[_U(queue[_U(i)])] = False
+    return is_whole_graph

@@ -1,1 +1,1 @@
-"""Prediction for all nodes, one layer after the other."""
+"""Models defined by their layers: run on a batch, or for all nodes one layer after the other."""

@@ -31,7 +31,8 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.joint import HoldsShards
-from lightning_gnn_dist.layerwise.layers import Layer, LayerWork, OnRows, has_layers, with_x
+from lightning_gnn_dist.layerwise.layers import Layer, LayerWork, OnRows, has_layers, with_arrays, with_x
+from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layerwise.sharded_layers import ShardedWork
 from lightning_gnn_dist.layerwise.shared_rows import SharedRows
 from lightning_gnn_dist.wire import collectives
@@ -122,12 +123,13 @@ class _Work(LayerWork):
         if num_nodes < num_ranks:
             raise ValueError(f"{num_nodes} nodes are too few for {num_ranks} ranks to share.")
         rank_zero_info(f"{len(layers)} layers, one after the other, for {num_nodes:,} nodes.")
-        graph, files = self.graph, [self.shared_rows(self.path, num_nodes) for _ in layers]
+        graph = self.inputs = with_arrays(self.graph, whole_graph_arrays(layers, self.graph))
+        files = [self.shared_rows(self.path, num_nodes) for _ in layers]
         try:
             for layer, file in zip(layers[:-1], files, strict=False):
                 self._write_layer(layer, graph, file, None)
                 file.complete()
-                graph = with_x(self.graph, file.draft)
+                graph = with_x(self.inputs, file.draft)
             self._write_layer(layers[-1], graph, files[-1], self.on_rows)
             files[-1].publish()
         finally:

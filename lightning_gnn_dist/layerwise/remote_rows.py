@@ -7,7 +7,7 @@ A row of the halo comes from the rank that computes it, once for each layer, in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.storage import npy
 from lightning_gnn_dist.graph.storage.row_file import RowFile, make
 from lightning_gnn_dist.graph.storage.store import map_npy
+from lightning_gnn_dist.layerwise.layers import with_arrays
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.wire.collectives import Channel
 
@@ -51,8 +52,16 @@ class Division:
 
     def nodes(self, rank: int) -> range:
         """The nodes that ``rank`` computes."""
-        slot = rank % self._num_shards * self._copies + rank // self._num_shards
+        slot = self._slot(rank)
         return range(int(self.starts[slot]), int(self.starts[slot + 1]))
+
+    def by_rank(self, nodes: Tensor) -> list[Tensor]:
+        """Divide increasing nodes by the rank that computes them."""
+        of_slots = nodes.split(torch.searchsorted(nodes, self.starts).diff().tolist())
+        return [of_slots[self._slot(rank)] for rank in range(len(of_slots))]
+
+    def _slot(self, rank: int) -> int:
+        return rank % self._num_shards * self._copies + rank // self._num_shards
 
 
 class RemoteRows:
@@ -92,6 +101,11 @@ class RemoteRows:
         indptr = self._kept("indptr", torch.cat([rows.indptr, ends]))
         arrays = {name: self._with_halo(name, array) for name, array in sorted(rows.node_arrays.items())}
         return checked_graph(indptr, self._local_indices(rows.indices), arrays, rows.edge_arrays)
+
+    def with_arrays(self, graph: Graph, arrays: Mapping[str, Tensor]) -> Graph:
+        """The graph with more node arrays, of which only the own nodes' rows are given. Collective."""
+        complete = {name: self._with_halo(name, array) for name, array in sorted(arrays.items())}
+        return with_arrays(graph, complete)
 
     def complete(self, path: Path) -> None:
         """Add the rows of the halo to a file that has the own nodes' rows. Collective."""

@@ -19,6 +19,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage import drafts
 from lightning_gnn_dist.graph.storage.row_file import RowFile, make
 from lightning_gnn_dist.layerwise.layers import Layer, LayerWork, with_x
+from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layerwise.remote_rows import Division, RemoteRows
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks
 from lightning_gnn_dist.wire import collectives
@@ -47,6 +48,7 @@ class ShardedWork(LayerWork):
             with drafts.folder_beside(self.folder.resolve()) as folder:  # the disk of the shards has room for rows
                 halo = RemoteRows(shard, division, channel, folder, self.budget_bytes)
                 graph = halo.graph()
+                graph = self.inputs = halo.with_arrays(graph, whole_graph_arrays([*inner, last], graph))
                 for index, layer in enumerate(inner):
                     graph = self._next(layer, graph, halo, folder, index)
                 self._write_last(last, graph, range(halo.num_own), int(bounds.nodes[-1]))

@@ -83,9 +83,17 @@ class HeldLinkSampler:
         return self.sampler.num_hops
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        pairs = [targets(self.edges[:, ids].to(torch.int64), self.negatives[ids].to(torch.int64)) for ids in seeds]
+        pairs = [self._pairs(ids) for ids in seeds]
         samples = around(graph, self.sampler, pairs, keys)
         return [labelled(*found, ids.numel()) for ids, found in zip(seeds, samples, strict=True)]
+
+    def ends(self, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The nodes that a batch of some edges needs, in increasing order, and its ``edge_label_index`` and labels."""
+        nodes, positions = self._pairs(ids).unique(return_inverse=True)
+        return nodes, labels(positions, ids.numel())
+
+    def _pairs(self, ids: Tensor) -> Tensor:
+        return targets(self.edges[:, ids].to(torch.int64), self.negatives[ids].to(torch.int64))
 
 
 def positions_of_links(graph: Graph, owner: Tensor, undirected: bool) -> Tensor:
@@ -164,6 +172,11 @@ def without(sample: Sample, dropped: Tensor) -> Sample:
 
 def labelled(sample: Sample, ends: Tensor, num_edges: int) -> Sample:
     """The sample with ``edge_label_index`` and ``edge_label``: the first ``num_edges`` targets are edges."""
+    return sample._replace(extra=labels(ends, num_edges), is_constant=False)
+
+
+def labels(ends: Tensor, num_edges: int) -> dict[str, Tensor]:
+    """The arrays ``edge_label_index`` and ``edge_label`` of a batch whose first ``num_edges`` targets are edges."""
     label = torch.zeros(ends.shape[1], device=ends.device)
     label[:num_edges] = 1.0
-    return sample._replace(extra={"edge_label_index": ends, "edge_label": label}, is_constant=False)
+    return {"edge_label_index": ends, "edge_label": label}

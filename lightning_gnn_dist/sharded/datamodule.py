@@ -18,13 +18,18 @@ from lightning_gnn_dist.data.boundary import Boundary, Fetch, Isolated, check_bo
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.evaluation.choice import Evaluated
+from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
+from lightning_gnn_dist.evaluation.model_layers import ModelLayers
+from lightning_gnn_dist.evaluation.shard_nodes import ShardNodes
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import check_sampler
 from lightning_gnn_dist.sharded.source import ShardedSource
-from lightning_gnn_dist.wire.collectives import all_gather_rows, open_channel
+from lightning_gnn_dist.wire.collectives import Channel, all_gather_rows, open_channel
 
 
 class ShardedDataModule(GraphDataModule):
@@ -102,6 +107,7 @@ class ShardedDataModule(GraphDataModule):
 
     def setup(self, stage: str) -> None:
         """Open the own shard, and connections to the other ranks. Collective."""
+        self._agree_on_budget()
         if self._graph is None:
             self._graph = self._connect()
         if stage == "fit":
@@ -194,6 +200,26 @@ class ShardedDataModule(GraphDataModule):
     def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> ShardedSource:
         stream = stream_to(device_of(self.trainer))
         return ShardedSource(self._whole_graph(), sampler, widen=self.loading.widen, stream=stream)
+
+    def _ready_rows(self, evaluated: Evaluated, batch_size: int) -> ReadyRows | None:
+        model = self._model_layers()
+        if model is None:
+            return None
+        world_size = evaluated.num_ranks
+        if model.norm is not None and world_size > 1:
+            raise ValueError(
+                f"{model.norm} takes the rows of all nodes at once, and no rank has those of a sharded graph: choose a "
+                "norm of single rows such as BatchNorm, or give every host the whole graph."
+            )
+
+        def nodes_of_rank(model: ModelLayers, channel: Channel) -> ShardNodes:
+            shard = self._whole_graph().shard
+            more = whole_graph_arrays(model.layers, shard.rows, shard.first_node)
+            most = self._eval_bytes // 4
+            return ShardNodes(shard, channel, most, self.path.resolve().parent, widen=self.loading.widen, more=more)
+
+        assert self.trainer is not None
+        return ReadyRows(self.trainer, nodes_of_rank, world_size, self._eval_bytes, self.path.resolve().parent)
 
     def _judging_loader(self, name: str) -> BatchLoader:
         return self._nodes_loader(self._whole_graph().split(name), f"{name}_mask marks")

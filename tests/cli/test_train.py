@@ -101,7 +101,7 @@ def test_any_data_module_has_a_class_path(tmp_path: Path) -> None:
     options = [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.max_epochs=1", *SMALL[1:]]
     run_ranks(command, 2, "fit", f"--config={tmp_path}/shares.yaml", *options)
     assert accuracies(tmp_path / "llcg" / "version_0")[-1] > 0.15
-    layered = ["--model=layers.LayeredSAGE", f"--output={tmp_path}/logits.npy", *options]
+    layered = [f"--output={tmp_path}/logits.npy", *options]
     run_ranks(command, 2, "predict", f"--config={tmp_path}/shares.yaml", *layered)
     assert np.load(tmp_path / "logits.npy").shape == (2000, 8)
 
@@ -287,7 +287,7 @@ def test_predict_writes_a_row_for_every_node(tmp_path: Path) -> None:
 
 
 def test_predict_by_layer_says_what_batches_say(tmp_path: Path) -> None:
-    config = ["predict", "--config=configs/local_sgd.yaml", "--model=layers.LayeredSAGE", *SMALL]
+    config = ["predict", "--config=configs/local_sgd.yaml", *SMALL]
     writer = f"{{class_path: lightning_gnn_dist.PredictionWriter, init_args: {{path: {tmp_path}/batches.npy}}}}"
     run_ranks(command, 2, *config, f"--output={tmp_path}/layers.npy", "--budget_megabytes=16")
     run_ranks(command, 2, *config, f"--trainer.callbacks={writer}")

@@ -14,12 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GATv2Conv, GCNConv, GINEConv, SAGEConv
+from torch_geometric.nn import GCN, GATv2Conv, GCNConv, GINEConv, SAGEConv
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.layerwise import layers
 from lightning_gnn_dist.layerwise.layers import has_layers
 from lightning_gnn_dist.layerwise.prediction import predict_by_layer
+from lightning_gnn_dist.layerwise.ready_made import layers_of
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.memory import Peak, give_back_at_once, reads_memory
@@ -96,6 +98,38 @@ def test_every_kind_of_layer_is_exact(kind: str, tmp_path: Path, monkeypatch: py
     torch.testing.assert_close(found, expected.x, atol=1e-5, rtol=1e-5)
     assert [file.name for file in tmp_path.iterdir()] == ["logits.npy"]
     assert "predict_step" not in vars(model)
+
+
+class Residual(pl.LightningModule):
+    """PyG's GCN, which normalises by the degrees of all nodes, and the input rows once more at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gnn = GCN(NUM_FEATURES, 8, 3, NUM_FEATURES, jk="lstm")
+        self.reads: list[bool] = []
+
+    def layers(self) -> Sequence[Callable[[Any], Tensor]]:
+        *inner, last = layers_of(self.gnn)
+        return [*inner, lambda batch: self.note(batch) + last(batch) + batch.x0[: batch.batch_size]]
+
+    def note(self, batch: Any) -> int:
+        self.reads.append("x0" in batch)
+        return 0
+
+
+def test_layers_see_input_rows_and_the_degrees_of_the_whole_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "end_of_batch", lambda graph, start, end, *_: min(start + 100, end))
+    model, edges = Residual(), graph()
+    x, scale = quantize_rows(edges.node_arrays["x"])
+    edges.node_arrays |= {"x": x, "x_scale": scale}
+    predict_by_layer(quiet(), model, edges, tmp_path / "logits.npy")
+    assert model.reads == [False] * 16  # they are read when a layer asks for them
+    data, x = whole(edges), x.float() * scale.view(-1, 1)
+    expected = model.eval().gnn(x, data.edge_index) + x
+    torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / "logits.npy")), expected, atol=1e-5, rtol=1e-5)
 
 
 STRATEGIES = {"ddp": lambda: "ddp", "local_sgd": LocalSGDStrategy, "grappa": GrappaStrategy}

@@ -17,11 +17,12 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GATv2Conv, GCNConv, SAGEConv
+from torch_geometric.nn import GCN, GATv2Conv, GCNConv, SAGEConv
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layerwise import layers, remote_rows
 from lightning_gnn_dist.layerwise.prediction import predict_by_layer
+from lightning_gnn_dist.layerwise.ready_made import layers_of
 from lightning_gnn_dist.layerwise.remote_rows import Division, RemoteRows
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, save_shards
@@ -54,6 +55,23 @@ class Deep(pl.LightningModule):
 
     def layers(self) -> Sequence[Callable[[Data], Tensor]]:
         return [partial(self.layer, conv) for conv in self.convs]
+
+
+class Ready(pl.LightningModule):
+    """PyG's GCN, which needs the degrees of the halo, with its input once more at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gnn = GCN(5, 5, 3, jk="cat", out_channels=5)
+
+    def layers(self) -> Sequence[Callable[[Data], Tensor]]:
+        *inner, last = layers_of(self.gnn, edge_weight="edge_weight")
+        return [*inner, lambda batch: last(batch) + batch.x0[: batch.batch_size]]
+
+
+def model_of(kind: str) -> pl.LightningModule:
+    return Ready() if kind == "ready" else Deep(kind)
 
 
 def weighted_graph() -> Graph:
@@ -97,20 +115,22 @@ def predict(rank: int, world_size: int, folder: Path, kind: str) -> list[Tensor]
         seen.append(torch.cat([batch.n_id[: batch.batch_size, None], rows], 1))
 
     data = ShardedDataModule(folder / "shares")
-    predict_by_layer(quiet(world_size), Deep(kind), data, folder / "rows.npy", on_rows=evaluate, budget_bytes=16 << 20)
+    predict_by_layer(
+        quiet(world_size), model_of(kind), data, folder / "rows.npy", on_rows=evaluate, budget_bytes=16 << 20
+    )
     return seen
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "shards", "kind"),
-    [(2, 2, "sage"), (4, 4, "gcn"), (4, 2, "attention"), (1, 1, "gcn")],
-    ids=["two", "one copy", "two copies", "alone"],
+    [(2, 2, "sage"), (4, 4, "gcn"), (4, 2, "attention"), (1, 1, "gcn"), (3, 3, "ready")],
+    ids=["two", "one copy", "two copies", "alone", "ready-made"],
 )
 def test_layers_of_shards_are_those_of_the_whole(tmp_path: Path, world_size: int, shards: int, kind: str) -> None:
     graph = weighted_graph()
     save_shards(graph, uneven(shards) if shards > 1 else some_partition(graph, 1), tmp_path / "shares")
-    predict_by_layer(quiet(1), Deep(kind), graph, tmp_path / "alone.npy")
+    predict_by_layer(quiet(1), model_of(kind), graph, tmp_path / "alone.npy")
     results = run_ranks(predict, world_size, tmp_path, kind)
     expected, found = np.load(tmp_path / "alone.npy"), np.load(tmp_path / "rows.npy")
     np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)

@@ -1,0 +1,78 @@
+"""How much memory an evaluation may take: what the user allows, as far as the machine has it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+DEFAULT_BYTES = 4 << 30
+LEAST_BYTES = 16 << 20  # with less, a sampler's table of nodes would leave no room for a batch
+_GROUPS = (("memory.max", "anon"), ("memory/memory.limit_in_bytes", "total_rss"))  # of cgroups, version 2 and 1
+
+
+def budget(wanted: int | None, device: torch.device, num_sharers: int) -> int:
+    """Return the bytes that a rank may take: ``wanted``, halved until it is at most half of a rank's share of what is
+    free.
+
+    Args:
+        wanted: The bytes that the user allows. Default: 4 GiB.
+        device: The device that computes.
+        num_sharers: How many ranks of this host share the memory.
+    """
+    free = free_bytes() // num_sharers
+    if device.type == "cuda":
+        free = min(free, torch.cuda.mem_get_info(device)[0])
+    allowed = DEFAULT_BYTES if wanted is None else wanted
+    while allowed > max(free // 2, LEAST_BYTES):
+        allowed //= 2
+    return allowed
+
+
+def free_bytes() -> int:
+    """Return the bytes of RAM that are free for this process; a very large number where the system does not say."""
+    found = [1 << 62]
+    info = Path("/proc/meminfo")
+    if info.exists():
+        lines = dict(line.split(":") for line in info.read_text().splitlines())
+        found.append(int(lines["MemAvailable"].split()[0]) << 10)
+    for name, used in _GROUPS:
+        limit = Path("/sys/fs/cgroup") / name
+        stat = limit.with_name("memory.stat")
+        if limit.exists() and stat.exists() and (most := limit.read_text().strip()).isdigit():
+            found.append(int(most) - int(dict(line.split() for line in stat.read_text().splitlines()).get(used, 0)))
+    return max(0, min(found))
+
+
+def ranks_here(num_ranks: int) -> int:
+    """Return how many of the ranks run on this host, as their launcher says; all of them if it does not."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(local) if local.isdigit() and 0 < int(local) <= num_ranks else num_ranks
+
+
+def peak_bytes() -> int | None:
+    """Return the most memory that this process has held since :func:`reset_peak`; None where no system says it."""
+    return _status("VmHWM")
+
+
+def held_bytes() -> int | None:
+    """Return the memory that this process holds; None where no system says it."""
+    return _status("VmRSS")
+
+
+def _status(kind: str) -> int | None:
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    return int(lines[kind].split()[0]) << 10 if kind in lines else None
+
+
+def reset_peak() -> bool:
+    """Let :func:`peak_bytes` count from now on. False where the system does not allow it."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True

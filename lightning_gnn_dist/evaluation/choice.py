@@ -1,0 +1,114 @@
+"""How an evaluation is done at the least cost: how many seeds at once, and whether layer by layer for all of them.
+
+    full neighbourhoods:  each batch computes the inner layers of all nodes that it reaches, again for every batch
+    layer by layer:       each layer once for the nodes that any seed reaches, shared by the ranks
+
+Both give the same rows. What they cost is counted, not guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from lightning_gnn_dist.batches.loader import batches_of_ranks
+from lightning_gnn_dist.evaluation.reach import Neighbourhoods
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import bytes_per_row
+from lightning_gnn_dist.layerwise.layers import BYTES_OF_AN_EDGE, COPIES
+
+_LOOKS = 5  # batches whose neighbourhoods are counted, spread over all
+_MARGIN = 1.1  # a batch may reach further than those, and a pass has work of its own
+
+NodesOf = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What all ranks evaluate together.
+
+    Attributes:
+        ids: The ids of nodes or held edges, in the order in which ranks share them.
+        nodes_of: Returns the distinct nodes whose rows some ids need.
+        num_ranks: How many ranks share them.
+    """
+
+    ids: Tensor
+    nodes_of: NodesOf
+    num_ranks: int
+
+    def num_batches(self, batch_size: int) -> int:
+        """Return the batches of each rank."""
+        return batches_of_ranks(self.ids.numel(), self.num_ranks, batch_size)
+
+    def some(self, num_batches: int) -> Iterator[Tensor]:
+        """Yield the nodes of a few batches, if every rank has so many."""
+        shares = self.ids.tensor_split(self.num_ranks)
+        total = num_batches * self.num_ranks
+        for number in sorted({(total - 1) * look // (_LOOKS - 1) for look in range(_LOOKS)}):
+            share, batch = shares[number // num_batches], number % num_batches
+            begin, end = (share.numel() * at // num_batches for at in (batch, batch + 1))
+            yield self.nodes_of(share[begin:end])
+
+
+class Counter:
+    """Counts what the batches of an evaluation cost, before they are made.
+
+    Args:
+        graph: The whole graph.
+        num_hops: Hops that a batch samples.
+        module: The model.
+    """
+
+    def __init__(self, graph: Graph, num_hops: int, module: nn.Module | None) -> None:
+        self._graph, self._reached = graph, Neighbourhoods(graph, num_hops)
+        self._bytes_out = widest_row(module)
+
+    def bytes_of(self, nodes: int, edges: int) -> int:
+        """Return the bytes of a batch, if a layer makes a message for each edge."""
+        graph = self._graph
+        bytes_in = sum(4 * rows[:1].numel() for rows in graph.node_arrays.values())  # as float32
+        of_edge = BYTES_OF_AN_EDGE + bytes_per_row(graph.edge_arrays) + max(bytes_in, self._bytes_out)
+        return nodes * (COPIES * bytes_in + 2 * self._bytes_out) + edges * of_edge
+
+    def batch_size(self, seeds: Evaluated, least: int, budget_bytes: int) -> int:
+        """Return how many ids a batch should have: as many as fit the budget, and at least ``least``."""
+        most = -(-seeds.ids.numel() // seeds.num_ranks)
+        if most <= least or self.bytes_of(self._graph.num_nodes, self._graph.num_edges) <= budget_bytes:
+            return max(most, least)
+        parts = 1
+        while (size := -(-most // parts)) > least:
+            if all(self._fits(nodes, budget_bytes) for nodes in seeds.some(seeds.num_batches(size))):
+                return size
+            parts *= 2
+        return least
+
+    def _fits(self, nodes: Tensor, budget_bytes: int) -> bool:
+        at_most = budget_bytes // self.bytes_of(0, 1)
+        reached = self._reached.of(nodes, at_most)
+        return reached.edges[-1] <= at_most and self.bytes_of(reached.nodes[-1], reached.edges[-1]) <= budget_bytes
+
+    def is_cheaper_by_layer(self, seeds: Evaluated, batch_size: int) -> bool:
+        """Return whether one pass over the layers costs a rank less than its batches of full neighbourhoods.
+
+        It never computes more rows than these do together. But where they do not overlap, it gathers rows for every
+        layer, and they do so once.
+        """
+        num_batches = seeds.num_batches(batch_size)
+        works = [self._reached.of(nodes).work for nodes in seeds.some(num_batches)]
+        together = self._reached.of(seeds.nodes_of(seeds.ids)).work / seeds.num_ranks
+        return _MARGIN * together < num_batches * sum(works) / len(works)
+
+
+def widest_row(module: nn.Module | None) -> int:
+    """Return the bytes of the widest row that a layer of the module makes, as far as its weights tell."""
+    widths = [
+        weight.shape[0]
+        for child in (module.modules() if module is not None else [])
+        if not isinstance(child, nn.Embedding | nn.EmbeddingBag)
+        for weight in child.parameters(recurse=False)
+        if weight.dim() == 2 and not isinstance(weight, nn.UninitializedParameter)
+    ]
+    return 4 * max(widths, default=0)

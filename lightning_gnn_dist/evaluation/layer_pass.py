@@ -1,0 +1,223 @@
+"""Each layer of a model computed once for the nodes that some seeds need, the work shared by all ranks.
+
+    plan:     seeds -> nodes that the last layer computes -> their senders -> nodes that the layer before computes ...
+    compute:  layer l of the own nodes -> rows that other ranks named in the plan are sent there -> layer l + 1
+
+A rank computes the nodes that it owns, so that no row is computed twice, and holds rows of those that it needs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.evaluation.forecast import Forecast
+from lightning_gnn_dist.evaluation.row_table import RowTable, fetch_rows
+from lightning_gnn_dist.layerwise.layers import BYTES_OF_AN_EDGE, COPIES, Layer
+from lightning_gnn_dist.wire.collectives import Channel
+
+_FOR_A_BATCH = 0.4  # of the budget; pages of files and what an allocator keeps come on top
+_FOR_A_TABLE = 0.2  # of the budget: a layer's rows in RAM, beside those of the layer before
+_MESSAGES = 2  # rows that a layer makes for each edge: a sender's, and what attention makes of it
+_FORM = 8  # numbers that tell the type and shape of a row
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_SHORT = ("can't allocate memory", "not enough memory")  # what torch says where the system gives it no memory
+
+Progress = Callable[[int], object]
+
+
+class NodesOfRank(Protocol):
+    """The part of a graph that a rank computes rows for.
+
+    Attributes:
+        bytes_per_edge: Bytes of one edge's arrays.
+        most_rows: The nodes that a batch can have at most.
+    """
+
+    bytes_per_edge: int
+    most_rows: int
+
+    def by_owner(self, nodes: Tensor) -> list[Tensor]:
+        """Divide increasing nodes by the rank that owns them."""
+        ...
+
+    def senders(self, nodes: Tensor) -> Tensor:
+        """Some own nodes and all that send to them, in increasing order."""
+        ...
+
+    def degrees(self, nodes: Tensor) -> Tensor:
+        """How many edges lead to each of some own nodes."""
+        ...
+
+    def prepare(self, nodes: Tensor, seeds: Tensor) -> int:
+        """Have the input rows of these nodes and seeds at hand; return the bytes of one. Collective."""
+        ...
+
+    def one_hop(self, nodes: Tensor, rows: RowTable | None, device: torch.device) -> SampledData:
+        """A batch of own nodes with all their in-neighbours. Its ``x`` are ``rows``, or the input rows, as ``x0``."""
+        ...
+
+
+class Step(NamedTuple):
+    """What a rank does for one layer.
+
+    Attributes:
+        nodes: The own nodes whose rows it computes.
+        wanted: The nodes whose rows it needs.
+        told: Those of its nodes that each rank needs.
+    """
+
+    nodes: Tensor
+    wanted: Tensor
+    told: list[Tensor]
+
+
+@dataclass
+class LayerPass:
+    """One pass over the layers of a model. All ranks make it together.
+
+    Attributes:
+        nodes: The nodes of this rank.
+        channel: The ranks that share the work.
+        device: The device that computes.
+        budget_bytes: Bytes that the pass may take, for a batch and for rows.
+        folder: Where rows go that take more, or None for the system's folder of temporary files.
+        whole: The name of a layer that needs the rows of all nodes in one batch, or None.
+    """
+
+    nodes: NodesOfRank
+    channel: Channel
+    device: torch.device
+    budget_bytes: int
+    folder: Path | None = None
+    whole: str | None = None
+
+    def plan(self, seeds: Tensor, num_layers: int) -> list[Step]:
+        """Return the steps that lead to the last layer's rows of this rank's seeds, in increasing order. Collective."""
+        steps, wanted = list[Step](), seeds
+        for _ in range(num_layers):
+            told = self.channel.exchange(self.nodes.by_owner(wanted))
+            nodes = told[0] if len(told) == 1 else torch.cat(told).unique()
+            steps.insert(0, Step(nodes, wanted, told))
+            wanted = self.nodes.senders(nodes)
+        self.bytes_in = self.nodes.prepare(wanted, seeds)
+        return steps
+
+    def rows(self, layers: Sequence[Layer], steps: Sequence[Step], progress: Progress = lambda _: None) -> RowTable:
+        """Compute the layers; return the rows of the last one for the nodes that the last step wants. Collective.
+
+        Args:
+            layers: The layers, each a function of a batch of one hop.
+            steps: What :meth:`plan` has returned for as many layers.
+            progress: Called with the number of nodes whose rows were computed.
+        """
+        table, bytes_in = None, self.bytes_in
+        self._forecast = Forecast(_FOR_A_BATCH * self.budget_bytes)
+        for layer, step in zip(layers, steps, strict=True):
+            table = self._computed(layer, step, table, bytes_in, progress)
+            bytes_in = table.bytes_of_row
+        assert table is not None
+        return table
+
+    def _computed(
+        self, layer: Layer, step: Step, before: RowTable | None, bytes_in: int, progress: Progress
+    ) -> RowTable:
+        """Compute a layer for the own nodes of a step, and fetch the rows of the others. Collective."""
+        table = None
+        self._held = 0 if before is None else before.bytes_in_ram
+        for nodes, rows in self._batches(layer, step.nodes, before, bytes_in):
+            table = self._table(step, rows) if table is None else table
+            table.write(nodes, rows)
+            self._held += 0 if table.is_file else rows.nbytes
+            progress(len(nodes))
+        if self.channel.size > 1:
+            like = self._agreed_form(None if table is None else table.like)
+            table = self._table(step, like) if table is None else table
+            self._exchange(step, table)
+        assert table is not None
+        return table
+
+    def _table(self, step: Step, like: Tensor) -> RowTable:
+        ids = step.nodes if len(step.told) == 1 else torch.cat([step.nodes, step.wanted]).unique()
+        return RowTable(ids, like, int(_FOR_A_TABLE * self.budget_bytes), self.folder)
+
+    def _batches(
+        self, layer: Layer, nodes: Tensor, before: RowTable | None, bytes_in: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the nodes of each batch of a layer, and their rows."""
+        start, bytes_out = 0, bytes_in
+        edges = torch.cat([nodes.new_zeros(1), self.nodes.degrees(nodes).cumsum(0)])
+        while start < len(nodes):
+            foreseen = partial(self._foreseen, edges, start, bytes_in, bytes_out)
+            fitting = bisect_right(range(start + 1, len(nodes) + 1), self._forecast.allowed, key=foreseen)
+            stop = start + max(fitting, 1)
+            if self.whole is not None:
+                stop = self._all_of(nodes, foreseen(len(nodes)))
+            self._forecast.begin()
+            try:
+                rows = self._rows_of_batch(layer, nodes[start:stop], before)
+            except (MemoryError, RuntimeError) as error:
+                if stop - start == 1 or self.whole is not None or not _is_short_of_memory(error):
+                    raise
+                self._forecast.was_too_much(foreseen(stop))
+                continue
+            yield nodes[start:stop], rows
+            self._forecast.end(foreseen(stop), self._held)
+            start, bytes_out = stop, rows[:1].nbytes
+
+    def _all_of(self, nodes: Tensor, num_bytes: float) -> int:
+        """Return the number of all nodes; refuse them if they take too much memory for one batch."""
+        if num_bytes > self.budget_bytes:
+            raise ValueError(
+                f"{self.whole} takes the rows of all {len(nodes)} nodes at once: about {num_bytes / 1e9:.1f} GB for a "
+                f"layer, and an evaluation may take {self.budget_bytes / 1e9:.1f} GB. Allow more with "
+                "Evaluation(bytes=...), or choose a norm of single rows such as BatchNorm."
+            )
+        return len(nodes)
+
+    def _foreseen(self, edges: Tensor, start: int, bytes_in: int, bytes_out: int, stop: int) -> float:
+        """The bytes of a batch of nodes ``start`` to ``stop``, if its layer makes a message for each edge."""
+        num_edges, num_nodes = int(edges[stop] - edges[start]), stop - start
+        senders = min(num_edges + num_nodes, self.nodes.most_rows)
+        per_edge = BYTES_OF_AN_EDGE + self.nodes.bytes_per_edge + _MESSAGES * max(bytes_in, bytes_out)
+        return COPIES * (senders * bytes_in + num_nodes * bytes_out) + num_edges * per_edge
+
+    def _rows_of_batch(self, layer: Layer, nodes: Tensor, before: RowTable | None) -> Tensor:
+        batch = self.nodes.one_hop(nodes, before, self.device)
+        outputs = layer(batch)
+        if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) < len(nodes):
+            got = f"a tensor of {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise TypeError(
+                f"A layer must return a tensor with a row for each of the {len(nodes)} seeds of its batch, and it "
+                f"returned {got}."
+            )
+        return outputs[: len(nodes)].detach().cpu()
+
+    def _agreed_form(self, like: Tensor | None) -> Tensor:
+        """Return rows of the type and shape that some rank has computed: a rank may own none of the nodes."""
+        form = torch.zeros(_FORM, dtype=torch.int64)
+        if like is not None:
+            described = [1, _DTYPES.index(like.dtype), like.dim() - 1, *like.shape[1:]]
+            form[: len(described)] = torch.tensor(described)
+        told = [piece for piece in self.channel.exchange([form] * self.channel.size) if int(piece[0])]
+        _, dtype, dims, *shape = told[0].tolist()
+        return torch.empty((0, *shape[:dims]), dtype=_DTYPES[dtype])
+
+    def _exchange(self, step: Step, table: RowTable) -> None:
+        """Send the rows that other ranks need, and receive those that this one does. Collective."""
+        own, asked, told = self.channel.rank, self.nodes.by_owner(step.wanted), list(step.told)
+        asked[own], told[own] = asked[own][:0], told[own][:0]
+        fetch_rows(self.channel, asked, told, table.take, table, self.budget_bytes)
+
+
+def _is_short_of_memory(error: Exception) -> bool:
+    is_short = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return is_short or any(words in str(error) for words in _SHORT)

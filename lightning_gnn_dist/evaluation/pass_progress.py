@@ -1,0 +1,20 @@
+"""A progress bar for a pass over the layers, where the trainer shows bars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
+
+
+@contextmanager
+def progress_of(trainer: Trainer, total: int) -> Iterator[Callable[[int], object]]:
+    """Yield a function that counts computed rows of ``total``, on a bar if rank 0 has one."""
+    bar = trainer.progress_bar_callback
+    if bar is None or getattr(bar, "is_disabled", False) or not trainer.is_global_zero:
+        yield lambda _: None
+        return
+    with Tqdm(total=total, desc="Layers of all nodes", unit="rows", leave=False, dynamic_ncols=True) as shown:
+        yield shown.update

@@ -1,0 +1,102 @@
+"""Rows of some nodes: those that a layer has computed, in RAM, or in a file where they would take too much of it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.pool import gather_rows
+from lightning_gnn_dist.graph.storage.mapped import MappedRows
+from lightning_gnn_dist.graph.storage.row_file import RowFile, make
+from lightning_gnn_dist.graph.storage.store import map_npy
+from lightning_gnn_dist.wire.collectives import Channel
+
+_COPIES_SENT = 6  # of the rows that a round of the exchange sends: sent, as bytes, received, kept by an allocator
+
+
+class RowTable:
+    """A row for each of some nodes.
+
+    Args:
+        ids: The nodes, in increasing order.
+        like: Rows of the type and shape that the table's rows have.
+        most_bytes: Bytes that the table may take in RAM; a larger one is a file.
+        folder: Where the file is made. It has no name any more once it is open, so nothing stays of it.
+    """
+
+    def __init__(self, ids: Tensor, like: Tensor, most_bytes: int, folder: Path | None) -> None:
+        self.ids, self.like = ids, like[:0].clone()
+        self.bytes_of_row = like.element_size() * prod(like.shape[1:])
+        self._is_range = ids.numel() > 0 and int(ids[-1]) - int(ids[0]) + 1 == ids.numel()
+        self._rows: Tensor | None = None
+        self.is_file = ids.numel() * self.bytes_of_row > most_bytes
+        if not self.is_file:
+            self._rows = torch.empty((ids.numel(), *like.shape[1:]), dtype=like.dtype)
+            return
+        with tempfile.TemporaryDirectory(dir=folder) as draft:
+            path = Path(draft) / "rows.npy"
+            make(path, ids.numel(), _bits(self.like).numpy())
+            self._file = RowFile(path, "a layer")
+            self._mapped = MappedRows(torch.from_numpy(map_npy(path)))
+
+    @property
+    def bytes_in_ram(self) -> int:
+        """The bytes that the rows take in RAM."""
+        return 0 if self.is_file else len(self.ids) * self.bytes_of_row
+
+    def write(self, nodes: Tensor, rows: Tensor) -> None:
+        """Set the rows of some nodes of the table."""
+        at = self._positions(nodes)
+        if self._rows is not None:
+            self._rows[at] = rows
+        else:
+            self._file.write(at.numpy(), _bits(rows).numpy())
+
+    def take(self, nodes: Tensor) -> Tensor:
+        """Return the rows of some nodes of the table."""
+        at = self._positions(nodes)
+        if self._rows is not None:
+            return gather_rows(self._rows, at)
+        return self._mapped.take(at).view(self.like.dtype)
+
+    def _positions(self, nodes: Tensor) -> Tensor:
+        return nodes - self.ids[0] if self._is_range else torch.searchsorted(self.ids, nodes)
+
+
+def fetch_rows(
+    channel: Channel,
+    asked: Sequence[Tensor],
+    told: Sequence[Tensor],
+    take: Callable[[Tensor], Tensor],
+    table: RowTable,
+    budget_bytes: int,
+) -> None:
+    """Send rows that other ranks need, and write those that this one needs into a table. Collective.
+
+    Args:
+        channel: The ranks.
+        asked: The nodes whose rows each rank sends here.
+        told: The nodes whose rows this rank sends to each.
+        take: Returns own rows of some nodes.
+        table: Receives the rows.
+        budget_bytes: Bytes that a round of the exchange may take, equal on all ranks.
+    """
+    size = max(1, budget_bytes // (_COPIES_SENT * (table.bytes_of_row + 8) * channel.size))
+    most = torch.tensor([max(map(len, asked))])
+    rounds = int(torch.cat(channel.exchange([most] * channel.size)).max())
+    for start in range(0, rounds, size):
+        part = slice(start, start + size)
+        rows = channel.exchange([take(ids[part]) for ids in told], [len(ids[part]) for ids in asked])
+        for ids, piece in zip(asked, rows, strict=True):
+            if len(piece):
+                table.write(ids[part], piece)
+
+
+def _bits(rows: Tensor) -> Tensor:
+    """The rows in a type that numpy has."""
+    return rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows

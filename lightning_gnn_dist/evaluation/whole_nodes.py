@@ -1,0 +1,125 @@
+"""The nodes that a rank computes where every rank has the whole graph."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.batch import SampledData, assemble, rows_by_name, with_x
+from lightning_gnn_dist.batches.file_rows import FileRows
+from lightning_gnn_dist.batches.seed_batch import Promise
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.evaluation.reach import EDGES_OF_A_NODE, Neighbourhoods
+from lightning_gnn_dist.evaluation.row_table import RowTable
+from lightning_gnn_dist.graph.convert import SUFFIX
+from lightning_gnn_dist.graph.graph import Graph, checked_graph
+from lightning_gnn_dist.graph.rows import bytes_per_row
+from lightning_gnn_dist.graph.storage.mapped import MappedRows
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+
+FEATURES = ("x", "x" + SUFFIX)
+
+
+class WholeNodes:
+    """Cuts the nodes that seeds need into ranges of equal work, one for each rank.
+
+    Args:
+        graph: The graph, which all ranks have alike.
+        seeds: The seeds of all ranks.
+        num_layers: Layers of the model.
+        num_ranks: How many ranks share the work.
+        budget_bytes: Bytes that the work may take. Of a graph in files that takes more than half of them, no pages
+            are kept in memory.
+        widen: Make float32 of narrower features.
+        more: Further arrays with a row for each node.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        seeds: Tensor,
+        num_layers: int,
+        num_ranks: int,
+        budget_bytes: int,
+        *,
+        widen: bool = True,
+        more: dict[str, Tensor] | None = None,
+    ) -> None:
+        self._graph, self._widen = graph, widen
+        self._spares_memory = graph.path is not None and graph.num_bytes > budget_bytes // 2
+        self._hop = Neighbourhoods(graph, 1)
+        self._starts = self._divided(seeds, num_layers, num_ranks)
+        self._features = {name: array for name, array in graph.node_arrays.items() if name in FEATURES}
+        others = {name: array for name, array in graph.node_arrays.items() if name not in FEATURES} | (more or {})
+        self._others = checked_graph(graph.indptr, graph.indices, others, graph.edge_arrays)
+        self.bytes_per_edge, self.most_rows = bytes_per_row(graph.edge_arrays), graph.num_nodes
+
+    def by_owner(self, nodes: Tensor) -> list[Tensor]:
+        return list(nodes.split(torch.searchsorted(nodes, self._starts).diff().tolist()))
+
+    def senders(self, nodes: Tensor) -> Tensor:
+        return self._hop.senders(nodes)
+
+    def degrees(self, nodes: Tensor) -> Tensor:
+        return self._graph.indptr[nodes + 1] - self._graph.indptr[nodes]
+
+    def prepare(self, nodes: Tensor, seeds: Tensor) -> int:
+        row = rows_by_name(self._features, nodes[:1], widen=self._widen)
+        return bytes_per_row(row) + bytes_per_row(self._others.node_arrays)
+
+    def one_hop(self, nodes: Tensor, rows: RowTable | None, device: torch.device) -> SampledData:
+        (sample,) = NeighborSampler([-1]).sample_bulk(self._graph, [nodes], [BatchKey(0, 0, 0)])
+        if self._spares_memory:
+            files = FileRows(self._others)
+            files.release()
+            batch = files.assemble(sample, widen=self._widen)
+        else:
+            batch = assemble(self._others, sample, widen=self._widen)
+        if rows is not None:
+            batch = with_x(batch, sample, rows.take(sample.nodes))
+        elif "x" in self._features:
+            batch = with_x(batch, sample, self._inputs(sample.nodes))
+        there: SampledData = batch.to(device)
+        there.x0 = self._promised_inputs(sample.nodes, len(nodes), device)
+        return there
+
+    def input_names(self) -> list[str]:
+        arrays = self._graph.node_arrays
+        names = rows_by_name(arrays, torch.empty(0, dtype=torch.int64), widen=self._widen)
+        return [*names, *({"n_id"} - names.keys()), *self._graph.edge_arrays]
+
+    def inputs(self, name: str, nodes: Tensor) -> Tensor | None:
+        arrays = self._graph.node_arrays
+        if name == "n_id" and name not in arrays:
+            return nodes
+        return self._taken({key: arrays[key] for key in (name, name + SUFFIX) if key in arrays}, nodes).get(name)
+
+    def _promised_inputs(self, nodes: Tensor, num_seeds: int, device: torch.device) -> Promise:
+        def read(ids: Tensor) -> Tensor:
+            return self._inputs(ids).to(device)
+
+        return Promise(lambda: read(nodes), lambda: read(nodes[:num_seeds]), num_seeds)
+
+    def _inputs(self, nodes: Tensor) -> Tensor:
+        return self._taken(self._features, nodes)["x"]
+
+    def _taken(self, arrays: dict[str, Tensor], nodes: Tensor) -> dict[str, Tensor]:
+        """Rows of arrays as batches have them."""
+        if self._spares_memory:
+            arrays = {name: MappedRows(array).take(nodes) for name, array in arrays.items()}
+            nodes = torch.arange(len(nodes))
+        return rows_by_name(arrays, nodes, widen=self._widen)
+
+    def _divided(self, seeds: Tensor, num_layers: int, num_ranks: int) -> Tensor:
+        """The first node of each rank's range, and the number of nodes: ranges that cost the layers the same."""
+        graph = self._graph
+        if num_ranks == 1:
+            return torch.tensor([0, graph.num_nodes])
+        work, needed = torch.zeros(graph.num_nodes, dtype=torch.int64), seeds.unique()
+        for _ in range(num_layers):
+            work[needed] += self.degrees(needed) + EDGES_OF_A_NODE
+            needed = self.senders(needed)
+        upto = work.cumsum(0)
+        shares = torch.arange(1, num_ranks) * int(upto[-1]) // num_ranks
+        cuts = torch.searchsorted(upto, shares, right=True)
+        return torch.cat([cuts.new_zeros(1), cuts, cuts.new_tensor([graph.num_nodes])])

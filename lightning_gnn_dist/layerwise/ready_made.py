@@ -1,0 +1,182 @@
+"""The layers of PyG's ready-made models: what ``BasicGNN.forward`` does in a loop, as one function for each layer.
+
+    h_l = dropout(act(norm(conv_l(h_(l-1), edges))))        out = lin(jk(h_1, ..., h_L))
+
+A layer needs the edges into its own nodes alone. With ``jk``, its rows are [h_1 | ... | h_l].
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import MLP, EdgeConv, GATConv, GATv2Conv, GCNConv, GINConv, LayerNorm, PNAConv, SAGEConv
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.checks import check_instance, check_word, shown
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layerwise.gcn import degree_name, gcn_degrees, gcn_rows, loop_of, multiplies, unweighted
+from lightning_gnn_dist.layerwise.layers import Layer
+
+_CONVS = (SAGEConv, GCNConv, GINConv, GATConv, GATv2Conv, PNAConv, EdgeConv)
+_NAMES = "GraphSAGE, GCN, GIN, GAT, PNA or EdgeCNN of torch_geometric.nn"
+
+
+def layers_of(gnn: BasicGNN, *, edge_weight: str | None = None, edge_attr: str | None = None) -> list[Layer]:
+    """The layers of one of PyG's ready-made models, for a module's ``layers``.
+
+        class Net(pl.LightningModule):
+            def layers(self):
+                return layers_of(self.gnn)
+
+            def forward(self, batch):
+                return through_layers(self, batch)
+
+    The rows are those of ``gnn(batch.x, batch.edge_index)[: batch.batch_size]``. Two things differ in training: a
+    ``BatchNorm`` sees the rows that are needed, and not all of the batch; dropout draws other numbers. ``GCN``
+    normalises by the degrees of the sampled batch, as PyG does, but in :func:`predict_by_layer` and wherever a layer is
+    computed for all nodes by those of the whole graph.
+
+    Args:
+        gnn: ``GraphSAGE``, ``GCN``, ``GIN``, ``GAT``, ``PNA`` or ``EdgeCNN``.
+        edge_weight: Name of the batch's array that ``gnn`` takes as ``edge_weight``. Default: none.
+        edge_attr: Name of the batch's array that ``gnn`` takes as ``edge_attr``. Default: none.
+    """
+    check_instance("gnn", gnn, BasicGNN, f"a {_NAMES}")
+    _check_model(gnn)
+    for name, value, takes in (
+        ("edge_weight", edge_weight, gnn.supports_edge_weight),
+        ("edge_attr", edge_attr, gnn.supports_edge_attr),
+    ):
+        if value is not None:
+            check_word(name, value, name)
+        if value is not None and not takes:
+            raise ValueError(f"{name}: {type(gnn).__name__} takes none, got {shown(value)}. Leave it out.")
+    return [_Layer(gnn, index, edge_weight, edge_attr) for index in range(gnn.num_layers)]
+
+
+def needs_whole_graph(layers: Sequence[Layer]) -> bool:
+    """Whether layers read node arrays of the whole graph, so that rows of sampled batches differ from theirs."""
+    return any(isinstance(layer, _Layer) and layer.degrees is not None for layer in layers)
+
+
+def whole_graph_arrays(layers: Sequence[Layer], graph: Graph, first_node: int = 0) -> dict[str, Tensor]:
+    """Node arrays of the whole graph that layers read in their batches: the degrees by which GCN normalises.
+
+    Args:
+        layers: The layers of a model.
+        graph: The graph, or some rows of it.
+        first_node: The id of the node that the first row is of.
+    """
+    wanted = {layer.degrees for layer in layers if isinstance(layer, _Layer) and layer.degrees is not None}
+    x = graph.node_arrays.get("x")
+    dtype = torch.float64 if x is not None and x.dtype == torch.float64 else torch.float32
+    counted = {degree_name(*kind): gcn_degrees(graph, *kind, first_node) for kind in sorted(wanted, key=str)}
+    return {name: degrees.to(dtype) for name, degrees in counted.items()}
+
+
+@dataclass(frozen=True)
+class _Layer:
+    gnn: BasicGNN
+    index: int
+    edge_weight: str | None
+    edge_attr: str | None
+
+    @property
+    def conv(self) -> Any:
+        """The layer itself, also where it is compiled."""
+        conv = self.gnn.convs[self.index]
+        return getattr(conv, "_orig_mod", conv)
+
+    @property
+    def degrees(self) -> tuple[str | None, float | None] | None:
+        """What :func:`gcn_degrees` is to count, or None for a layer that does not normalise."""
+        conv = self.conv
+        return (
+            (self.edge_weight, loop_of(conv, self.edge_weight))
+            if isinstance(conv, GCNConv) and conv.normalize
+            else None
+        )
+
+    def __call__(self, batch: Data) -> Tensor:
+        gnn, is_last = self.gnn, self.index == self.gnn.num_layers - 1
+        collects, width = hasattr(gnn, "jk"), gnn.hidden_channels
+        x: Tensor = batch.x if self.index == 0 or not collects else batch.x[:, -width:]
+        x = self._convolve(batch, x)
+        if not is_last or gnn.jk_mode is not None:
+            x = self._activate(x)
+        if collects and self.index:
+            x = torch.cat([batch.x[: len(x)], x], dim=-1)
+        if is_last and collects:
+            x = gnn.jk(x.split(width, dim=-1))
+        if is_last and hasattr(gnn, "lin"):
+            x = gnn.lin(x)
+        return x
+
+    def _activate(self, x: Tensor) -> Tensor:
+        gnn = self.gnn
+        act = gnn.act or nn.Identity()
+        norm = gnn.norms[self.index]
+        rows: Tensor = gnn.dropout(norm(act(x)) if gnn.act_first else act(norm(x)))
+        return rows
+
+    def _convolve(self, batch: Data, x: Tensor) -> Any:
+        conv, options = self.conv, self._options(batch)
+        call = self.gnn.convs[self.index]
+        if not isinstance(batch, SampledData) or not batch.has_blocks:
+            return call(x, batch.edge_index, **options)
+        block = batch.blocks[0]
+        if isinstance(conv, GCNConv):
+            return gcn_rows(conv, batch, x, self.edge_weight)
+        if isinstance(conv, PNAConv):  # takes no pair
+            return call(x, batch.edge_index, **options)[: block.num_dst]
+        pair = x, x[: block.num_dst]
+        adds_up = isinstance(conv, SAGEConv | GINConv) and conv.fuse and conv.aggr in ("add", "sum", "mean")
+        if adds_up and multiplies(block, x) and x.dtype == block.dtype:
+            return call(pair, unweighted(block).adj)
+        return call(pair, batch.edge_index, **options)
+
+    def _options(self, batch: Data) -> dict[str, Tensor]:
+        names = {"edge_weight": self.edge_weight, "edge_attr": self.edge_attr}
+        return {argument: batch[name] for argument, name in names.items() if name is not None}
+
+
+def _check_model(gnn: BasicGNN) -> None:
+    kind = type(gnn).__name__
+    if type(gnn).forward is not BasicGNN.forward:
+        raise TypeError(f"{kind} has a forward of its own, so its layers are unknown: write layers() by hand.")
+    for conv in gnn.convs:
+        conv = getattr(conv, "_orig_mod", conv)
+        if not isinstance(conv, _CONVS):
+            raise TypeError(f"{kind} has layers {type(conv).__name__}: gnn must be {_NAMES}. Write layers() by hand.")
+        if getattr(conv, "cached", False):
+            raise ValueError(f"{kind}(cached=True) keeps the degrees of its first batch. Leave cached out.")
+        if isinstance(conv, GCNConv) and conv.aggr not in ("add", "sum"):
+            raise ValueError(f"{kind}(aggr={conv.aggr!r}): layers_of knows GCN with sums. Leave aggr out.")
+        if conv.flow != "source_to_target":
+            raise ValueError(f"{kind}(flow={conv.flow!r}): batches have edges into their nodes. Leave flow out.")
+    for norm in gnn.modules() if gnn.supports_norm_batch else ():
+        if _mixes_rows(norm) and norm is not gnn:
+            raise ValueError(
+                f"norm: {type(norm).__name__} normalises by all rows of the graph at once, so no layer can be computed "
+                'for some nodes. Take norm="batch_norm", or norm="layer_norm" with norm_kwargs={"mode": "node"}.'
+            )
+
+
+def _mixes_rows(norm: nn.Module) -> bool:
+    """Whether a row depends on the others: such norms take the graph of each row, as ``batch``."""
+    is_by_row = isinstance(norm, MLP) or (isinstance(norm, LayerNorm) and norm.mode == "node")
+    kind: Any = type(norm)
+    return not is_by_row and _takes_batch(kind)
+
+
+@cache
+def _takes_batch(kind: Any) -> bool:
+    return "batch" in inspect.signature(kind.forward).parameters

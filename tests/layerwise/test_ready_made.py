@@ -1,0 +1,190 @@
+"""The layers of PyG's ready-made models compute what the models compute, on the whole graph and on a batch of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GAT, GCN, GIN, PNA, EdgeCNN, GraphSAGE, SGConv
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layerwise.ready_made import layers_of, whole_graph_arrays
+from lightning_gnn_dist.layerwise.through_layers import through_layers
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from tests.layerwise.test_through_layers import NUM_NODES, SEEDS, batch_of
+
+
+def whole_data() -> Data:
+    """With some self-loops, one of them twice, nodes that nobody sends to, weights and edge features."""
+    generator = torch.Generator().manual_seed(5)
+    edge_index = torch.randint(NUM_NODES, (2, 700), generator=generator)
+    edge_index[:, :30] = torch.arange(30)
+    edge_index[1][edge_index[1] % 9 == 8] = 1
+    data = Data(
+        torch.randn(NUM_NODES, 6, generator=generator).double(),
+        torch.cat([edge_index.unique(dim=1), torch.tensor([[3], [3]])], 1),
+    )
+    data.edge_weight = torch.rand(data.num_edges, generator=generator).double()
+    data.edge_attr = torch.randn(data.num_edges, 4, generator=generator).double()
+    return data
+
+
+DATA = whole_data()
+GRAPH = Graph.from_pyg(DATA)
+
+
+class Kind(NamedTuple):
+    """A ready-made model, its options, and the names of the arrays of edges that it takes."""
+
+    model: type[BasicGNN]
+    options: dict[str, Any]
+    edges: Mapping[str, str] = MappingProxyType({})
+
+
+DEGREES = torch.bincount(GRAPH.degrees())
+PNA_OPTIONS = {"aggregators": ["mean", "max", "std"], "scalers": ["identity", "attenuation"], "deg": DEGREES}
+KINDS = {
+    "sage": Kind(GraphSAGE, {}),
+    "sage-max": Kind(GraphSAGE, {"aggr": "max"}),
+    "sage-projected": Kind(GraphSAGE, {"aggr": "sum", "project": True, "normalize": True}),
+    "gcn": Kind(GCN, {}),
+    "gcn-weighted": Kind(GCN, {}, {"edge_weight": "edge_weight"}),
+    "gcn-improved": Kind(GCN, {"improved": True}, {"edge_weight": "edge_weight"}),
+    "gcn-improved-ones": Kind(GCN, {"improved": True}),
+    "gcn-without-loops": Kind(GCN, {"add_self_loops": False}),
+    "gcn-as-given": Kind(GCN, {"normalize": False, "bias": False}, {"edge_weight": "edge_weight"}),
+    "gin": Kind(GIN, {"train_eps": True, "act_first": True}),
+    "gat": Kind(GAT, {"heads": 2, "edge_dim": 4}, {"edge_attr": "edge_attr"}),
+    "gat-v2": Kind(GAT, {"heads": 2, "v2": True}),
+    "pna": Kind(PNA, PNA_OPTIONS),
+    "pna-edges": Kind(PNA, PNA_OPTIONS | {"edge_dim": 4}, {"edge_attr": "edge_attr"}),
+    "edge-cnn": Kind(EdgeCNN, {}),
+}
+
+
+class Net(torch.nn.Module):
+    def __init__(self, gnn: BasicGNN, edges: Mapping[str, str]) -> None:
+        super().__init__()
+        self.gnn, self.edges = gnn, dict(edges)
+
+    def layers(self) -> Any:
+        return layers_of(self.gnn, **self.edges)
+
+    def forward(self, batch: Data) -> Tensor:
+        return through_layers(self, batch)
+
+    def by_pyg(self, data: Data) -> Tensor:
+        return self.gnn(data.x, data.edge_index, **{argument: data[name] for argument, name in self.edges.items()})
+
+
+def net_of(kind: str, num_layers: int, **options: Any) -> Net:
+    torch.manual_seed(num_layers)
+    model, own, edges = KINDS[kind]
+    options = {"norm": "batch_norm", "dropout": 0.5} | own | options
+    return Net(model(6, 8, num_layers, options.pop("out_channels", 3), **options).double().eval(), edges)
+
+
+def with_degrees(net: Net) -> Graph:
+    arrays = GRAPH.node_arrays | whole_graph_arrays(net.layers(), GRAPH)
+    return Graph(GRAPH.indptr, GRAPH.indices, arrays, GRAPH.edge_arrays)
+
+
+@pytest.mark.parametrize("jk", [None, "last", "cat", "max", "lstm"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_compute_what_the_model_computes(kind: str, jk: str | None) -> None:
+    for num_layers in (1, 2, 3, 4) if jk in (None, "cat") else (1, 3):
+        net = net_of(kind, num_layers, jk=jk)
+        exact = batch_of(NeighborSampler([-1] * num_layers), with_degrees(net))
+        torch.testing.assert_close(net(exact), net.by_pyg(DATA)[SEEDS], atol=1e-12, rtol=0)
+        sampled = batch_of(NeighborSampler([3] * num_layers), GRAPH)
+        torch.testing.assert_close(net(sampled), net.by_pyg(sampled)[:6], atol=1e-12, rtol=0)
+        torch.testing.assert_close(net(DATA), net.by_pyg(DATA), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["sage", "gcn-weighted", "gin", "gat", "pna", "edge-cnn"])
+def test_gradients_on_a_whole_part_are_those_of_the_model(kind: str) -> None:
+    net, batch = net_of(kind, 2, norm=None, jk="cat"), batch_of(WholePartSampler(num_hops=2), GRAPH)
+    copied, batch.x = copy.deepcopy(net), batch.x.requires_grad_()
+    parameters = [*net.parameters(), batch.x]
+    found = torch.autograd.grad(net(batch).square().sum(), parameters, allow_unused=True)
+    expected = torch.autograd.grad(net.by_pyg(batch)[:6].square().sum(), parameters, allow_unused=True)
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+    assert copied(batch).equal(net(batch))
+
+
+def test_learned_weights_get_their_gradient() -> None:
+    net, batch = net_of("gcn-weighted", 2), batch_of(NeighborSampler([3, 3]), GRAPH)
+    batch.edge_weight = batch.edge_weight.requires_grad_()
+    found, expected = (
+        torch.autograd.grad(rows.square().sum(), batch.edge_weight)[0] for rows in (net(batch), net.by_pyg(batch)[:6])
+    )
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+
+
+class Own(GCN):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, edge_index).tanh()
+
+
+class Unknown(GCN):
+    def init_conv(self, in_channels: int, out_channels: int, **options: Any) -> SGConv:
+        return SGConv(in_channels, out_channels, K=2)
+
+
+def test_what_layers_cannot_compute_is_refused() -> None:
+    with pytest.raises(TypeError, match="gnn must be a GraphSAGE, GCN, GIN, GAT, PNA or EdgeCNN"):
+        layers_of(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Own has a forward of its own"):
+        layers_of(Own(6, 8, 2))
+    with pytest.raises(TypeError, match="Unknown has layers SGConv"):
+        layers_of(Unknown(6, 8, 2))
+    with pytest.raises(ValueError, match="edge_weight: GIN takes none, got 'w'"):
+        layers_of(GIN(6, 8, 2), edge_weight="w")
+    with pytest.raises(ValueError, match=r"GCN\(cached=True\) keeps the degrees of its first batch"):
+        layers_of(GCN(6, 8, 2, cached=True))
+    with pytest.raises(ValueError, match=r"GCN\(aggr='max'\)"):
+        layers_of(GCN(6, 8, 2, aggr="max"))
+    with pytest.raises(ValueError, match=r"flow='target_to_source'"):
+        layers_of(GraphSAGE(6, 8, 2, flow="target_to_source"))
+
+
+@pytest.mark.parametrize("norm", ["graph_norm", "layer_norm", "pair_norm"])
+def test_norms_over_all_rows_are_refused(norm: str) -> None:
+    with pytest.raises(ValueError, match=r"norm: \w+Norm normalises by all rows of the graph at once"):
+        layers_of(GraphSAGE(6, 8, 2, norm=norm))
+
+
+@pytest.mark.parametrize("kind", ["sage", "gin", "edge-cnn"])
+def test_norms_of_single_rows_are_exact_in_training_too(kind: str) -> None:
+    net = net_of(kind, 3, norm="layer_norm", norm_kwargs={"mode": "node"}, dropout=0.0).train()
+    batch = batch_of(NeighborSampler([3] * 3), GRAPH)
+    torch.testing.assert_close(net(batch), net.by_pyg(batch)[:6], atol=1e-12, rtol=0)
+
+
+def test_dropout_follows_the_model_and_half_precision_takes_edges() -> None:
+    net, batch = net_of("sage", 2), batch_of(NeighborSampler([3, 3]), GRAPH)
+    assert net(batch).equal(net(batch)) and not net.train()(batch).equal(net(batch))
+    net = net_of("gcn", 2, norm=None).float()
+    batch.x = batch.x.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(net(batch), net.by_pyg(batch)[:6], atol=5e-2, rtol=5e-2, check_dtype=False)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch warns of what it meets while it traces
+@pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
+def test_compiled_modules_and_compiled_layers_give_the_same(kind: str) -> None:
+    net, batch = net_of(kind, 2, dropout=0.0), batch_of(NeighborSampler([3, 3]), GRAPH)
+    expected = net(batch)
+    torch.testing.assert_close(torch.compile(net, backend="eager")(batch), expected)
+    for index, conv in enumerate(net.gnn.convs):
+        net.gnn.convs[index] = torch.compile(conv, backend="eager")
+    torch.testing.assert_close(net(batch), expected)

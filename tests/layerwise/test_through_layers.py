@@ -1,0 +1,236 @@
+"""A model that is defined once, by its layers, computes what a forward by hand computes, on whatever the batch is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch_geometric.data import Data
+from torch_geometric.nn import APPNP, GATConv, GCNConv, GraphConv, JumpingKnowledge, SAGEConv
+from torch_geometric.transforms import GCNNorm
+
+from lightning_gnn_dist.batches.batch import SampledData, assemble, one_hop
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layerwise.through_layers import through_layers
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.cluster import ClusterSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.walk import RandomWalkSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+
+NUM_NODES, SEEDS = 120, torch.tensor([4, 99, 7, 60, 33, 118])
+EVERY_KIND = [
+    NeighborSampler([3, 4]),
+    NeighborSampler([-1, -1]),
+    ClusterSampler(num_hops=2),
+    RandomWalkSampler(num_hops=2, visits=2),
+    ShadowSampler([3, 2], num_hops=2),
+    WholePartSampler(num_hops=2),
+]
+
+
+def whole_data() -> Data:
+    generator = torch.Generator().manual_seed(3)
+    edge_index = torch.randint(NUM_NODES, (2, 900), generator=generator).unique(dim=1)
+    data = GCNNorm()(Data(torch.randn(NUM_NODES, 6, generator=generator).double(), edge_index))
+    data.edge_attr = torch.randn(data.num_edges, 4, generator=generator).double()
+    data.chunk = torch.arange(NUM_NODES) % 4
+    return data
+
+
+DATA = whole_data()
+GRAPH = Graph.from_pyg(DATA)
+
+
+def batch_of(sampler: Sampler, graph: Graph = GRAPH) -> SampledData:
+    return assemble(graph, sampler.sample_bulk(graph, [SEEDS], [BatchKey(0, 0, 0)])[0])
+
+
+class ByLayers(torch.nn.Module):
+    """Two layers on blocks, and the forward by hand that they replace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = torch.nn.ModuleList([SAGEConv(6, 8), SAGEConv(8, 3)]).double()
+
+    def layers(self) -> Sequence[Callable[[Any], Tensor]]:
+        first, last = self.convs
+        return [lambda batch: self.layer(first, batch).relu(), lambda batch: self.layer(last, batch)]
+
+    def layer(self, conv: Any, batch: Any) -> Tensor:
+        (block,) = batch.blocks
+        return conv((batch.x, batch.x[: batch.batch_size]), block.adj)
+
+    def forward(self, batch: Data) -> Tensor:
+        return through_layers(self, batch)
+
+    def by_hand(self, batch: Any) -> Tensor:
+        x = batch.x
+        for conv, block in zip(self.convs, batch.blocks, strict=True):
+            x = conv((x, x[: block.num_dst]), block.adj)
+            x = x if conv is self.convs[-1] else x.relu()
+        return x
+
+
+class Net(torch.nn.Module):
+    """Layers and a forward for the whole graph, given as functions of a module's parts."""
+
+    def __init__(self, parts: Sequence[torch.nn.Module], layers: Any, whole: Any) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList(parts).double()
+        self.layers_of_parts, self.whole_of_parts = layers, whole
+
+    def layers(self) -> Sequence[Callable[[Any], Tensor]]:
+        return self.layers_of_parts(*self.parts)
+
+    def whole(self, data: Any) -> Tensor:
+        return self.whole_of_parts(*self.parts, data)
+
+
+def appnp() -> Net:
+    """Predict then propagate (PyG's APPNP): every layer adds a tenth of the first one's input."""
+    once = GraphConv(4, 4)  # only its sum over neighbours is used
+
+    def propagate(batch: Any, x: Tensor, x0: Tensor) -> Tensor:
+        n = batch.batch_size
+        sums = once.propagate(batch.edge_index, x=(x, x[:n]), edge_weight=batch.edge_weight, size=(len(x), n))
+        return 0.9 * sums + 0.1 * x0[:n]
+
+    return Net(
+        [torch.nn.Linear(6, 4)],
+        lambda linear: [
+            lambda batch: propagate(batch, linear(batch.x), linear(batch.x0)),
+            lambda batch: propagate(batch, batch.x, linear(batch.x0)),
+        ],
+        lambda linear, data: APPNP(2, 0.1, normalize=False)(linear(data.x), data.edge_index, data.edge_weight),
+    )
+
+
+def jumping() -> Net:
+    """The last layer sees its input rows, the rows of the layer before, and its own."""
+
+    def whole(first: Any, second: Any, jump: Any, data: Any) -> Tensor:
+        x = first(data.x, data.edge_index).relu()
+        return jump([data.x, x, second(x, data.edge_index)])
+
+    def last(second: Any, jump: Any, batch: Any) -> Tensor:
+        n = batch.batch_size
+        return jump([batch.x0[:n], batch.x[:n], second(batch.x, batch.edge_index)[:n]])
+
+    return Net(
+        [SAGEConv(6, 6), SAGEConv(6, 6), JumpingKnowledge("max")],
+        lambda first, second, jump: [
+            lambda batch: first(batch.x, batch.edge_index).relu(),
+            lambda batch: last(second, jump, batch),
+        ],
+        whole,
+    )
+
+
+def attention() -> Net:
+    """Edge features in every layer; returns rows for all nodes of the batch, of which the first are taken."""
+    return Net(
+        [GATConv(6, 8, edge_dim=4), GATConv(8, 3, edge_dim=4)],
+        lambda first, second: [
+            lambda batch: first(batch.x, batch.edge_index, batch.edge_attr).relu(),
+            lambda batch: second(batch.x, batch.edge_index, batch.edge_attr),
+        ],
+        lambda first, second, data: second(
+            first(data.x, data.edge_index, data.edge_attr).relu(), data.edge_index, data.edge_attr
+        ),
+    )
+
+
+@pytest.mark.parametrize("sampler", EVERY_KIND, ids=lambda sampler: type(sampler).__name__)
+def test_it_equals_a_forward_by_hand_bit_for_bit(sampler: Sampler) -> None:
+    torch.manual_seed(0)
+    model, batch = ByLayers(), batch_of(sampler)
+    rows, expected = model(batch), model.by_hand(batch)
+    assert rows.shape == (len(SEEDS), 3) and rows.equal(expected)
+    grads = [torch.autograd.grad(out.square().sum(), list(model.parameters())) for out in (rows, expected)]
+    assert all(map(torch.equal, *grads))
+    assert batch.get("x0") is None and batch._store.is_pending  # the batch itself is as it was
+
+
+@pytest.mark.parametrize("make", [appnp, jumping, attention])
+def test_full_neighbourhoods_give_what_the_whole_graph_gives(make: Callable[[], Net]) -> None:
+    torch.manual_seed(0)
+    model = make().eval()
+    expected = model.whole(DATA)
+    for sampler in (NeighborSampler([-1, -1]), WholePartSampler(num_hops=2)):
+        batch = batch_of(sampler)
+        torch.testing.assert_close(through_layers(model, batch), expected[batch.n_id[:6]], atol=1e-12, rtol=0)
+    torch.testing.assert_close(through_layers(model, DATA), expected, atol=1e-12, rtol=0)
+
+
+def test_a_batch_of_pyg_is_computed_on_all_its_nodes() -> None:
+    model = jumping()
+    batch = Data.from_dict(batch_of(NeighborSampler([4, 4])).to_dict())  # as PyG's NeighborLoader yields
+    torch.testing.assert_close(through_layers(model, batch), model.whole(batch)[:6], atol=1e-12, rtol=0)
+    replaced = batch_of(NeighborSampler([3, 3]))
+    replaced.edge_index = replaced.edge_index[:, ::2]
+    torch.testing.assert_close(through_layers(model, replaced), model.whole(replaced)[:6], atol=1e-12, rtol=0)
+
+
+def test_a_batch_of_one_hop_has_the_first_rows_of_every_array() -> None:
+    batch = batch_of(NeighborSampler([3, 4]))
+    batch.edge_index, blocks = batch.edge_index.clone(), batch.blocks  # as a module may that reads both
+    batch.blocks = blocks
+    inner = batch.blocks[1]
+    view = one_hop(batch, inner)
+    assert view.batch_size == inner.num_dst and view.num_nodes == inner.num_src and view.num_edges == inner.num_edges
+    assert view.edge_index.equal(batch.edge_index[:, : inner.num_edges])
+    for name in ("x", "n_id", "chunk"):
+        assert view[name].equal(batch[name][: inner.num_src]) and view[name].data_ptr() == batch[name].data_ptr()
+    for name in ("edge_weight", "edge_attr"):
+        assert view[name].equal(batch[name][: inner.num_edges])
+    assert view.blocks == [inner] and view.num_sampled_nodes == [inner.num_dst, inner.num_src - inner.num_dst]
+
+
+def test_arrays_of_edges_are_told_from_those_of_nodes_where_there_are_as_many() -> None:
+    senders = torch.tensor([1, 2, 3, 0])  # a ring: as many edges as nodes
+    graph = Graph.from_edge_index(
+        torch.stack([senders, torch.arange(4)]), 4, {"x": torch.eye(4)}, {"w": torch.arange(4.0)}
+    )
+    (sample,) = WholePartSampler(num_hops=2).sample_bulk(graph, [torch.tensor([0])], [BatchKey(0, 0, 0)])
+    batch = assemble(graph, sample)
+    view = one_hop(batch, batch.blocks[1])
+    assert view.w.shape == (1,) and view.x.shape == (4, 4)
+
+
+class Wrong(ByLayers):
+    def layers(self) -> Sequence[Callable[[Any], Tensor]]:
+        return [super().layers()[0], lambda batch: batch.x[:2]]
+
+
+def test_what_cannot_be_computed_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"layers\(\) returns 2 layers, but the batch has blocks for 3\. Give .*\* 2\)"
+    ):
+        ByLayers()(batch_of(NeighborSampler([2, 2, 2])))
+    with pytest.raises(ValueError, match=r"Layer 1 of layers\(\) returned 2 rows for a batch of 6 nodes: it must"):
+        Wrong()(batch_of(NeighborSampler([2, 2])))
+    with pytest.raises(TypeError, match=r"module must have a method layers\(\), got .*\. Define it"):
+        through_layers(torch.nn.Linear(1, 1), DATA)  # type: ignore[arg-type]
+    normalising = Net([GCNConv(6, 3)], lambda conv: [lambda batch: conv(batch.x, batch.edge_index)], None)
+    with pytest.raises(ValueError, match=r"module: GCNConv normalises by the degrees in its batch.*GCNNorm"):
+        through_layers(normalising, batch_of(NeighborSampler([2])))
+    with pytest.raises(TypeError, match="batch must be a batch of a loader"):
+        through_layers(ByLayers(), DATA.x)  # type: ignore[arg-type]
+
+
+def test_dropout_follows_the_module() -> None:
+    class Dropped(ByLayers):
+        def layers(self) -> Sequence[Callable[[Any], Tensor]]:
+            return [lambda batch: functional.dropout(batch.x, 0.5, self.training), super().layers()[1]]
+
+    model, batch = Dropped(), batch_of(NeighborSampler([3, 4]))
+    model.convs[1] = SAGEConv(6, 3).double()
+    assert not model(batch).equal(model(batch))
+    assert model.eval()(batch).equal(model(batch))
