@@ -51,9 +51,12 @@ class SAGE(pl.LightningModule):
 
 if __name__ == "__main__":
     graph = communities(num_nodes=20_000, num_classes=8)  # or Graph.from_pyg(data), or the path of a saved graph
+<<<<<<< HEAD
     sampler = NeighborSampler([10, 10])
+=======
+>>>>>>> w-recipe
     data = PartitionedDataModule(
-        graph, partitioner=MetisPartitioner(), boundary=Halo(), sampler=sampler, batch_size=256
+        graph, partitioner=MetisPartitioner(), boundary=Halo(), sampler=NeighborSampler([10, 10]), batch_size=256
     )
     trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=GrappaStrategy(), max_epochs=20, logger=False)
     model = SAGE(num_features=64, num_classes=8)
