@@ -232,6 +232,11 @@ class _Rank:
         except SystemExit as error:  # else its code may be 0, as if all were done
             left = isinstance(error, SIGTERMException)
             raise SystemExit(_LEFT_BY_SIGTERM if left else error.code or 1) from error
+        except Exception as error:  # Lightning tells the data module in the process that started this one alone
+            data = getattr(getattr(self.function, "__self__", None), "datamodule", None)
+            if data is not None:
+                data.on_exception(error)
+            raise
         self.marks[int(os.environ["LOCAL_RANK"])].send_bytes(b"done")
         return result
 
