@@ -51,10 +51,6 @@ class SAGE(pl.LightningModule):
 
 if __name__ == "__main__":
     graph = communities(num_nodes=20_000, num_classes=8)  # or Graph.from_pyg(data), or the path of a saved graph
-<<<<<<< HEAD
-    sampler = NeighborSampler([10, 10])
-=======
->>>>>>> w-recipe
     data = PartitionedDataModule(
         graph, partitioner=MetisPartitioner(), boundary=Halo(), sampler=NeighborSampler([10, 10]), batch_size=256
     )

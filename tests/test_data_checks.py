@@ -8,6 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.nn import functional
 from torch_geometric.nn import GCNConv, SAGEConv
 from torchmetrics.functional.classification import multiclass_accuracy
@@ -17,7 +18,9 @@ from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.explained_errors import explain_features
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 
 GRAPH = communities(60, 2, num_features=8)
 X = GRAPH.node_arrays["x"]
@@ -131,3 +134,14 @@ def test_errors_of_other_sizes_keep_their_words() -> None:
     data = PartitionedDataModule(GRAPH, sampler=NeighborSampler([3]), batch_size=9, loading=Loading(all_labels=True))
     with pytest.raises(ValueError, match=r"^mine"):
         pl.Trainer(accelerator="cpu", devices=1, logger=False).validate(WholeGraphLoss(wrong), data, verbose=False)
+
+
+def test_ranks_that_are_forked_say_it_too() -> None:
+    data = PartitionedDataModule(GRAPH, sampler=NeighborSampler([3]), batch_size=9, loading=Loading(num_threads=0))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    strategy = LocalSGDStrategy(launch=Launch(start_method="fork"))
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, enable_model_summary=False, **quiet
+    )
+    with pytest.raises(ProcessRaisedException, match=r"batch\.y holds the labels of the \d seeds"):
+        trainer.fit(WholeGraphLoss(cross_entropy), data)
