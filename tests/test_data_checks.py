@@ -8,7 +8,6 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.nn import functional
 from torch_geometric.nn import GCNConv, SAGEConv
 from torchmetrics.functional.classification import multiclass_accuracy
@@ -123,7 +122,7 @@ def test_a_loss_over_nodes_that_are_no_seeds_is_refused(loss: Any, step: str) ->
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(accelerator="cpu", devices=1, max_steps=1, enable_model_summary=False, **quiet)
     run = trainer.fit if step == "training" else trainer.validate
-    with pytest.raises((RuntimeError, IndexError, ValueError), match=r"labels of the \d seeds, .*\(all_labels=True\)"):
+    with pytest.raises((RuntimeError, IndexError, ValueError), match=r"labels of the \d+ seeds, .*\(all_labels=True\)"):
         run(WholeGraphLoss(loss), data)
 
 
@@ -143,5 +142,5 @@ def test_ranks_that_are_forked_say_it_too() -> None:
     trainer = pl.Trainer(
         accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, enable_model_summary=False, **quiet
     )
-    with pytest.raises(ProcessRaisedException, match=r"batch\.y holds the labels of the \d seeds"):
+    with pytest.raises(ValueError, match=r"batch\.y holds the labels of the \d+ seeds"):
         trainer.fit(WholeGraphLoss(cross_entropy), data)
