@@ -79,7 +79,8 @@ class Session:
     def __init__(self, folder: Path, mark: str) -> None:
         manager = pytest.importorskip("jupyter_client.manager", reason="needs jupyter_client and ipykernel")
         path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        environment = os.environ | {MARK: mark, "PYTHONPATH": path, "TMPDIR": str(folder), "OMP_NUM_THREADS": "2"}
+        environment = os.environ | {MARK: mark, "PYTHONPATH": path, "TMPDIR": str(folder)}
+        environment.pop("OMP_NUM_THREADS", None)  # as users have it: threads here, and for each rank its share of cores
         self.manager, self.client = manager.start_new_kernel(kernel_name="python3", cwd=str(folder), env=environment)
 
     def run(self, cell: str, interrupt_at: str = "", alone: bool = False) -> Said:
