@@ -135,7 +135,7 @@ class ReadyRows:
         if self._is_off or not (self._trainer.evaluating or self._trainer.predicting):  # else ranks may not all be here
             return None
         model = layers_of_model(self._module)
-        if not self._agree(is_ready=model is not None and not is_in_training(model.owner)):
+        if not self._agree(None if model is None or is_in_training(model.owner) else ModelState(model.owner).digest):
             return None
         assert model is not None
         table = self._compute(model, seeds)
@@ -158,20 +158,24 @@ class ReadyRows:
     def _module(self) -> LightningModule:
         return self._trainer.lightning_module
 
-    def _agree(self, *, is_ready: bool) -> bool:
-        """Return whether all ranks are ready, and any has asked for rows in the evaluation before. Collective."""
+    def _agree(self, digest: int | None) -> bool:
+        """Return whether ranks have the same model, and any has asked for rows in the evaluation before. Collective.
+
+        Replicas may differ: in statistics of batch norms that are averaged by rank, or in weights that no strategy
+        made equal. Then each rank evaluates its own, as on full neighbourhoods.
+        """
         if self._channel is None:
             self._channel = open_channel(self._num_ranks)
-        votes = torch.tensor([[int(self._was_asked), int(not is_ready)]])
-        asked, unready = torch.cat(self._channel.exchange([votes] * self._channel.size)).any(0).tolist()
-        self._is_off = not asked
+        votes = torch.tensor([[int(self._was_asked), -1 if digest is None else digest]])
+        asked, digests = torch.cat(self._channel.exchange([votes] * self._channel.size)).unbind(1)
+        self._is_off = not asked.any()
         if self._is_off:
             log.info(
                 "The layers of %s were computed for all nodes, and nobody asked for them: from now on it is evaluated "
                 "on full neighbourhoods. Let forward() return through_layers(self, batch).",
                 type(self._module).__name__,
             )
-        return bool(asked and not unready)
+        return not self._is_off and digest is not None and bool(digests.eq(digest).all())
 
     def _compute(self, model: ModelLayers, seeds: Callable[[], Tensor]) -> RowTable:
         assert self._channel is not None

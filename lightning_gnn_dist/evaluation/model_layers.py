@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Promise
 from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, has_layers, layers_in
 from lightning_gnn_dist.layerwise.ready_made import layers_of, needs_whole_graph
+from lightning_gnn_dist.wire.collectives import octets
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +85,14 @@ class ModelState:
         self._tensors = _tensors(model)
         self._values = [_compared(tensor).clone() for tensor in self._tensors]
 
+    @property
+    def digest(self) -> int:
+        """A number that is equal for equal weights."""
+        number = 0
+        for values in self._values:
+            number = zlib.crc32(octets(values.cpu()).numpy().tobytes(), number)
+        return number
+
     def is_of(self, model: nn.Module) -> bool:
         """Return whether the model is in evaluation and still has these weights."""
         if is_in_training(model):
@@ -98,7 +108,8 @@ def is_in_training(model: nn.Module) -> bool:
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
+    tensors = (*model.parameters(), *model.buffers())
+    return [tensor for tensor in tensors if not isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer)]
 
 
 def _compared(tensor: Tensor) -> Tensor:

@@ -201,7 +201,10 @@ class Watch(Callback):
         self.checked += len(found)
 
     def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
-        self.patched.append([name for name, child in module.named_modules() if "forward" in child.__dict__])
+        children = [
+            (name, child) for name, child in module.named_modules() if name
+        ]  # Lightning leaves one in the module
+        self.patched.append([name for name, child in children if "forward" in child.__dict__])
 
 
 @pytest.mark.parametrize("made", [lambda: Sage(2), Gnn], ids=["layers", "PyG"])
