@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PRECISIONS = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
+_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class GraphDataModule(LightningDataModule, ABC):
@@ -310,7 +312,13 @@ class GraphDataModule(LightningDataModule, ABC):
         """Return the layers of the model, if it has as many as the batches have hops, and no estimate is asked for."""
         module = self._module()
         model = None if module is None or self.evaluation.sampler is not None else layers_of_model(module)
-        return model if model is not None and len(model.layers) == self.sampler.num_hops else None
+        if model is None or len(model.layers) != self.sampler.num_hops:
+            return None
+        changed = [name for name in _HOOKS if is_overridden(name, module) or is_overridden(name, self)]
+        if changed and model.owner is module:
+            log.info("The layers are not computed one by one, as %s() may change what they see.", changed[0])
+            return None
+        return model
 
     def _agree_on_budget(self) -> None:
         """Find out how much memory an evaluation may take. Collective."""

@@ -27,7 +27,7 @@ def budget(wanted: int | None, device: torch.device, num_sharers: int) -> int:
     allowed = DEFAULT_BYTES if wanted is None else wanted
     while allowed > max(free // 2, LEAST_BYTES):
         allowed //= 2
-    return allowed
+    return max(allowed, LEAST_BYTES)
 
 
 def free_bytes() -> int:

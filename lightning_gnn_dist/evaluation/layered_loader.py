@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -14,10 +14,16 @@ from torch import Tensor, nn
 
 from lightning_gnn_dist.batches.batch import SampledData, in_type
 from lightning_gnn_dist.batches.loader import Batches, BatchLoader
-from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedBatch
+from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Rows, SeedBatch
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.evaluation.layer_pass import LayerPass, NodesOfRank, Step
-from lightning_gnn_dist.evaluation.model_layers import ModelLayers, answered, layers_of_model
+from lightning_gnn_dist.evaluation.model_layers import (
+    ModelLayers,
+    ModelState,
+    is_in_training,
+    layers_of_model,
+    let_answer,
+)
 from lightning_gnn_dist.evaluation.pass_progress import progress_of
 from lightning_gnn_dist.evaluation.row_table import RowTable
 from lightning_gnn_dist.wire.collectives import Channel, open_channel
@@ -49,6 +55,34 @@ class HasInputs(NodesOfRank, Protocol):
         ...
 
 
+class Answers:
+    """The rows that a pass over the layers has computed, as long as a batch may ask for them.
+
+    Args:
+        table: The rows.
+        owner: The model.
+        when_asked: Called when somebody takes rows.
+    """
+
+    def __init__(self, table: RowTable, owner: nn.Module, when_asked: Callable[[], None]) -> None:
+        self._table, self._owner, self._when_asked = table, owner, when_asked
+        self._state = ModelState(owner)
+
+    def rows_of(self, module: object, nodes: Tensor) -> Rows | None:
+        """Return a function for the last layer's rows of some seeds.
+
+        None where another module asks, or this one with other weights, or somebody who wants gradients.
+        """
+        if module is not self._owner or torch.is_grad_enabled() or not self._state.is_of(self._owner):
+            return None
+
+        def rows() -> Tensor:
+            self._when_asked()
+            return self._table.take(nodes)
+
+        return rows
+
+
 class ReadyRows:
     """Computes the rows of all seeds of a rank, once for each evaluation. All ranks do so together.
 
@@ -77,66 +111,76 @@ class ReadyRows:
         self._pass: LayerPass | None = None
         self._steps: list[Step] = []
         self._was_asked, self._is_off = True, False
-        self._table: RowTable | None = None
-        self._owner: nn.Module | None = None
-        self._mode = False
+        self._end: Callable[[], object] = lambda: None
 
     @property
     def nodes(self) -> HasInputs:
         assert self._nodes is not None
         return self._nodes
 
-    @contextmanager
-    def computed(self, seeds: Callable[[], Tensor]) -> Iterator[bool]:
-        """Compute the rows of some seeds, and answer with them in the block; or yield False, and do neither."""
-        if self._is_off or not self._agree():
-            yield False
-            return
-        model = layers_of_model(self._module)
-        assert model is not None
-        self._compute(model, seeds)
-        self._was_asked = False
-        try:
-            with answered(model.owner, lambda neighbourhood: neighbourhood.rows_of(model.owner)):
-                yield True
-        finally:
-            self._table = None
+    @property
+    def num_asked(self) -> float:
+        """The number of batches that the trainer asks for in its evaluation; a sanity check asks for few."""
+        trainer = self._trainer
+        if trainer.predicting:
+            return max(trainer.num_predict_batches)
+        if trainer.testing:
+            return max(trainer.num_test_batches)
+        return max(trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches)
 
-    def rows_of(self, module: object, nodes: Tensor) -> Tensor | None:
-        """Return the last layer's rows of some seeds; None where another module asks, or this one in training."""
-        owner = self._owner
-        if self._table is None or owner is None or module is not owner or owner.training is not self._mode:
+    def computed(self, seeds: Callable[[], Tensor]) -> Answers | None:
+        """Compute the rows of some seeds, and let the model answer with them; or do neither, and return None.
+
+        It answers until nobody holds what is returned. Collective.
+        """
+        self._end()
+        if self._is_off or not (self._trainer.evaluating or self._trainer.predicting):  # else ranks may not all be here
             return None
-        self._was_asked = True
-        return self._table.take(nodes)
+        model = layers_of_model(self._module)
+        if not self._agree(None if model is None or is_in_training(model.owner) else ModelState(model.owner).digest):
+            return None
+        assert model is not None
+        table = self._compute(model, seeds)
+        self._was_asked = False
+        answers = Answers(table, model.owner, self._note_that_asked)
+        self._end = weakref.finalize(answers, let_answer(model.owner))
+        return answers
 
     def close(self) -> None:
         """End the connections. Not collective."""
+        self._end()
         if self._channel is not None:
             self._channel.close()
-        self._channel = self._pass = self._nodes = self._table = None
+        self._channel = self._pass = self._nodes = None
+
+    def _note_that_asked(self) -> None:
+        self._was_asked = True
 
     @property
     def _module(self) -> LightningModule:
         return self._trainer.lightning_module
 
-    def _agree(self) -> bool:
-        """Return whether any rank has asked for the rows of the evaluation before. Collective."""
+    def _agree(self, digest: int | None) -> bool:
+        """Return whether ranks have the same model, and any has asked for rows in the evaluation before. Collective.
+
+        Replicas may differ: in statistics of batch norms that are averaged by rank, or in weights that no strategy
+        made equal. Then each rank evaluates its own, as on full neighbourhoods.
+        """
         if self._channel is None:
             self._channel = open_channel(self._num_ranks)
-        asked = torch.tensor([int(self._was_asked)])
-        self._is_off = not bool(torch.cat(self._channel.exchange([asked] * self._channel.size)).any())
+        votes = torch.tensor([[int(self._was_asked), -1 if digest is None else digest]])
+        asked, digests = torch.cat(self._channel.exchange([votes] * self._channel.size)).unbind(1)
+        self._is_off = not asked.any()
         if self._is_off:
             log.info(
                 "The layers of %s were computed for all nodes, and nobody asked for them: from now on it is evaluated "
                 "on full neighbourhoods. Let forward() return through_layers(self, batch).",
                 type(self._module).__name__,
             )
-        return not self._is_off
+        return not self._is_off and digest is not None and bool(digests.eq(digest).all())
 
-    def _compute(self, model: ModelLayers, seeds: Callable[[], Tensor]) -> None:
+    def _compute(self, model: ModelLayers, seeds: Callable[[], Tensor]) -> RowTable:
         assert self._channel is not None
-        self._owner, self._mode = model.owner, model.owner.training
         if self._pass is None:
             self._nodes = self._nodes_of_rank(model, self._channel)
             device = self._trainer.strategy.root_device
@@ -146,7 +190,7 @@ class ReadyRows:
             self._steps = self._pass.plan(own, len(model.layers))
         total = sum(len(step.nodes) for step in self._steps)
         with self._trainer.precision_plugin.forward_context(), progress_of(self._trainer, total) as progress:
-            self._table = self._pass.rows(model.layers, self._steps, progress)
+            return self._pass.rows(model.layers, self._steps, progress)
 
 
 class LayeredLoader(BatchLoader):
@@ -163,21 +207,24 @@ class LayeredLoader(BatchLoader):
         self._rows, self._targets = rows, targets
 
     def __iter__(self) -> Batches:
-        with self._rows.computed(lambda: self._targets(self._seeds).nodes.unique()) as is_computed:
-            if not is_computed:
-                yield from super().__iter__()
-                return
-            first = self._next_pass * len(self)
-            self._next_pass += 1
-            for number in range(first, first + len(self)):
-                yield self._batch(BatchKey(self._seed, *divmod(number, len(self))))
+        answers = self._rows.computed(lambda: self._targets(self._seeds).nodes.unique())
+        if answers is None:
+            yield from super().__iter__()
+            return
+        first, held = self._next_pass * len(self), [answers]
+        self._next_pass += 1
+        del answers  # a trainer leaves this frame at the last batch that it asks for: that batch alone holds the rows
+        last = first + min(len(self), self._rows.num_asked) - 1
+        for number in range(first, first + len(self)):
+            key = BatchKey(self._seed, *divmod(number, len(self)))
+            yield self._batch(key, held.pop() if number == last else next(iter(held), None))
 
     def close(self) -> None:
         super().close()
         self._rows.close()
 
-    def _batch(self, key: BatchKey) -> SeedBatch:
-        places = self._places_of(key)
+    def _batch(self, key: BatchKey, answers: Answers | None) -> SeedBatch:
+        places, of_nodes = self._places_of(key), self._rows.nodes
         seeds, inputs = self._seeds[places], None if self._inputs is None else self._inputs[places]
         nodes, others = self._targets(seeds)
         of_inputs = {} if inputs is None else {"input_id": inputs}
@@ -187,9 +234,11 @@ class LayeredLoader(BatchLoader):
             return in_type(batch, self._dtype)
 
         def seed_rows(name: str) -> Tensor | None:
-            rows = self._rows.nodes.inputs(name, nodes)
-            is_number = rows is not None and rows.is_floating_point() and self._dtype is not None
-            return rows.to(self._dtype) if is_number and rows is not None else rows
+            rows = of_nodes.inputs(name, nodes)
+            return rows if rows is None or not rows.is_floating_point() else rows.to(self._dtype or rows.dtype)
 
-        neighbourhood = Neighbourhood(len(nodes), made, seed_rows, lambda module: self._rows.rows_of(module, nodes))
-        return SeedBatch.around(neighbourhood, self._rows.nodes.input_names(), **others, **of_inputs)
+        def rows_of(module: object) -> Rows | None:
+            return None if answers is None else answers.rows_of(module, nodes)
+
+        neighbourhood = Neighbourhood(len(nodes), made, seed_rows, rows_of)
+        return SeedBatch.around(neighbourhood, of_nodes.input_names(), **others, **of_inputs)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from types import MethodType
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch_geometric.nn import norm
 from torch_geometric.nn.models.basic_gnn import BasicGNN
@@ -15,12 +18,13 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Promise
 from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, has_layers, layers_in
 from lightning_gnn_dist.layerwise.ready_made import layers_of, needs_whole_graph
+from lightning_gnn_dist.wire.collectives import octets
 
 log = logging.getLogger(__name__)
 
 _OF_ALL_ROWS = (norm.GraphNorm, norm.PairNorm, norm.MeanSubtractionNorm, norm.GraphSizeNorm)
 
-RowsOf = Callable[[Neighbourhood], Tensor | None]
+_MOST_COMPARED = 1 << 16  # numbers of a weight; whoever sets other weights does not leave so many as they were
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,62 @@ def layers_of_model(module: nn.Module) -> ModelLayers | None:
 
 
 def _only_model_of_pyg(module: nn.Module) -> BasicGNN | None:
-    """Return the one model of PyG's in a module; None if there are several, or none, or the module is compiled."""
+    """Return the one model of PyG's in a module; None if there are several, or none, or it is compiled or watched."""
     found = [child for child in module.modules() if isinstance(child, BasicGNN)]
-    is_compiled = getattr(module, "_compiler_ctx", None) is not None
-    is_compiled |= any(hasattr(child, "_orig_mod") for child in module.modules())
-    return found[0] if len(found) == 1 and not is_compiled else None
+    if len(found) != 1 or _is_watched(found[0]) or any(map(_is_compiled, module.modules())):
+        return None
+    return found[0]
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    made = (getattr(module, name, None) for name in ("_orig_mod", "_compiler_ctx", "_compiled_call_impl"))
+    return any(item is not None for item in made)
+
+
+def _is_watched(gnn: BasicGNN) -> bool:
+    """Whether somebody watches or changes what the model's own modules compute."""
+    return any(child._forward_hooks or child._forward_pre_hooks for child in gnn.modules() if child is not gnn)
+
+
+class ModelState:
+    """What a model's rows depend on: its weights, and whether its modules are in training.
+
+    It holds a copy of the weights, of large ones of some numbers.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._tensors = _tensors(model)
+        self._values = [_compared(tensor).clone() for tensor in self._tensors]
+
+    @property
+    def digest(self) -> int:
+        """A number that is equal for equal weights."""
+        number = 0
+        for values in self._values:
+            number = zlib.crc32(octets(values.cpu()).numpy().tobytes(), number)
+        return number
+
+    def is_of(self, model: nn.Module) -> bool:
+        """Return whether the model is in evaluation and still has these weights."""
+        if is_in_training(model):
+            return False
+        now = _tensors(model)
+        are_same = len(now) == len(self._tensors) and all(map(lambda a, b: a is b, now, self._tensors))
+        return are_same and all(torch.equal(_compared(a), b) for a, b in zip(now, self._values, strict=True))
+
+
+def is_in_training(model: nn.Module) -> bool:
+    """Whether any module of a model is in training: dropout and batch norms then compute other rows every time."""
+    return any(child.training for child in model.modules())
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    tensors = (*model.parameters(), *model.buffers())
+    return [tensor for tensor in tensors if not isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer)]
+
+
+def _compared(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1)[:: max(1, tensor.numel() // _MOST_COMPARED)]
 
 
 def norm_of_all_rows(module: nn.Module) -> str | None:
@@ -78,26 +133,43 @@ def norm_of_all_rows(module: nn.Module) -> str | None:
     return None
 
 
-@contextmanager
-def answered(owner: nn.Module, rows_of: RowsOf) -> Iterator[None]:
-    """In the block, let a model of PyG answer with rows that are ready where it is asked for a promised batch."""
+def let_answer(owner: nn.Module) -> Callable[[], None]:
+    """Let a model of PyG answer with ready rows where it is called with a promised batch. Return what undoes it.
+
+    The answer is a method, so that a copy of the model, or a pickled one, computes for itself.
+    """
     if not isinstance(owner, BasicGNN):
-        yield
-        return
-    forward = owner.forward
+        return lambda: None
+    own = owner.__dict__.get("forward")
+    before = None if getattr(own, "is_answer", False) else own  # of an evaluation that was left, or runs beside
 
-    def answer(*args: Any, **kwargs: Any) -> Tensor:
-        given = [*args, *kwargs.values()]
-        promised = len(given) == 2 and all(isinstance(item, Promise) for item in given)
-        origins = [item.origin for item in given] if promised else []
-        if [name for _, name in origins] != ["x", "edge_index"] or origins[0][0] is not origins[1][0]:
-            result: Tensor = forward(*args, **kwargs)
+    def forward(self: BasicGNN, *args: Any, **kwargs: Any) -> Tensor:
+        run = partial(type(self).forward, self) if before is None else before
+        neighbourhood = _neighbourhood_of(*args, **kwargs)
+        rows = None if neighbourhood is None else neighbourhood.rows_of(self)
+        if neighbourhood is None or rows is None:
+            result: Tensor = run(*args, **kwargs)
             return result
-        neighbourhood = origins[0][0]
-        return Promise(lambda: forward(*args, **kwargs), lambda: rows_of(neighbourhood), neighbourhood.num_seeds)
+        return Promise(lambda: run(*args, **kwargs), rows, neighbourhood.num_seeds)
 
+    forward.is_answer = True  # type: ignore[attr-defined]
+    answer = MethodType(forward, owner)
     owner.forward = answer
-    try:
-        yield
-    finally:
-        del owner.forward
+
+    def undo() -> None:
+        if owner.__dict__.get("forward") is answer:
+            del owner.forward
+            if before is not None:
+                owner.forward = before
+
+    return undo
+
+
+def _neighbourhood_of(*args: Any, **kwargs: Any) -> Neighbourhood | None:
+    """Return the neighbourhood that a model is called with, if it is called with its promises and nothing else."""
+    given = [*args, *kwargs.values()]
+    if len(given) != 2 or not all(isinstance(item, Promise) and isinstance(item.origin, tuple) for item in given):
+        return None
+    (first, x), (second, edges) = (item.origin for item in given)
+    is_asked = (x, edges) == ("x", "edge_index") and first is second and {*kwargs} <= {"x", "edge_index"}
+    return first if is_asked else None

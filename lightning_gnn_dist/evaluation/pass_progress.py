@@ -6,14 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 
 @contextmanager
 def progress_of(trainer: Trainer, total: int) -> Iterator[Callable[[int], object]]:
-    """Yield a function that counts computed rows of ``total``, on a bar if rank 0 has one."""
+    """Yield a function that counts computed rows of ``total``, on a bar if rank 0 has one of tqdm's.
+
+    Bars of other kinds redraw their lines themselves, and would be torn apart.
+    """
     bar = trainer.progress_bar_callback
-    if bar is None or getattr(bar, "is_disabled", False) or not trainer.is_global_zero:
+    if not isinstance(bar, TQDMProgressBar) or bar.is_disabled or not trainer.is_global_zero:
         yield lambda _: None
         return
     with Tqdm(total=total, desc="Layers of all nodes", unit="rows", leave=False, dynamic_ncols=True) as shown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
@@ -43,6 +44,7 @@ class RowTable:
             make(path, ids.numel(), _bits(self.like).numpy())
             self._file = RowFile(path, "a layer")
             self._mapped = MappedRows(torch.from_numpy(map_npy(path)))
+        weakref.finalize(self, self._file.abandon)
 
     @property
     def bytes_in_ram(self) -> int:

@@ -21,6 +21,7 @@ from tests.evaluation.models import MODELS, graph_of, model, uneven_data, whole_
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 
+SLOW = {"GAT", "PyG GAT", "PyG GIN", "PyG JK"}  # tried with several ranks in the slow tests alone
 Found = list[tuple[float, dict[int, Tensor], set[str]]]
 
 
@@ -55,27 +56,38 @@ def check(cases: list[tuple[str, int]], of_ranks: list[Found]) -> None:
             assert found[case][0] == pytest.approx(accuracy, abs=1e-6)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 2])
 def test_rows_are_those_of_the_whole_graph(world_size: int) -> None:
-    cases = [(name, num_layers) for name in MODELS for num_layers in (2, 4)]
+    check_models(world_size, [(name, 3) for name in MODELS if world_size == 1 or name not in SLOW])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_rows_of_every_model(world_size: int) -> None:
+    check_models(world_size, [(name, num_layers) for name in MODELS for num_layers in (2, 4)])
+
+
+def check_models(world_size: int, cases: list[tuple[str, int]]) -> None:
     found = run_ranks(evaluate, world_size, "", "RAM", cases)
     check(cases, found)
     for (name, _), (_, _, kinds) in zip(cases, found[0], strict=True):
         assert kinds == {"SeedBatch"} or (world_size == 1 and not name.startswith("PyG")), name
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_rows_of_a_graph_in_files(world_size: int, tmp_path: Path) -> None:
     graph_of(uneven_data()).save(tmp_path / "graph")
     cases = [("SAGE", 3), ("PyG GCN", 2), ("APPNP", 3)]
     check(cases, run_ranks(evaluate, world_size, str(tmp_path / "graph"), "files", cases))
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_rows_of_shards(world_size: int, tmp_path: Path) -> None:
     graph = graph_of(uneven_data())
     save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "shards")
-    cases = [(name, num_layers) for name in MODELS if name != "GraphNorm" for num_layers in (2, 3)]
+    depths = (3,) if world_size == 2 else (2, 4)
+    names = [name for name in MODELS if name != "GraphNorm" and (world_size > 2 or name not in SLOW)]
+    cases = [(name, num_layers) for name in names for num_layers in depths]
     found = run_ranks(evaluate, world_size, str(tmp_path / "shards"), "shards", cases)
     check(cases, found)
     assert all(kinds == {"SeedBatch"} for _, _, kinds in found[0])

@@ -50,6 +50,10 @@ class RowFile:
             os.fsync(self._file.fileno())
             self._file.close()
 
+    def abandon(self) -> None:
+        """Close the file, of which nobody needs the rows any more."""
+        self._file.close()
+
 
 def make(path: Path, num_rows: int, like: NDArray[Any]) -> None:
     """Make a file of ``num_rows`` zero rows, each of the type and shape of a row of ``like``."""

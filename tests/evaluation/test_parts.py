@@ -1,0 +1,222 @@
+"""The parts of an evaluation by layers, each against the plainest thing that does the same."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.data.settings import Evaluation
+from lightning_gnn_dist.evaluation import budget as memory
+from lightning_gnn_dist.evaluation.budget import LEAST_BYTES, budget, free_bytes, ranks_here
+from lightning_gnn_dist.evaluation.choice import Counter, Evaluated
+from lightning_gnn_dist.evaluation.layer_pass import LayerPass
+from lightning_gnn_dist.evaluation.reach import Neighbourhoods
+from lightning_gnn_dist.evaluation.row_table import RowTable
+from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
+from lightning_gnn_dist.wire.collectives import open_channel
+from tests.evaluation.models import Sage, graph_of, uneven_data, whole_rows
+
+CPU = torch.device("cpu")
+DATA = uneven_data()
+GRAPH = graph_of(DATA)
+EDGES = [tuple(edge) for edge in DATA.edge_index.t().tolist()]
+
+
+def brute_reach(seeds: list[int], num_hops: int) -> tuple[list[int], list[int]]:
+    found, nodes, edges = set(seeds), [len(seeds)], []
+    for _ in range(num_hops):
+        into = [edge for edge in EDGES if edge[1] in found]
+        found |= {sender for sender, _ in into}
+        nodes.append(len(found)), edges.append(len(into))
+    return nodes, edges
+
+
+@pytest.mark.parametrize("num_hops", [1, 2, 4])
+def test_reach_counts_what_sets_count(num_hops):
+    neighbourhoods = Neighbourhoods(GRAPH, num_hops)
+    chance = torch.Generator().manual_seed(0)
+    for size in (0, 1, 2, 7, 90, 1):
+        seeds = torch.randperm(90, generator=chance)[:size]
+        assert neighbourhoods.of(seeds) == brute_reach(seeds.tolist(), num_hops)
+        senders = {sender for sender, node in EDGES if node in seeds.tolist()} | set(seeds.tolist())
+        assert neighbourhoods.senders(seeds).tolist() == sorted(senders)
+        stopped = neighbourhoods.of(seeds, 3)
+        assert stopped.edges[-1] > 3 or stopped == brute_reach(seeds.tolist(), num_hops)
+    assert not neighbourhoods._found.any()
+
+
+def evaluated(num_seeds: int, num_ranks: int) -> Evaluated:
+    return Evaluated(
+        torch.randperm(90, generator=torch.Generator().manual_seed(1))[:num_seeds], torch.unique, num_ranks
+    )
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("num_seeds", [7, 8, 50, 90])
+def test_evaluation_batches_are_as_large_as_fits(num_ranks, num_seeds):
+    counter, seeds = Counter(GRAPH, 2, Sage(2)), evaluated(num_seeds, num_ranks)
+    share = -(-num_seeds // num_ranks)
+    assert counter.batch_size(seeds, 4, 1 << 30) == max(share, 4)  # all at once
+    assert counter.batch_size(seeds, 4, 1) == 4  # never less than training batches
+    sizes = [counter.batch_size(seeds, 4, num_bytes) for num_bytes in (1, 20_000, 60_000, 90_000, 1 << 30)]
+    assert sizes == sorted(sizes)
+    assert all(4 <= size <= max(share, 4) for size in sizes)
+
+
+def test_a_batch_that_fits_keeps_to_the_budget():
+    counter, seeds = Counter(GRAPH, 2, Sage(2)), evaluated(90, 1)
+    for num_bytes in range(5_000, 120_000, 5_000):
+        size = counter.batch_size(seeds, 1, num_bytes)
+        if size > 1:
+            reached = [Neighbourhoods(GRAPH, 2).of(nodes) for nodes in seeds.some(seeds.num_batches(size))]
+            assert max(counter.bytes_of(each.nodes[-1], each.edges[-1]) for each in reached) <= num_bytes
+
+
+@pytest.mark.parametrize("most_bytes", [0, 1 << 30], ids=["file", "RAM"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("shape", [(3,), (2, 3), ()], ids=str)
+@pytest.mark.parametrize("ids", [range(5, 25), range(1, 60, 3)], ids=["range", "some"])
+def test_a_table_gives_the_rows_that_it_got(most_bytes, dtype, shape, ids, tmp_path):
+    nodes = torch.tensor(ids)
+    rows = torch.randn(len(nodes), *shape).to(dtype)
+    table = RowTable(nodes, rows, most_bytes, tmp_path)
+    assert table.is_file == (most_bytes == 0)
+    assert list(tmp_path.rglob("*")) == []
+    for part in torch.randperm(len(nodes)).split(6):
+        table.write(nodes[part], rows[part])
+    order = torch.randperm(len(nodes)).repeat(2)
+    found = table.take(nodes[order])
+    assert found.dtype == dtype
+    assert found.equal(rows[order])
+    assert table.take(nodes[:0]).shape == (0, *shape)
+
+
+def test_no_file_stays_open_of_many_tables(tmp_path):
+    nodes, rows = torch.arange(9), torch.randn(9, 4)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        table = RowTable(nodes, rows, 0, tmp_path)
+        table.write(nodes, rows)
+        assert table.take(nodes[3:5]).equal(rows[3:5])
+    del table
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert list(tmp_path.rglob("*")) == []
+
+
+def rows_of(layers: Any, seeds: Tensor, budget_bytes: int, folder: Path | None = None) -> Tensor:
+    nodes = WholeNodes(GRAPH, seeds, len(layers), 1)
+    work = LayerPass(nodes, open_channel(1), CPU, budget_bytes, folder)
+    with torch.no_grad():
+        return work.rows(layers, work.plan(seeds, len(layers))).take(seeds)
+
+
+@pytest.mark.parametrize("budget_bytes", [1, 3_000, 20_000, 1 << 30])
+def test_many_small_batches_make_the_rows_of_one(budget_bytes, tmp_path):
+    module, sizes = Sage(3).double(), []
+    expected = whole_rows(module, DATA)
+    layers = [lambda batch, layer=layer: sizes.append(batch.batch_size) or layer(batch) for layer in module.layers()]
+    seeds = DATA.test_mask.nonzero().view(-1)
+    assert torch.allclose(rows_of(layers, seeds, budget_bytes, tmp_path), expected[seeds], rtol=0, atol=1e-12)
+    assert (len(sizes) == 3) == (budget_bytes == 1 << 30)
+    assert (set(sizes) == {1}) == (budget_bytes == 1)
+    assert list(tmp_path.rglob("*")) == []
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA"), MemoryError(), RuntimeError("can't allocate memory:")]
+)
+def test_a_batch_that_finds_no_memory_is_halved(error):
+    module, sizes = Sage(2).double(), []
+    expected, (first, last) = whole_rows(module, DATA), module.layers()
+
+    def short(batch: Any) -> Tensor:
+        sizes.append(batch.batch_size)
+        if batch.batch_size > 20:
+            raise error
+        return first(batch)
+
+    seeds = DATA.test_mask.nonzero().view(-1)
+    assert torch.allclose(rows_of([short, last], seeds, 1 << 30), expected[seeds], rtol=0, atol=1e-12)
+    assert len(sizes) > 3 and sizes[0] > 20
+    with pytest.raises(type(error)):
+        rows_of([short, lambda batch: (_ for _ in ()).throw(error)], seeds, 1 << 30)
+
+
+def test_other_errors_of_a_layer_are_raised_at_once():
+    calls = []
+
+    def broken(batch: Any) -> Tensor:
+        calls.append(0)
+        raise RuntimeError("shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="shapes cannot"):
+        rows_of([broken], torch.arange(90), 1 << 30)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("made", "got"),
+    [(lambda batch: None, "NoneType"), (lambda batch: batch.x[:1], r"a tensor of \(1,"), (lambda batch: 3, "int")],
+)
+def test_what_is_no_row_for_each_seed_is_refused(made, got):
+    with pytest.raises(TypeError, match=f"A layer must return a tensor with a row for each .* returned {got}"):
+        rows_of([made], torch.arange(90), 1 << 30)
+
+
+def test_rows_of_whole_numbers():
+    assert rows_of([lambda batch: batch.n_id[: batch.batch_size] * 2], torch.arange(90), 1 << 30).equal(
+        2 * torch.arange(90)
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "stat", "free"),
+    [
+        ("max", "anon 5\nfile 7", None),
+        (str(3 << 30), f"anon {1 << 30}\nfile {1 << 30}\n", 2 << 30),
+        (str(1 << 30), f"file 1\nanon {2 << 30}\n", 0),
+        (str(1 << 30), "", 1 << 30),
+        (str(1 << 62), "anon 1", None),
+    ],
+)
+def test_memory_that_a_group_of_processes_may_take(limit, stat, free, tmp_path, monkeypatch):
+    free_here = free_bytes()
+    (tmp_path / "memory.max").write_text(limit + "\n")
+    (tmp_path / "memory.stat").write_text(stat)
+    monkeypatch.setattr(memory, "_GROUPS", ((str(tmp_path / "memory.max"), "anon"),))
+    found = free_bytes()
+    if free is None:
+        assert abs(found - free_here) < 8 << 30
+    else:
+        assert found == min(free, found) and found >= 0
+        assert budget(None, CPU, 1) <= max(free // 2, LEAST_BYTES)
+        assert budget(LEAST_BYTES, CPU, 1) == LEAST_BYTES
+        assert budget(None, CPU, 4) <= max(free // 8, LEAST_BYTES)
+
+
+@pytest.mark.parametrize("wanted", [LEAST_BYTES, LEAST_BYTES + 1, 20 << 20, 1 << 40, None])
+def test_a_budget_is_never_below_the_least(wanted, tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text("1\n")
+    (tmp_path / "memory.stat").write_text("anon 0\n")
+    monkeypatch.setattr(memory, "_GROUPS", ((str(tmp_path / "memory.max"), "anon"),))
+    assert budget(wanted, CPU, 3) == LEAST_BYTES
+
+
+def test_ranks_of_a_host(monkeypatch):
+    for given, ranks in (("2", 2), ("0", 8), ("9", 8), ("x", 8), ("", 8)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", given)
+        assert ranks_here(8) == ranks
+
+
+@pytest.mark.parametrize("wrong", [0, -1, LEAST_BYTES - 1, 1.5, True, "4 GiB", float("nan"), 1 << 70])
+def test_bytes_that_mean_nothing_are_refused(wrong):
+    with pytest.raises((ValueError, TypeError), match="bytes"):
+        Evaluation(bytes=wrong)

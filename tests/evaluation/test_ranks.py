@@ -1,0 +1,244 @@
+"""Ranks that share the layers of an evaluation: in fits, with few nodes, for links, and where one of them breaks."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+from torch_geometric.nn import GraphSAGE
+
+from lightning_gnn_dist.batches.seed_batch import SeedBatch
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.settings import Evaluation
+from lightning_gnn_dist.layerwise.through_layers import through_layers
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.launchers import Launch
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from tests.data.test_link_datamodule import FEATURES, module_of, small_split
+from tests.data_fitting import trainer
+from tests.evaluation.models import Ready, Sage, graph_of, whole_rows
+from tests.evaluation.test_lightning import DATA, VALIDATED, Average, Gnn, Watch
+from tests.every_strategy import PATIENCE
+from tests.link_model import LinkSAGE
+from tests.ranks import RankError, run_ranks
+
+SHORT: dict[str, Any] = {"launch": Launch(timeout=timedelta(seconds=8), start_timeout=timedelta(seconds=60))}
+
+
+def data_of(data: Any = DATA, **options: Any) -> PartitionedDataModule:
+    options = {"partitioner": RandomPartitioner(), "evaluation": Evaluation(batch_size=2)} | options
+    return PartitionedDataModule(graph_of(data), sampler=NeighborSampler([3, 3]), batch_size=7, **options)
+
+
+class WatchMetrics(Watch):
+    """Compares the metrics too, which are of all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics = 0
+
+    def on_validation_batch_end(self, trainer: Any, module: Any, *batch: Any) -> None:
+        super().on_validation_batch_end(trainer, module, *batch)
+        right = whole_rows(module, DATA).argmax(1) == DATA.y
+        self.accuracy = float(right[VALIDATED].double().mean())
+
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
+        if not trainer.sanity_checking:
+            assert float(trainer.callback_metrics["accuracy"]) == pytest.approx(self.accuracy)
+            self.metrics += 1
+
+
+def fits(rank: int, world_size: int) -> list[Any]:
+    found = []
+    for strategy in (LLCGStrategy(EverySteps(3), **PATIENCE), GrappaStrategy(**PATIENCE)):
+        for made in (lambda: Sage(2).double(), lambda: Ready(GraphSAGE, 2).double()):
+            torch.manual_seed(0)  # weights that are averaged are copied before ranks have made theirs equal
+            watch, module = WatchMetrics(), made()
+            average = [Average()] if isinstance(strategy, GrappaStrategy) and isinstance(module, Ready) else []
+            run = trainer(world_size, copy.deepcopy(strategy), callbacks=[*average, watch], num_sanity_val_steps=1)
+            run.fit(module, data_of())
+            found.append(
+                (
+                    watch.checked,
+                    watch.metrics,
+                    module.kinds,
+                    sorted({name for names in watch.patched for name in names}),
+                )
+            )
+    return found
+
+
+def test_fits_validate_the_weights_of_their_time() -> None:
+    found = run_ranks(fits, 2)
+    for of_ranks in zip(*found, strict=True):
+        assert sum(checked for checked, *_ in of_ranks) == 2 * 11 + 3
+        assert [metrics for _, metrics, *_ in of_ranks] == [2, 2]
+        assert [patched for *_, patched in of_ranks] == [[], []]
+        assert [kinds for *_, kinds, _ in of_ranks] == [{"SeedBatch"}] * 2
+
+
+def unequal(rank: int, world_size: int) -> list[str]:
+    torch.manual_seed(0)
+    module, kinds = Sage(2).double(), []
+    run, data = trainer(world_size, GrappaStrategy(**PATIENCE)), data_of()
+    for mean in (0.0, float(rank), 0.0):  # of a buffer that ranks keep for themselves
+
+        def set_mean(mean: float = mean) -> None:
+            module.norm.running_mean.fill_(mean)
+
+        module.on_test_start = set_mean  # after the strategy has made replicas equal
+        module.rows.clear(), module.kinds.clear()
+        run.test(module, data, verbose=False)
+        kinds += module.kinds
+        expected = whole_rows(module, DATA)
+        assert all(torch.allclose(row, expected[node], atol=1e-12) for node, row in module.rows.items())
+    return kinds
+
+
+def test_ranks_with_unequal_models_evaluate_each_its_own() -> None:
+    assert run_ranks(unequal, 2) == [["SeedBatch", "SampledData", "SeedBatch"]] * 2
+
+
+class Links(LinkSAGE):
+    """Ranks links by embeddings of layers; with ``blocks`` by those of sampled neighbourhoods, as it always was."""
+
+    def __init__(self, by_layers: bool) -> None:
+        torch.manual_seed(0)
+        super().__init__(FEATURES)
+        self.by_layers = by_layers
+        self.kinds: set[str] = set()
+
+    def layers(self) -> Any:
+        def layer(batch: Any, is_last: bool) -> Tensor:
+            (block,) = batch.blocks
+            x = self.convs[is_last]((batch.x, batch.x[: block.num_dst]), block.adj)
+            return x if is_last else x.relu()
+
+        return [lambda batch: layer(batch, False), lambda batch: layer(batch, True)]
+
+    def forward(self, batch: Any) -> Tensor:
+        self.kinds.add(type(batch).__name__)
+        if not self.by_layers:
+            return super().forward(batch)
+        x, (sender, receiver) = through_layers(self, batch), batch.edge_label_index
+        scores: Tensor = self.decoder(x[sender] * x[receiver]).squeeze(1)
+        return scores
+
+    def validation_step(self, batch: Any) -> None:
+        self.ranking.update(self(batch), batch.edge_label)
+        self.log_dict(dict(self.ranking), batch_size=int(batch.edge_label.sum()))
+
+    test_step = validation_step
+
+
+def rank_links(rank: int, world_size: int) -> list[Any]:
+    strategy: Any = GrappaStrategy(**PATIENCE) if world_size > 1 else "auto"
+    found = []
+    for by_layers in (False, True):
+        module = Links(by_layers)
+        data = module_of(small_split(), evaluation=Evaluation(batch_size=5))
+        (metrics,) = trainer(world_size, copy.deepcopy(strategy)).test(module, data, verbose=False)
+        found.append((metrics, module.kinds))
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_links_rank_as_before(world_size: int) -> None:
+    expected = rank_links(0, 1)[0][0]
+    for (before, _), (metrics, kinds) in run_ranks(rank_links, world_size) if world_size > 1 else [rank_links(0, 1)]:
+        assert before == pytest.approx(expected, abs=1e-6)
+        assert metrics == pytest.approx(expected, abs=1e-6)
+        assert kinds == {"SeedBatch"}
+
+
+def corners(rank: int, world_size: int) -> None:
+    def ddp() -> Any:
+        return trainer(world_size, DDPStrategy(process_group_backend="gloo", timeout=timedelta(seconds=30)))
+
+    for module in (Sage(2).double(), Gnn()):  # DDP of Lightning itself, one node for each rank
+        few = DATA.clone()
+        few.test_mask = torch.zeros_like(DATA.test_mask).index_fill(0, torch.tensor([3, 88]), True)
+        run = ddp()
+        run.test(module, data_of(few), verbose=False)
+        ((node, row),) = module.rows.items()
+        assert torch.allclose(row, whole_rows(module, DATA)[node], atol=1e-12)
+        module.rows.clear()
+        run.test(module, data_of(few), verbose=False)
+        assert len(module.rows) == 1
+    before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    run, data = ddp(), data_of()
+    for _ in range(12):
+        run.test(module, data, verbose=False)
+        gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+    assert threading.active_count() <= threads + 1
+
+
+def test_few_nodes_and_many_evaluations_of_plain_ddp() -> None:
+    run_ranks(corners, 2)
+
+
+def never_asked(rank: int, world_size: int) -> list[str]:
+    """A module that uses its model in another way, and one of whose ranks looks at the edges of a batch."""
+
+    class Other(Gnn):
+        def forward(self, batch: Any) -> Tensor:
+            if rank == 0 and isinstance(batch, SeedBatch):
+                assert batch.edge_index.shape[1]
+            return self.head(self.gnn(batch.x, batch.edge_index))[: batch.batch_size]
+
+    module = Other()
+    kinds: list[str] = []
+    run, data = trainer(world_size, GrappaStrategy(**PATIENCE)), data_of()
+    run.fit(module, data)
+    kinds = sorted(module.kinds)
+    with torch.no_grad():
+        expected = module.eval().head(module.gnn(DATA.x, DATA.edge_index))
+    assert all(torch.allclose(row, expected[node], atol=1e-12) for node, row in module.rows.items())
+    return kinds
+
+
+def test_ranks_agree_that_nobody_asks() -> None:
+    assert run_ranks(never_asked, 2) == [["SampledData", "SeedBatch"]] * 2
+
+
+def breaks(rank: int, world_size: int, where: str) -> None:
+    class Broken(Sage):
+        def layers(self) -> Any:
+            first, last = super().layers()
+
+            def broken(batch: Any) -> Tensor:
+                if rank == 1 and where == "layer":
+                    raise RuntimeError("A layer broke.")
+                return last(batch)
+
+            return [first, broken]
+
+        def test_step(self, batch: Any) -> None:
+            if rank == 1 and where == "step":
+                raise RuntimeError("A step broke.")
+            super().test_step(batch)
+
+    trainer(world_size, GrappaStrategy(**SHORT)).test(Broken(2).double(), data_of(), verbose=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["layer", "step"])
+def test_an_error_of_one_rank_ends_all(where: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(RankError, match=f"A {where} broke") as caught:
+        run_ranks(breaks, 2, where, timeout=60)
+    assert set(caught.value.failures) == {0, 1}
+    assert time.monotonic() - start < 45
