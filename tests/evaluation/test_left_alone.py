@@ -194,8 +194,8 @@ def test_nodes_without_features():
         check(rows, module.convs[1](h, DATA.edge_index))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "float32"])
-@pytest.mark.parametrize("kind", [GraphSAGE, GCN, GIN])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("kind", [GCN, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (GraphSAGE, GIN))])
 def test_narrow_features_are_widened(dtype, kind, tmp_path):
     data = DATA.clone()
     if dtype == "int8":
@@ -254,7 +254,7 @@ def test_nothing_stays_of_many_evaluations(tmp_path):
     gc.collect()
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     files = sorted(Path(tmp_path).rglob("*"))
-    for _ in range(20):
+    for _ in range(8):
         run.test(module, data, verbose=False)
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
     assert sorted(Path(tmp_path).rglob("*")) == files

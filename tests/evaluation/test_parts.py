@@ -79,7 +79,7 @@ def test_a_batch_that_fits_keeps_to_the_budget():
 
 
 @pytest.mark.parametrize("most_bytes", [0, 1 << 30], ids=["file", "RAM"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("shape", [(3,), (2, 3), ()], ids=str)
 @pytest.mark.parametrize("ids", [range(5, 25), range(1, 60, 3)], ids=["range", "some"])
 def test_a_table_gives_the_rows_that_it_got(most_bytes, dtype, shape, ids, tmp_path):
@@ -101,7 +101,7 @@ def test_no_file_stays_open_of_many_tables(tmp_path):
     nodes, rows = torch.arange(9), torch.randn(9, 4)
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(50):
+    for _ in range(20):
         table = RowTable(nodes, rows, 0, tmp_path)
         table.write(nodes, rows)
         assert table.take(nodes[3:5]).equal(rows[3:5])
