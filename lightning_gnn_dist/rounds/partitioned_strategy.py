@@ -189,7 +189,8 @@ class PartitionedStrategy(DDPStrategy):
         if is_interactive() and isinstance(environment, SLURMEnvironment):
             environment = self.cluster_environment = LightningEnvironment()  # a notebook is none of srun's tasks
         method = start_method_here(self.launch, environment.creates_processes_externally)
-        if method == "popen":
+        is_alone = self.launch.start_method is None and self.num_processes * self.num_nodes == 1
+        if method == "popen" or is_alone:  # a rank that is alone is this process
             patience = self.launch.timeout.total_seconds()
             size = {"num_processes": self.num_processes, "num_nodes": self.num_nodes}
             self._launcher = ScriptLauncher(patience, cluster_environment=environment, **size)

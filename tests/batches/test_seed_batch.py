@@ -185,8 +185,11 @@ def test_it_is_sampled_once(made):
     assert made.samples == 1
 
 
+WAYS = {"same": lambda batch: batch, "moved": lambda batch: batch.to("cpu"), "copied": copy.copy}
+
+
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("then", [lambda batch: batch, lambda batch: batch.to("cpu"), copy.copy], ids=["same", "moved", "copied"])
+@pytest.mark.parametrize("then", WAYS.values(), ids=WAYS)
 def test_a_changed_batch_is_never_answered_with_ready_rows(made, change, then):
     known = make_batch()
     change(made.batch), change(known)
@@ -200,7 +203,7 @@ def test_a_changed_batch_is_never_answered_with_ready_rows(made, change, then):
         assert same(edges_of(copy.deepcopy(found)), edges_of(known))
 
 
-@pytest.mark.parametrize("how", [lambda batch: batch, lambda batch: batch.to("cpu"), copy.copy], ids=["same", "moved", "copied"])
+@pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
 def test_an_unchanged_batch_is_answered_with_ready_rows(made, how):
     batch = how(made.batch)
     assert batch.y[:2].equal(make_batch().y[:2])

@@ -29,7 +29,7 @@ EVERY_KIND = [
     NeighborSampler([3, 4]),
     NeighborSampler([-1, -1]),
     ClusterSampler(num_hops=2),
-    RandomWalkSampler(num_hops=2, visits=2),
+    RandomWalkSampler(num_hops=2, visits=0),
     ShadowSampler([3, 2], num_hops=2),
     WholePartSampler(num_hops=2),
 ]
