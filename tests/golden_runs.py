@@ -87,7 +87,8 @@ class Model(pl.LightningModule):
     def training_step(self, batch: Any) -> Tensor:
         x, last = batch.x, len(batch.blocks) - 1
         for place, (conv, block) in enumerate(zip(self.convs, batch.blocks, strict=True)):
-            x = conv((x, x[: block.num_dst]), block.adj)
+            adj = block.adj if block.weight is None else block.weighted_adj
+            x = conv((x, x[: block.num_dst]), adj)
             x = x if place == last else functional.dropout(self.norm(x).relu(), 0.2, self.training)
         losses = functional.cross_entropy(x[: batch.batch_size], batch.y[: batch.batch_size], reduction="none")
         return coverage_mean(losses, batch)
