@@ -67,11 +67,8 @@ class Counter:
         self._bytes_out = widest_row(module)
 
     def bytes_of(self, nodes: int, edges: int) -> int:
-        """Return the bytes of a batch, if a layer makes a message for each edge."""
-        graph = self._graph
-        bytes_in = sum(4 * rows[:1].numel() for rows in graph.node_arrays.values())  # as float32
-        of_edge = BYTES_OF_AN_EDGE + bytes_per_row(graph.edge_arrays) + max(bytes_in, self._bytes_out)
-        return nodes * (COPIES * bytes_in + 2 * self._bytes_out) + edges * of_edge
+        """Return the bytes of a batch."""
+        return bytes_of_batch(self._graph, self._bytes_out, nodes, edges)
 
     def batch_size(self, seeds: Evaluated, least: int, budget_bytes: int) -> int:
         """Return how many ids a batch should have: as many as fit the budget, and at least ``least``."""
@@ -100,6 +97,20 @@ class Counter:
         works = [self._reached.of(nodes).work for nodes in seeds.some(num_batches)]
         together = self._reached.of(seeds.nodes_of(seeds.ids)).work / seeds.num_ranks
         return _MARGIN * together < num_batches * sum(works) / len(works)
+
+
+def bytes_of_batch(rows: Graph, bytes_out: int, nodes: int, edges: int) -> int:
+    """Return the bytes of a batch, if a layer makes a message for each edge.
+
+    Args:
+        rows: A graph, or some rows of it, with the batch's arrays.
+        bytes_out: The bytes of the widest row that the model makes.
+        nodes: How many nodes the batch has.
+        edges: How many edges it has.
+    """
+    bytes_in = sum(4 * array[:1].numel() for array in rows.node_arrays.values())  # as float32
+    of_edge = BYTES_OF_AN_EDGE + bytes_per_row(rows.edge_arrays) + max(bytes_in, bytes_out)
+    return nodes * (COPIES * bytes_in + 2 * bytes_out) + edges * of_edge
 
 
 def widest_row(module: nn.Module | None) -> int:

@@ -28,7 +28,7 @@ _FOR_A_BATCH = 0.4  # of the budget; pages of files and what an allocator keeps 
 _FOR_A_TABLE = 0.2  # of the budget: a layer's rows in RAM, beside those of the layer before
 _MESSAGES = 2  # rows that a layer makes for each edge: a sender's, and what attention makes of it
 _FORM = 8  # numbers that tell the type and shape of a row
-_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 _SHORT = ("can't allocate memory", "not enough memory")  # what torch says where the system gives it no memory
 
 Progress = Callable[[int], object]
@@ -206,6 +206,8 @@ class LayerPass:
                 f"A layer must return a tensor with a row for each of the {len(nodes)} seeds of its batch, and it "
                 f"returned {got}."
             )
+        if outputs.dtype not in _DTYPES:
+            raise TypeError(f"A layer returned rows of {outputs.dtype}, and may return {', '.join(map(str, _DTYPES))}.")
         return outputs[: len(nodes)].detach().cpu()
 
     def _brought(self, rows: Tensor) -> Tensor:

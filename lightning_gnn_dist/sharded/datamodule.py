@@ -18,7 +18,8 @@ from lightning_gnn_dist.data.boundary import Boundary, Fetch, Isolated, check_bo
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
-from lightning_gnn_dist.evaluation.choice import Evaluated
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.evaluation.choice import Evaluated, bytes_of_batch, widest_row
 from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers
 from lightning_gnn_dist.evaluation.shard_nodes import ShardNodes
@@ -27,7 +28,7 @@ from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.sampling import check_sampler
+from lightning_gnn_dist.sharded.sampling import check_sampler, sample_bulk
 from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.wire.collectives import Channel, all_gather_rows, open_channel
 
@@ -217,6 +218,22 @@ class ShardedDataModule(GraphDataModule):
         return ShardedSource(
             self._whole_graph(), sampler, widen=self.loading.widen, all_labels=self.loading.all_labels, stream=stream
         )
+
+    def _eval_batch_size(self, evaluated: Evaluated) -> int:
+        """Double the training batch as long as the neighbourhood of a batch fits all ranks' budgets. Collective."""
+        size, most = self.batch_size, -(-evaluated.ids.numel() // evaluated.num_ranks)
+        if self.evaluation.sampler is not None or self._model_layers() is not None:
+            return size
+        share = evaluated.ids.tensor_split(evaluated.num_ranks)[self._eval_place()]
+        graph, sampler = self._whole_graph(), self._settings.of_evaluation()
+        bytes_out = widest_row(self._module())
+        while size < most:
+            (sample,) = sample_bulk(graph, check_sampler(sampler), [share[: 2 * size]], [BatchKey(0, 0, 0)])
+            needed = bytes_of_batch(graph.shard.rows, bytes_out, len(sample.nodes), len(sample.indices))
+            if int(all_gather_rows(torch.tensor([needed])).max()) > self._eval_bytes:
+                break
+            size *= 2
+        return size
 
     def _ready_rows(self, evaluated: Evaluated, batch_size: int) -> ReadyRows | None:
         model = self._model_layers()

@@ -171,6 +171,11 @@ def test_what_is_no_row_for_each_seed_is_refused(made, got):
         rows_of([made], torch.arange(90), 1 << 30)
 
 
+def test_rows_of_a_type_that_ranks_cannot_name_are_refused():
+    with pytest.raises(TypeError, match=r"A layer returned rows of torch\.complex64, and may return torch\.float32, "):
+        rows_of([lambda batch: batch.x[: batch.batch_size].to(torch.complex64)], torch.arange(90), 1 << 30)
+
+
 def test_rows_of_whole_numbers():
     assert rows_of([lambda batch: batch.n_id[: batch.batch_size] * 2], torch.arange(90), 1 << 30).equal(
         2 * torch.arange(90)

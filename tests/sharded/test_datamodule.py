@@ -118,6 +118,31 @@ def evaluate(rank: int, world_size: int, folder: str) -> tuple[list[Tensor], lis
     return model.trained, [ids for ids, _ in model.evaluated]
 
 
+class Tight(ShardedDataModule):
+    """May take 100 KB for an evaluation."""
+
+    def _agree_on_budget(self) -> None:
+        self._eval_bytes = 100_000
+
+
+def count_batches(rank: int, world_size: int, folder: str) -> list[tuple[int, int]]:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=world_size, strategy=GrappaStrategy(**PATIENCE), enable_checkpointing=False, **quiet
+    )
+    counts = []
+    for kind in (ShardedDataModule, Tight):
+        model = SAGE(12, 4)
+        trainer.test(model, kind(f"{folder}/shares", sampler=NeighborSampler([4, 4]), batch_size=4), verbose=False)
+        counts.append((len(model.evaluated), max(len(ids) for ids, _ in model.evaluated)))
+    return counts
+
+
+def test_batches_of_an_evaluation_are_as_large_as_memory_allows(saved: Path) -> None:
+    (ample, tight), (_, other) = run_ranks(count_batches, 2, str(saved))
+    assert ample[0] == 1 and tight[0] == other[0] > 1 and 4 <= tight[1] < ample[1]
+
+
 def test_copies_divide_the_nodes_among_them(saved: Path) -> None:
     whole = Graph.open(saved / "whole")
     n_id = whole.node_arrays["n_id"]
