@@ -289,7 +289,9 @@ class GraphDataModule(LightningDataModule, ABC):
             raise ValueError(f"{whose}, but {world_size} ranks share the evaluation: each needs one at least.")
         share = seeds.tensor_split(world_size)[self._eval_place()]
         evaluated = Evaluated(seeds, lambda ids: targets(ids).nodes.unique(), world_size)
-        size = self.evaluation.batch_size or self._eval_batch_size(evaluated)
+        size = self.evaluation.batch_size or self.batch_size
+        if self.evaluation.batch_size is None and not self._limits_evaluation():
+            size = self._eval_batch_size(evaluated)
         loading, source = self.loading, self._whole_source(sampler, num_ids)
         if loading.sample_on != "cpu":
             loading = replace(loading, bulk_size=1)  # full neighbourhoods are large for a device
@@ -299,6 +301,15 @@ class GraphDataModule(LightningDataModule, ABC):
         loader = self._loader(source, share, num_batches, self.seed, loading, shuffle=False, inputs=places, make=make)
         self._loaders.append(loader)
         return loader
+
+    def _limits_evaluation(self) -> bool:
+        """Return whether the trainer asks for some batches only. They then have the size of training batches."""
+        if self.trainer is None:
+            return False
+        names = {TrainerFn.TESTING: "limit_test_batches", TrainerFn.PREDICTING: "limit_predict_batches"}
+        name = next((name for fn, name in names.items() if fn == self._trainer_fn()), "limit_val_batches")
+        limit = getattr(self.trainer, name)
+        return isinstance(limit, int) or limit != 1.0
 
     def _eval_batch_size(self, evaluated: Evaluated) -> int:
         """Return how many seeds a batch of an evaluation has, the same on all ranks."""

@@ -73,6 +73,19 @@ def directed_graph() -> Graph:
     return Graph.from_edge_index(torch.randint(40, (2, 160), generator=generator), 50, arrays)
 
 
+@pytest.mark.parametrize("limits", [{"limit_test_batches": 0.5}, {"limit_test_batches": 3}, {"fast_dev_run": True}])
+def test_a_limit_counts_batches_of_the_training_size(limits: dict[str, Any]) -> None:
+    graph, module = small_graph(), model()
+    data = PartitionedDataModule(graph, sampler=NeighborSampler([3, 3]), batch_size=16)
+    trainer(1, **limits).test(module, data, verbose=False)
+    num_batches = -(-graph.split("test").numel() // 16)
+    asked = {0.5: num_batches // 2, 3: 3, True: 1}[next(iter(limits.values()))]
+    assert [len(nodes) <= 16 for nodes, _ in module.evaluated] == [True] * asked
+    module.evaluated.clear()
+    trainer(1).test(module, data, verbose=False)
+    assert len(module.evaluated) == 1  # all of it at once
+
+
 def test_a_directed_graph_is_evaluated_along_its_edges() -> None:
     graph = directed_graph()
     expected = full_graph_logits(model(), graph)
