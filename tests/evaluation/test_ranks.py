@@ -186,6 +186,7 @@ def corners(rank: int, world_size: int) -> None:
     assert threading.active_count() <= threads + 1
 
 
+@pytest.mark.slow
 def test_few_nodes_and_many_evaluations_of_plain_ddp() -> None:
     run_ranks(corners, 2)
 

@@ -113,6 +113,7 @@ def interrupted(rank: int, world_size: int, strategy: Any, options: dict[str, An
     return str(caught.value), state(module)
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_the_weights_of_the_last_meeting() -> None:
     ((said, got),) = run_ranks(interrupted, 1, *LOCAL)
     assert said == "All ranks have ended. The model has the weights of their last meeting, that of round 1."
