@@ -61,6 +61,7 @@ assert sum(EdgeSampler(1.0).sample_bulk(graph, seeds, keys)[0].num_sampled_edges
     "class SlowMomentum": "assert all(velocity.abs().max() > 0 for velocity in trainer.strategy.velocity)",
     "class Halving": "assert trainer.global_step == 64",
     "holding=Holding(Rotate())": "trainer.fit(model, data)",
+    "torch.cat(rows)": "assert sum(map(len, rows)) > 0\ntrainer.validate(model, data)",
     "GCNNorm()": "assert graph.edge_arrays['edge_weight'].min() > 0 and not conv.normalize",
     "return through_layers(self, batch)": """
 model = SAGE(8, 4).eval()
