@@ -21,8 +21,8 @@ from tests.ranks import free_port
 ROOT = Path(__file__).parents[1]
 FAULTS = {
     "popen": ("kill", "stop", "exit 0", "exit 1", "exception", "full", "early", "SIGTERM", "SIGKILL"),
-    "fork": ("kill", "stop", "exit 0", "exit 1", "exception", "full", "early", "SIGTERM", "SIGKILL"),
-    "spawn": ("kill", "stop", "exit 0", "early"),
+    "fork": ("kill", "stop", "exit 0", "full", "SIGTERM", "SIGKILL"),
+    "spawn": ("kill",),  # as forkserver, but for how a rank begins
     "forkserver": ("exception", "early", "SIGTERM", "SIGKILL"),
     "torchrun": ("kill", "stop", "exit 1"),
     "elastic": ("kill", "stop", "exit 0", "SIGTERM", "SIGKILL"),
