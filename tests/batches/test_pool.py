@@ -236,6 +236,7 @@ def growth(rank: int, world_size: int) -> int:
 
 
 @reads_memory
+@pytest.mark.slow
 def test_memory_stays_flat():
     assert run_ranks(growth, 1)[0] < 10e6  # half a batch
 

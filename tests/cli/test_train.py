@@ -92,6 +92,7 @@ def test_every_strategy_of_the_package_has_a_config() -> None:
     assert all(strategy in text for strategy in ("LocalSGDStrategy", "LLCGStrategy", "TMAStrategy", "GrappaStrategy"))
 
 
+@pytest.mark.slow
 def test_any_data_module_has_a_class_path(tmp_path: Path) -> None:
     graph = communities(2000)
     save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "shares")
@@ -115,6 +116,7 @@ def evaluate(rank: int, world_size: int, folder: str) -> None:
         command(rank, world_size, subcommand, "--config=configs/local_sgd.yaml", *save, f"--ckpt_path={checkpoint}")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_evaluated(tmp_path: Path) -> None:
     run_ranks(evaluate, 2, str(tmp_path))
     fitted, validated, tested = (accuracies(run) for run in sorted((tmp_path / "local_sgd").iterdir()))
@@ -286,6 +288,7 @@ def test_predict_writes_a_row_for_every_node(tmp_path: Path) -> None:
     assert np.load(tmp_path / "logits.npy").shape == (2000, 8)
 
 
+@pytest.mark.slow
 def test_predict_by_layer_says_what_batches_say(tmp_path: Path) -> None:
     config = ["predict", "--config=configs/local_sgd.yaml", *SMALL]
     writer = f"{{class_path: lightning_gnn_dist.PredictionWriter, init_args: {{path: {tmp_path}/batches.npy}}}}"

@@ -40,8 +40,8 @@ def resumed(rank: int, world_size: int, folder: str, kind: type[SAGE], options: 
         (SAGE, {"correction_steps": 2, "drift": None}),
         (SAGE, {"drift": Drift("ranks"), "correction_steps": 0}),
         (SAGE, {"drift": Drift("global"), "correction_steps": 0.5}),
-        (SAGE, {"correction_optimizer": "persistent"}),
-        (Remembering, {}),
+        pytest.param(SAGE, {"correction_optimizer": "persistent"}, marks=pytest.mark.slow),
+        pytest.param(Remembering, {}, marks=pytest.mark.slow),
     ],
     ids=["paper", "ranks", "global", "persistent", "buffers"],
 )

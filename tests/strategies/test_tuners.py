@@ -38,6 +38,7 @@ def searched(rank: int, world_size: int, folder: str) -> dict[str, tuple[State, 
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_fit_after_a_search_of_the_rate_is_the_fit_without(tmp_path: Any) -> None:
     for of_rank in run_ranks(searched, 2, str(tmp_path)):
