@@ -15,6 +15,7 @@ from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph, checked_graph
 from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
+from lightning_gnn_dist.graph.storage.maps import all_maps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 FEATURES = ("x", "x" + SUFFIX)
@@ -46,13 +47,17 @@ class WholeNodes:
         more: dict[str, Tensor] | None = None,
     ) -> None:
         self._graph, self._widen = graph, widen
-        self._spares_memory = graph.path is not None and graph.num_bytes > budget_bytes // 2
         self._hop = Neighbourhoods(graph, 1)
         self._starts = self._divided(seeds, num_layers, num_ranks)
         self._features = {name: array for name, array in graph.node_arrays.items() if name in FEATURES}
         others = {name: array for name, array in graph.node_arrays.items() if name not in FEATURES} | (more or {})
         self._others = checked_graph(graph.indptr, graph.indices, others, graph.edge_arrays)
         self.bytes_per_edge, self.most_rows = bytes_per_row(graph.edge_arrays), graph.num_nodes
+        self._files: FileRows | None = None
+        if graph.path is not None and graph.num_bytes > budget_bytes // 2:
+            maps = all_maps()  # a look at all maps of the process, so not for every batch
+            self._files = FileRows(self._others)
+            self._mapped = {name: MappedRows(array, maps) for name, array in graph.node_arrays.items()}
 
     def by_owner(self, nodes: Tensor) -> list[Tensor]:
         return list(nodes.split(torch.searchsorted(nodes, self._starts).diff().tolist()))
@@ -69,10 +74,9 @@ class WholeNodes:
 
     def one_hop(self, nodes: Tensor, rows: RowTable | None, bring: Bring) -> SampledData:
         (sample,) = NeighborSampler([-1]).sample_bulk(self._graph, [nodes], [BatchKey(0, 0, 0)])
-        if self._spares_memory:
-            files = FileRows(self._others)
-            files.release()
-            batch = files.assemble(sample, widen=self._widen)
+        if self._files is not None:
+            self._files.release()
+            batch = self._files.assemble(sample, widen=self._widen)
         else:
             batch = assemble(self._others, sample, widen=self._widen)
         if rows is not None:
@@ -98,8 +102,8 @@ class WholeNodes:
 
     def _taken(self, arrays: dict[str, Tensor], nodes: Tensor) -> dict[str, Tensor]:
         """Rows of arrays as batches have them."""
-        if self._spares_memory:
-            arrays = {name: MappedRows(array).take(nodes) for name, array in arrays.items()}
+        if self._files is not None:
+            arrays = {name: self._mapped[name].take(nodes) for name in arrays}
             nodes = torch.arange(len(nodes))
         return rows_by_name(arrays, nodes, widen=self._widen)
 

@@ -13,14 +13,17 @@ from torch import Tensor
 
 from lightning_gnn_dist.data.settings import Evaluation
 from lightning_gnn_dist.evaluation import budget as memory
+from lightning_gnn_dist.evaluation import whole_nodes
 from lightning_gnn_dist.evaluation.budget import LEAST_BYTES, budget, free_bytes, ranks_here
 from lightning_gnn_dist.evaluation.choice import Counter, Evaluated
 from lightning_gnn_dist.evaluation.layer_pass import LayerPass
 from lightning_gnn_dist.evaluation.reach import Neighbourhoods
 from lightning_gnn_dist.evaluation.row_table import RowTable
 from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage.maps import all_maps
 from lightning_gnn_dist.wire.collectives import open_channel
-from tests.evaluation.models import Sage, graph_of, uneven_data, whole_rows
+from tests.evaluation.models import Appnp, Sage, graph_of, uneven_data, whole_rows
 
 CPU = torch.device("cpu")
 DATA = uneven_data()
@@ -111,8 +114,8 @@ def test_no_file_stays_open_of_many_tables(tmp_path):
     assert list(tmp_path.rglob("*")) == []
 
 
-def rows_of(layers: Any, seeds: Tensor, budget_bytes: int, folder: Path | None = None) -> Tensor:
-    nodes = WholeNodes(GRAPH, seeds, len(layers), 1, budget_bytes)
+def rows_of(layers: Any, seeds: Tensor, budget_bytes: int, folder: Path | None = None, graph: Graph = GRAPH) -> Tensor:
+    nodes = WholeNodes(graph, seeds, len(layers), 1, budget_bytes)
     work = LayerPass(nodes, open_channel(1), CPU, budget_bytes, folder)
     with torch.no_grad():
         return work.rows(layers, work.plan(seeds, len(layers))).take(seeds)
@@ -128,6 +131,16 @@ def test_many_small_batches_make_the_rows_of_one(budget_bytes, tmp_path):
     assert (len(sizes) == 3) == (budget_bytes == 1 << 30)
     assert (set(sizes) == {1}) == (budget_bytes == 1)
     assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_graph_in_files_is_read_without_keeping_its_pages(tmp_path, monkeypatch):
+    GRAPH.save(tmp_path / "graph")
+    graph, module, looks = Graph.open(tmp_path / "graph"), Appnp(3).double(), []
+    monkeypatch.setattr(whole_nodes, "all_maps", lambda: looks.append(1) or all_maps())
+    expected, seeds = whole_rows(module, DATA), DATA.test_mask.nonzero().view(-1)
+    rows = rows_of(module.layers(), seeds, 3_000, tmp_path, graph)
+    assert torch.allclose(rows, expected[seeds], rtol=0, atol=1e-12)
+    assert looks == [1]
 
 
 @pytest.mark.parametrize(
