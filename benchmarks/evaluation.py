@@ -2,16 +2,15 @@
 
     python benchmarks/evaluation.py DIRECTORY [GRAPH ...]
 
-DIRECTORY holds ``<graph>.npz`` files and a ``read.py`` with ``to_pyg(path, split=...)``. The module is that of PyG's
-own Lightning example: ``GraphSAGE`` with 256 hidden features and two layers, called on ``batch.edge_index``. All
-columns of a graph are measured in one run, each in one thread and the second time; the two ranks are new processes
-each time, so that what a process does once is in their column.
+DIRECTORY is that of ``accuracy.py``. The module is that of PyG's own Lightning example: ``GraphSAGE`` with 256 hidden
+features and two layers, called on ``batch.edge_index``. All columns of a graph are measured in one run, each in one
+thread and the second time; the two ranks are new processes each time, so that what a process does once is in their
+column.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import tempfile
 import time
 import warnings
@@ -20,6 +19,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from accuracy import load
 from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 from torchmetrics.classification import MulticlassAccuracy
@@ -64,7 +64,7 @@ def main() -> None:
     print("| graph | test nodes |", " | ".join(COLUMNS), "|")
     print("|---" * (len(COLUMNS) + 2) + "|")
     for name in options.graphs:
-        data = _read(options.directory, name)
+        data = load(options.directory, name, seed=0)
         seconds = _seconds(data)
         plain, *others = seconds
         shown = [f"{plain:.2f}", *(f"{value:.2f} ({value / plain:.2f})" for value in others)]
@@ -125,15 +125,6 @@ def _second(run: Any) -> float:
             run()
             spent = time.process_time() - start
     return spent
-
-
-def _read(directory: Path, name: str) -> Any:
-    spec = importlib.util.spec_from_file_location("reader", directory / "read.py")
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"{directory} has no read.py with to_pyg(path, split=...).")
-    reader = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reader)
-    return reader.to_pyg(directory / f"{name}.npz", split=0)
 
 
 if __name__ == "__main__":

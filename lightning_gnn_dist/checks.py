@@ -48,6 +48,11 @@ def shown(value: object) -> str:
 # Numbers.
 
 
+def is_limit(batches: object) -> bool:
+    """Whether a trainer's ``limit_..._batches`` leaves any out: 1 is one batch, and 1.0 is all of them."""
+    return isinstance(batches, int) or batches != 1.0
+
+
 def is_integer(value: object) -> bool:
     """Return whether it is an integer of Python or NumPy; True and False are none."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)

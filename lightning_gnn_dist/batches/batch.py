@@ -287,6 +287,12 @@ def in_type(batch: SampledData, dtype: torch.dtype | None) -> SampledData:
     return batch
 
 
+def names_in_batches(graph: Graph, *, widen: bool) -> list[str]:
+    """The names of a graph's arrays that batches have, and ``n_id``."""
+    names = rows_by_name(graph.node_arrays, torch.empty(0, dtype=torch.int64), widen=widen)
+    return [*names, *({"n_id"} - names.keys()), *graph.edge_arrays]
+
+
 def writes_of(batch: SampledData) -> list[int]:
     """How often each of the batch's tensors was written to. Does not build a promised ``edge_index``."""
     tensors = [value for value in batch._store._mapping.values() if isinstance(value, Tensor)]

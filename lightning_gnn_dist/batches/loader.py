@@ -169,11 +169,11 @@ class BatchLoader:
 
     def _places_of(self, key: BatchKey) -> Tensor | slice:
         """Where the seeds of a batch stand among all."""
-        begin, end = (batch * self.num_seeds // len(self) for batch in (key.batch, key.batch + 1))
+        places = slice_of(self.num_seeds, len(self), key.batch)
         if self.num_seeds < len(self):
             begin = key.batch % self.num_seeds
-            end = begin + 1
-        return self._order(key.epoch)[begin:end] if self._shuffle else slice(begin, end)
+            places = slice(begin, begin + 1)
+        return self._order(key.epoch)[places] if self._shuffle else places
 
     def _order(self, epoch: int) -> Tensor:
         order = self._orders.get(epoch)
@@ -228,6 +228,11 @@ def _chunks(numbers: Iterable[int], size: int) -> Iterator[list[int]]:
     iterator = iter(numbers)
     while chunk := list(islice(iterator, size)):
         yield chunk
+
+
+def slice_of(count: int, num_slices: int, number: int) -> slice:
+    """Where slice ``number`` lies if ``count`` things are cut into slices of nearly equal length."""
+    return slice(number * count // num_slices, (number + 1) * count // num_slices)
 
 
 def batches_of_ranks(count: int, num_ranks: int, batch_size: int) -> int:

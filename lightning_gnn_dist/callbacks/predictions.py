@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_gnn_dist.checks import check_npy, check_true_or_false
+from lightning_gnn_dist.checks import check_npy, check_true_or_false, is_limit
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.layerwise.shared_rows import SharedRows
 
@@ -37,7 +37,7 @@ class PredictionWriter(Callback):
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not hasattr(_datamodule(trainer), "num_nodes"):
             raise TypeError("PredictionWriter needs the nodes of a graph in order: use PartitionedDataModule.")
-        if isinstance(trainer.limit_predict_batches, int) or trainer.limit_predict_batches != 1.0:
+        if is_limit(trainer.limit_predict_batches):
             raise ValueError(
                 f"limit_predict_batches={trainer.limit_predict_batches!r} would leave rows without a prediction: "
                 "PredictionWriter writes all nodes. Leave the limit out."

@@ -28,6 +28,7 @@ from lightning_gnn_dist.checks import (
     check_choice,
     check_instance,
     check_true_or_false,
+    is_limit,
 )
 from lightning_gnn_dist.data.boundary import Boundary, Fetch
 from lightning_gnn_dist.data.coverage import Coverage
@@ -308,8 +309,7 @@ class GraphDataModule(LightningDataModule, ABC):
             return False
         names = {TrainerFn.TESTING: "limit_test_batches", TrainerFn.PREDICTING: "limit_predict_batches"}
         name = next((name for fn, name in names.items() if fn == self._trainer_fn()), "limit_val_batches")
-        limit = getattr(self.trainer, name)
-        return isinstance(limit, int) or limit != 1.0
+        return is_limit(getattr(self.trainer, name))
 
     def _eval_batch_size(self, evaluated: Evaluated) -> int:
         """Return how many seeds a batch of an evaluation has, the same on all ranks."""

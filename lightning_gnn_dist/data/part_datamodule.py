@@ -176,7 +176,7 @@ class PartDataModule(GraphDataModule):
         model = self._model_layers()
         if model is None or not (model.are_better or self._counter().is_cheaper_by_layer(evaluated, batch_size)):
             return None
-        seeds, num_ranks = evaluated.nodes_of(evaluated.ids), evaluated.num_ranks
+        seeds, num_ranks = evaluated.nodes, evaluated.num_ranks
         if model.norm is not None:  # such a layer takes all rows at once, so every rank computes them
             seeds, num_ranks = torch.arange(self.num_nodes), 1
 

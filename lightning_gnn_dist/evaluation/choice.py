@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor, nn
 
-from lightning_gnn_dist.batches.loader import batches_of_ranks
+from lightning_gnn_dist.batches.loader import batches_of_ranks, slice_of
 from lightning_gnn_dist.evaluation.reach import Neighbourhoods
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row
@@ -49,8 +50,12 @@ class Evaluated:
         total = num_batches * self.num_ranks
         for number in sorted({(total - 1) * look // (_LOOKS - 1) for look in range(_LOOKS)}):
             share, batch = shares[number // num_batches], number % num_batches
-            begin, end = (share.numel() * at // num_batches for at in (batch, batch + 1))
-            yield self.nodes_of(share[begin:end])
+            yield self.nodes_of(share[slice_of(share.numel(), num_batches, batch)])
+
+    @cached_property
+    def nodes(self) -> Tensor:
+        """The distinct nodes whose rows are needed for all ids."""
+        return self.nodes_of(self.ids)
 
 
 class Counter:
@@ -95,7 +100,7 @@ class Counter:
         """
         num_batches = seeds.num_batches(batch_size)
         works = [self._reached.of(nodes).work for nodes in seeds.some(num_batches)]
-        together = self._reached.of(seeds.nodes_of(seeds.ids)).work / seeds.num_ranks
+        together = self._reached.of(seeds.nodes).work / seeds.num_ranks
         return _MARGIN * together < num_batches * sum(works) / len(works)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batch import SampledData, in_type
 from lightning_gnn_dist.evaluation.forecast import Forecast
 from lightning_gnn_dist.evaluation.row_table import RowTable, fetch_rows
+from lightning_gnn_dist.graph.storage.row_file import has_rows
 from lightning_gnn_dist.layerwise.layers import BYTES_OF_AN_EDGE, COPIES, Layer
 from lightning_gnn_dist.wire.collectives import Channel
 
@@ -77,11 +78,13 @@ class Step(NamedTuple):
         nodes: The own nodes whose rows it computes.
         wanted: The nodes whose rows it needs.
         told: Those of its nodes that each rank needs.
+        held: The nodes whose rows it has in the end, computed or received.
     """
 
     nodes: Tensor
     wanted: Tensor
     told: list[Tensor]
+    held: Tensor
 
 
 @dataclass
@@ -112,7 +115,8 @@ class LayerPass:
         for _ in range(num_layers):
             told = self.channel.exchange(self.nodes.by_owner(wanted))
             nodes = told[0] if len(told) == 1 else torch.cat(told).unique()
-            steps.insert(0, Step(nodes, wanted, told))
+            held = nodes if len(told) == 1 else torch.cat([nodes, wanted]).unique()
+            steps.insert(0, Step(nodes, wanted, told, held))
             wanted = self.nodes.senders(nodes)
         self.bytes_in = self.nodes.prepare(wanted, seeds)
         return steps
@@ -152,8 +156,7 @@ class LayerPass:
         return table
 
     def _table(self, step: Step, like: Tensor) -> RowTable:
-        ids = step.nodes if len(step.told) == 1 else torch.cat([step.nodes, step.wanted]).unique()
-        return RowTable(ids, like, int(_FOR_A_TABLE * self.budget_bytes), self.folder)
+        return RowTable(step.held, like, int(_FOR_A_TABLE * self.budget_bytes), self.folder)
 
     def _batches(
         self, layer: Layer, nodes: Tensor, before: RowTable | None, bytes_in: int
@@ -200,7 +203,7 @@ class LayerPass:
         batch = self.nodes.one_hop(nodes, before, self._brought)
         batch = in_type(batch, self.dtype).to(self.device)
         outputs = layer(batch)
-        if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) < len(nodes):
+        if not has_rows(outputs, len(nodes)):
             got = f"a tensor of {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
             raise TypeError(
                 f"A layer must return a tensor with a row for each of the {len(nodes)} seeds of its batch, and it "

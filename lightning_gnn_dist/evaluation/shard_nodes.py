@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import Arrays, SampledData, assemble, rows_by_name, with_x
+from lightning_gnn_dist.batches.batch import Arrays, SampledData, assemble, names_in_batches, rows_by_name, with_x
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.evaluation.layer_pass import Bring
 from lightning_gnn_dist.evaluation.row_table import RowTable, fetch_rows
@@ -47,7 +47,6 @@ class ShardNodes:
         self._division = Division(shard.bounds, channel.size)
         self._budget_bytes, self._folder = budget_bytes, folder
         self._own = shard.rows.node_arrays | (more or {})
-        self._names = list(shard.rows.node_arrays)
         self._tables: dict[str, RowTable] = {}
         self.bytes_per_edge = bytes_per_row(shard.rows.edge_arrays)
         self.most_rows = int(shard.bounds.nodes[-1])
@@ -98,9 +97,7 @@ class ShardNodes:
         return batch
 
     def input_names(self) -> list[str]:
-        rows = self._shard.rows
-        names = rows_by_name(rows.node_arrays, torch.empty(0, dtype=torch.int64), widen=self._widen)
-        return [*names, *({"n_id"} - names.keys()), *rows.edge_arrays]
+        return names_in_batches(self._shard.rows, widen=self._widen)
 
     def inputs(self, name: str, nodes: Tensor) -> Tensor | None:
         if name in self._tables:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, assemble, rows_by_name, with_x
+from lightning_gnn_dist.batches.batch import SampledData, assemble, names_in_batches, rows_by_name, with_x
 from lightning_gnn_dist.batches.file_rows import FileRows
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.evaluation.layer_pass import Bring
@@ -87,9 +87,7 @@ class WholeNodes:
         return batch
 
     def input_names(self) -> list[str]:
-        arrays = self._graph.node_arrays
-        names = rows_by_name(arrays, torch.empty(0, dtype=torch.int64), widen=self._widen)
-        return [*names, *({"n_id"} - names.keys()), *self._graph.edge_arrays]
+        return names_in_batches(self._graph, widen=self._widen)
 
     def inputs(self, name: str, nodes: Tensor) -> Tensor | None:
         arrays = self._graph.node_arrays

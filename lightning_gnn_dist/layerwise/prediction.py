@@ -27,6 +27,7 @@ from lightning_gnn_dist.checks import (
     check_npy,
     check_true_or_false,
     is_integer,
+    is_limit,
     shown,
 )
 from lightning_gnn_dist.graph.graph import Graph
@@ -154,7 +155,7 @@ def _check(trainer: Trainer, model: LightningModule, budget_bytes: int) -> None:
         )
     if not is_integer(budget_bytes) or not LEAST_BYTES <= budget_bytes <= MAX_INTEGER:
         raise ValueError(f"budget_bytes must be at least 16 megabytes, 16 << 20, got {shown(budget_bytes)}.")
-    if isinstance(trainer.limit_predict_batches, int) or trainer.limit_predict_batches != 1.0:
+    if is_limit(trainer.limit_predict_batches):
         raise ValueError(
             f"limit_predict_batches={trainer.limit_predict_batches!r} would leave rows without a prediction: all nodes "
             "are written. Leave the limit out."

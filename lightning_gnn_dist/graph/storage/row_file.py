@@ -61,9 +61,14 @@ def make(path: Path, num_rows: int, like: NDArray[Any]) -> None:
     np.lib.format.open_memmap(path, mode="w+", dtype=like.dtype, shape=(num_rows, *like.shape[1:]))
 
 
+def has_rows(outputs: Any, count: int) -> bool:
+    """Whether a model has returned a tensor with ``count`` rows or more."""
+    return isinstance(outputs, Tensor) and outputs.dim() > 0 and len(outputs) >= count
+
+
 def rows_of(outputs: Any, batch_size: int, says: str = "predict_step") -> NDArray[Any]:
     """The rows of the seeds, the first ``batch_size`` of ``outputs``, as an array that can be written."""
-    if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) < batch_size:
+    if not has_rows(outputs, batch_size):
         got = f"a tensor of {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
         raise TypeError(
             f"What {says} returns is written, a tensor with a row for each of the {batch_size} seeds, and it returned "
