@@ -24,12 +24,12 @@ cli/                the command `lightning-gnn-dist`; the one place that prints
 """
 
 from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Halo, Isolated
 from lightning_gnn_dist.callbacks.data_figures import DataFigures
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.run_report import RunReport
-from lightning_gnn_dist.data.boundary import Boundary, Fetch, Halo, Isolated
 from lightning_gnn_dist.data.coverage import Coverage, coverage_mean
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule

@@ -21,7 +21,7 @@ LINE = [
     {"prepare", "sampling"},
     {"batches"},
     {"layerwise"},
-    {"evaluation"},
+    {"evaluation", "boundary"},
     {"data", "rounds"},
     {"sharded", "strategies"},
     {"callbacks"},

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_gnn_dist.data.boundary import Halo, Isolated
+from lightning_gnn_dist.boundary.boundary import Halo, Isolated
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partitioner

@@ -11,8 +11,8 @@ from torch_geometric.data import Data, HeteroData
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
 from lightning_gnn_dist.checks import check_instance, check_path
-from lightning_gnn_dist.data.boundary import Boundary, Fetch, Isolated
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_datamodule import PartDataModule
 from lightning_gnn_dist.data.plan import PartPlan

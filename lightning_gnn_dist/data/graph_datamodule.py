@@ -22,6 +22,7 @@ from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import device_of
 from lightning_gnn_dist.batches.source import BatchSource
+from lightning_gnn_dist.boundary.boundary import Boundary, Fetch
 from lightning_gnn_dist.checks import (
     check_at_least,
     check_at_least_if_given,
@@ -30,7 +31,6 @@ from lightning_gnn_dist.checks import (
     check_true_or_false,
     is_limit,
 )
-from lightning_gnn_dist.data.boundary import Boundary, Fetch
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels
 from lightning_gnn_dist.data.model_depth import DepthCheck

@@ -12,13 +12,13 @@ from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import SampleOn
 from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.checks import (
     check_at_least,
     check_choice,
     check_instance,
     check_path,
 )
-from lightning_gnn_dist.data.boundary import Isolated
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.data.part_datamodule import PartDataModule
 from lightning_gnn_dist.data.plan import PartPlan

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.data.boundary import Boundary, Fetch, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.graph.convert import index_dtype
@@ -61,7 +61,7 @@ class PartReader:
         rank: Whose part it is.
         world_size: How many ranks there are.
         seed: Decides everything random.
-        boundary: Which in-neighbours of other parts come along, without their own in-neighbours.
+        boundary: Which nodes around the part come along.
         coverage: Writes each node's weight to ``node_arrays["coverage"]``. With None there are no weights.
     """
 
@@ -87,22 +87,17 @@ class PartReader:
         del own, others  # lists of nodes are as long as the part
         if self.holding.extra_nodes:
             residents = torch.cat([residents, self.holding.extra(residents, self.partition, self.rank, self.seed)])
-        if isinstance(self.boundary, Isolated | Fetch) and residency.sweep(self.world_size) == 1:
+        reading = _RowReading(graph, previous)
+        hops = self.boundary.around(graph, residents, reading.edges_into, self.seed)
+        if not hops and residency.sweep(self.world_size) == 1:
             part, rows, num_bytes = _read_once(graph, residents)
         else:
-            part, rows, num_bytes = self._read_new(graph, residents, previous)
+            part, rows, num_bytes = _read_new(graph, [residents, *hops], reading, previous)
         nodes = part.node_arrays["n_id"]
         part.node_arrays["train_mask"][num_own:] = False  # a copy: the graph's own mask stays
         if self.coverage is not None:
             part.node_arrays["coverage"] = self.coverage.of(part, degrees_of(graph.indptr, nodes), num_own)
         return Part(part, rows, num_bytes, time.perf_counter() - started)
-
-    def _read_new(self, graph: Graph, residents: Tensor, previous: Part | None) -> tuple[Graph, PartRows, int]:
-        """Return the part of ``residents`` and their boundary, their whole rows, and the bytes read."""
-        rows, new_edges = _read_rows(graph, residents, previous)
-        nodes = torch.cat([residents, self.boundary.leaves(graph, residents, rows.indptr, rows.senders, self.seed)])
-        arrays, new_bytes = _read_arrays(graph, nodes, previous)
-        return _induced(rows, nodes, arrays), rows, new_bytes + new_edges * _bytes_per_edge(graph)
 
 
 def nodes_of(partition: Partition, chunks: Iterable[int]) -> Tensor:
@@ -119,6 +114,54 @@ def _read_once(graph: Graph, nodes: Tensor) -> tuple[Graph, None, int]:
     num_edges = count_edges(graph.indptr, nodes)
     num_bytes = nodes.numel() * bytes_per_row(graph.node_arrays) + num_edges * _bytes_per_edge(graph)
     return part, None, num_bytes
+
+
+def _read_new(
+    graph: Graph, hops: list[Tensor], reading: _RowReading, previous: Part | None
+) -> tuple[Graph, PartRows, int]:
+    """Return the part of the nodes of some hops, the whole rows of all but the last hop, and the bytes read."""
+    nodes = torch.cat(hops)
+    rows = _joined([reading.rows_of(hop) for hop in hops[: max(1, len(hops) - 1)]])
+    arrays, new_bytes = _read_arrays(graph, nodes, previous)
+    return _induced(rows, nodes, arrays), rows, new_bytes + reading.new_edges * _bytes_per_edge(graph)
+
+
+class _RowReading:
+    """Reads whole rows, and remembers them: a boundary asks for them first.
+
+    Args:
+        graph: The whole graph.
+        previous: The part before, of which rows are copied.
+    """
+
+    def __init__(self, graph: Graph, previous: Part | None) -> None:
+        self._graph, self._previous = graph, previous
+        self._read: list[tuple[Tensor, PartRows]] = []
+        self.new_edges = 0  # edges that were read from the whole graph
+
+    def rows_of(self, nodes: Tensor) -> PartRows:
+        for known, rows in self._read:
+            if known is nodes:
+                return rows
+        rows, new_edges = _read_rows(self._graph, nodes, self._previous)
+        self._read.append((nodes, rows))
+        self.new_edges += new_edges
+        return rows
+
+    def edges_into(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return, for each edge into some nodes, the number of the node among them, and the sender."""
+        rows = self.rows_of(nodes)
+        return torch.arange(nodes.numel()).repeat_interleave(rows.indptr.diff()), rows.senders.to(torch.int64)
+
+
+def _joined(pieces: list[PartRows]) -> PartRows:
+    if len(pieces) == 1:
+        return pieces[0]
+    degrees = torch.cat([piece.indptr.diff() for piece in pieces])
+    indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+    names = pieces[0].edge_arrays
+    edges = {name: torch.cat([piece.edge_arrays[name] for piece in pieces]) for name in names}
+    return PartRows(indptr, torch.cat([piece.senders for piece in pieces]), edges)
 
 
 @dataclass(frozen=True, eq=False)

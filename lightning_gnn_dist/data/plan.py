@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, check_boundary
 from lightning_gnn_dist.checks import check_folder, check_instance, shown, takes
-from lightning_gnn_dist.data.boundary import Boundary, Fetch, check_boundary
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartReader
 from lightning_gnn_dist.data.residency import Holding, Residency, held_by_all

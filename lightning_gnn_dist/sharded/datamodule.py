@@ -13,8 +13,8 @@ from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import device_of, stream_to
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
+from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated, check_boundary
 from lightning_gnn_dist.checks import check_at_least, check_path, check_true_or_false
-from lightning_gnn_dist.data.boundary import Boundary, Fetch, Isolated, check_boundary
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching

@@ -157,7 +157,7 @@ class GrappaStrategy(PartitionedStrategy):
         assert self._parameters is not None
         self._parameters.begin()
         self._losses_finite = closure_loss.detach().isfinite().all() & self._losses_finite
-        loss = super().backward(closure_loss * self._scale, *args, **kwargs)
+        loss = super().backward(closure_loss * self._scale.to(closure_loss.dtype), *args, **kwargs)
         if getattr(self.model, "require_backward_grad_sync", False):
             self._parameters.hand_in_zeros()
             self._check_finite()
@@ -300,14 +300,14 @@ class StepCallback(Callback):
 
 
 def _weight(batch: Any, weights: str) -> Tensor:
-    """Return the weight of a batch, a float32 scalar; 0 for a filler."""
+    """Return the weight of a batch, a float64 scalar; 0 for a filler."""
     if getattr(batch, "is_filler", False):
-        return torch.zeros(())
+        return torch.zeros((), dtype=torch.float64)
     size = 1.0 if weights == "uniform" else float(getattr(batch, "num_targets", getattr(batch, "batch_size", 1)))
     coverage = getattr(batch, "coverage", None)
     if coverage is None or weights != "coverage":
-        return torch.tensor(size)
-    total = coverage[: batch.batch_size].sum(dtype=torch.float64).float()
+        return torch.tensor(size, dtype=torch.float64)
+    total = coverage[: batch.batch_size].sum(dtype=torch.float64)
     return torch.where(total > 0, total, _UNCOVERED * size)
 
 

@@ -16,10 +16,10 @@ import pytest
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lightning_gnn_dist.boundary.boundary import Fetch, Halo
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.data.boundary import Fetch, Halo
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.residency import Holding, Redeal

@@ -11,8 +11,8 @@ import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import Trainer
 
 from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.boundary.boundary import Halo
 from lightning_gnn_dist.cli.train import run
-from lightning_gnn_dist.data.boundary import Halo
 from lightning_gnn_dist.data.residency import Holding, Rotate
 from lightning_gnn_dist.data.settings import Evaluation
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.loader import THREAD_NAME
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.data.boundary import Fetch, Halo
+from lightning_gnn_dist.boundary.boundary import Fetch, Halo
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.residency import Holding, Rotate

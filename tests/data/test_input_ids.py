@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import coalesce
 
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.data.boundary import Boundary, Fetch, Halo, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Halo, Isolated
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import split_edges

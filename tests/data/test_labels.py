@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.data.boundary import Fetch
+from lightning_gnn_dist.boundary.boundary import Fetch
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import split_edges

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.data.boundary import Boundary, Halo, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, Halo, Isolated
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartReader, nodes_of
 from lightning_gnn_dist.data.residency import Fixed, Holding, Redeal, Residency, Rotate
@@ -20,8 +20,8 @@ from lightning_gnn_dist.partition.random import RandomPartitioner
 RANKS = 4
 
 
-def weighted_graph() -> Graph:
-    graph = communities(500, 4, num_features=6, train_share=0.3, seed=2)
+def weighted_graph(mean_degree: float = 10.0) -> Graph:
+    graph = communities(500, 4, mean_degree=mean_degree, num_features=6, train_share=0.3, seed=2)
     weights = torch.rand(graph.num_edges, 2, generator=torch.Generator().manual_seed(0))
     return Graph(graph.indptr, graph.indices, graph.node_arrays, {"edge_attr": weights})
 
@@ -64,7 +64,7 @@ def test_a_part_is_the_graph_among_its_nodes(residency: Residency) -> None:
 
 
 @pytest.mark.parametrize("residency", [Rotate(), Redeal(12)], ids=repr)
-@pytest.mark.parametrize("boundary", [Isolated(), Halo(), Halo(neighbors=2)], ids=repr)
+@pytest.mark.parametrize("boundary", [Isolated(), Halo(), Halo(2), Halo(2, neighbors=2)], ids=repr)
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_a_switch_gives_what_reading_anew_gives(
     residency: Residency, boundary: Boundary, on_disk: bool, tmp_path: Path
@@ -96,14 +96,38 @@ def test_a_switch_reads_the_variable_chunk_alone() -> None:
     assert part.bytes_read == fresh.numel() * per_node + edges * (graph.indices.element_size() + 8)
 
 
-def test_a_halo_shows_every_neighbour_and_nothing_more() -> None:
-    graph = weighted_graph()
-    ours = reader(graph, Fixed(), boundary=Halo(), coverage=Coverage(hops=1))
+def hops_around(graph: Graph, nodes: Tensor, hops: int) -> list[set[int]]:
+    """The nodes, and those that are one hop away, two hops, and so on."""
+    receivers = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees()).tolist()
+    edges = list(zip(graph.indices.tolist(), receivers, strict=True))
+    found, seen = [set(nodes.tolist())], set(nodes.tolist())
+    for _ in range(hops):
+        found.append({sender for sender, receiver in edges if receiver in found[-1]} - seen)
+        seen |= found[-1]
+    return found
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3])
+def test_a_halo_has_every_edge_into_all_but_its_last_hop(hops: int) -> None:
+    graph = weighted_graph(1.5)  # three hops do not reach everything
+    ours = reader(graph, Fixed(), boundary=Halo(hops), coverage=Coverage(hops=hops))
     own = nodes_of(ours.partition, (1,))
-    part = ours.read(0).graph
-    assert edges_of(part) == edges_among(graph, torch.arange(500), own)
-    assert part.num_nodes == own.numel() + graph.halo(own).numel()
+    part, expected = ours.read(0).graph, hops_around(graph, own, hops)
+    sizes = [len(nodes) for nodes in expected]
+    assert [set(ids.tolist()) for ids in part.node_arrays["n_id"].split(sizes)] == expected
+    inner = torch.tensor(sorted(set().union(*expected[:-1])))
+    assert edges_of(part) == edges_among(graph, torch.arange(graph.num_nodes), inner)
+    assert torch.equal(part.node_arrays["x"], graph.node_arrays["x"][part.node_arrays["n_id"]])
     assert torch.equal(part.node_arrays["coverage"][: own.numel()], torch.ones(own.numel()))
+    assert not part.node_arrays["train_mask"][own.numel() :].any()
+
+
+def test_a_halo_ends_where_the_graph_does() -> None:
+    graph = weighted_graph(1.5)  # three hops do not reach everything
+    everything = reader(graph, Fixed(), boundary=Halo(1000)).read(0).graph
+    assert everything.num_nodes == sum(
+        map(len, hops_around(graph, nodes_of(reader(graph, Fixed()).partition, (1,)), 50))
+    )
 
 
 def test_a_halo_stays_within_its_bytes_and_keeps_what_is_asked_for_most() -> None:
@@ -117,6 +141,16 @@ def test_a_halo_stays_within_its_bytes_and_keeps_what_is_asked_for_most() -> Non
         asked[sender] += 1
     assert len(leaves) == 40
     assert min(asked[node] for node in leaves) >= max(asked[node] for node in asked.keys() - leaves)
+
+
+def test_nearer_hops_come_first_within_the_bytes() -> None:
+    graph = weighted_graph(1.5)  # three hops do not reach everything
+    own = nodes_of(reader(graph, Fixed()).partition, (1,))
+    hops = hops_around(graph, own, 2)
+    limit = (len(hops[1]) + 9) * sum(array[:1].nbytes for array in graph.node_arrays.values())
+    ids = reader(graph, Fixed(), boundary=Halo(3, bytes=limit)).read(0).graph.node_arrays["n_id"]
+    assert set(ids[own.numel() : own.numel() + len(hops[1])].tolist()) == hops[1]
+    assert ids.numel() == sum(map(len, hops[:2])) + 9 and set(ids[-9:].tolist()) <= hops[2]
 
 
 def test_a_node_asks_for_no_more_leaves_than_it_may() -> None:

@@ -15,7 +15,7 @@ import torch
 
 from lightning_gnn_dist.batches.loader import THREAD_NAME, BatchLoader
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.data.boundary import Isolated
+from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartReader
 from lightning_gnn_dist.data.residency import Holding, Rotate

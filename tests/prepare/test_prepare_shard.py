@@ -15,7 +15,7 @@ import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 
-from lightning_gnn_dist.data.boundary import Fetch
+from lightning_gnn_dist.boundary.boundary import Fetch
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare import journal

@@ -12,8 +12,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.boundary.boundary import Fetch, Halo
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
-from lightning_gnn_dist.data.boundary import Fetch, Halo
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
 from lightning_gnn_dist.graph.graph import Graph

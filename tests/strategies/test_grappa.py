@@ -222,7 +222,7 @@ def sent(rank: int, world_size: int) -> tuple[float, float]:
     trainer.fit(module, data_of(batch_size=30, sampler=NeighborSampler([4, 4])))
     values, steps = sum(p.numel() for p in module.parameters()), len(module.seen) // 3
     ring = 2 * (world_size - 1) / world_size
-    return counts[2] - counts[1], ring * (steps * 4 * (values + 5) + 4 * 4)
+    return counts[2] - counts[1], ring * (steps * (4 * values + 8 * 5) + 4 * 4)
 
 
 def test_an_epoch_sends_gradients_five_numbers_a_step_and_four_at_its_end() -> None:

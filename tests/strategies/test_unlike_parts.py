@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from lightning_gnn_dist.data.boundary import Halo
+from lightning_gnn_dist.boundary.boundary import Halo
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.residency import Holding, Redeal
 from lightning_gnn_dist.graph.synthetic import communities

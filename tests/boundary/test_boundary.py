@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from lightning_gnn_dist.data.boundary import Boundary, Halo, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo, Isolated
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
@@ -18,9 +18,7 @@ from lightning_gnn_dist.partition.random import RandomPartitioner
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"hops": 2}, "hops must be 1, got 2: farther nodes are another rank's business"),
-        ({"hops": 0}, "hops must be 1, got 0"),
-        ({"hops": True}, "hops must be 1, got True"),
+        *(({"hops": hops}, "hops must be an integer of at least 1") for hops in (0, -1, 1.5, True, None, "2")),
         *(({"bytes": limit}, "bytes must be an integer of at least 1") for limit in (0, 1e6, float("nan"), "1MB")),
         *(({"neighbors": limit}, "neighbors must be an integer of at least 1") for limit in (0, 2.5, "2")),
     ],
@@ -34,11 +32,11 @@ def test_a_halo_that_cannot_be_is_refused(wrong: dict[str, Any], message: str) -
 class Nearest(Boundary):
     """One leaf, as somebody else might write it."""
 
-    def leaves(self, graph: Graph, residents: Tensor, indptr: Tensor, senders: Tensor, seed: int) -> Tensor:
-        return graph.halo(residents)[:1]
+    def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
+        return [graph.halo(residents)[:1]]
 
 
-def test_a_boundary_of_ones_own_is_asked_for_its_leaves() -> None:
+def test_a_boundary_of_ones_own_is_asked_for_its_nodes() -> None:
     graph = communities(100, 2, num_features=2)
     plain, leafed = (
         PartitionedDataModule(graph, partitioner=RandomPartitioner(), boundary=boundary).part(0, 2)

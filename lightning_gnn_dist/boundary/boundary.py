@@ -1,0 +1,129 @@
+"""How the edges that leave a part are treated."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.checks import MAX_HOPS, check_at_least, check_at_least_if_given, check_instance, make_plain
+from lightning_gnn_dist.engine.rng import Purpose, permutation
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row
+
+EdgesInto: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+class Boundary(ABC):
+    """What becomes of senders outside a part. To add a way, write a frozen dataclass with the method ``around``."""
+
+    def check_fits(self, graph: Graph) -> None:  # noqa: B027  # optional
+        """Refuse a graph that this way cannot handle."""
+
+    @abstractmethod
+    def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
+        """Return the outside nodes that come along, hop by hop: ids of the whole graph.
+
+        Nodes of the last hop send messages and receive none; all others receive from every node that is there.
+
+        Args:
+            graph: The whole graph.
+            residents: The nodes of the part.
+            edges_into: Returns the edges into some nodes: for each, the number of the node among these, and its sender.
+            seed: Decides everything random.
+        """
+
+
+@dataclass(frozen=True)
+class Isolated(Boundary):
+    """Senders outside a part send nothing: the edges that leave it are left out."""
+
+    def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
+        return []
+
+
+@dataclass(frozen=True)
+class Fetch(Boundary):
+    """Senders outside a part are fetched for every batch, as if each rank could have all features.
+
+    Batches are sampled around the part's training nodes in the whole graph. With DDP this is a baseline (GGS in the
+    LLCG paper) and saves no memory. On shards it is what distributed samplers do: every step then waits for neighbours
+    and features of other ranks.
+    """
+
+    def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
+        return []  # nobody trains on such a part
+
+
+@dataclass(frozen=True)
+class Halo(Boundary):
+    """Senders outside a part come along, as copies of their rows: the halo of the part.
+
+    With ``hops=1`` these are the in-neighbours of the part's nodes, so that each node of the part has all of its own
+    in-neighbours. They send messages and receive none. With ``hops=2`` they receive as well, and their in-neighbours
+    come along in turn; and so on. With as many hops as the model has layers, a part's nodes see all that they would see
+    in the whole graph. For chunks drawn at random, and mostly for two hops or more, that is nearly the whole graph on
+    every rank, so two limits are offered.
+
+    Args:
+        hops: How far from the part's nodes others come along. More hops than the model has layers are of no use.
+        bytes: Most bytes that the arrays of these nodes may take. Nearer hops come first, and of a hop the nodes with
+            the most edges into the hop before.
+        neighbors: Most of them that each node brings along: the first in one random order of all outside senders.
+    """
+
+    hops: int = 1
+    bytes: int | None = None
+    neighbors: int | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least(1, most=MAX_HOPS, hops=self.hops)
+        check_at_least_if_given(1, bytes=self.bytes, neighbors=self.neighbors)
+        make_plain(self)
+
+    def check_fits(self, graph: Graph) -> None:
+        per_node = bytes_per_row(graph.node_arrays)
+        if self.bytes is not None and self.bytes < per_node:
+            raise ValueError(
+                f"Halo(bytes={self.bytes}) has no room for a single node, whose arrays take {per_node} "
+                "bytes: allow more, or leave the halo out."
+            )
+
+    def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
+        room = None if self.bytes is None else self.bytes // bytes_per_row(graph.node_arrays)
+        held = [residents]
+        while len(held) <= self.hops and held[-1].numel():
+            row, senders = edges_into(held[-1])
+            outside = ~Lookup(torch.cat(held)).contains(senders)
+            held.append(self._hop(row[outside], senders[outside], room, seed))
+            room = None if room is None else room - held[-1].numel()
+        return held[1:]
+
+    def _hop(self, row: Tensor, senders: Tensor, room: int | None, seed: int) -> Tensor:
+        """Return the nodes that come along, of the senders of edges into nodes of the hop before."""
+        if self.neighbors is not None:
+            senders = _some_of_each_row(row, senders, self.neighbors, seed)
+        nodes: Tensor
+        nodes, edges = senders.unique(return_counts=True)
+        if room is not None:
+            nodes = nodes[edges.argsort(descending=True, stable=True)[:room]].sort().values
+        return nodes
+
+
+def check_boundary(boundary: object) -> None:
+    """Refuse a value that is no ``Boundary``."""
+    check_instance("boundary", boundary, Boundary, "an object such as Isolated(), Halo() or Fetch()")
+
+
+def _some_of_each_row(row: Tensor, senders: Tensor, limit: int, seed: int) -> Tensor:
+    """Return, of each row, the ``limit`` senders that come first in one random order of all senders."""
+    distinct, which = senders.unique(return_inverse=True)
+    by_order = permutation(distinct.numel(), seed + Purpose.SURROUNDINGS, -1)[which].argsort()
+    by_row = by_order[row[by_order].argsort(stable=True)]
+    row = row[by_row]
+    begin = torch.searchsorted(row, row)  # of each entry's row
+    return senders[by_row][torch.arange(row.numel()) - begin < limit]

@@ -1,0 +1,142 @@
+"""Models defined by their layers, and what one process learns with them on a whole graph, by hand."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
+from torch_geometric.transforms import GCNNorm
+
+from lightning_gnn_dist.layerwise.through_layers import through_layers
+from tests.evaluation.models import NUM_CLASSES, NUM_FEATURES, uneven_data
+
+
+class Model(pl.LightningModule):
+    """Some layers of one kind: ``convs`` takes two widths."""
+
+    def __init__(self, kind: Any, num_layers: int) -> None:
+        super().__init__()
+        widths = [NUM_FEATURES, *[5] * (num_layers - 1), NUM_CLASSES]
+        self.convs = nn.ModuleList(kind(a, b) for a, b in itertools.pairwise(widths))
+
+    def layers(self) -> Any:
+        return [lambda batch, conv=conv: self._layer(conv, batch) for conv in self.convs]
+
+    def _layer(self, conv: Any, batch: Any) -> Tensor:
+        (block,) = batch.blocks
+        return self._between(conv, conv((batch.x, batch.x[: block.num_dst]), block.adj))
+
+    def _between(self, conv: Any, x: Tensor) -> Tensor:
+        return x if conv is self.convs[-1] else x.tanh()
+
+    def whole(self, data: Data) -> Tensor:
+        x = data.x
+        for conv in self.convs:
+            x = self._between(conv, conv(x, data.edge_index))
+        return x
+
+    def forward(self, batch: Any) -> Tensor:
+        return through_layers(self, batch)
+
+    def training_step(self, batch: Any) -> Tensor:
+        return functional.cross_entropy(self(batch), batch.y[: batch.batch_size])
+
+    def validation_step(self, batch: Any) -> None:
+        self.log("loss", self.training_step(batch), batch_size=batch.batch_size, sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+class Weighted(Model):
+    """GCN whose weights are normalised before the graph is cut."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(lambda a, b: GCNConv(a, b, normalize=False), num_layers)
+
+    def _layer(self, conv: Any, batch: Any) -> Tensor:
+        rows = conv(batch.x, batch.edge_index, batch.edge_weight)[: batch.batch_size]
+        return self._between(conv, rows)
+
+    def whole(self, data: Data) -> Tensor:
+        x = data.x
+        for conv in self.convs:
+            x = self._between(conv, conv(x, data.edge_index, data.edge_weight))
+        return x
+
+
+class Attention(Model):
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(lambda a, b: GATConv(a, b, add_self_loops=False), num_layers)
+
+    def _layer(self, conv: Any, batch: Any) -> Tensor:
+        (block,) = batch.blocks
+        return self._between(conv, conv((batch.x, batch.x[: block.num_dst]), block.edge_index))
+
+
+class Jumping(Model):
+    """Jumping knowledge: a layer's rows are those of all layers so far, and the input rows come in at the end."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(SAGEConv, num_layers)
+        widths = NUM_FEATURES + 5 * (num_layers - 1) + NUM_CLASSES
+        self.lin = nn.Linear(widths, NUM_CLASSES)
+
+    def _layer(self, conv: Any, batch: Any) -> Tensor:
+        (block,) = batch.blocks
+        last = batch.x if conv is self.convs[0] else batch.x[:, -5:]
+        rows = self._between(conv, conv((last, last[: block.num_dst]), block.adj))
+        before = rows[:, :0] if conv is self.convs[0] else batch.x[: block.num_dst]
+        rows = torch.cat([before, rows], 1)
+        return self.lin(torch.cat([batch.x0[: block.num_dst], rows], 1)) if conv is self.convs[-1] else rows
+
+    def whole(self, data: Data) -> Tensor:
+        x, kept = data.x, [data.x]
+        for conv in self.convs:
+            x = self._between(conv, conv(x, data.edge_index))
+            kept.append(x)
+        rows: Tensor = self.lin(torch.cat(kept, 1))
+        return rows
+
+
+def gin(width_in: int, width_out: int) -> Any:
+    return GINConv(nn.Linear(width_in, width_out), train_eps=True)
+
+
+def model(name: str, num_layers: int) -> Model:
+    torch.manual_seed(7)
+    made = {
+        "SAGE": lambda: Model(SAGEConv, num_layers),
+        "GCN": lambda: Weighted(num_layers),
+        "GAT": lambda: Attention(num_layers),
+        "GIN": lambda: Model(gin, num_layers),
+        "JK": lambda: Jumping(num_layers),
+    }[name]()
+    return made.double()
+
+
+MODELS = ["SAGE", "GCN", "GAT", "GIN", "JK"]
+
+
+def weighted_data(num_nodes: int = 90) -> Data:
+    """The graph of the tests of evaluation, with normalised weights of its edges."""
+    data: Data = GCNNorm(add_self_loops=False)(uneven_data(num_nodes))
+    data.edge_weight = data.edge_weight.double()
+    return data
+
+
+def learned_by_hand(name: str, num_layers: int, data: Data, steps: int) -> dict[str, Tensor]:
+    """The weights after some steps of one process on the whole graph, without a line of this package."""
+    module, seeds = model(name, num_layers), data.train_mask
+    optimizer = module.configure_optimizers()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        functional.cross_entropy(module.whole(data)[seeds], data.y[seeds]).backward()
+        optimizer.step()
+    return {key: value.detach().clone() for key, value in module.named_parameters()}
