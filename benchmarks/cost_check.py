@@ -48,7 +48,8 @@ from lightning_gnn_dist.prepare.files.raw import RawGraph
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import batches
-from lightning_gnn_dist.wire.collectives import Channel, traffic
+from lightning_gnn_dist.wire.channel import Channel
+from lightning_gnn_dist.wire.collectives import traffic
 
 RANKS, STEPS, LOCAL_STEPS, MOST_FEATURES = 4, 16, 4, 128
 LIMIT = timedelta(seconds=120)

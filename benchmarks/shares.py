@@ -56,7 +56,8 @@ from lightning_gnn_dist.layerwise.sharded_layers import ShardedWork
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import ShardedSampler, batches
-from lightning_gnn_dist.wire.collectives import Channel, open_channel, traffic
+from lightning_gnn_dist.wire.channel import Channel, open_channel
+from lightning_gnn_dist.wire.collectives import traffic
 
 RANKS = 4
 CUTS: dict[str, Partitioner] = {"random": RandomPartitioner(), "METIS": MetisPartitioner()}

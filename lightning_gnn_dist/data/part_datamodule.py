@@ -28,7 +28,7 @@ from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import draws_anywhere
-from lightning_gnn_dist.wire.collectives import Channel
+from lightning_gnn_dist.wire.channel import Channel
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.joint import HasDigests, HasParts

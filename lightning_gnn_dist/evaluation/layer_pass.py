@@ -23,7 +23,7 @@ from lightning_gnn_dist.evaluation.forecast import Forecast
 from lightning_gnn_dist.evaluation.row_table import RowTable, fetch_rows
 from lightning_gnn_dist.graph.storage.row_file import has_rows
 from lightning_gnn_dist.layerwise.layers import BYTES_OF_AN_EDGE, COPIES, Layer
-from lightning_gnn_dist.wire.collectives import Channel
+from lightning_gnn_dist.wire.channel import Channel
 
 _FOR_A_BATCH = 0.4  # of the budget; pages of files and what an allocator keeps come on top
 _FOR_A_TABLE = 0.2  # of the budget: a layer's rows in RAM, beside those of the layer before

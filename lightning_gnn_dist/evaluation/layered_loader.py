@@ -26,7 +26,7 @@ from lightning_gnn_dist.evaluation.model_layers import (
 )
 from lightning_gnn_dist.evaluation.pass_progress import progress_of
 from lightning_gnn_dist.evaluation.row_table import RowTable
-from lightning_gnn_dist.wire.collectives import Channel, open_channel
+from lightning_gnn_dist.wire.channel import Channel, open_channel
 
 log = logging.getLogger(__name__)
 

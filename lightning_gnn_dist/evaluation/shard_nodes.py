@@ -18,7 +18,7 @@ from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE
 from lightning_gnn_dist.graph.rows import bytes_per_row, edge_positions, take_rows
 from lightning_gnn_dist.layerwise.remote_rows import Division
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.wire.collectives import Channel
+from lightning_gnn_dist.wire.channel import Channel
 
 
 class ShardNodes:

@@ -23,7 +23,7 @@ from lightning_gnn_dist.graph.storage.row_file import RowFile, make
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.layerwise.layers import with_arrays
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
-from lightning_gnn_dist.wire.collectives import Channel
+from lightning_gnn_dist.wire.channel import Channel
 
 _COPIES = 6  # of the rows that a round sends: sent, as bytes, received, and kept by an allocator
 _BYTES_OF_AN_EDGE = 80  # while local ids are looked up

@@ -23,6 +23,7 @@ from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layerwise.remote_rows import Division, RemoteRows
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks
 from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.channel import open_channel
 
 
 @dataclass(kw_only=True)
@@ -43,7 +44,7 @@ class ShardedWork(LayerWork):
         *inner, last = self.layers()
         rank_zero_info(f"{len(inner) + 1} layers, one after the other, for {int(bounds.nodes[-1]):,} nodes.")
         shard = Shard.open(self.folder, collectives.rank() % bounds.num_shards)
-        channel = collectives.open_channel(num_ranks)
+        channel = open_channel(num_ranks)
         try:
             with drafts.folder_beside(self.folder.resolve()) as folder:  # the disk of the shards has room for rows
                 halo = RemoteRows(shard, division, channel, folder, self.budget_bytes)

@@ -30,7 +30,8 @@ from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import check_sampler, sample_bulk
 from lightning_gnn_dist.sharded.source import ShardedSource
-from lightning_gnn_dist.wire.collectives import Channel, all_gather_rows, open_channel
+from lightning_gnn_dist.wire.channel import Channel, open_channel
+from lightning_gnn_dist.wire.collectives import all_gather_rows
 
 
 class ShardedDataModule(GraphDataModule):

@@ -23,7 +23,7 @@ from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.rows import bytes_per_row, edge_positions, take_rows
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.cache import RowCache
-from lightning_gnn_dist.wire.collectives import Channel
+from lightning_gnn_dist.wire.channel import Channel
 
 
 class Drawn(NamedTuple):

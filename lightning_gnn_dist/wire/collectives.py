@@ -1,8 +1,8 @@
-"""The only module that calls ``torch.distributed``. It counts every byte it sends.
+"""What ranks make of their tensors together, and the stores they meet at. Every byte that is sent is counted.
 
 Functions that exchange are collective: all ranks must call them, in the same order and with tensors of the same shapes.
-These are ``average_``, ``sum_``, ``broadcast_``, all that gather, ``open_channel`` and ``Channel.exchange``. With one
-process they return at once and send nothing.
+These are ``average_``, ``sum_``, ``broadcast_`` and all that gather. With one process they return at once and send
+nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import errno
 import io
-import math
 import os
 import socket
 import time
@@ -147,7 +146,7 @@ def broadcast_(tensors: Iterable[Tensor], source: int = 0) -> None:
         groups.setdefault(tensor.dtype, []).append(tensor)
     for group in groups.values():
         flat = torch.cat([t.reshape(-1) for t in group])
-        with _counted(flat.nbytes * (world_size() - 1) / world_size()):
+        with counted(flat.nbytes * (world_size() - 1) / world_size()):
             dist.broadcast(flat, source)
         _scatter_back(flat, group)
 
@@ -174,7 +173,7 @@ def all_gather_rows(row: Tensor) -> Tensor:
     if world_size() == 1:
         return row[None]
     rows = [torch.empty_like(row) for _ in range(world_size())]
-    with _counted(row.nbytes * (world_size() - 1)):
+    with counted(row.nbytes * (world_size() - 1)):
         dist.all_gather(rows, row.contiguous())
     return torch.stack(rows)
 
@@ -199,71 +198,12 @@ def gather_objects(item: Any) -> list[Any] | None:
     lengths = [int(length) for length in all_gather_rows(torch.tensor(len(content), device=device))]
     content = torch.nn.functional.pad(content, (0, max(lengths) - len(content)))  # a gather needs equal lengths
     pieces = [torch.empty_like(content) for _ in lengths] if rank() == 0 else None
-    with _counted(0.0 if rank() == 0 else len(content)):
+    with counted(0.0 if rank() == 0 else len(content)):
         dist.gather(content, pieces, dst=0)
     if pieces is None:
         return None
     contents = [piece[:length].cpu().numpy().tobytes() for piece, length in zip(pieces, lengths, strict=True)]
     return [torch.load(io.BytesIO(octets), weights_only=True) for octets in contents]
-
-
-class Channel:
-    """A group of ranks that exchange rows on connections of their own.
-
-    Args:
-        group: The process group of these ranks, or None for a single rank.
-        size: How many ranks there are in it.
-        rank: The number of this rank among them.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None, size: int, rank: int) -> None:
-        self._group, self.size, self.rank = group, size, rank
-
-    def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
-        """Send ``pieces[i]`` to rank ``i``; return what each rank sent here. All tensors are on the CPU.
-
-        Args:
-            pieces: A tensor for each rank, of any length; type and shape of a row are the same on all ranks.
-            lengths: The lengths of the tensors to receive, if known. Either all ranks give them or none.
-        """
-        if self.size == 1:
-            return list(pieces)
-        lengths = self._lengths(pieces) if lengths is None else lengths
-        empty = pieces[0][:0]
-        width = empty.element_size() * math.prod(empty.shape[1:])
-        sent = torch.cat([octets(piece) for piece in pieces])
-        received = sent.new_empty(sum(lengths) * width)
-        sizes = [len(piece) * width for piece in pieces]
-        with _counted(sum(sizes) - sizes[self.rank]):
-            dist.all_to_all_single(received, sent, [n * width for n in lengths], sizes, group=self._group)
-        rows = received.view(empty.dtype).view(-1, *empty.shape[1:])
-        return list(rows.split(list(lengths)))
-
-    def close(self) -> None:
-        """End the connections. Not collective."""
-        if self._group is not None and dist.is_initialized():
-            dist.destroy_process_group(self._group)
-        self._group = None
-
-    def _lengths(self, pieces: Sequence[Tensor]) -> list[int]:
-        sent = torch.tensor([len(piece) for piece in pieces])
-        received = torch.empty_like(sent)
-        with _counted(sent.element_size() * (self.size - 1)):
-            dist.all_to_all_single(received, sent, group=self._group)
-        lengths: list[int] = received.tolist()
-        return lengths
-
-
-def open_channel(size: int) -> Channel:
-    """Divide the ranks into channels of ``size`` consecutive ranks, and return this rank's. Collective."""
-    if world_size() % size:
-        raise ValueError(f"{world_size()} ranks cannot be divided into channels of {size}.")
-    if size == 1:
-        return Channel(None, 1, 0)
-    starts = range(0, world_size(), size)
-    with kept_on_host(_keeps_on_host):
-        groups = [dist.new_group(range(start, start + size), backend="gloo") for start in starts]
-    return Channel(groups[rank() // size], size, rank() % size)
 
 
 def serve_store(address: str, port: int = 0, deadline: timedelta = _PATIENCE) -> Any:
@@ -336,6 +276,11 @@ def kept_on_host(kept: bool) -> Iterator[None]:
             del os.environ[name]
 
 
+def keeps_on_host() -> bool:
+    """Whether the groups of this process open their ports to this host alone."""
+    return _keeps_on_host
+
+
 def own_interface() -> dict[str, str]:
     """The environment variable by which gloo opens its ports to this host alone, empty without a loopback."""
     own = {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}
@@ -350,7 +295,7 @@ def octets(tensor: Tensor) -> Tensor:
 
 
 def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:
-    with _counted(_ring_bytes(flat.nbytes)):
+    with counted(_ring_bytes(flat.nbytes)):
         dist.all_reduce(flat, op=op)
 
 
@@ -360,7 +305,8 @@ def _ring_bytes(num_bytes: int) -> float:
 
 
 @contextmanager
-def _counted(num_bytes: float) -> Iterator[None]:
+def counted(num_bytes: float) -> Iterator[None]:
+    """Add these bytes, and the seconds that the block takes, to the traffic."""
     start = time.perf_counter()
     try:
         yield

@@ -22,7 +22,7 @@ from lightning_gnn_dist.evaluation.row_table import RowTable
 from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.maps import all_maps
-from lightning_gnn_dist.wire.collectives import open_channel
+from lightning_gnn_dist.wire.channel import open_channel
 from tests.evaluation.models import Appnp, Sage, graph_of, uneven_data, whole_rows
 
 CPU = torch.device("cpu")

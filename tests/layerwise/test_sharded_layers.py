@@ -27,7 +27,8 @@ from lightning_gnn_dist.layerwise.remote_rows import Division, RemoteRows
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, save_shards
 from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.wire.collectives import open_channel, traffic
+from lightning_gnn_dist.wire.channel import open_channel
+from lightning_gnn_dist.wire.collectives import traffic
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
 from tests.sharded.graphs import in_order_of_parts, small_graph, some_partition

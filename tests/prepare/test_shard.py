@@ -14,7 +14,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import Shard, save_shards
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.wire.collectives import Channel
+from lightning_gnn_dist.wire.channel import Channel
 from tests.sharded.graphs import in_order_of_parts, small_graph, some_partition
 
 

@@ -24,7 +24,8 @@ from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import ShardedSampler, batches, check_sampler
 from lightning_gnn_dist.sharded.source import ShardedSource
-from lightning_gnn_dist.wire.collectives import Channel, open_channel, traffic
+from lightning_gnn_dist.wire.channel import Channel, open_channel
+from lightning_gnn_dist.wire.collectives import traffic
 from tests.ranks import run_ranks
 from tests.sharded.graphs import in_order_of_parts, small_graph, some_partition
 

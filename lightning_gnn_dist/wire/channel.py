@@ -1,0 +1,84 @@
+"""Rows sent from rank to rank, on connections of their own. Every byte is counted.
+
+``open_channel`` and ``Channel.exchange`` are collective: all ranks must call them, in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_gnn_dist.wire.collectives import counted, keeps_on_host, kept_on_host, octets, rank, world_size
+
+
+class Channel:
+    """A group of ranks that exchange rows on connections of their own.
+
+    Args:
+        group: The process group of these ranks, or None for a single rank.
+        size: How many ranks there are in it.
+        rank: The number of this rank among them.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, size: int, rank: int) -> None:
+        self._group, self.size, self.rank = group, size, rank
+
+    def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
+        """Send ``pieces[i]`` to rank ``i``; return what each rank sent here. All tensors are on the CPU.
+
+        Args:
+            pieces: A tensor for each rank, of any length; type and shape of a row are the same on all ranks.
+            lengths: The lengths of the tensors to receive, if known. Either all ranks give them or none.
+        """
+        if self.size == 1:
+            return list(pieces)
+        lengths = self._lengths(pieces) if lengths is None else lengths
+        empty = pieces[0][:0]
+        width = empty.element_size() * math.prod(empty.shape[1:])
+        sent = torch.cat([octets(piece) for piece in pieces])
+        received = sent.new_empty(sum(lengths) * width)
+        sizes = [len(piece) * width for piece in pieces]
+        with counted(sum(sizes) - sizes[self.rank]):
+            dist.all_to_all_single(received, sent, [n * width for n in lengths], sizes, group=self._group)
+        rows = received.view(empty.dtype).view(-1, *empty.shape[1:])
+        return list(rows.split(list(lengths)))
+
+    def close(self) -> None:
+        """End the connections. Not collective."""
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+
+    def _lengths(self, pieces: Sequence[Tensor]) -> list[int]:
+        sent = torch.tensor([len(piece) for piece in pieces])
+        received = torch.empty_like(sent)
+        with counted(sent.element_size() * (self.size - 1)):
+            dist.all_to_all_single(received, sent, group=self._group)
+        lengths: list[int] = received.tolist()
+        return lengths
+
+
+def open_channel(size: int) -> Channel:
+    """Divide the ranks into channels of ``size`` consecutive ranks, and return this rank's. Collective."""
+    if world_size() % size:
+        raise ValueError(f"{world_size()} ranks cannot be divided into channels of {size}.")
+    if size == 1:
+        return Channel(None, 1, 0)
+    starts = range(0, world_size(), size)
+    with kept_on_host(keeps_on_host()):
+        groups = [dist.new_group(range(start, start + size), patience(), backend="gloo") for start in starts]
+    return Channel(groups[rank() // size], size, rank() % size)
+
+
+def patience() -> timedelta:
+    """How long the ranks' process group waits in a collective."""
+    world = dist.group.WORLD
+    assert world is not None
+    device = "cpu" if "gloo" in dist.get_backend_config() else "cuda"
+    waits: timedelta = world._get_backend(torch.device(device)).options._timeout
+    return waits
