@@ -24,7 +24,7 @@ cli/                the command `lightning-gnn-dist`; the one place that prints
 """
 
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Halo, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, Isolated
 from lightning_gnn_dist.callbacks.data_figures import DataFigures
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
@@ -92,6 +92,7 @@ __all__ = [
     "EveryPass",
     "EverySeconds",
     "EverySteps",
+    "Exchange",
     "FastGCNSampler",
     "Fetch",
     "Fixed",

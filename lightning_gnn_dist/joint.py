@@ -84,6 +84,24 @@ class JudgesParts(Protocol):
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
 
 
+@runtime_checkable
+class TrainsReplicasApart(Protocol):
+    """A strategy of rounds, between whose meetings every rank has other weights."""
+
+    @property
+    def clock(self) -> object:
+        """What says when a round is over."""
+
+
+@runtime_checkable
+class WeighsRanks(Protocol):
+    """A strategy that weighs the loss of a rank by its seeds. DDP does not."""
+
+    @property
+    def weights(self) -> str:
+        """What a rank counts for."""
+
+
 class CountsSeeds(Protocol):
     """A training loader of this package."""
 

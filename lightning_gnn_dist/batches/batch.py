@@ -22,6 +22,7 @@ from lightning_gnn_dist.sampling.block import Block, rebase
 
 PoolOf = Callable[[str], Pool | None]
 LABELS = "y"
+_WIDE = ("x", "x0")  # few layers read these again, so they are copied when one does
 _ABSENT = {
     "e_id": "This batch has no e_id: the graph does not know where its edges stood in data.edge_index, for they are "
     "sorted. Graph.from_pyg(data, edge_ids=True) keeps that, in 8 bytes for each edge.",
@@ -231,7 +232,7 @@ def assemble(
     return data
 
 
-def one_hop(batch: SampledData, block: Block, x: Tensor | None = None) -> SampledData:
+def one_hop(batch: SampledData, block: Block, x: Tensor | None = None, nodes: Tensor | None = None) -> SampledData:
     """The batch of one hop that a layer on ``block``, one of the batch's blocks, reads: the first rows of all arrays.
 
     Nodes and edges of a block are the first of those of the blocks before it, so no array is copied.
@@ -240,6 +241,7 @@ def one_hop(batch: SampledData, block: Block, x: Tensor | None = None) -> Sample
         batch: A batch with blocks, or what this function made of it for the layer before.
         block: The layer's block.
         x: What the layer before returned. Default: the batch's own ``x``, which then is ``x0`` as well.
+        nodes: The block's nodes, as positions in the batch, if they are not its first. Their arrays are copied.
     """
     store, view = batch._store, SampledData.__new__(SampledData)
     view.__dict__["_store"] = BatchStore(_parent=view)  # Data.__init__ would take longer than all that follows
@@ -248,7 +250,10 @@ def one_hop(batch: SampledData, block: Block, x: Tensor | None = None) -> Sample
         size = len(value) if isinstance(value, Tensor) and value.dim() else -1
         is_of_edges = size == num_edges and (size != num_nodes or name in store._edge_arrays or name[:4] == "edge")
         rows = block.num_edges if is_of_edges else block.num_src if size == num_nodes else size
-        entries[name] = value if rows == size else value[:rows]
+        if nodes is None or is_of_edges or size != num_nodes:
+            entries[name] = value if rows == size else value[:rows]
+        elif name not in _WIDE:
+            entries[name] = value[nodes]
     if x is not None:
         entries["x"] = x
     elif "x" in entries:
@@ -260,6 +265,8 @@ def one_hop(batch: SampledData, block: Block, x: Tensor | None = None) -> Sample
     entries["num_sampled_edges"] = [block.num_edges]
     view._store._edge_arrays = store._edge_arrays
     view._store.promise((block,))
+    if nodes is not None and "x0" in store._mapping:
+        view.promise_x0(lambda: store._mapping["x0"][nodes])
     return view
 
 

@@ -114,6 +114,23 @@ class Halo(Boundary):
         return nodes
 
 
+@dataclass(frozen=True)
+class Exchange(Boundary):
+    """Senders outside a part are computed by the ranks that own them, layer by layer, in every step.
+
+    Before each layer but the first, ranks send each other the rows that the layer before has made of the nodes at the
+    boundary; in the backward pass the gradients go back. So a step on all parts is the step of one process on the whole
+    graph, however the graph is cut. Input rows are read once, when the fit starts.
+
+    It takes ``sampler=WholePartSampler(num_layers)``, a module with a method ``layers`` (see :func:`through_layers`),
+    and a strategy that exchanges gradients at every step: :class:`GrappaStrategy` or DDP. A pass is one step, on all
+    training nodes.
+    """
+
+    def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
+        return Halo().around(graph, residents, edges_into, seed)
+
+
 def check_boundary(boundary: object) -> None:
     """Refuse a value that is no ``Boundary``."""
     check_instance("boundary", boundary, Boundary, "an object such as Isolated(), Halo() or Fetch()")

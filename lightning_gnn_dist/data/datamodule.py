@@ -11,7 +11,8 @@ from torch_geometric.data import Data, HeteroData
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Isolated
+from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
 from lightning_gnn_dist.checks import check_instance, check_path
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_datamodule import PartDataModule
@@ -48,7 +49,8 @@ class PartitionedDataModule(PartDataModule):
         seed: Decides everything random: the partition, the order of seeds, the neighbours.
         loading: How batches are made: bulks, threads, the device. It never changes what is in them.
         holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others.
-        boundary: What becomes of senders outside the part: :class:`Isolated`, :class:`Halo` or :class:`Fetch`.
+        boundary: What becomes of senders outside the part: :class:`Isolated`, :class:`Halo`,
+            :class:`Exchange` or :class:`Fetch`.
         evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
         global_batching: How the whole graph is sampled for corrections.
         coverage: Gives each batch ``batch.coverage``, the share of each neighbourhood that the part holds, as
@@ -74,6 +76,9 @@ class PartitionedDataModule(PartDataModule):
     ) -> None:
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         cutter = MetisPartitioner() if partitioner is None else partitioner
+        if isinstance(boundary, Exchange):
+            check_whole_part(sampler)
+            coverage = None  # nothing is lost
         plan = PartPlan(_as_graph(graph), cutter, holding, boundary, coverage, int(seed), cache_dir)
         super().__init__(plan, settings)
 

@@ -35,7 +35,7 @@ from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels
 from lightning_gnn_dist.data.model_depth import DepthCheck
 from lightning_gnn_dist.data.settings import BatchSettings
-from lightning_gnn_dist.data.train_loader import TrainLoader
+from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.evaluation.budget import DEFAULT_BYTES, budget, ranks_here
 from lightning_gnn_dist.evaluation.choice import Evaluated
@@ -239,7 +239,7 @@ class GraphDataModule(LightningDataModule, ABC):
         """Return whether this rank trains on less than the whole graph."""
         return self._world_size() > 1 and not isinstance(self.boundary, Fetch)
 
-    def _local_batches(self, part: Graph, num_batches: int, rank: int, num_ranks: int) -> BatchLoader:
+    def _local_batches(self, part: Graph, num_batches: int, rank: int, num_ranks: int) -> PassLoader:
         if self._anchors is not None and self._anchors[0] is not part:
             self._anchors = None  # else the part before would stay in memory
         return self._batches_of(part, num_batches, self.seed, rank, num_ranks)

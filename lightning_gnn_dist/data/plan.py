@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, check_boundary
+from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, check_boundary
 from lightning_gnn_dist.checks import check_folder, check_instance, shown, takes
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartReader
@@ -63,8 +63,10 @@ class PartPlan:
         check_boundary(self.boundary)
         if self.cache_dir is not None:
             check_folder("cache_dir", self.cache_dir)
-        if isinstance(self.boundary, Fetch) and self.holding != Holding():
-            raise ValueError("holding says what a part holds, and boundary=Fetch() uses the whole graph: choose one.")
+        if isinstance(self.boundary, Fetch | Exchange) and self.holding != Holding():
+            raise ValueError(
+                f"holding says what a part holds, and boundary={self.boundary} sees the whole graph: choose one."
+            )
         self.boundary.check_fits(self.graph)
         if self.graph.path is None:  # arrays in RAM may have been changed since the graph was built
             self.graph.check_edges()

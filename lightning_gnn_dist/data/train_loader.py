@@ -6,17 +6,39 @@ import logging
 import math
 import time
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.loader import BatchLoader, NoSeedsError
+from lightning_gnn_dist.batches.loader import NoSeedsError
 from lightning_gnn_dist.graph.graph import Graph
 
 log = logging.getLogger(__name__)
 
 Batches = Generator[SampledData, None, None]
+
+
+class PassLoader(Protocol):
+    """The batches of one part."""
+
+    @property
+    def num_seeds(self) -> int:
+        """The training nodes, or edges, of the rank."""
+        ...
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds that the consumer has waited for batches."""
+        ...
+
+    def between(self, start: int, stop: int | None) -> Batches:
+        """The stream's batches ``start`` to ``stop``, or without end."""
+        ...
+
+    def close(self) -> None:
+        """End what runs in the background."""
+        ...
 
 
 class TrainLoader:
@@ -40,7 +62,7 @@ class TrainLoader:
     def __init__(
         self,
         part_at: Callable[[int], Graph],
-        make_loader: Callable[[Graph, int], BatchLoader],
+        make_loader: Callable[[Graph, int], PassLoader],
         num_batches: int,
         *,
         every: int | None,
@@ -52,7 +74,7 @@ class TrainLoader:
         self._part_at, self._make_loader = part_at, make_loader
         self._num_batches, self._every, self._num_used = num_batches, every, num_used
         self._batch_level, self._overfits = batch_level, overfits
-        self._running: tuple[int, BatchLoader] | None = None
+        self._running: tuple[int, PassLoader] | None = None
         self._next_pass = self._skipped = self._done = 0
         self._waited_before = 0.0
         self._began: float | None = None
@@ -137,7 +159,7 @@ class TrainLoader:
                 batches.close()  # at the last one already: move_to() may close the loader before more is asked for
             yield self._weigh(batch, is_repeated=number % len(self) >= num_seeds)
 
-    def _loader(self, super_epoch: int) -> BatchLoader:
+    def _loader(self, super_epoch: int) -> PassLoader:
         if self._running is None or self._running[0] != super_epoch:
             self.close()
             self._running = super_epoch, self._make_loader(self._part_at(super_epoch), self._num_batches)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist.batches.batch import SampledData, one_hop
+from lightning_gnn_dist.batches.part_batch import PartBatch
 from lightning_gnn_dist.checks import check_instance
 from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, layers_in
 from lightning_gnn_dist.layerwise.ready_rows import ready_rows
@@ -34,6 +35,8 @@ def through_layers(module: HasLayers, batch: Data) -> Tensor:
         batch: A batch of any sampler or loader, or a whole graph as ``Data``.
     """
     check_instance("batch", batch, Data, "a batch of a loader, or a torch_geometric.data.Data")
+    if isinstance(batch, PartBatch):
+        return batch.through(layers_in(module))
     rows: Tensor | None = ready_rows(module, batch)
     if rows is None:
         layers = layers_in(module)
@@ -49,10 +52,10 @@ def _on_blocks(layers: list[Layer], batch: SampledData, blocks: list[Block]) -> 
             f"hop for each layer: NeighborSampler([10] * {len(layers)}), or num_hops={len(layers)}."
         )
     view = one_hop(batch, blocks[0])
-    rows = _rows(layers[0](view), blocks[0].num_dst, 0)
+    rows = rows_of_layer(layers[0](view), blocks[0].num_dst, 0)
     for index in range(1, len(layers)):
         view = one_hop(view, blocks[index], rows)  # of the view before: what a layer adds to it reaches the next
-        rows = _rows(layers[index](view), blocks[index].num_dst, index)
+        rows = rows_of_layer(layers[index](view), blocks[index].num_dst, index)
     return rows
 
 
@@ -61,12 +64,13 @@ def _on_all_nodes(layers: list[Layer], batch: Data) -> Tensor:
     view.batch_size, view.x0 = num_nodes, batch.x
     for index, layer in enumerate(layers):
         view = copy.copy(view)
-        view.x = _rows(layer(view), num_nodes, index)
+        view.x = rows_of_layer(layer(view), num_nodes, index)
     rows: Tensor = view.x[: batch.get("batch_size", num_nodes)]
     return rows
 
 
-def _rows(rows: Tensor, num_rows: int, index: int) -> Tensor:
+def rows_of_layer(rows: Tensor, num_rows: int, index: int) -> Tensor:
+    """The first rows that layer ``index`` has returned; refuse fewer."""
     if len(rows) < num_rows:
         raise ValueError(
             f"Layer {index} of layers() returned {len(rows)} rows for a batch of {num_rows} nodes: it must return a "

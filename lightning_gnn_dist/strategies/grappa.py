@@ -316,7 +316,7 @@ def _say_what_is_weighed(batch: Any, weights: str) -> None:
     if coverage is None or getattr(batch, "weighed_by_coverage", False) or weights != "coverage":
         return
     seeds = coverage[: batch.batch_size]
-    if bool((seeds != seeds[0]).any()):
+    if bool((seeds != seeds[:1]).any()):
         rank_zero_info(
             "training_step returns one number for a batch, so whole batches are weighed, by the mean coverage of "
             "their seeds. To weigh nodes, return coverage_mean(losses, batch)."

@@ -6,14 +6,19 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
+from threading import Thread
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist.wire.collectives import counted, keeps_on_host, kept_on_host, octets, rank, world_size
+
+_SECONDS_TO_SAY = 5.0  # that an exchange has failed on a rank, too
 
 
 class Channel:
@@ -47,6 +52,26 @@ class Channel:
             dist.all_to_all_single(received, sent, [n * width for n in lengths], sizes, group=self._group)
         rows = received.view(empty.dtype).view(-1, *empty.shape[1:])
         return list(rows.split(list(lengths)))
+
+    def who_is_gone(self) -> str:
+        """After an exchange has failed: name the ranks that do not say so, too, within some seconds."""
+        told: list[int] = []
+        asking = Thread(target=self._ask_who_failed, args=(told,), daemon=True)  # a store may never answer
+        asking.start()
+        asking.join(_SECONDS_TO_SAY + 1.0)
+        gone = sorted({*range(self.size)} - {self.rank, *told})
+        return f"rank {gone[0]}" if len(gone) == 1 else f"ranks {gone}" if gone else "some rank"
+
+    def _ask_who_failed(self, told: list[int]) -> None:
+        """Say on the ranks' store that this rank's exchange has failed, and add to ``told`` who says so as well."""
+        deadline = time.monotonic() + _SECONDS_TO_SAY
+        with suppress(RuntimeError):  # rank 0, whose store it is, is gone
+            store = dist.PrefixStore("exchange-failed", dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
+            store.set(str(self.rank), "")
+            while len(told) < self.size - 1 and time.monotonic() < deadline:
+                others = {*range(self.size)} - {self.rank, *told}
+                told += [rank for rank in others if store.check([str(rank)])]
+                time.sleep(0.05)
 
     def close(self) -> None:
         """End the connections. Not collective."""

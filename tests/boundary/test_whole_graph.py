@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.boundary.boundary import Halo
+from lightning_gnn_dist.boundary.boundary import Exchange, Halo
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from tests.boundary.models import MODELS, learned_by_hand, model, weighted_data
 from tests.data_fitting import trainer
@@ -31,27 +34,64 @@ def unequal(data: Data, world_size: int) -> Partition:
     return Partition(torch.bucketize(chance, limits).to(torch.int32), world_size)
 
 
-def fit(rank: int, world_size: int, data: Data, cases: list[tuple[str, int]], accumulated: int = 1) -> list[Weights]:
+def fit(rank: int, world_size: int, data: Data, cases: list[tuple[str, int]], options: dict[str, Any]) -> list[Weights]:
     found = []
     for name, num_layers in cases:
         module = model(name, num_layers)
-        parts = PartitionedDataModule(
-            graph_of(data),
-            partitioner=unequal(data, world_size),
-            sampler=NeighborSampler([-1] * num_layers),
-            boundary=Halo(num_layers),
-        )
-        options: dict[str, Any] = {"max_epochs": STEPS, "limit_val_batches": 0, "precision": "64-true"}
-        trainer(world_size, GrappaStrategy(**PATIENCE), **options).fit(module, parts)
+        parts = PartitionedDataModule(graph_of(data), **options["data"](num_layers, data, world_size))
+        strategy = options.get("strategy", lambda: GrappaStrategy(**PATIENCE))()
+        more: dict[str, Any] = {"max_epochs": STEPS, "limit_val_batches": 0, "precision": "64-true"}
+        trainer(world_size, strategy, **more).fit(module, parts)
         found.append({key: value.detach().clone() for key, value in module.named_parameters()})
     return found
+
+
+def halos(num_layers: int, data: Data, world_size: int) -> dict[str, Any]:
+    sampler = NeighborSampler([-1] * num_layers)
+    return {"partitioner": unequal(data, world_size), "sampler": sampler, "boundary": Halo(num_layers)}
 
 
 @pytest.mark.parametrize("world_size", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_halos_as_deep_as_the_model_lose_nothing(world_size: int) -> None:
     data = weighted_data()
     cases = [(name, 2) for name in MODELS] + [("SAGE", 3)]
-    check(cases, run_ranks(fit, world_size, data, cases), data)
+    check(cases, run_ranks(fit, world_size, data, cases, {"data": halos}), data)
+
+
+def exchanges(num_layers: int, data: Data, world_size: int) -> dict[str, Any]:
+    return {
+        "partitioner": odd(data, world_size),
+        "sampler": WholePartSampler(num_layers),
+        "boundary": Exchange(),
+    }
+
+
+def odd(data: Data, world_size: int) -> Partition:
+    """Parts of unequal sizes: of four, one has no training node, one no edge to others, and one no node."""
+    owner = unequal(data, min(world_size, 2)).assignment.clone()
+    if world_size > 2:
+        some = (~data.train_mask).nonzero().view(-1)[::3]
+        owner[some] = 2
+    if world_size > 4:
+        owner[-5:] = 3  # nodes without edges
+    return Partition(owner, world_size)
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 5])
+def test_an_exchange_loses_nothing(world_size: int) -> None:
+    data = weighted_data()
+    cases = [(name, 3) for name in MODELS] + [("SAGE", 1), ("GAT", 2)]
+    check(cases, run_ranks(fit, world_size, data, cases, {"data": exchanges}), data)
+
+
+def ddp() -> Any:
+    return DDPStrategy(timeout=timedelta(seconds=30))
+
+
+def test_an_exchange_loses_nothing_under_ddp() -> None:
+    data = weighted_data()
+    cases = [("SAGE", 2), ("JK", 3)]
+    check(cases, run_ranks(fit, 3, data, cases, {"data": exchanges, "strategy": ddp}), data)
 
 
 def check(cases: list[tuple[str, int]], of_ranks: list[list[Weights]], data: Data) -> None:

@@ -1,0 +1,59 @@
+"""A rank's whole part as one batch, whose layers need rows of other ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor
+from torch_geometric.data import Data
+
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.sampling.block import Block
+
+Run: TypeAlias = Callable[["PartBatch", Sequence[Callable[[Data], Tensor]]], Tensor]
+_HIDDEN = ("edge_index", "blocks", "adj_t")
+
+
+class PartBatch(SampledData):
+    """The nodes that a rank computes rows for, the seeds first, and the senders among other ranks' nodes behind them.
+
+    Its edges are not handed out: a layer that ran on them all at once would take rows for granted that other ranks
+    have yet to compute.
+    """
+
+    @classmethod
+    def of(cls, batch: SampledData, run: Run) -> PartBatch:
+        """The batch with what runs layers on it."""
+        part = cls.__new__(cls)
+        part.__dict__.update(copy.copy(batch).__dict__, _run=run)
+        part._store._parent = part
+        return part
+
+    def through(self, layers: Sequence[Callable[[Data], Tensor]]) -> Tensor:
+        """Run layers, with an exchange of rows between each two, and return the rows of the seeds. Collective."""
+        rows: Tensor = self.__dict__["_run"](self, layers)
+        return rows
+
+    @property
+    def outermost(self) -> Block:
+        """The edges that the first layer computes on."""
+        block: Block = self._store._blocks[0]
+        return block
+
+    @property
+    def edge_index(self) -> Any:
+        raise AttributeError  # __getattr__ says why
+
+    def _found_blocks(self) -> tuple[Block, ...]:
+        return ()
+
+    def __getattr__(self, key: str) -> Any:
+        if key in _HIDDEN:
+            raise AttributeError(
+                f"This batch has no {key}: with boundary=Exchange() ranks send each other rows between the layers. "
+                "Define layers(), and let forward() return through_layers(self, batch); for one of PyG's models, "
+                "layers() returns layers_of(self.gnn)."
+            )
+        return super().__getattr__(key)

@@ -1,0 +1,125 @@
+"""The whole part as the one batch of a pass, whose layers exchange the rows of the boundary."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.batch import assemble, in_type, one_hop, writes_of
+from lightning_gnn_dist.batches.loader import Batches
+from lightning_gnn_dist.batches.part_batch import PartBatch
+from lightning_gnn_dist.batches.source import WRITTEN
+from lightning_gnn_dist.boundary.exchange_plan import ExchangePlan, Step
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layerwise.layers import Layer
+from lightning_gnn_dist.layerwise.through_layers import rows_of_layer
+from lightning_gnn_dist.sampling.block import Block
+from lightning_gnn_dist.wire.channel import Channel
+from lightning_gnn_dist.wire.row_exchange import RowExchange, tied
+
+
+class ExchangeLoader:
+    """Yields the same batch in every pass: all that a rank computes on its part.
+
+    Args:
+        part: The rank's nodes, and all others that send to them.
+        plan: What the ranks compute and send each other.
+        channel: The ranks.
+        weigh: Whether gradients are weighed by the rank's share of the seeds, for a strategy that takes the mean over
+            ranks.
+        widen: Convert float16, bfloat16 and int8 with scales to float32.
+        all_labels: Give ``y`` a row for each node, not for each seed alone.
+        dtype: The type of all floating point numbers. None: as the part has them.
+        device: Where the model computes.
+        inputs: A number for each seed, that batches hold as ``input_id``. Default: they hold none.
+    """
+
+    waited_seconds = 0.0  # nothing is waited for
+
+    def __init__(
+        self,
+        part: Graph,
+        plan: ExchangePlan,
+        channel: Channel,
+        *,
+        weigh: bool,
+        widen: bool,
+        all_labels: bool,
+        dtype: torch.dtype | None,
+        device: torch.device,
+        inputs: Tensor | None = None,
+    ) -> None:
+        self._channel, self.num_seeds = channel, plan.num_seeds
+        batch = in_type(assemble(part, plan.sample, widen=widen), dtype)
+        batch.batch_size = plan.num_seeds
+        if "y" in batch and not all_labels:
+            batch.y = batch.y[: plan.num_seeds]
+        if inputs is not None:
+            batch.input_id = inputs
+        weight = plan.share * channel.size if weigh else 1.0
+        self._batch = PartBatch.of(batch.to(device), _LayerRun(plan, RowExchange(channel), weight))
+        self._written = writes_of(self._batch)
+
+    def between(self, start: int, stop: int | None) -> Batches:
+        """Yield the batch as often as the stream has batches from ``start`` to ``stop``, or without end."""
+        while stop is None or start < stop:
+            if writes_of(self._batch) != self._written:
+                raise RuntimeError(WRITTEN)
+            yield copy.copy(self._batch)
+            start += 1
+
+    def close(self) -> None:
+        """End the connections. Not collective."""
+        self._channel.close()
+
+
+class _LayerRun:
+    """Runs layers on the batch of a part, with an exchange before each layer but the first."""
+
+    def __init__(self, plan: ExchangePlan, exchange: RowExchange, weight: float) -> None:
+        self._plan, self._exchange, self._weight = plan, exchange, weight
+        self._blocks: list[Block] = []
+
+    def __call__(self, batch: PartBatch, layers: Sequence[Layer]) -> Tensor:
+        steps = self._plan.steps
+        if len(layers) != len(steps):
+            raise ValueError(
+                f"layers() returns {len(layers)} layers, and the sampler was told of {len(steps)}: give it as many, "
+                f"WholePartSampler({len(layers)})."
+            )
+        blocks, thread = self._blocks_of(batch.outermost), self._exchange.begin()
+        first = one_hop(batch, blocks[0])
+        rows = rows_of_layer(layers[0](first), steps[0].num_dst, 0)
+        for index in range(1, len(layers)):
+            step = steps[index]
+            assert step.route is not None
+            x, thread = self._exchange.gather(rows, thread, step.route, index - 1)
+            view = one_hop(first, blocks[index], x, self._nodes_of(step, rows.device))
+            rows = rows_of_layer(layers[index](view), step.num_dst, index)
+        return tied(rows, thread, self._weight)
+
+    def _nodes_of(self, step: Step, device: torch.device) -> Tensor | None:
+        """Return the positions in the batch of the nodes that a layer reads, or None if it reads all."""
+        num_own, num_all = self._plan.num_own, len(self._plan.sample.nodes)
+        if step.num_own + step.num_remote == num_all:
+            return None
+        others = torch.arange(num_own, num_own + step.num_remote, device=device)
+        return torch.cat([torch.arange(step.num_own, device=device), others])
+
+    def _blocks_of(self, outermost: Block) -> list[Block]:
+        """Return the block of each layer, built once for the batch's block: it changes with the device alone."""
+        if not self._blocks or self._blocks[0] is not outermost:
+            self._blocks = [outermost, *(self._block(outermost, step) for step in self._plan.steps[1:])]
+        return self._blocks
+
+    def _block(self, outermost: Block, step: Step) -> Block:
+        num_own, num_edges = self._plan.num_own, int(outermost.indptr[step.num_dst])
+        block = outermost.head(step.num_dst, step.num_own + step.num_remote, num_edges)
+        if step.num_own == num_own:
+            return block
+        is_other = block.indices >= num_own  # rows of other ranks begin where those of own nodes end
+        return replace(block, indices=torch.where(is_other, block.indices - (num_own - step.num_own), block.indices))

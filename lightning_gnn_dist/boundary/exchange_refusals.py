@@ -1,0 +1,63 @@
+"""What rows cannot be exchanged for: refused before a fit starts, on all ranks alike."""
+
+from __future__ import annotations
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+
+from lightning_gnn_dist.evaluation.model_layers import norm_of_all_rows
+from lightning_gnn_dist.joint import TrainsReplicasApart
+from lightning_gnn_dist.layerwise.layers import has_layers
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+
+
+def check_whole_part(sampler: object) -> None:
+    """Refuse a sampler that draws some of the part."""
+    if not isinstance(sampler, WholePartSampler):
+        raise ValueError(
+            "boundary=Exchange() exchanges the rows of whole parts, so it takes sampler=WholePartSampler(num_hops), "
+            f"with a hop for each layer of the model, got {sampler}."
+        )
+
+
+def check_exchange(trainer: Trainer, module: LightningModule) -> None:
+    """Refuse a strategy, a precision or a module with which rows cannot be exchanged."""
+    found = [reason for applies, reason in _conflicts(trainer, module) if applies]
+    if found:
+        raise ValueError("boundary=Exchange() computes the layers of all ranks together, in every step. " + found[0])
+
+
+def _conflicts(trainer: Trainer, module: LightningModule) -> list[tuple[bool, str]]:
+    strategy, norm = trainer.strategy, _norm_of_batch(module)
+    name = type(strategy).__name__
+    return [
+        (
+            isinstance(strategy, TrainsReplicasApart) or not isinstance(strategy, DDPStrategy),
+            f"{name} does not exchange gradients at every step: use GrappaStrategy() or DDP, or for this strategy "
+            "boundary=Halo().",
+        ),
+        (
+            trainer.precision == "16-mixed",
+            'precision="16-mixed" skips steps on single ranks: use "bf16-mixed" or "32-true".',
+        ),
+        (
+            not has_layers(module),
+            f"{type(module).__name__} does not say what its layers are: define layers(), and let forward() return "
+            "through_layers(self, batch). For one of PyG's models, layers() returns layers_of(self.gnn). "
+            "Any module trains with boundary=Halo().",
+        ),
+        (
+            norm is not None,
+            f"{norm} normalises by the rows of all nodes at once, and a rank has its own: use a LayerNorm of single "
+            "rows, or boundary=Halo().",
+        ),
+    ]
+
+
+def _norm_of_batch(module: LightningModule) -> str | None:
+    """Return the name and type of a layer that normalises by all rows that it is given, or None."""
+    for name, child in module.named_modules():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            return f"{name} ({type(child).__name__})"
+    return norm_of_all_rows(module)
