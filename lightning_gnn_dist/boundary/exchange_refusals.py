@@ -42,6 +42,11 @@ def _conflicts(trainer: Trainer, module: LightningModule) -> list[tuple[bool, st
             'precision="16-mixed" skips steps on single ranks: use "bf16-mixed" or "32-true".',
         ),
         (
+            trainer.accumulate_grad_batches != 1,
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches} has nothing to add up: a pass is one batch, of "
+            "all training nodes. Leave it out.",
+        ),
+        (
             not has_layers(module),
             f"{type(module).__name__} does not say what its layers are: define layers(), and let forward() return "
             "through_layers(self, batch). For one of PyG's models, layers() returns layers_of(self.gnn). "

@@ -118,7 +118,7 @@ class RowExchange:
                 raise
             raise RuntimeError(
                 f"Rank {self._channel.rank} exchanged rows behind layer {place.layer} ({direction}, forward number "
-                f"{place.number}), and {self._channel.who_is_gone()} did not answer."
+                f"{place.number}), and {self._channel.who_is_gone()} did not answer. See what was said there."
             ) from error
 
     def _compare(self, rows: Tensor, place: Place, direction: str) -> None:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
+from torch_geometric.nn import GCN, GATConv, GCNConv, GINConv, GraphSAGE, SAGEConv
 from torch_geometric.transforms import GCNNorm
 
+from lightning_gnn_dist.layerwise.ready_made import layers_of
 from lightning_gnn_dist.layerwise.through_layers import through_layers
 from tests.evaluation.models import NUM_CLASSES, NUM_FEATURES, uneven_data
 
@@ -105,6 +106,22 @@ class Jumping(Model):
         return rows
 
 
+class Ready(Model):
+    """One of PyG's models."""
+
+    def __init__(self, kind: Any, num_layers: int, **options: Any) -> None:
+        super().__init__(SAGEConv, 1)
+        self.convs = nn.ModuleList()
+        self.gnn = kind(NUM_FEATURES, 5, num_layers, NUM_CLASSES, act="tanh", **options)
+
+    def layers(self) -> Any:
+        return layers_of(self.gnn)
+
+    def whole(self, data: Data) -> Tensor:
+        rows: Tensor = self.gnn(data.x, data.edge_index)
+        return rows
+
+
 def gin(width_in: int, width_out: int) -> Any:
     return GINConv(nn.Linear(width_in, width_out), train_eps=True)
 
@@ -117,11 +134,14 @@ def model(name: str, num_layers: int) -> Model:
         "GAT": lambda: Attention(num_layers),
         "GIN": lambda: Model(gin, num_layers),
         "JK": lambda: Jumping(num_layers),
+        "PyG GCN": lambda: Ready(GCN, num_layers),
+        "PyG JK": lambda: Ready(GraphSAGE, num_layers, jk="cat"),
     }[name]()
     return made.double()
 
 
 MODELS = ["SAGE", "GCN", "GAT", "GIN", "JK"]
+READY = ["PyG GCN", "PyG JK"]
 
 
 def weighted_data(num_nodes: int = 90) -> Data:

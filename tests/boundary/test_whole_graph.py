@@ -17,7 +17,7 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from tests.boundary.models import MODELS, learned_by_hand, model, weighted_data
+from tests.boundary.models import MODELS, READY, learned_by_hand, model, weighted_data
 from tests.data_fitting import trainer
 from tests.evaluation.models import graph_of
 from tests.every_strategy import PATIENCE
@@ -77,10 +77,10 @@ def odd(data: Data, world_size: int) -> Partition:
     return Partition(owner, world_size)
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 5])
+@pytest.mark.parametrize("world_size", [4, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 5))])
 def test_an_exchange_loses_nothing(world_size: int) -> None:
     data = weighted_data()
-    cases = [(name, 3) for name in MODELS] + [("SAGE", 1), ("GAT", 2)]
+    cases = [(name, 3) for name in MODELS + READY] + [("SAGE", 1), ("GAT", 2)]
     check(cases, run_ranks(fit, world_size, data, cases, {"data": exchanges}), data)
 
 

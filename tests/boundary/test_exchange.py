@@ -1,0 +1,223 @@
+"""What boundary=Exchange() needs, sends and leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch_geometric.nn import GraphSAGE, SAGEConv
+
+from lightning_gnn_dist.boundary.boundary import Exchange
+from lightning_gnn_dist.boundary.exchange_refusals import check_exchange
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.residency import Holding, Rotate
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layerwise.through_layers import through_layers
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist.wire.collectives import traffic
+from tests.boundary.models import Model, Ready, learned_by_hand, model, weighted_data
+from tests.boundary.test_whole_graph import odd
+from tests.data_fitting import trainer
+from tests.evaluation.models import NUM_CLASSES, NUM_FEATURES, graph_of
+from tests.every_strategy import PATIENCE
+from tests.ranks import run_ranks
+
+
+def data_of(graph: Any, num_layers: int = 2, **options: Any) -> PartitionedDataModule:
+    defaults = {"partitioner": RandomPartitioner(), "sampler": WholePartSampler(num_layers), "boundary": Exchange()}
+    return PartitionedDataModule(graph, **(defaults | options))
+
+
+def quick(world_size: int, strategy: Any = None, **options: Any) -> pl.Trainer:
+    defaults: dict[str, Any] = {"max_epochs": 2, "limit_val_batches": 0, "precision": "64-true"}
+    return trainer(world_size, strategy or GrappaStrategy(**PATIENCE), **(defaults | options))
+
+
+# What it sends.
+
+
+def sent(rank: int, world_size: int, data: Any) -> float:
+    module, before = model("SAGE", 3), []
+
+    class Count(pl.Callback):
+        def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            before.append(traffic.bytes_sent)
+
+    quick(world_size, max_epochs=3, callbacks=[Count()]).fit(module, data_of(graph_of(data), 3))
+    return before[2] - before[1]
+
+
+def test_a_step_sends_rows_and_gradients_that_edges_ask_for() -> None:
+    data, num_ranks = weighted_data(), 3
+    owner = RandomPartitioner()(graph_of(data), num_ranks, seed=0).assignment.tolist()
+    edges = list(zip(*data.edge_index.tolist(), strict=True))
+    computed, moved = set(data.train_mask.nonzero().view(-1).tolist()), [0] * num_ranks
+    for _ in range(2):  # behind the second layer, and behind the first
+        for sender, receiver in {(u, owner[v]) for u, v in edges if v in computed and owner[u] != owner[v]}:
+            moved[owner[sender]] += 1  # a row
+            moved[receiver] += 1  # and its gradient
+        computed |= {u for u, v in edges if v in computed}
+    num_values = sum(p.numel() for p in model("SAGE", 3).parameters())
+    of_grappa = 2 * (num_ranks - 1) / num_ranks * (8 * num_values + 8 * 5 + 4 * 4)  # five numbers a step, four a pass
+    headers = 2 * 2 * (num_ranks - 1) * 8 * 5  # behind two layers, forward and backward
+    for rank, measured in enumerate(run_ranks(sent, num_ranks, data)):
+        assert measured == pytest.approx(of_grappa + headers + moved[rank] * 5 * 8, abs=1e-6)
+
+
+# Where it runs.
+
+
+def weights_of(module: Any) -> dict[str, Tensor]:
+    return {key: value.detach().clone() for key, value in module.named_parameters()}
+
+
+def check(found: dict[str, Tensor], name: str, steps: int) -> None:
+    for key, value in learned_by_hand(name, 2, weighted_data(), steps).items():
+        assert torch.allclose(found[key], value, rtol=0, atol=1e-12), key
+
+
+def resumed(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
+    module, data = model("GAT", 2), weighted_data()
+    half = quick(world_size, max_epochs=2)
+    half.fit(module, data_of(graph_of(data), partitioner=odd(data, world_size)))
+    half.save_checkpoint(folder / "half.ckpt")
+    module, parts = model("GAT", 2), data_of(graph_of(data), partitioner=odd(data, world_size))
+    quick(world_size, max_epochs=4).fit(module, parts, ckpt_path=folder / "half.ckpt")
+    return weights_of(module)
+
+
+def test_a_resumed_fit_is_one_that_never_stopped(tmp_path: Path) -> None:
+    for found in run_ranks(resumed, 4, tmp_path):
+        check(found, "GAT", 4)
+
+
+def validated(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
+    module, graph = model("SAGE", 2), Graph.open(folder / "graph")
+    quick(world_size, limit_val_batches=1.0, max_epochs=4).fit(module, data_of(graph))
+    return weights_of(module)
+
+
+def test_a_graph_in_files_with_validation_between_steps(tmp_path: Path) -> None:
+    graph_of(weighted_data()).save(tmp_path / "graph")
+    for found in run_ranks(validated, 2, tmp_path):
+        check(found, "SAGE", 4)
+
+
+def test_one_rank_needs_no_exchange() -> None:
+    data, module = weighted_data(), model("SAGE", 2)
+    quick(1, "auto", max_epochs=4).fit(module, data_of(graph_of(data)))
+    check(weights_of(module), "SAGE", 4)
+
+
+# What is refused.
+
+
+class WithoutLayers(Model):
+    def __init__(self) -> None:
+        super().__init__(SAGEConv, 1)
+        self.gnn = GraphSAGE(NUM_FEATURES, 4, 2, NUM_CLASSES)
+
+    layers = None  # type: ignore[assignment]
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.gnn(batch.x, batch.edge_index)[: batch.batch_size]
+
+
+class ReadsEdges(Ready):
+    def __init__(self) -> None:
+        super().__init__(GraphSAGE, 2)
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.gnn(batch.x, batch.edge_index)[: batch.batch_size]
+
+
+class Normed(Model):
+    def __init__(self) -> None:
+        super().__init__(SAGEConv, 2)
+        self.norm = nn.BatchNorm1d(5)
+
+
+class TooDeep(Model):
+    def __init__(self) -> None:
+        super().__init__(SAGEConv, 3)
+
+
+MODULES = {"plain": lambda: Model(SAGEConv, 2), "none": WithoutLayers, "edges": ReadsEdges, "norm": Normed}
+MODULES |= {"deep": TooDeep}
+
+
+def refused(rank: int, world_size: int, kind: str, options: dict[str, Any], strategy: Any) -> str:
+    try:
+        quick(world_size, strategy, **options).fit(MODULES[kind](), data_of(graph_of(weighted_data())))
+    except (ValueError, AttributeError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "strategy", "message"),
+    [
+        ("none", {}, None, "WithoutLayers does not say what its layers are: define layers()"),
+        ("edges", {}, None, "This batch has no edge_index: with boundary=Exchange() ranks send each other rows"),
+        ("norm", {}, None, "norm (BatchNorm1d) normalises by the rows of all nodes at once"),
+        ("deep", {}, None, "layers() returns 3 layers, and the sampler was told of 2"),
+        ("plain", {"accumulate_grad_batches": 2}, None, "accumulate_grad_batches=2 has nothing to add up"),
+        ("plain", {}, "rounds", "LocalSGDStrategy does not exchange gradients at every step: use GrappaStrategy() or"),
+    ],
+)
+def test_what_cannot_be_exchanged_is_refused(kind: str, options: Any, strategy: Any, message: str) -> None:
+    meets = LocalSGDStrategy(EverySteps(2), **PATIENCE) if strategy == "rounds" else None
+    for said in run_ranks(refused, 2, kind, options, meets):
+        assert message in said
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampler": NeighborSampler([4, 4])}, r"takes sampler=WholePartSampler\(num_hops\).*got NeighborSampler"),
+        ({"sampler": None}, r"takes sampler=WholePartSampler\(num_hops\).*got None"),
+        ({"holding": Holding(Rotate())}, r"boundary=Exchange\(\) sees the whole graph: choose one"),
+    ],
+)
+def test_settings_that_contradict_an_exchange_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        data_of(graph_of(weighted_data()), **options)
+
+
+def test_float16_with_a_scaler_on_each_rank_is_refused() -> None:
+    strategy = DDPStrategy()
+    trainer: Any = SimpleNamespace(precision="16-mixed", strategy=strategy, accumulate_grad_batches=1)
+    with pytest.raises(ValueError, match='precision="16-mixed" skips steps on single ranks'):
+        check_exchange(trainer, Model(SAGEConv, 2))
+
+
+class Writes(Model):
+    def __init__(self) -> None:
+        super().__init__(SAGEConv, 2)
+
+    def forward(self, batch: Any) -> Tensor:
+        batch.x.add_(1.0)
+        return through_layers(self, batch)
+
+
+def writes(rank: int, world_size: int) -> str:
+    try:
+        quick(world_size).fit(Writes(), data_of(graph_of(weighted_data())))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_writing_into_the_batch_that_all_passes_share_is_refused() -> None:
+    assert all("write into a copy" in said for said in run_ranks(writes, 2))

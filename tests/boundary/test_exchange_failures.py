@@ -1,0 +1,120 @@
+"""A rank that dies, stops, raises or does something else between two exchanges: all end, and say which rank it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import SAGEConv
+
+from lightning_gnn_dist.boundary.boundary import Exchange
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.layerwise.through_layers import through_layers
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.rounds.launchers import Launch
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from tests.boundary.models import Model, weighted_data
+from tests.data_fitting import trainer
+from tests.evaluation.models import graph_of
+from tests.ranks import run_ranks, start_ranks
+
+PATIENCE_SECONDS = 6.0
+
+
+class Faulty(Model):
+    """A model that rank 1 runs in another way from its third step on."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(SAGEConv, 3)
+        self.fault, self.steps = fault, 0
+
+    def _meets(self, fault: str) -> bool:
+        return self.fault == fault and self.global_rank == 1 and self.steps == 3
+
+    def _layer(self, conv: Any, batch: Any) -> Tensor:
+        if conv is self.convs[1]:
+            if self._meets("raise"):
+                raise KeyError("a fault")
+            if self._meets("kill"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self._meets("stop"):
+                os.kill(os.getpid(), signal.SIGSTOP)
+        return super()._layer(conv, batch)
+
+    def training_step(self, batch: Any) -> Any:
+        self.steps += 1
+        if self._meets("twice"):
+            through_layers(self, batch)
+        if self.fault == "again":
+            rows = checkpoint(self, batch, use_reentrant=False)
+            return cross_entropy(rows, batch.y)
+        loss = super().training_step(batch)
+        return None if self._meets("no loss") else loss
+
+
+def fit(rank: int, world_size: int, fault: str) -> tuple[str, float, str]:
+    module = Faulty(fault)
+    data = PartitionedDataModule(
+        graph_of(weighted_data()),
+        partitioner=RandomPartitioner(),
+        sampler=WholePartSampler(3),
+        boundary=Exchange(),
+    )
+    strategy = GrappaStrategy(launch=Launch(timeout=timedelta(seconds=PATIENCE_SECONDS)))
+    running = trainer(world_size, strategy, max_epochs=8, limit_val_batches=0, precision="64-true")
+    start = time.monotonic()
+    try:
+        running.fit(module, data)
+    except (RuntimeError, KeyError) as error:
+        return str(error), time.monotonic() - start, str(error.__cause__)
+    return "", 0.0, ""
+
+
+def test_a_rank_that_raises_is_named() -> None:
+    of_ranks = run_ranks(fit, 3, "raise")
+    assert of_ranks[1][0] == "'a fault'"
+    for said, seconds, _ in (of_ranks[0], of_ranks[2]):
+        assert said.startswith("Rank ") and "behind layer 1 (forward, forward number 3), and rank 1 did not" in said
+        assert seconds < 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["kill", "stop"])
+def test_a_rank_that_is_gone_is_named(fault: str) -> None:
+    with start_ranks(fit, 3, fault) as ranks:
+        if fault == "stop":
+            time.sleep(25)  # the others have waited for PATIENCE_SECONDS
+            os.kill(ranks.pids[1], signal.SIGKILL)
+        of_ranks = ranks.results(may_die={1})
+    for said, seconds, _ in (of_ranks[0], of_ranks[2]):
+        assert "and rank 1 did not answer" in said
+        assert seconds < PATIENCE_SECONDS + 20
+
+
+def test_ranks_that_do_different_things_are_told_so() -> None:
+    for error, _, _ in run_ranks(fit, 2, "twice"):
+        assert "rank 0 is in forward number 3, behind layer 0 (backward, rows of 5 float64)" in error or (
+            "rank 0 is in forward number 3, behind layer 1 (backward, rows of 5 float64)" in error
+        )
+        assert "rank 1 is in forward number 4, behind layer 0 (forward, rows of 5 float64)" in error
+        assert "Every rank must run the same layers on every batch" in error
+
+
+@pytest.mark.slow
+def test_a_rank_that_skips_a_step_is_named() -> None:
+    (said, _, _), (of_lightning, _, _) = run_ranks(fit, 2, "no loss")
+    assert "behind layer 1 (backward, forward number 3), and rank 1 did not answer" in said
+    assert "returning None in distributed training is not supported" in of_lightning
+
+
+def test_a_model_that_is_run_again_in_the_backward_is_refused() -> None:
+    for error, _, _ in run_ranks(fit, 2, "again"):
+        assert "was run again in the backward (torch.utils.checkpoint)" in error
