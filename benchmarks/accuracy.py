@@ -36,6 +36,7 @@ from lightning_gnn_dist import (
     Coverage,
     Drift,
     EverySteps,
+    Exchange,
     Fetch,
     Graph,
     GrappaStrategy,
@@ -55,6 +56,7 @@ from lightning_gnn_dist import (
     SuperNodePartitioner,
     WholePartSampler,
     coverage_mean,
+    through_layers,
 )
 from lightning_gnn_dist.batches.batch import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -90,6 +92,8 @@ def methods(supernodes: int) -> dict[str, Method]:
     gradients: dict[str, dict[str, Any]] = {
         "grappa": {},
         "grappa-halo": {"boundary": Halo()},
+        "grappa-halo2": {"boundary": Halo(2)},
+        "grappa-exchange": {"boundary": Exchange()},
         "grappa-halo-hops": {"boundary": Halo(), "coverage": Coverage(hops=2)},
         "grappa-rotate": rotated,
         "grappa-rotate-batch": {**rotated, "coverage": Coverage(level="batch")},
@@ -144,8 +148,19 @@ class Model(pl.LightningModule):
     def activate(self, x: Tensor) -> Tensor:
         return functional.dropout(x.relu(), self.dropout, self.training)
 
-    def forward(self, batch: Any) -> Tensor:
+    def layer(self, index: int, batch: Any) -> Tensor:
+        """Return the rows of one layer, without what comes behind it."""
         raise NotImplementedError
+
+    def layers(self) -> list[Callable[[Any], Tensor]]:
+        def rows(index: int, batch: Any) -> Tensor:
+            x = self.layer(index, batch)
+            return self.activate(x) if index + 1 < len(self.convs) else x
+
+        return [partial(rows, index) for index in range(len(self.convs))]
+
+    def forward(self, batch: Any) -> Tensor:
+        return through_layers(self, batch)
 
     def training_step(self, batch: Any) -> Tensor:
         seeds = slice(batch.batch_size)
@@ -163,12 +178,10 @@ class SAGE(Model):
         self.convs = torch.nn.ModuleList(SAGEConv(*pair) for pair in pairwise(sizes))
         self.norms = torch.nn.ModuleList(norm(size) if norm else torch.nn.Identity() for size in sizes[1:-1])
 
-    def forward(self, batch: Any) -> Tensor:
-        x = batch.x
-        for layer, (conv, block) in enumerate(zip(self.convs, batch.blocks, strict=True)):
-            x = conv((x, x[: block.num_dst]), block.adj)
-            x = self.activate(self.norms[layer](x)) if layer + 1 < len(self.convs) else x
-        return x
+    def layer(self, index: int, batch: Any) -> Tensor:
+        (block,) = batch.blocks
+        x = self.convs[index]((batch.x, batch.x[: block.num_dst]), block.adj)
+        return self.norms[index](x) if index + 1 < len(self.convs) else x
 
 
 class GCN(Model):
@@ -178,12 +191,8 @@ class GCN(Model):
         super().__init__(dropout)
         self.convs = torch.nn.ModuleList(GCNConv(*pair, normalize=False) for pair in pairwise(sizes))
 
-    def forward(self, batch: Any) -> Tensor:
-        x = batch.x
-        for layer, conv in enumerate(self.convs):
-            x = conv(x, batch.edge_index, batch.edge_weight)
-            x = self.activate(x) if layer + 1 < len(self.convs) else x
-        return x
+    def layer(self, index: int, batch: Any) -> Tensor:
+        return self.convs[index](batch.x, batch.edge_index, batch.edge_weight)[: batch.batch_size]
 
 
 MODELS: dict[str, Callable[[list[int], float], Model]] = {

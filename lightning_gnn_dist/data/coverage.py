@@ -5,10 +5,12 @@ neighbourhood that is left (Grappa, Xu et al., arXiv:2602.01872): with :math:`d_
 
 .. math::
     c_v = \frac{d_v + \kappa c_0}{D_v + \kappa},
-    \qquad c^{(l)}_v = \frac{\sum_{u \text{ visible}} c^{(l-1)}_u + \kappa c_0}{D_v + \kappa},\quad c^{(0)} = 1,
+    \qquad c^{(l)}_v = \frac{\sum_{u \text{ visible}} c^{(l-1)}_u + \kappa c_0}{D_v + \kappa},\quad c^{(0)} = 1
 
-The second formula is not in the paper. It holds for several hops and also counts what the neighbours miss. On real
-graphs it does no better than the first, and worse with a halo.
+The second formula is not in the paper: without :math:`\kappa` it is the share of the paths of :math:`l` edges into
+:math:`v` that the part holds. A model of :math:`L` layers hears over paths of 1 to :math:`L` edges, so for several hops
+the weight is the mean of :math:`c^{(1)}` to :math:`c^{(L)}`. It is 1 where a part has a halo of :math:`L` hops.
+:math:`c^{(L)}` alone counts a seed as lost for which only the longest paths are.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class Coverage:
     Args:
         level: ``"node"`` gives each node its own weight; ``"batch"`` gives all seeds of a batch their mean, so that
             only whole batches are weighed.
-        hops: The number of hops :math:`l` of the second formula; 1 gives the first.
+        hops: The number of hops :math:`L` whose paths count; 1 gives the first formula.
         shrinkage: :math:`\kappa`, the number of imagined neighbours that draw a node's weight towards ``prior``.
         prior: :math:`c_0`. Default: the mean coverage of the rank's own nodes.
     """
@@ -85,10 +87,11 @@ class Coverage:
             prior = 1.0  # the mean of no nodes: nothing is missing
         if prior is None:
             prior = float(_next(part, torch.ones(part.num_nodes), degrees, 0.0, 0.0)[:num_own].mean())
-        covered = torch.ones(part.num_nodes)
+        covered, total = torch.ones(part.num_nodes), torch.zeros(part.num_nodes)
         for _ in range(self.hops):
             covered = _next(part, covered, degrees, self.shrinkage, prior)
-        return covered
+            total += covered
+        return total / self.hops
 
 
 def coverage_mean(losses: Tensor, batch: Any) -> Tensor:

@@ -18,7 +18,7 @@ NAN = float("nan")
 
 
 def by_definition(part: Graph, degrees: list[int], hops: int, kappa: float, prior: float) -> list[float]:
-    covered = [1.0] * part.num_nodes
+    covered, lengths = [1.0] * part.num_nodes, []
     for _ in range(hops):
         before, covered = covered, []
         for node in range(part.num_nodes):
@@ -26,7 +26,8 @@ def by_definition(part: Graph, degrees: list[int], hops: int, kappa: float, prio
             visible = sum(before[u] for u in part.indices[begin:end].tolist())
             lonely = degrees[node] == 0
             covered.append(1.0 if lonely else (visible + kappa * prior) / (degrees[node] + kappa))
-    return covered
+        lengths.append(covered)
+    return [sum(of_node) / hops for of_node in zip(*lengths, strict=True)]
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
@@ -40,6 +41,16 @@ def test_coverage_is_the_share_of_the_neighbourhood_that_is_visible(hops: int, k
     assert torch.allclose(covered, expected, atol=1e-6)
     assert float(covered.min()) >= 0
     assert float(covered.max()) <= 1
+
+
+def test_two_hops_count_the_paths_that_a_part_holds() -> None:
+    # 0 <- 1 <- {2, 3} and 0 <- 4 <- 5: nodes 3 and 4 lie elsewhere.
+    edges = torch.tensor([[1, 4, 2, 3, 5], [0, 0, 1, 1, 4]])
+    graph = Graph.from_pyg(Data(edge_index=edges, num_nodes=6))
+    nodes = torch.tensor([0, 1, 2, 5])
+    covered = Coverage(hops=2).of(graph.induced(nodes), graph.degrees()[nodes], 1)
+    of_one, of_two = 1 / 2, (1 / 2) / 2  # edges into 0; and per edge, the share of those into its sender
+    assert float(covered[0]) == pytest.approx((of_one + of_two) / 2)
 
 
 def test_coverage_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
