@@ -1,0 +1,62 @@
+"""Rows sent between ranks and their gradients sent back, against one process that has all rows."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_gnn_dist.wire.channel import open_channel, patience
+from lightning_gnn_dist.wire.row_exchange import Route, RowExchange, tied
+from tests.ranks import run_ranks
+
+COUNTS = [4, 0, 3]  # rows of each rank
+ASKED: dict[tuple[int, int], list[int]] = {(0, 2): [2, 0], (1, 0): [1, 1, 3], (1, 2): [1], (2, 0): [3, 0]}
+SECONDS = timedelta(seconds=30)
+
+
+def rows_of(rank: int) -> Tensor:
+    return torch.randn(COUNTS[rank], 2, 3, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+
+
+def factors(rank: int, count: int) -> Tensor:
+    return torch.randn(count, 2, 3, generator=torch.Generator().manual_seed(10 + rank), dtype=torch.float64)
+
+
+def route_of(rank: int) -> Route:
+    told = [torch.tensor(ASKED.get((other, rank), []), dtype=torch.int64) for other in range(3)]
+    lengths = [len(ASKED.get((rank, other), [])) for other in range(3)]
+    places = torch.arange(sum(lengths)).flip(0)  # received rows may stand anywhere
+    return Route(told, list(places.split(lengths)))
+
+
+def exchanged(rank: int, world_size: int, device: str) -> tuple[Tensor, Tensor]:
+    dist.init_process_group("gloo", timeout=SECONDS)
+    assert patience() == SECONDS
+    channel = open_channel(world_size)
+    rows = rows_of(rank).to(device).requires_grad_()
+    exchange = RowExchange(channel)
+    gathered, thread = exchange.gather(rows, exchange.begin(), route_of(rank), 0)
+    loss = (tied(gathered, thread) * factors(rank, len(gathered)).to(device)).sum()
+    loss = loss if rank != 2 else tied(rows[:0], thread).sum()  # of one rank the loss depends on nothing
+    loss.backward()
+    assert rows.grad is not None
+    channel.close()
+    return gathered.detach().cpu(), rows.grad.cpu()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_rows_and_gradients_are_those_of_one_process(device: str) -> None:
+    leaves = [rows_of(rank).requires_grad_() for rank in range(3)]
+    loss, expected = torch.zeros((), dtype=torch.float64), []
+    for rank in range(3):
+        pieces = [leaves[other][ASKED.get((rank, other), [])] for other in range(3)]
+        expected.append(torch.cat([leaves[rank], torch.cat(pieces).flip(0)]))
+        loss = loss + ((expected[rank] * factors(rank, len(expected[rank]))).sum() if rank != 2 else 0.0)
+    loss.backward()
+    for rank, (gathered, gradient) in enumerate(run_ranks(exchanged, 3, device)):
+        assert torch.equal(gathered, expected[rank])
+        assert torch.allclose(gradient, leaves[rank].grad, rtol=0, atol=1e-14)  # type: ignore[arg-type]
