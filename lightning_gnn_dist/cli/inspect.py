@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lightning_gnn_dist.boundary.prices import prices
 from lightning_gnn_dist.cli.partitioners import NAMES, add_options, partitioner_of
-from lightning_gnn_dist.cli.values import Commands, in_bytes, positive
+from lightning_gnn_dist.cli.values import Commands, gigabits, in_bytes, positive
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import GraphReport
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.partition.advice import advise, bytes_per_part, peak_bytes
-from lightning_gnn_dist.partition.base import Partitioner
+from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
+from lightning_gnn_dist.partition.partition_report import PartitionReport
 from lightning_gnn_dist.prepare.shard import INDEX, Bounds, Shard, shard_name
 
 
@@ -27,6 +29,11 @@ def add_to(commands: Commands) -> None:
     inspect.add_argument("--parts", type=positive, metavar="P", help="cut it into so many parts")
     inspect.add_argument("--partitioner", nargs="+", choices=NAMES, default=["metis"], help="how (default: metis)")
     add_options(inspect)
+    inspect.add_argument("--layers", type=positive, default=2, help="layers of the model (default: 2)")
+    inspect.add_argument("--width", type=positive, default=64, help="numbers in a row between layers (default: 64)")
+    inspect.add_argument(
+        "--bandwidth", type=gigabits, default=1.0, metavar="G", help="of a host's wire, in Gbit/s (default: 1)"
+    )
     inspect.set_defaults(run=_run)
 
 
@@ -71,7 +78,8 @@ def _verify(path: Path) -> None:
 
 
 def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace) -> None:
-    report = cached_partition(graph, partitioner, options.parts, options.seed).report(graph)
+    partition = cached_partition(graph, partitioner, options.parts, options.seed)
+    report = partition.report(graph)
     ram = bytes_per_part(graph, report)
     print(f"\n{partitioner}\n{report}")
     print(
@@ -81,3 +89,18 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
     print(f"A rank takes at most about {in_bytes(peak_bytes(graph, report))}, beside its libraries and the model")
     for sentence in advise(graph, report).sentences:
         print(f"- {sentence}")
+    print(_prices(graph, partition, report, options))
+
+
+def _prices(graph: Graph, partition: Partition, report: PartitionReport, options: argparse.Namespace) -> str:
+    """Return a table of what each boundary costs."""
+    rows = [("boundary", "rows of others", "RAM", "sent in a step", "seconds", "lost")]
+    for price in prices(graph, partition, report, options.layers, options.width):
+        seconds = price.bytes_sent * 8 / (options.bandwidth * 1e9)
+        sent = in_bytes(price.bytes_sent) if price.bytes_sent else "nothing"
+        name = repr(price.boundary).replace(", bytes=None, neighbors=None", "").replace("hops=", "")
+        rows.append((name, f"{price.rows:,}", in_bytes(price.bytes_held), sent, f"{seconds:.2g}", price.loses))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    model = f"{options.layers} layers of width {options.width} and {options.bandwidth:g} Gbit/s"
+    return "\n".join([f"The edges between parts, for {model}, of the part that pays most:", *lines])

@@ -33,6 +33,14 @@ def seconds(text: str) -> float:
     return value
 
 
+def gigabits(text: str) -> float:
+    """A positive number of gigabits in a second."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of Gbit/s, more than 0, got {text:.40}")
+    return value
+
+
 def gigabytes(text: str) -> int:
     """A number of gigabytes, returned in bytes."""
     value = float(text) * 1e9

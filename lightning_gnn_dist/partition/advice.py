@@ -82,11 +82,16 @@ def against_averaging(graph: Graph, partition: Partition, lost: float) -> str | 
 
 def bytes_per_part(graph: Graph, report: PartitionReport) -> Tensor:
     """Bytes that every part takes in RAM: its nodes, the edges among them and their arrays, shape ``(P,)``."""
+    return bytes_of_part(graph, report.nodes, report.inside_edges)
+
+
+def bytes_of_part(graph: Graph, num_nodes: Tensor, num_edges: Tensor) -> Tensor:
+    """Bytes that parts with so many nodes and edges take in RAM, the same shape."""
     per_node = bytes_per_row(graph.node_arrays)
     per_node += 8 if "n_id" not in graph.node_arrays else 0  # a part knows its nodes' ids,
     per_node += 4  # and how much of their neighbourhoods it covers
     per_edge = 4 + bytes_per_row(graph.edge_arrays)
-    return report.nodes * (per_node + 8) + 8 + report.inside_edges * per_edge
+    return num_nodes * (per_node + 8) + 8 + num_edges * per_edge
 
 
 def peak_bytes(graph: Graph, report: PartitionReport) -> int:

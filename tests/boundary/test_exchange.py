@@ -58,16 +58,22 @@ def sent(rank: int, world_size: int, data: Any) -> float:
     return before[2] - before[1]
 
 
+def rows_moved(data: Any, owner: list[int], num_layers: int, num_ranks: int) -> list[int]:
+    """The rows and gradients of rows that each rank sends in a step, counted edge by edge."""
+    edges = list(zip(*data.edge_index.tolist(), strict=True))
+    computed, moved = set(data.train_mask.nonzero().view(-1).tolist()), [0] * num_ranks
+    for _ in range(num_layers - 1):  # behind the last but one, and on to the first
+        for sender, reader in {(u, owner[v]) for u, v in edges if v in computed and owner[u] != owner[v]}:
+            moved[owner[sender]] += 1  # a row
+            moved[reader] += 1  # and its gradient
+        computed |= {u for u, v in edges if v in computed}
+    return moved
+
+
 def test_a_step_sends_rows_and_gradients_that_edges_ask_for() -> None:
     data, num_ranks = weighted_data(), 3
     owner = RandomPartitioner()(graph_of(data), num_ranks, seed=0).assignment.tolist()
-    edges = list(zip(*data.edge_index.tolist(), strict=True))
-    computed, moved = set(data.train_mask.nonzero().view(-1).tolist()), [0] * num_ranks
-    for _ in range(2):  # behind the second layer, and behind the first
-        for sender, receiver in {(u, owner[v]) for u, v in edges if v in computed and owner[u] != owner[v]}:
-            moved[owner[sender]] += 1  # a row
-            moved[receiver] += 1  # and its gradient
-        computed |= {u for u, v in edges if v in computed}
+    moved = rows_moved(data, owner, 3, num_ranks)
     num_values = sum(p.numel() for p in model("SAGE", 3).parameters())
     of_grappa = 2 * (num_ranks - 1) / num_ranks * (8 * num_values + 8 * 5 + 4 * 4)  # five numbers a step, four a pass
     headers = 2 * 2 * (num_ranks - 1) * 8 * 5  # behind two layers, forward and backward

@@ -1,0 +1,86 @@
+"""What each way to treat a boundary would cost on a partition: rows held, bytes in RAM, bytes sent in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, Isolated
+from lightning_gnn_dist.evaluation.reach import Neighbourhoods
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.advice import bytes_of_part, bytes_per_part
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.partition.partition_report import PartitionReport
+
+BYTES_OF_A_NUMBER = 4  # float32
+
+
+class Price(NamedTuple):
+    """The price of a boundary, of the part that pays most.
+
+    Attributes:
+        boundary: What is paid for.
+        rows: Nodes of other parts whose input rows a part holds.
+        bytes_held: Bytes of a part in RAM.
+        bytes_sent: Bytes that a rank sends in a step for its boundary, beside gradients.
+        loses: What of the neighbourhoods of training nodes is not seen, in words.
+    """
+
+    boundary: Boundary
+    rows: int
+    bytes_held: int
+    bytes_sent: int
+    loses: str
+
+
+def prices(graph: Graph, partition: Partition, report: PartitionReport, num_layers: int, width: int) -> Iterator[Price]:
+    """Yield the price of each boundary, the cheapest first.
+
+    Args:
+        graph: The whole graph, of which all edges are read several times.
+        partition: The part of each node.
+        report: The figures of the partition.
+        num_layers: Layers of the model.
+        width: Numbers in a row between two layers.
+    """
+    halos = _halos(graph, partition, num_layers)
+    yield Price(Isolated(), 0, int(bytes_per_part(graph, report).max()), 0, f"{report.cut_ratio:.0%} of all edges")
+    for hops, (rows, held) in enumerate(halos, 1):
+        is_exact = hops == num_layers
+        yield Price(Halo(hops), rows, held, 0, "nothing" if is_exact else f"beyond hop {hops} of the boundary")
+    rows, held = halos[0]
+    sent = _rows_sent(graph, partition, num_layers) * width * BYTES_OF_A_NUMBER
+    yield Price(Exchange(), rows, held, sent, "nothing")
+
+
+def _halos(graph: Graph, partition: Partition, num_layers: int) -> list[tuple[int, int]]:
+    """For halos of 1, 2 ... hops, the most rows that a part gets, and the most bytes that one then takes."""
+    neighbourhoods = Neighbourhoods(graph, num_layers)
+    most = [(0, 0)] * num_layers
+    for part in range(partition.num_parts):
+        found = neighbourhoods.of((partition.assignment == part).nonzero().view(-1))
+        for hops in range(1, num_layers + 1):
+            nodes, edges = torch.tensor([found.nodes[hops]]), torch.tensor([found.edges[hops - 1]])
+            rows, held = most[hops - 1]
+            taken = int(bytes_of_part(graph, nodes, edges))
+            most[hops - 1] = max(rows, found.nodes[hops] - found.nodes[0]), max(held, taken)
+    return most
+
+
+def _rows_sent(graph: Graph, partition: Partition, num_layers: int) -> int:
+    """The most rows and gradients of rows that a rank sends in a step, behind all layers but the last."""
+    neighbourhoods, owner = Neighbourhoods(graph, 1), partition.assignment
+    mask = graph.node_arrays.get("train_mask")
+    needed = torch.ones(graph.num_nodes, dtype=torch.bool) if mask is None else mask.clone()
+    sent = torch.zeros(partition.num_parts, dtype=torch.int64)
+    for _ in range(num_layers - 1):
+        computed = needed.clone()
+        for part in range(partition.num_parts):
+            read = neighbourhoods.senders((computed & (owner == part)).nonzero().view(-1))
+            others = owner[read[owner[read] != part]]
+            sent += torch.bincount(others, minlength=partition.num_parts)  # rows, by those who own them
+            sent[part] += others.numel()  # and their gradients, by those who read them
+            needed[read] = True
+    return int(sent.max())

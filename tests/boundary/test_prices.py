@@ -1,0 +1,64 @@
+"""What boundaries cost, against parts that are read and edges that are counted one by one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, Isolated
+from lightning_gnn_dist.boundary.prices import prices
+from lightning_gnn_dist.data.coverage import Coverage
+from lightning_gnn_dist.data.part_reader import PartReader
+from lightning_gnn_dist.data.residency import Fixed, Holding
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.base import Partition
+from tests.boundary.models import weighted_data
+from tests.boundary.test_exchange import rows_moved
+from tests.evaluation.models import graph_of
+
+PARTS = 3
+
+
+def cut_graph() -> tuple[Graph, Partition]:
+    graph = graph_of(weighted_data())
+    owner = torch.randint(PARTS, (graph.num_nodes,), generator=torch.Generator().manual_seed(2), dtype=torch.int32)
+    owner[:40] = 0
+    return graph, Partition(owner, PARTS)
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_halos_cost_what_parts_with_them_take(num_layers: int) -> None:
+    graph, partition = cut_graph()
+    found = list(prices(graph, partition, partition.report(graph), num_layers, 5))
+    expected: list[Boundary] = [Isolated(), *map(Halo, range(1, num_layers + 1)), Exchange()]
+    assert [price.boundary for price in found] == expected
+    for price in found:
+        settings = PARTS, 0, price.boundary, Coverage()
+        readers = [PartReader(graph, partition, Holding(Fixed()), rank, *settings) for rank in range(PARTS)]
+        parts = [reader.read(0).graph for reader in readers]
+        own = partition.counts().tolist()
+        assert price.rows == max(part.num_nodes - count for part, count in zip(parts, own, strict=True))
+        assert price.bytes_held == max(part.num_bytes for part in parts)
+        assert price.bytes_sent == 0 or isinstance(price.boundary, Exchange)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+def test_an_exchange_costs_its_rows(num_layers: int) -> None:
+    graph, partition = cut_graph()
+    *_, price = prices(graph, partition, partition.report(graph), num_layers, 5)
+    moved = rows_moved(weighted_data(), partition.assignment.tolist(), num_layers, PARTS)
+    assert price.bytes_sent == max(moved) * 5 * 4
+
+
+def test_inspect_prints_the_prices(tmp_path: Path) -> None:
+    cut_graph()[0].save(tmp_path / "graph")
+    command = [sys.executable, "-m", "lightning_gnn_dist", "inspect", str(tmp_path / "graph"), "--parts", "3"]
+    more = ["--partitioner", "random", "--layers", "3", "--width", "8", "--bandwidth", "0.5"]
+    said = subprocess.run([*command, *more], capture_output=True, text=True, check=True).stdout
+    lines = said[said.index("The edges between parts, for 3 layers of width 8 and 0.5 Gbit/s") :].splitlines()[2:]
+    assert [line.split()[0] for line in lines] == ["Isolated()", "Halo(1)", "Halo(2)", "Halo(3)", "Exchange()"]
+    assert [line.split()[-1] for line in lines] == ["edges", "boundary", "boundary", "nothing", "nothing"]
