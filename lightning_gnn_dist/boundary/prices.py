@@ -15,6 +15,7 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport
 
 BYTES_OF_A_NUMBER = 4  # float32
+_MOST_EDGES = 4_000_000_000  # that are looked at, some minutes' work, before one part stands for all
 
 
 class Price(NamedTuple):
@@ -45,7 +46,7 @@ def prices(graph: Graph, partition: Partition, report: PartitionReport, num_laye
         num_layers: Layers of the model.
         width: Numbers in a row between two layers.
     """
-    halos = _halos(graph, partition, num_layers)
+    halos = _halos(graph, partition, report, num_layers)
     yield Price(Isolated(), 0, int(bytes_per_part(graph, report).max()), 0, f"{report.cut_ratio:.0%} of all edges")
     for hops, (rows, held) in enumerate(halos, 1):
         is_exact = hops == num_layers
@@ -55,11 +56,13 @@ def prices(graph: Graph, partition: Partition, report: PartitionReport, num_laye
     yield Price(Exchange(), rows, held, sent, "nothing")
 
 
-def _halos(graph: Graph, partition: Partition, num_layers: int) -> list[tuple[int, int]]:
+def _halos(graph: Graph, partition: Partition, report: PartitionReport, num_layers: int) -> list[tuple[int, int]]:
     """For halos of 1, 2 ... hops, the most rows that a part gets, and the most bytes that one then takes."""
-    neighbourhoods = Neighbourhoods(graph, num_layers)
+    neighbourhoods, parts = Neighbourhoods(graph, num_layers), torch.arange(partition.num_parts)
+    if partition.num_parts * num_layers * graph.num_edges > _MOST_EDGES:
+        parts = report.halo_nodes.argsort(descending=True)[:1]  # it likely pays most
     most = [(0, 0)] * num_layers
-    for part in range(partition.num_parts):
+    for part in parts.tolist():
         found = neighbourhoods.of((partition.assignment == part).nonzero().view(-1))
         for hops in range(1, num_layers + 1):
             nodes, edges = torch.tensor([found.nodes[hops]]), torch.tensor([found.edges[hops - 1]])

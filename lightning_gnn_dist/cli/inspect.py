@@ -87,9 +87,9 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
         f"the whole graph takes {in_bytes(graph.num_bytes)}"
     )
     print(f"A rank takes at most about {in_bytes(peak_bytes(graph, report))}, beside its libraries and the model")
+    print(_prices(graph, partition, report, options))
     for sentence in advise(graph, report).sentences:
         print(f"- {sentence}")
-    print(_prices(graph, partition, report, options))
 
 
 def _prices(graph: Graph, partition: Partition, report: PartitionReport, options: argparse.Namespace) -> str:
