@@ -7,7 +7,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
 from lightning_gnn_dist.evaluation.model_layers import norm_of_all_rows
-from lightning_gnn_dist.joint import TrainsReplicasApart
+from lightning_gnn_dist.joint import TrainsReplicasApart, WeighsRanks
 from lightning_gnn_dist.layerwise.layers import has_layers
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
@@ -33,9 +33,14 @@ def _conflicts(trainer: Trainer, module: LightningModule) -> list[tuple[bool, st
     name = type(strategy).__name__
     return [
         (
-            isinstance(strategy, TrainsReplicasApart) or not isinstance(strategy, DDPStrategy),
+            isinstance(strategy, TrainsReplicasApart),
             f"{name} does not exchange gradients at every step: use GrappaStrategy() or DDP, or for this strategy "
             "boundary=Halo().",
+        ),
+        (not isinstance(strategy, DDPStrategy), f"{name} is no strategy for it: use GrappaStrategy() or DDP."),
+        (
+            isinstance(strategy, WeighsRanks) and strategy.weights == "uniform",
+            'weights="uniform" counts ranks, whatever their seeds: leave it out.',
         ),
         (
             trainer.precision == "16-mixed",

@@ -9,7 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from torch import Tensor, nn
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
@@ -201,10 +201,17 @@ def test_settings_that_contradict_an_exchange_are_refused(options: Any, message:
         data_of(graph_of(weighted_data()), **options)
 
 
-def test_float16_with_a_scaler_on_each_rank_is_refused() -> None:
-    strategy = DDPStrategy()
-    trainer: Any = SimpleNamespace(precision="16-mixed", strategy=strategy, accumulate_grad_batches=1)
-    with pytest.raises(ValueError, match='precision="16-mixed" skips steps on single ranks'):
+@pytest.mark.parametrize(
+    ("strategy", "precision", "message"),
+    [
+        (DDPStrategy(), "16-mixed", 'precision="16-mixed" skips steps on single ranks'),
+        (FSDPStrategy(), "32-true", "FSDPStrategy is no strategy for it: use GrappaStrategy"),
+        (GrappaStrategy(weights="uniform"), "32-true", 'weights="uniform" counts ranks, whatever their seeds'),
+    ],
+)
+def test_strategies_that_do_otherwise_are_refused(strategy: Any, precision: str, message: str) -> None:
+    trainer: Any = SimpleNamespace(precision=precision, strategy=strategy, accumulate_grad_batches=1)
+    with pytest.raises(ValueError, match=message):
         check_exchange(trainer, Model(SAGEConv, 2))
 
 
