@@ -1,7 +1,7 @@
 """Imported by the server that ranks are forked from: what each of them would load anew is loaded once.
 
-That is compiled kernels and the code that torch_geometric writes for a layer. Both are found in a thread that ends
-here, so that no rank inherits the scratch memory of another's samples.
+That is all that the package exports, compiled kernels, and the code that torch_geometric writes for a layer. The last
+two are found in a thread that ends here, so that no rank inherits the scratch memory of another's samples.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import threading
 
 import torch
 
+import lightning_gnn_dist
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.synthetic import communities
@@ -31,6 +32,8 @@ def train_on_a_part() -> None:
         module.training_step(batch).backward()
 
 
+for name in lightning_gnn_dist.__all__:
+    getattr(lightning_gnn_dist, name)
 thread = threading.Thread(target=train_on_a_part)
 thread.start()
 thread.join()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lightning_gnn_dist.cli.partitioners import NAMES, add_options, partitioner_of
-from lightning_gnn_dist.cli.values import Commands, in_bytes, positive
+from lightning_gnn_dist.cli.partitioners import partitioner_of
+from lightning_gnn_dist.cli.values import in_bytes
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import GraphReport
@@ -17,20 +17,8 @@ from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.prepare.shard import INDEX, Bounds, Shard, shard_name
 
 
-def add_to(commands: Commands) -> None:
-    """Declare the command and its options."""
-    inspect = commands.add_parser("inspect", help="report on a saved graph and on partitions of it")
-    inspect.add_argument("graph", type=Path, help="the directory of the graph, of its shards, or of split links")
-    inspect.add_argument(
-        "--check", action="store_true", help="only read every array, and compare it with the checksum it was saved with"
-    )
-    inspect.add_argument("--parts", type=positive, metavar="P", help="cut it into so many parts")
-    inspect.add_argument("--partitioner", nargs="+", choices=NAMES, default=["metis"], help="how (default: metis)")
-    add_options(inspect)
-    inspect.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Do what the options say."""
     try:
         if options.check:
             _check(options.graph)
