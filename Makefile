@@ -19,7 +19,8 @@ test: $(READY)
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --durations=10
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m "slow and not gpu" --durations=10
+	$(BIN)/python -m pytest -m "slow and not gpu and not alone" -n 2 --dist loadfile --durations=10
+	$(BIN)/python -m pytest -m "slow and not gpu and alone" --durations=10
 
 lint: $(READY)
 	$(BIN)/ruff check .

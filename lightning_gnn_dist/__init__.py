@@ -23,58 +23,61 @@ pictures/           runs drawn side by side
 cli/                the command `lightning-gnn-dist`; the one place that prints
 """
 
-from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, Isolated
-from lightning_gnn_dist.callbacks.data_figures import DataFigures
-from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
-from lightning_gnn_dist.callbacks.predictions import PredictionWriter
-from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
-from lightning_gnn_dist.callbacks.run_report import RunReport
-from lightning_gnn_dist.data.coverage import Coverage, coverage_mean
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.link_ranking import LinkRanking
-from lightning_gnn_dist.data.links import LinkSplit, split_edges
-from lightning_gnn_dist.data.residency import Fixed, Held, Holding, Redeal, Residency, Rotate
-from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.quantize import quantize_rows
-from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.layerwise.prediction import predict_by_layer
-from lightning_gnn_dist.layerwise.ready_made import layers_of
-from lightning_gnn_dist.layerwise.through_layers import through_layers
-from lightning_gnn_dist.partition.base import Partition, Partitioner
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.partition.streaming import StreamingPartitioner
-from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
-from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
-from lightning_gnn_dist.prepare.prepare_shard import prepare_shard
-from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
-from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
-from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.device import DeviceSampler
-from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
-from lightning_gnn_dist.sampling.ladies import LadiesSampler
-from lightning_gnn_dist.sampling.matrix import MatrixSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.walk import RandomWalkSampler
-from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from lightning_gnn_dist.strategies.names import register
-from lightning_gnn_dist.strategies.tma import TMAStrategy
-from lightning_gnn_dist.wire.membership import Elastic
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-register()
+from lightning_gnn_dist.strategies.names import tell_lightning
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.batches.loading import Loading
+    from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, Isolated
+    from lightning_gnn_dist.callbacks.data_figures import DataFigures
+    from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
+    from lightning_gnn_dist.callbacks.predictions import PredictionWriter
+    from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
+    from lightning_gnn_dist.callbacks.run_report import RunReport
+    from lightning_gnn_dist.data.coverage import Coverage, coverage_mean
+    from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+    from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+    from lightning_gnn_dist.data.link_ranking import LinkRanking
+    from lightning_gnn_dist.data.links import LinkSplit, split_edges
+    from lightning_gnn_dist.data.residency import Fixed, Held, Holding, Redeal, Residency, Rotate
+    from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
+    from lightning_gnn_dist.engine.sample import BatchKey, Sample
+    from lightning_gnn_dist.graph.graph import Graph
+    from lightning_gnn_dist.graph.quantize import quantize_rows
+    from lightning_gnn_dist.graph.synthetic import communities
+    from lightning_gnn_dist.layerwise.prediction import predict_by_layer
+    from lightning_gnn_dist.layerwise.ready_made import layers_of
+    from lightning_gnn_dist.layerwise.through_layers import through_layers
+    from lightning_gnn_dist.partition.base import Partition, Partitioner
+    from lightning_gnn_dist.partition.metis import MetisPartitioner
+    from lightning_gnn_dist.partition.random import RandomPartitioner
+    from lightning_gnn_dist.partition.streaming import StreamingPartitioner
+    from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+    from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
+    from lightning_gnn_dist.prepare.prepare_shard import prepare_shard
+    from lightning_gnn_dist.prepare.shard import save_shards
+    from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
+    from lightning_gnn_dist.rounds.drift import Drift
+    from lightning_gnn_dist.rounds.launchers import Launch
+    from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
+    from lightning_gnn_dist.sampling.base import Sampler
+    from lightning_gnn_dist.sampling.cluster import ClusterSampler
+    from lightning_gnn_dist.sampling.device import DeviceSampler
+    from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
+    from lightning_gnn_dist.sampling.ladies import LadiesSampler
+    from lightning_gnn_dist.sampling.matrix import MatrixSampler
+    from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+    from lightning_gnn_dist.sampling.shadow import ShadowSampler
+    from lightning_gnn_dist.sampling.walk import RandomWalkSampler
+    from lightning_gnn_dist.sampling.whole import WholePartSampler
+    from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
+    from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+    from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+    from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+    from lightning_gnn_dist.strategies.tma import TMAStrategy
+    from lightning_gnn_dist.wire.membership import Elastic
 
 __version__ = "0.1.0"
 
@@ -147,3 +150,97 @@ __all__ = [
     "split_edges",
     "through_layers",
 ]
+
+_DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take seconds, and few programs need all
+    "BatchKey": "engine.sample",
+    "Boundary": "boundary.boundary",
+    "ClusterSampler": "sampling.cluster",
+    "Coverage": "data.coverage",
+    "DataFigures": "callbacks.data_figures",
+    "DeviceSampler": "sampling.device",
+    "DiscrepancyProbe": "callbacks.discrepancy",
+    "Drift": "rounds.drift",
+    "Elastic": "wire.membership",
+    "Evaluation": "data.settings",
+    "EveryPass": "rounds.clock",
+    "EverySeconds": "rounds.clock",
+    "EverySteps": "rounds.clock",
+    "FastGCNSampler": "sampling.fastgcn",
+    "Exchange": "boundary.boundary",
+    "Fetch": "boundary.boundary",
+    "Fixed": "data.residency",
+    "GlobalBatching": "data.settings",
+    "Graph": "graph.graph",
+    "GrappaStrategy": "strategies.grappa",
+    "Halo": "boundary.boundary",
+    "Held": "data.residency",
+    "Holding": "data.residency",
+    "Isolated": "boundary.boundary",
+    "LLCGStrategy": "strategies.llcg",
+    "LadiesSampler": "sampling.ladies",
+    "Launch": "rounds.launchers",
+    "LinkDataModule": "data.link_datamodule",
+    "LinkRanking": "data.link_ranking",
+    "LinkSplit": "data.links",
+    "Loading": "batches.loading",
+    "LocalSGDStrategy": "strategies.local_sgd",
+    "MatrixSampler": "sampling.matrix",
+    "MetisPartitioner": "partition.metis",
+    "NeighborSampler": "sampling.neighbor",
+    "Partition": "partition.base",
+    "PartitionedDataModule": "data.datamodule",
+    "Partitioner": "partition.base",
+    "PredictionWriter": "callbacks.predictions",
+    "PreemptionCheckpoint": "callbacks.preemption",
+    "RandomPartitioner": "partition.random",
+    "RandomWalkSampler": "sampling.walk",
+    "Redeal": "data.residency",
+    "Residency": "data.residency",
+    "Rotate": "data.residency",
+    "RoundClock": "rounds.clock",
+    "RoundProgress": "rounds.clock",
+    "RoundStrategy": "rounds.round_strategy",
+    "RunReport": "callbacks.run_report",
+    "Sample": "engine.sample",
+    "Sampler": "sampling.base",
+    "ShadowSampler": "sampling.shadow",
+    "ShardedDataModule": "sharded.datamodule",
+    "StreamingPartitioner": "partition.streaming",
+    "SuperNodePartitioner": "partition.supernode",
+    "TMAStrategy": "strategies.tma",
+    "WholePartSampler": "sampling.whole",
+    "communities": "graph.synthetic",
+    "coverage_mean": "data.coverage",
+    "layers_of": "layerwise.ready_made",
+    "predict_by_layer": "layerwise.prediction",
+    "prepare_graph": "prepare.prepare_graph",
+    "prepare_shard": "prepare.prepare_shard",
+    "quantize_rows": "graph.quantize",
+    "save_shards": "prepare.shard",
+    "split_edges": "data.links",
+    "through_layers": "layerwise.through_layers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _DEFINED_IN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = f"{__name__}.{_DEFINED_IN[name]}"
+    try:
+        value = getattr(import_module(module), name)
+    except AttributeError as error:  # Python would say that there is no such name, and not why
+        raise ImportError(f"{module} could not be imported: {error}") from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+
+
+def _import_all() -> None:
+    for name in __all__:
+        __getattr__(name)
+
+
+tell_lightning(_import_all)

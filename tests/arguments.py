@@ -228,7 +228,8 @@ def cases(world: World) -> Iterator[Case]:
             bound = getattr(instances[name](), method)
             call = valid.get(f"{name}.{method}", valid.get(method))
             assert call is not None, f"{name}.{method} is public: give it a valid call in valid_calls()."
-            yield Case(f"{name}.{method}", bound, call, get_type_hints(bound))
+            hints = get_type_hints(bound, localns={"Data": Data})  # PyG's, which a Graph does not import
+            yield Case(f"{name}.{method}", bound, call, hints)
     yield Case("BatchKey", _sampled_with(world), lambda: {"seed": 1, "epoch": 1, "batch": 1}, get_type_hints(BatchKey))
 
 

@@ -12,39 +12,48 @@ import gc
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-import torch.distributed as dist
-from torch_geometric.data import Data
 
-from tests.ranks import quieten
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
-def pytest_configure() -> None:
-    quieten()
-
-
 def pytest_collection_finish() -> None:
-    """Spare collections of garbage what was imported: a large part of a second each time."""
+    """Spare collections of garbage what was imported: a large part of a second each time.
+
+    Not asked of the process that only deals tests to others, and torch is imported in none before: it takes seconds.
+    """
+    from tests.ranks import quieten
+
+    quieten()
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("caches")
+
+
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(caches: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of this test alone, so that no test finds the partitions of another."""
-    folder = tmp_path_factory.mktemp("cache")
+    folder = Path(mkdtemp(dir=caches))  # pytest's numbered folders are counted anew for each: thousands of them
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
 
@@ -54,6 +63,8 @@ def nothing_left() -> Iterator[None]:
     """Take down the process group and the variables that a Trainer leaves: the next test would think itself a rank."""
     environment = dict(os.environ)
     yield
+    import torch.distributed as dist
+
     if dist.is_initialized():
         dist.destroy_process_group()
     for name in os.environ.keys() - environment.keys():

@@ -23,6 +23,8 @@ from tests.sage import SAGE
 
 NUM_NODES, NUM_FEATURES, RANKS = 1_100_000, 256, 8
 
+pytestmark = [pytest.mark.slow, pytest.mark.alone, reads_memory]
+
 
 def big_graph(path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -94,8 +96,6 @@ def train(rank: int, world_size: int, path: str) -> tuple[int, int]:
     return watch.after[0] - watch.before[0], watch.after[1] - watch.before[1]
 
 
-@pytest.mark.slow
-@reads_memory
 def test_a_rank_of_eight_holds_an_eighth_of_the_features(tmp_path: Path) -> None:
     big_graph(tmp_path / "graph")
     features = NUM_NODES * NUM_FEATURES * 4
@@ -107,8 +107,6 @@ def test_a_rank_of_eight_holds_an_eighth_of_the_features(tmp_path: Path) -> None
         assert mapped < 150 << 20
 
 
-@pytest.mark.slow
-@reads_memory
 def test_a_rank_takes_no_more_than_is_predicted(tmp_path: Path) -> None:
     middle_graph(tmp_path / "graph")
     graph = Graph.open(tmp_path / "graph")

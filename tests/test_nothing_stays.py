@@ -37,6 +37,7 @@ ENDS_IN = 300.0  # much more than it takes; a rank that stays would stay for eve
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.alone,
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes by /proc"),
 ]
 

@@ -6,23 +6,13 @@ import argparse
 import logging
 
 from lightning_gnn_dist.cli.demo_run import as_table, run_demo
-from lightning_gnn_dist.cli.values import Commands, positive
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 
 
-def add_to(commands: Commands) -> None:
-    """Declare the command and its options."""
-    demo = commands.add_parser("demo", help="train on a built-in graph with a few processes, on the CPU")
-    demo.add_argument("--ranks", type=positive, default=2, help="processes (default: 2)")
-    demo.add_argument("--rounds", type=positive, default=10, help="meetings (default: 10)")
-    demo.add_argument("--steps", type=positive, default=16, help="local steps in a round (default: 16)")
-    demo.add_argument("--nodes", type=positive, default=20_000, help="nodes of the graph (default: 20000)")
-    demo.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Do what the options say."""
     if options.ranks < 2:
         raise SystemExit("--ranks must be at least 2: the demo compares several processes with one.")
     for name in ("lightning.pytorch", "lightning.fabric"):

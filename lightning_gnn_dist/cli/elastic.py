@@ -5,22 +5,11 @@ from __future__ import annotations
 import argparse
 import shutil
 
-from lightning_gnn_dist.cli.values import Commands, count, positive, seconds
 from lightning_gnn_dist.wire.elastic_launcher import Launcher
 
 
-def add_to(commands: Commands) -> None:
-    """Declare the command and its options."""
-    elastic = commands.add_parser("elastic", help="start ranks that may die and come back, and their lighthouse")
-    elastic.add_argument("--ranks", type=positive, required=True, help="processes on this machine")
-    elastic.add_argument("--restarts", type=count, default=0, help="start dead ranks again, so often (default: 0)")
-    elastic.add_argument("--heartbeat", type=seconds, default=5.0, help="seconds of silence of the dead (default: 5)")
-    elastic.add_argument("--grace", type=seconds, default=30.0, help="seconds to end in on SIGTERM (default: 30)")
-    elastic.add_argument("command", nargs=argparse.REMAINDER, help="-- python train.py ...")
-    elastic.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Do what the options say."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise SystemExit("Say what each rank runs: lightning-gnn-dist elastic --ranks 4 -- python train.py")

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from lightning_gnn_dist.boundary.prices import prices
-from lightning_gnn_dist.cli.partitioners import NAMES, add_options, partitioner_of
-from lightning_gnn_dist.cli.values import Commands, gigabits, in_bytes, positive
+from lightning_gnn_dist.cli.partitioners import partitioner_of
+from lightning_gnn_dist.cli.values import in_bytes
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import GraphReport
@@ -19,25 +19,8 @@ from lightning_gnn_dist.partition.partition_report import PartitionReport
 from lightning_gnn_dist.prepare.shard import INDEX, Bounds, Shard, shard_name
 
 
-def add_to(commands: Commands) -> None:
-    """Declare the command and its options."""
-    inspect = commands.add_parser("inspect", help="report on a saved graph and on partitions of it")
-    inspect.add_argument("graph", type=Path, help="the directory of the graph, of its shards, or of split links")
-    inspect.add_argument(
-        "--check", action="store_true", help="only read every array, and compare it with the checksum it was saved with"
-    )
-    inspect.add_argument("--parts", type=positive, metavar="P", help="cut it into so many parts")
-    inspect.add_argument("--partitioner", nargs="+", choices=NAMES, default=["metis"], help="how (default: metis)")
-    add_options(inspect)
-    inspect.add_argument("--layers", type=positive, default=2, help="layers of the model (default: 2)")
-    inspect.add_argument("--width", type=positive, default=64, help="numbers in a row between layers (default: 64)")
-    inspect.add_argument(
-        "--bandwidth", type=gigabits, default=1.0, metavar="G", help="of a host's wire, in Gbit/s (default: 1)"
-    )
-    inspect.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Do what the options say."""
     try:
         if options.check:
             _check(options.graph)

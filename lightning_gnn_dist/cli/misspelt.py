@@ -55,7 +55,7 @@ def hint(message: str, names: Collection[str]) -> str | None:
                 return advice
     if found := OF_MODULE.search(message):
         module, name = found.groups()
-        public = [other for other in vars(import_module(module)) if not other.startswith("_")]
+        public = [other for other in dir(import_module(module)) if not other.startswith("_")]
         return _suggest(name, public, f"{module} has")
     if found := NO_MODULE.search(message):
         return f"There is no module {found[1]!r}: it must be installed, or lie in the directory this is started from."
@@ -112,7 +112,7 @@ def _of_values(kind: type) -> dict[str, str]:
 
 def _without_module(name: str) -> str | None:
     """The advice on a class of this package that was named without its module, or None."""
-    public = [other for other in vars(import_module(PACKAGE)) if other[0].isupper()]
+    public = [other for other in dir(import_module(PACKAGE)) if other[0].isupper()]
     by_lower = {other.lower(): other for other in public}
     near = [by_lower[found] for found in get_close_matches(name.lower(), by_lower, n=1, cutoff=0.8)]
     return f"A class is named with its module. Did you mean '{PACKAGE}.{near[0]}'?" if near else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from lightning_gnn_dist.cli.values import positive
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.advice import SUPERNODES_PER_PART
 from lightning_gnn_dist.partition.base import Partitioner
@@ -12,17 +11,6 @@ from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
-
-NAMES = ("metis", "supernodes", "random", "streaming")
-
-
-def add_options(command: argparse.ArgumentParser) -> None:
-    """Declare the options of all partitioners."""
-    command.add_argument("--balance", choices=("nodes", "train"), default="nodes", help="what METIS evens out")
-    command.add_argument(
-        "--supernodes", type=positive, metavar="N", help=f"clusters (default: {SUPERNODES_PER_PART} for each part)"
-    )
-    command.add_argument("--seed", type=int, default=0, help="decides the partition (default: 0)")
 
 
 def partitioner_of(name: str, options: argparse.Namespace, graph: Graph) -> Partitioner:

@@ -9,11 +9,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import torch
 
-from lightning_gnn_dist.cli.values import Commands, gigabytes, in_bytes, positive
+from lightning_gnn_dist.cli.values import in_bytes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph, Source
 from lightning_gnn_dist.prepare.files.sources import find_source
@@ -21,54 +20,9 @@ from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
 from lightning_gnn_dist.prepare.prepare_shard import ShardPreparation
 from lightning_gnn_dist.prepare.shard import shard_name
 
-PURPOSE = "turn a PyG file, arrays or tables into a saved graph"
-ABOUT = """SOURCE is a PyG Data saved by torch.save (.pt); arrays in an .npz or a directory of .npy: edge_index of shape
-(2, edges), x, y, masks or lists of nodes (train_idx, ...), edge_attr, ...; or a table of edges (.csv, .tsv, .txt, also
-gzipped, or .parquet, also a folder of these) whose columns "source" and "target", or the first two, are sender and
-receiver. The table of nodes that goes with it has an id (the column "id", or the first), a label ("y" or "label"), a
-split ("split": train, val, test); all other columns are features."""
 
-
-def add_to(commands: Commands) -> None:
-    """Declare the command and its options."""
-    prepare = commands.add_parser("prepare", help=PURPOSE, description=ABOUT)
-    prepare.add_argument("source", type=Path, help="what to read")
-    prepare.add_argument("out", type=Path, help="the directory to write")
-    prepare.add_argument("--nodes", type=Path, metavar="TABLE", help="the table of nodes of a table of edges")
-    prepare.add_argument("--undirected", action="store_true", help="add the reverse of every edge, remove duplicates")
-    prepare.add_argument(
-        "--split", type=float, nargs=3, metavar=("TRAIN", "VAL", "TEST"), help="deal labelled nodes: 0.6 0.2 0.2"
-    )
-    prepare.add_argument("--seed", type=int, default=0, help="decides the split (default: 0)")
-    prepare.add_argument("--drop", nargs="+", default=[], metavar="NAME", help="arrays or columns to leave out")
-    prepare.add_argument("--float-labels", action="store_true", help="y is a target of regression")
-    prepare.add_argument(
-        "--out-of-core",
-        type=gigabytes,
-        nargs="?",
-        const=DEFAULT_MEMORY,
-        metavar="GB",
-        help="sort the edges on disk and copy arrays in pieces, with so much RAM beside arrays as long as the nodes "
-        "(default: 2). SOURCE is a directory of .npy whose edge_index and x may be folders of several, or edges alone: "
-        "a .npy, a table, or a folder of these. A table of nodes is Parquet, sorted by id. After a kill, the same "
-        "command goes on",
-    )
-    prepare.add_argument(
-        "--shard",
-        type=int,
-        metavar="INDEX",
-        help="write this shard alone, out of core: for a host that must not hold the whole graph. OUT is the directory "
-        "of the shards",
-    )
-    prepare.add_argument("--num-shards", type=positive, metavar="P", help="how many shards there are in all")
-    prepare.add_argument(
-        "--assignment", type=Path, metavar="NPY", help="the shard of each node (default: ranges of equal length)"
-    )
-    prepare.add_argument("--overwrite", action="store_true", help="replace a saved graph")
-    prepare.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Do what the options say."""
     try:
         _check_shard(options)
         if options.shard is None and options.out.exists() and not options.overwrite:

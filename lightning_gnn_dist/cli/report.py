@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from lightning_gnn_dist.callbacks.record import RunRecord
-from lightning_gnn_dist.cli.values import Commands
 from lightning_gnn_dist.pictures.charts import metric_of
 from lightning_gnn_dist.pictures.page import page_of
 from lightning_gnn_dist.pictures.png import write_pngs
 
 
-def add_to(commands: Commands) -> None:
-    """Declare the command and its options."""
-    report = commands.add_parser("report", help="draw runs side by side, on a page that needs nothing else")
-    report.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="a directory with a report.json")
-    report.add_argument("--out", type=Path, default=Path("report.html"), help="the page (default: report.html)")
-    report.add_argument("--png", type=Path, metavar="DIR", help="write the charts as PNG too; needs matplotlib")
-    report.add_argument("--metric", help="what to compare by (default: what the runs watch)")
-    report.set_defaults(run=_run)
-
-
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Do what the options say."""
     try:
         _draw(options)
     except (ValueError, OSError, ModuleNotFoundError) as error:

@@ -27,6 +27,7 @@ from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.run_report import RunReport
 from lightning_gnn_dist.cli.config_file import check_files
 from lightning_gnn_dist.cli.misspelt import PACKAGE, hint
+from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE
 from lightning_gnn_dist.cli.value_errors import check_values, in_one_line, with_path
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
@@ -34,14 +35,7 @@ from lightning_gnn_dist.layerwise.layers import has_layers
 from lightning_gnn_dist.layerwise.prediction import BUDGET_BYTES, predict_by_layer
 from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 
-PROGRAM = "lightning-gnn-dist"
 REFUSALS = (ValueError, TypeError, OSError)
-COMMANDS = {
-    "fit": "train as a configuration says",
-    "validate": "evaluate on the validation nodes",
-    "test": "evaluate on the test nodes",
-    "predict": "write what a model says of every node",
-}
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
@@ -61,7 +55,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
             subclass_mode_model=True,
             subclass_mode_data=True,
             parser_class=Parser,
-            parser_kwargs={"prog": PROGRAM, "description": "Train graph neural networks on partitioned graphs."},
+            parser_kwargs={"prog": PROGRAM, "description": PURPOSE},
             save_config_callback=ConfigBesideLogs,
             args=None if arguments is None else list(arguments),
         )

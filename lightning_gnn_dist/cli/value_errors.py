@@ -76,7 +76,7 @@ def _first_tried(lines: list[str]) -> Iterator[str]:
 def _named(kind: str) -> str:
     found = re.search(r"<class '(?:[^']+\.)?(\w+)'>", kind)
     name = found[1] if found else kind
-    if is_dataclass(settings := vars(import_module(PACKAGE)).get(name)):
+    if is_dataclass(settings := getattr(import_module(PACKAGE), name, None)):
         return f"settings of {', '.join(field.name for field in fields(settings))}"
     return TYPES.get(name, f"a {name}" if name.isidentifier() else name.replace("typing.Literal", "one of "))
 

@@ -6,11 +6,11 @@ import logging
 import re
 from collections.abc import Collection, Mapping
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.checks import (
     check_at_least,
@@ -21,6 +21,9 @@ from lightning_gnn_dist.checks import (
     holds_integers,
     shown,
 )
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +165,8 @@ def check_names(nodes: Collection[str], edges: Collection[str], *, allowed: Coll
 
 
 def _check_data(data: Data) -> None:
+    from torch_geometric.data import Data, HeteroData  # two seconds, and saved graphs need none of it
+
     if isinstance(data, HeteroData):
         raise NotImplementedError(
             "HeteroData is not supported yet. data.to_homogeneous() gives a Data whose node_type and edge_type "

@@ -6,11 +6,10 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from lightning_gnn_dist.checks import (
     check_arrays,
@@ -28,6 +27,9 @@ from lightning_gnn_dist.checks import (
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.rows import Lookup, count_per_row, edge_positions, take_rows
 from lightning_gnn_dist.graph.storage import store
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 EDGES_AT_ONCE = 1 << 22  # bounds what a pass over a memory-mapped graph holds in RAM
 EDGES_PER_PIECE = 1 << 20  # the same for look-ups, which take about 70 bytes per edge
@@ -109,11 +111,10 @@ class Graph:
         check_true_or_false(check_features=check_features, float_labels=float_labels, edge_ids=edge_ids)
         nodes, edges = convert.arrays_of(data)
         convert.check_arrays(nodes, check_features=check_features, float_labels=float_labels)
-        nodes = convert.without_unlabelled(nodes)
         if check_features:
             convert.check_edge_arrays(edges)
         edges = ({convert.EDGE_IDS: torch.arange(data.num_edges)} if edge_ids else {}) | edges
-        return cls.from_edge_index(data.edge_index, data.num_nodes, nodes, edges)
+        return cls.from_edge_index(data.edge_index, data.num_nodes, convert.without_unlabelled(nodes), edges)
 
     @classmethod
     def from_edge_index(
@@ -127,8 +128,7 @@ class Graph:
         check_arrays_if_given(node_arrays=node_arrays, edge_arrays=edge_arrays)
         indptr, indices, order = convert.compress(edge_index, num_nodes)
         check_rows("edge", edge_arrays or {}, order.numel())
-        edges = {name: array[order] for name, array in (edge_arrays or {}).items()}
-        return cls(indptr, indices, node_arrays, edges)
+        return cls(indptr, indices, node_arrays, {name: a[order] for name, a in (edge_arrays or {}).items()})
 
     @classmethod
     def open(cls, path: str | Path) -> Graph:

@@ -1,17 +1,82 @@
-"""Short names: ``Trainer(strategy="llcg")`` works once the package is imported."""
+"""Names that Lightning learns: ``Trainer(strategy="llcg")``, and classes that a configuration names without a module.
+
+Both work once the package is imported, before Lightning or after it.
+"""
 
 from __future__ import annotations
 
-from lightning.pytorch.strategies import StrategyRegistry
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
-from lightning_gnn_dist.strategies.grappa import GrappaStrategy
-from lightning_gnn_dist.strategies.llcg import LLCGStrategy
-from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from lightning_gnn_dist.strategies.tma import TMAStrategy
+_CLASSES = {  # by `strategy_name`; imported when a Trainer is made with one
+    "local_sgd": ("local_sgd", "LocalSGDStrategy"),
+    "llcg": ("llcg", "LLCGStrategy"),
+    "tma": ("tma", "TMAStrategy"),
+    "grappa": ("grappa", "GrappaStrategy"),
+}
 
 
-def register() -> None:
-    """Tell Lightning the names. It knows no entry points for strategies, so an import has to do it."""
-    for strategy in (LocalSGDStrategy, LLCGStrategy, TMAStrategy, GrappaStrategy):
-        name = strategy.strategy_name
-        StrategyRegistry.register(name, strategy, description=f"{strategy.__name__} with its defaults", override=True)
+def tell_lightning(import_all: Callable[[], None]) -> None:
+    """Register the strategies by their names, and import all classes for a ``LightningCLI``: now, or with Lightning.
+
+    Lightning knows no entry points for strategies, and its command line finds imported classes alone, so that an import
+    has to do both. It does not import Lightning for it: that takes seconds, and whoever prepares a graph needs none.
+
+    Args:
+        import_all: Imports all that the package exports.
+    """
+    _after_import("lightning.pytorch.strategies", _register)
+    _after_import("lightning.pytorch.cli", lambda _: import_all())
+
+
+def _register(module: ModuleType) -> None:
+    for name, (file, strategy) in _CLASSES.items():
+        about = f"{strategy} with its defaults"
+        module.StrategyRegistry.register(name, _maker(file, strategy), description=about, override=True)
+
+
+def _maker(file: str, strategy: str) -> Callable[..., Any]:
+    def make(**settings: Any) -> Any:
+        return getattr(import_module(f"{__package__}.{file}"), strategy)(**settings)
+
+    return make
+
+
+def _after_import(module: str, action: Callable[[ModuleType], None]) -> None:
+    if module in sys.modules:
+        action(sys.modules[module])
+    elif all(finder.module != module for finder in sys.meta_path if isinstance(finder, _AfterImport)):
+        sys.meta_path.insert(0, _AfterImport(module, action))
+
+
+@dataclass
+class _AfterImport(MetaPathFinder):
+    """Finds nothing itself: lets the others find a module, and acts when its code has run."""
+
+    module: str
+    action: Callable[[ModuleType], None]
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self.module:
+            return None
+        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            run_code = spec.loader.exec_module
+
+            def run_and_act(module: ModuleType) -> None:
+                run_code(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self.action(module)
+
+            spec.loader.exec_module = run_and_act  # type: ignore[method-assign]
+        return spec

@@ -34,7 +34,7 @@ Start = Literal["spawn", "fork", "forkserver"]
 How = Literal["done", "left", "interrupted", "failed"]  # left: by SIGTERM
 LEFT_BY_SIGTERM = 128 + signal.SIGTERM
 _CODES = {"done": 0, "left": LEFT_BY_SIGTERM, "interrupted": 128 + signal.SIGINT, "failed": 1}
-_PRELOADED = ["lightning_gnn_dist"]  # by the server of "forkserver", once, as it takes seconds
+_PACKAGE = __name__.partition(".")[0]
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_SHOW = 2.0
 _log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class RankProcesses:
         if not is_forked:
             by_value.write(folder / "work", (self.work, _Habits.of_this_process()))
         if self.start == "forkserver":
-            context.set_forkserver_preload(_PRELOADED)
+            context.set_forkserver_preload(_loaded())  # by its server, once, as it takes seconds
         seat = _Seat(folder, dict(self.environment), os.getcwd(), streams)
         with nullcontext() if is_forked else _main_left_out():
             for rank in range(self.count):
@@ -262,6 +262,11 @@ def _be_rank(rank: int, seat: _Seat, work: Work | None) -> None:
     outcome.at = time.monotonic()
     _tell(_file(seat.folder, rank), outcome, work, shared)
     sys.exit(_CODES[outcome.how])
+
+
+def _loaded() -> list[str]:
+    """What this process has imported of the package, so that it uses it: the package itself imports next to nothing."""
+    return [name for name in list(sys.modules) if name.partition(".")[0] == _PACKAGE]
 
 
 def _work_of(seat: _Seat, work: Work | None) -> Work:

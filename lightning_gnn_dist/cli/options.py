@@ -1,0 +1,144 @@
+"""What may stand on the command line of ``lightning-gnn-dist``.
+
+The one module that is imported for help and to refuse a misspelt option: it needs neither torch nor Lightning.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+from pathlib import Path
+
+from lightning_gnn_dist.cli.values import Commands, count, gigabits, gigabytes, positive, seconds
+
+PROGRAM = "lightning-gnn-dist"
+PURPOSE = "Train graph neural networks on partitioned graphs."
+OF_LIGHTNING = {  # the commands that are listed here and parsed by Lightning
+    "fit": "train as a configuration says",
+    "validate": "evaluate on the validation nodes",
+    "test": "evaluate on the test nodes",
+    "predict": "write what a model says of every node",
+}
+PARTITIONERS = ("metis", "supernodes", "random", "streaming")
+SOURCES = """\
+SOURCE is a PyG Data saved by torch.save (.pt); arrays in an .npz or a directory of .npy: edge_index of shape
+(2, edges), x, y, masks or lists of nodes (train_idx, ...), edge_attr, ...; or a table of edges (.csv, .tsv, .txt, also
+gzipped, or .parquet, also a folder of these) whose columns "source" and "target", or the first two, are sender and
+receiver. The table of nodes that goes with it has an id (the column "id", or the first), a label ("y" or "label"), a
+split ("split": train, val, test); all other columns are features."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of a whole command line: ``module`` of what it returns is the file here that does the work."""
+    version = import_module(__name__.partition(".")[0]).__version__
+    whole = argparse.ArgumentParser(prog=PROGRAM, description=PURPOSE)
+    whole.add_argument("--version", action="version", version=f"{PROGRAM} {version}")
+    commands = whole.add_subparsers(required=True, metavar="command")
+    for add in (_add_demo, _add_prepare, _add_inspect, _add_divide, _add_elastic, _add_report):
+        add(commands)
+    for name, purpose in OF_LIGHTNING.items():
+        commands.add_parser(name, help=purpose, add_help=False)
+    return whole
+
+
+def _add_demo(commands: Commands) -> None:
+    demo = commands.add_parser("demo", help="train on a built-in graph with a few processes, on the CPU")
+    demo.add_argument("--ranks", type=positive, default=2, help="processes (default: 2)")
+    demo.add_argument("--rounds", type=positive, default=10, help="meetings (default: 10)")
+    demo.add_argument("--steps", type=positive, default=16, help="local steps in a round (default: 16)")
+    demo.add_argument("--nodes", type=positive, default=20_000, help="nodes of the graph (default: 20000)")
+    demo.set_defaults(module="demo")
+
+
+def _add_prepare(commands: Commands) -> None:
+    prepare = commands.add_parser(
+        "prepare", help="turn a PyG file, arrays or tables into a saved graph", description=SOURCES
+    )
+    prepare.add_argument("source", type=Path, help="what to read")
+    prepare.add_argument("out", type=Path, help="the directory to write")
+    prepare.add_argument("--nodes", type=Path, metavar="TABLE", help="the table of nodes of a table of edges")
+    prepare.add_argument("--undirected", action="store_true", help="add the reverse of every edge, remove duplicates")
+    prepare.add_argument(
+        "--split", type=float, nargs=3, metavar=("TRAIN", "VAL", "TEST"), help="deal labelled nodes: 0.6 0.2 0.2"
+    )
+    prepare.add_argument("--seed", type=int, default=0, help="decides the split (default: 0)")
+    prepare.add_argument("--drop", nargs="+", default=[], metavar="NAME", help="arrays or columns to leave out")
+    prepare.add_argument("--float-labels", action="store_true", help="y is a target of regression")
+    prepare.add_argument(
+        "--out-of-core",
+        type=gigabytes,
+        nargs="?",
+        const=0,  # prepare_graph's default
+        metavar="GB",
+        help="sort the edges on disk and copy arrays in pieces, with so much RAM beside arrays as long as the nodes "
+        "(default: 2). SOURCE is a directory of .npy whose edge_index and x may be folders of several, or edges alone: "
+        "a .npy, a table, or a folder of these. A table of nodes is Parquet, sorted by id. After a kill, the same "
+        "command goes on",
+    )
+    prepare.add_argument(
+        "--shard",
+        type=int,
+        metavar="INDEX",
+        help="write this shard alone, out of core: for a host that must not hold the whole graph. OUT is the directory "
+        "of the shards",
+    )
+    prepare.add_argument("--num-shards", type=positive, metavar="P", help="how many shards there are in all")
+    prepare.add_argument(
+        "--assignment", type=Path, metavar="NPY", help="the shard of each node (default: ranges of equal length)"
+    )
+    prepare.add_argument("--overwrite", action="store_true", help="replace a saved graph")
+    prepare.set_defaults(module="prepare")
+
+
+def _add_inspect(commands: Commands) -> None:
+    inspect = commands.add_parser("inspect", help="report on a saved graph and on partitions of it")
+    inspect.add_argument("graph", type=Path, help="the directory of the graph, of its shards, or of split links")
+    inspect.add_argument(
+        "--check", action="store_true", help="only read every array, and compare it with the checksum it was saved with"
+    )
+    inspect.add_argument("--parts", type=positive, metavar="P", help="cut it into so many parts")
+    inspect.add_argument(
+        "--partitioner", nargs="+", choices=PARTITIONERS, default=["metis"], help="how (default: metis)"
+    )
+    _add_partitioner_settings(inspect)
+    inspect.add_argument("--layers", type=positive, default=2, help="layers of the model (default: 2)")
+    inspect.add_argument("--width", type=positive, default=64, help="numbers in a row between layers (default: 64)")
+    inspect.add_argument(
+        "--bandwidth", type=gigabits, default=1.0, metavar="G", help="of a host's wire, in Gbit/s (default: 1)"
+    )
+    inspect.set_defaults(module="inspect")
+
+
+def _add_divide(commands: Commands) -> None:
+    divide = commands.add_parser("divide", help="divide a saved graph into shards, one for each rank")
+    divide.add_argument("graph", type=Path, help="the directory of the graph")
+    divide.add_argument("output", type=Path, help="the directory of the shards, which must not exist")
+    divide.add_argument("--parts", type=positive, metavar="P", required=True, help="how many shards")
+    divide.add_argument("--partitioner", choices=PARTITIONERS, default="metis", help="how (default: metis)")
+    _add_partitioner_settings(divide)
+    divide.set_defaults(module="divide")
+
+
+def _add_elastic(commands: Commands) -> None:
+    elastic = commands.add_parser("elastic", help="start ranks that may die and come back, and their lighthouse")
+    elastic.add_argument("--ranks", type=positive, required=True, help="processes on this machine")
+    elastic.add_argument("--restarts", type=count, default=0, help="start dead ranks again, so often (default: 0)")
+    elastic.add_argument("--heartbeat", type=seconds, default=5.0, help="seconds of silence of the dead (default: 5)")
+    elastic.add_argument("--grace", type=seconds, default=30.0, help="seconds to end in on SIGTERM (default: 30)")
+    elastic.add_argument("command", nargs=argparse.REMAINDER, help="-- python train.py ...")
+    elastic.set_defaults(module="elastic")
+
+
+def _add_report(commands: Commands) -> None:
+    report = commands.add_parser("report", help="draw runs side by side, on a page that needs nothing else")
+    report.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="a directory with a report.json")
+    report.add_argument("--out", type=Path, default=Path("report.html"), help="the page (default: report.html)")
+    report.add_argument("--png", type=Path, metavar="DIR", help="write the charts as PNG too; needs matplotlib")
+    report.add_argument("--metric", help="what to compare by (default: what the runs watch)")
+    report.set_defaults(module="report")
+
+
+def _add_partitioner_settings(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--balance", choices=("nodes", "train"), default="nodes", help="what METIS evens out")
+    command.add_argument("--supernodes", type=positive, metavar="N", help="clusters (default: 50 for each part)")
+    command.add_argument("--seed", type=int, default=0, help="decides the partition (default: 0)")

@@ -1,0 +1,119 @@
+"""What an import costs: the package and its command line load torch, PyG and Lightning where they are used."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lightning_gnn_dist
+from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.partition.advice import SUPERNODES_PER_PART
+from lightning_gnn_dist.strategies.names import _CLASSES, _after_import
+from tests.every_strategy import every_strategy
+
+HEAVY = {"torch", "torch_geometric", "lightning", "torchmetrics", "numba", "matplotlib", "scipy", "jsonargparse"}
+NOT_FOR_GRAPHS = {"torch_geometric", "lightning", "torchmetrics", "matplotlib", "sympy", "jsonargparse", "pyarrow"}
+CALL = "import contextlib\nfrom lightning_gnn_dist.cli.main import main\nwith contextlib.suppress(SystemExit): main({})"
+
+
+def loaded(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has after the code."""
+    tell = "import sys\nprint(*{name.split('.')[0] for name in sys.modules})"
+    run = subprocess.run([sys.executable, "-c", f"{code}\n{tell}"], capture_output=True, text=True, check=True)
+    return set(run.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import lightning_gnn_dist",
+        *(CALL.format(words) for words in (["--help"], ["--version"], ["nope"], ["prepare", "--help"])),
+        CALL.format(["report", "nowhere"]),
+    ],
+)
+def test_nothing_heavy_is_imported_for(code: str) -> None:
+    assert loaded(code) & HEAVY == set()
+
+
+def test_saved_graphs_are_cut_without_pyg_and_lightning() -> None:
+    code = "import lightning_gnn_dist.cli.inspect, lightning_gnn_dist.cli.divide, lightning_gnn_dist.cli.elastic"
+    assert loaded(code) & NOT_FOR_GRAPHS == set()
+
+
+@pytest.mark.slow
+def test_files_become_graphs_without_lightning() -> None:
+    assert loaded("import lightning_gnn_dist.cli.prepare") & {"lightning", "torchmetrics", "matplotlib"} == set()
+
+
+def test_type_checkers_see_what_is_imported_when_asked_for() -> None:
+    (block,) = [
+        node for node in ast.parse(Path(lightning_gnn_dist.__file__).read_text()).body if isinstance(node, ast.If)
+    ]
+    seen = {name.name: part.module for part in block.body if isinstance(part, ast.ImportFrom) for name in part.names}
+    table = {name: f"lightning_gnn_dist.{module}" for name, module in lightning_gnn_dist._DEFINED_IN.items()}
+    assert seen == table
+    assert list(table) == lightning_gnn_dist.__all__
+
+
+def test_unknown_names_are_refused_and_public_ones_listed() -> None:
+    with pytest.raises(AttributeError, match="module 'lightning_gnn_dist' has no attribute 'Grpah'"):
+        _ = lightning_gnn_dist.Grpah
+    with pytest.raises(ImportError, match="cannot import name 'Grpah' from 'lightning_gnn_dist'"):
+        from lightning_gnn_dist import Grpah  # type: ignore[attr-defined]  # noqa: F401
+    assert set(lightning_gnn_dist.__all__) < set(dir(lightning_gnn_dist))
+
+
+def test_a_module_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "broken_here.py").write_text("import sys\nsys.no_such_thing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(lightning_gnn_dist, "__name__", "broken_here")
+    monkeypatch.setitem(lightning_gnn_dist._DEFINED_IN, "Broken", "inner")
+    with pytest.raises(ImportError, match=r"broken_here\.inner could not be imported: .* no attribute 'no_such_thing'"):
+        _ = lightning_gnn_dist.Broken
+
+
+def test_an_action_runs_once_its_module_is_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "comes_late.py").write_text("if fails := not __import__('os').environ.get('READY'):\n    1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before, heard = list(sys.meta_path), []
+    _after_import("comes_late", heard.append)
+    _after_import("comes_late", heard.append)  # a reload of the package
+    with pytest.raises(ZeroDivisionError):
+        import comes_late  # type: ignore[import-not-found]
+    monkeypatch.setenv("READY", "1")
+    import comes_late
+
+    assert heard == [comes_late]
+    assert sys.meta_path == before
+    _after_import("comes_late", heard.append)
+    assert heard == [comes_late, comes_late]
+    del sys.modules["comes_late"]
+
+
+@pytest.mark.slow
+def test_names_are_known_where_the_package_is_imported_before_lightning() -> None:
+    code = """import lightning_gnn_dist
+import lightning.pytorch as pl
+from lightning.pytorch.strategies import Strategy
+assert "lightning_gnn_dist.strategies.tma" not in __import__("sys").modules
+made = pl.Trainer(accelerator="cpu", devices=1, strategy="llcg", logger=False, enable_checkpointing=False).strategy
+assert type(made) is lightning_gnn_dist.LLCGStrategy
+from lightning.pytorch.cli import LightningArgumentParser
+parser = LightningArgumentParser()
+parser.add_argument("--strategy", type=Strategy)
+assert parser.parse_args(["--strategy", "TMAStrategy"]).strategy.class_path == "lightning_gnn_dist.TMAStrategy\""""
+    assert "lightning" in loaded(code)
+
+
+def test_short_names_are_those_of_the_classes() -> None:
+    assert {name: make().strategy_name for name, make in every_strategy().items()} == {name: name for name in _CLASSES}
+
+
+def test_help_tells_the_default_of_supernodes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["inspect", "--help"])
+    assert f"clusters (default: {SUPERNODES_PER_PART} for each part)" in " ".join(capsys.readouterr().out.split())
