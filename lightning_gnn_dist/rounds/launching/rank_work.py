@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -156,7 +157,7 @@ class Kept:
     metrics: Sequence[dict[str, Any]]
     loops: dict[str, Any]
     rounds: Any
-    attributes: list[dict[str, bytes]]  # of each callback and logger, without those that cannot travel
+    attributes: list[dict[str, bytes]]  # of the module, and each callback and logger: those that can travel
 
     @classmethod
     def of(cls, work: RankWork) -> Kept:
@@ -201,16 +202,40 @@ class Settings:
 
 
 def _owners(shared: Sequence[object]) -> list[Any]:
-    """Return the callbacks, but for progress bars, and the loggers."""
-    return [item for item in shared if isinstance(item, Callback | Logger) and not isinstance(item, ProgressBar)]
+    """Return the module, the callbacks, but for progress bars, and the loggers."""
+    kinds = LightningModule | Callback | Logger
+    return [item for item in shared if isinstance(item, kinds) and not isinstance(item, ProgressBar)]
 
 
 def _attributes(owner: Any, shared: Sequence[object]) -> dict[str, bytes]:
     found = {}
-    for name, value in owner.__getstate__().items():
+    for name, value in (_notes(owner) if isinstance(owner, LightningModule) else owner.__getstate__()).items():
         with suppress(CannotTravelError):  # files, as of a logger: they stay with the rank
             found[name] = by_value.as_bytes(value, shared)
     return found
+
+
+def _notes(module: LightningModule) -> dict[str, Any]:
+    """Return what a module has noted: a rate that a search has set, losses. Its weights come back by themselves."""
+    weights = {_place(tensor) for tensor in chain(module.parameters(), module.buffers())}
+    names = [name for name in vars(module) if name == "_hparams" or (not name.startswith("_") and name != "training")]
+    noted = {name: vars(module)[name] for name in names}
+    return {name: value for name, value in noted.items() if not isinstance(value, Tensor) and _is_note(value, weights)}
+
+
+def _is_note(value: Any, weights: set[Any]) -> bool:
+    if isinstance(value, Tensor):
+        return not value.requires_grad and _place(value) not in weights
+    if isinstance(value, dict):
+        return all(_is_note(item, weights) for item in chain(value, value.values()))
+    if isinstance(value, list | tuple | set):
+        return all(_is_note(item, weights) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _place(tensor: Tensor) -> object:
+    """Return what two tensors share if a change of one changes the other."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
 
 
 def _round_of(trainer: Trainer) -> int | None:

@@ -40,6 +40,8 @@ class History(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.steps.append(trainer.global_step)
         self.lock, self.model = threading.Lock(), pl_module
+        pl_module.noted = [*getattr(pl_module, "noted", []), {"step": trainer.global_step, "loss": torch.tensor(2.0)}]
+        pl_module.locks = [self.lock]
 
 
 class Interrupting(pl.Callback):
@@ -70,6 +72,7 @@ LOCAL = (LocalSGDStrategy, {"clock": EverySteps(4)})
 def fits_in_a_row(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
     warnings.filterwarnings("ignore", "Checkpoint directory .* not empty")  # that of the fit before
     module, source, history = model(), data(), History()
+    module.own = [next(module.parameters()).data, *module.parameters()]
     saver = ModelCheckpoint(folder / "saved", monitor="accuracy", mode="max")
     logger = CSVLogger(folder)
     quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
@@ -79,6 +82,8 @@ def fits_in_a_row(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
     assert isinstance(one.strategy._launcher, FunctionLauncher)
     one.fit(module, source)
     assert (history.steps, history.lock) == ([4, 8], None) and history.model is module
+    assert [note["step"] for note in module.noted] == [4, 8] and not hasattr(module, "locks")
+    assert module.own[0].data_ptr() == module.own[1].data_ptr() and module.own[1] is next(module.parameters())
     assert (one.current_epoch, one.global_step, one.strategy.state.round_idx) == (2, 8, 2)
     assert Path(saver.best_model_path).is_file() and Path(logger.log_dir, "metrics.csv").is_file()
     assert float(one.callback_metrics["accuracy"]) == float(one.logged_metrics["accuracy"]) > 0.0
