@@ -72,6 +72,7 @@ def test_results_come_back_and_refer_to_what_is_here() -> None:
     assert ranks.outcomes[1].result[2] is ranks.work
 
 
+@pytest.mark.slow
 def test_a_module_beside_a_notebook_is_found_after_a_change_of_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
