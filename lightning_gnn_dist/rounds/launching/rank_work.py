@@ -46,6 +46,7 @@ class RankWork:
     settings: Settings = field(default_factory=lambda: Settings())
     keeper: Keeper = field(default_factory=lambda: Keeper())
     returned: Any = None
+    known: set[str] = field(default_factory=set)  # the names of the weights at the start
     _shared: list[Any] = field(default_factory=list)
 
     def shared(self) -> Sequence[object]:
@@ -64,6 +65,7 @@ class RankWork:
             self.settings.take_on()
         _set_num_threads_if_needed(self.trainer.strategy.num_processes)
         self.trainer.strategy._launcher = None
+        self.known = {*self.trainer.strategy._lightning_module.state_dict()}
         self.trainer.callbacks.append(self.keeper)
         if not sys.stdout.isatty():
             show_one_bar(self.trainer)
@@ -153,6 +155,7 @@ class Kept:
     """What a fit has changed, on its way from rank 0 to the process that started it."""
 
     weights: dict[str, Any] | None
+    added: dict[str, Any]  # layers that configure_model or setup made, and parameters
     state: Any
     metrics: Sequence[dict[str, Any]]
     loops: dict[str, Any]
@@ -161,11 +164,13 @@ class Kept:
 
     @classmethod
     def of(cls, work: RankWork) -> Kept:
-        trainer, weights = work.trainer, None
+        trainer, weights, module = work.trainer, None, work.trainer.lightning_module
         if trainer.state.fn == TrainerFn.FITTING:
             weights = work.keeper.weights(trainer)
+        made = {name.split(".")[0] for name in (weights or {}).keys() - work.known}
         return cls(
             move_data_to_device(weights, "cpu"),
+            {name: getattr(module, name) for name in made if name in {**module._modules, **module._parameters}},
             trainer.state,
             move_data_to_device(metrics_of(trainer), "cpu"),
             loop_state(trainer),
@@ -177,7 +182,9 @@ class Kept:
         """Change the objects here as those of rank 0 were changed."""
         trainer = work.trainer
         if self.weights is not None:
-            trainer.lightning_module.load_state_dict(self.weights, strict=False)  # a hook may have added layers
+            for name, layer in self.added.items():
+                setattr(trainer.lightning_module, name, layer)
+            trainer.lightning_module.load_state_dict(self.weights, strict=False)  # a hook may have added buffers
         trainer.state = self.state
         set_metrics(trainer, self.metrics)
         load_loop_state(trainer, self.loops)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.partition.random import RandomPartitioner
@@ -27,6 +27,7 @@ from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.data_fitting import full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
+from tests.sage import SAGE
 
 FORKED = {"launch": Launch(PATIENCE["launch"].timeout, PATIENCE["launch"].start_timeout, start_method="fork")}
 
@@ -107,6 +108,29 @@ def test_calls_in_a_row_leave_what_one_process_would(tmp_path: Path) -> None:
     module.load_state_dict(got["weights"])
     assert torch.allclose(got["rows"], full_graph_logits(module, small_graph()), atol=1e-5)
     assert got["tested"][0]
+
+
+class Late(SAGE):
+    """Makes its layers where Lightning says that large ones should be made."""
+
+    def configure_model(self) -> None:
+        if not hasattr(self, "made"):
+            self.made, self.scale = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
+
+    def on_train_end(self) -> None:
+        nn.init.constant_(self.made.weight, 3.0)
+        nn.init.constant_(self.scale, 4.0)
+
+
+def fit_of_late_layers(rank: int, world_size: int) -> None:
+    module = Late(12, 4)
+    trainer(2, LocalSGDStrategy(EverySteps(4), **FORKED), limit_val_batches=0).fit(module, data())
+    assert module.made.weight.tolist() == [[3.0, 3.0]] and module.scale.item() == 4.0
+    assert {"made.weight", "made.bias", "scale"} <= module.state_dict().keys()
+
+
+def test_layers_that_ranks_have_made_come_back() -> None:
+    run_ranks(fit_of_late_layers, 1)
 
 
 def interrupted(rank: int, world_size: int, strategy: Any, options: dict[str, Any]) -> tuple[str, dict[str, Tensor]]:
