@@ -141,19 +141,20 @@ def _cell(
 def _bars(chart: Bars) -> str:
     longest = max((sum(row) for row in chart.lengths), default=0.0) or 1.0
     across = [tick for tick in ticks(0.0, longest) if tick <= longest * 1.001]
-    inner, bottom = WIDTH - _LEFT - _RIGHT, _TOP + _BAR * len(chart.rows)
+    left = max(_LEFT, 6 + (_CHARACTER + 1) * max(map(len, chart.rows), default=0))
+    inner, bottom = WIDTH - left - _RIGHT, _TOP + _BAR * len(chart.rows)
     parts = []
     for down, (name, row) in enumerate(zip(chart.rows, chart.lengths, strict=True)):
-        x, y = float(_LEFT), _TOP + down * _BAR
+        x, y = float(left), _TOP + down * _BAR
         for number, length in enumerate(row):
             width = length / longest * inner
             hint = _hint(f"{name}, {chart.pieces[number]}: {_number(length)}")
             box = f'x="{x:.1f}" y="{y + 2:.1f}" width="{width:.1f}" height="{_BAR - 4}"'
             parts.append(f'<rect {box} fill="{COLOURS[number % len(COLOURS)]}">{hint}</rect>')
             x += width
-        parts.append(_text(_LEFT - 6, y + 14, name, "end"))
+        parts.append(_text(left - 6, y + 14, name, "end"))
     for tick in across:
-        parts.append(_text(_LEFT + tick / longest * inner, bottom + 15, _number(tick), "middle"))
+        parts.append(_text(left + tick / longest * inner, bottom + 15, _number(tick), "middle"))
     total = bottom + _BOTTOM
     parts += [*_names_of_axes(chart.unit, "", total), *_legend(chart.pieces, total, columns=3)]
     return _svg(chart.title, parts, total + _LINE * ceil(len(chart.pieces) / 3))
