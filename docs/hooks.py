@@ -1,4 +1,4 @@
-"""What the site adds to the pages: README.md as its first page, and files of the repository that pages name.
+"""What the site adds to the pages: README.md as its first page, notebooks, and files of the repository that pages name.
 
 A link that is a paragraph of its own and leads to measurements is replaced by that file: figures have one home, and the
 pages can be read in the repository as well.
@@ -6,6 +6,7 @@ pages can be read in the repository as well.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ _INCLUDED = re.compile(r"^\[[^\]]+\]\((\.\./benchmarks/\w+\.md)\)$", re.MULTILIN
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the first page, and every file outside of docs that a page links to."""
+    """Add the first page, a page for each notebook, and every file outside of docs that a page links to."""
     files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text()))
+    for notebook in sorted(DOCS.glob("*.ipynb")):
+        files.append(File.generated(config, f"{notebook.stem}.md", content=_as_page(notebook)))
     for path in sorted({path for page in _pages() for path in _outside(page)}):
         files.append(File.generated(config, str(path), abs_src_path=str(ROOT / path)))
     return files
@@ -34,6 +37,27 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     folder = ROOT if page.file.src_uri == "index.md" else DOCS
     pieces = enumerate(_INCLUDED.split(markdown))
     return "".join(_measurements(DOCS / piece) if at % 2 else _led(piece, folder) for at, piece in pieces)
+
+
+def _as_page(notebook: Path) -> str:
+    """A notebook with what it has shown, as a page; the notebook itself lies beside the page."""
+    title, *cells = json.loads(notebook.read_text())["cells"]
+    download = f'<p><a href="{notebook.name}" download>The notebook of this page</a></p>'
+    return "\n\n".join(["".join(title["source"]), download, *map(_cell, cells)])
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return source
+    return "\n\n".join([f"```python\n{source}\n```", *map(_output, cell["outputs"])])
+
+
+def _output(output: dict[str, Any]) -> str:
+    data = output.get("data", {})
+    if "image/svg+xml" in data:
+        return f"<div>{''.join(data['image/svg+xml'])}</div>"
+    return f"```text\n{''.join(output.get('text') or data['text/plain']).rstrip()}\n```"
 
 
 def _measurements(path: Path) -> str:
@@ -51,7 +75,8 @@ def _place(path: Path, anchor: str) -> str:
     """Where the site has a file of the repository, from the folder of its pages."""
     path = path.resolve()
     if path.is_relative_to(DOCS):
-        return f"{path.relative_to(DOCS)}{anchor}"
+        page = path.with_suffix(".md") if path.suffix == ".ipynb" else path
+        return f"{page.relative_to(DOCS)}{anchor}"
     if path == ROOT / "README.md":
         return f"index.md{anchor}"
     if path.parent == ROOT / "benchmarks" and path.suffix == ".md":
@@ -71,4 +96,5 @@ def _pages() -> list[Path]:
 def _outside(page: Path) -> set[Path]:
     """The files that a page links to and that are no pages themselves."""
     linked = {(page.parent / match[1]).resolve() for match in _LINK.finditer(page.read_text())}
-    return {path.relative_to(ROOT) for path in linked if path.is_file() and path.suffix != ".md"}
+    linked = {path for path in linked if path.suffix != ".md" and not path.is_relative_to(DOCS)}
+    return {path.relative_to(ROOT) for path in linked if path.is_file()}

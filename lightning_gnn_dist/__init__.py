@@ -14,6 +14,8 @@ prepare/  sampling/ files become saved graphs and shards in bounded memory; no t
                     one sampler a file: seeds of many batches in, samples out; no features
 batches/            a sample becomes a batch, in time: gathering, buffers, devices, loaders; no parts
 layerwise/          one layer after the other for all nodes: exact predictions; no data module
+evaluation/         each layer once for all seeds, shared by the ranks, or batches as large as memory allows
+boundary/           the edges that leave a part: nodes that come along, rows that ranks send each other in every layer
 data/  rounds/      what a rank reads: residency, coverage, parts, data modules; no strategy
                     what strategies share: start, refusals, clock, meeting, drift, averages; no data module
 sharded/  strategies/  a graph that no host holds: rows fetched from their owners, its data module

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lightning_gnn_dist
-from tests.pages import PAGES, ROOT
+from tests.pages import PAGES, ROOT, TUTORIALS
 
 CHOOSING = ROOT / "docs" / "choosing.md"
 ACCURACY = {
@@ -44,6 +44,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_site_has_every_page_and_every_public_name(site: Path) -> None:
     assert {f"{page.stem}.html" for page in PAGES[1:]} | {"index.html"} <= {path.name for path in site.glob("*.html")}
+    assert {f"{path.stem}{kind}" for path in TUTORIALS for kind in (".html", ".ipynb")} <= set(os.listdir(site))
+    assert "<svg xmlns=" in (site / "parts-in-pictures.html").read_text()
     api = (site / "api.html").read_text()
     assert all(f'id="lightning_gnn_dist.{name}"' in api for name in lightning_gnn_dist.__all__)
 
@@ -65,7 +67,7 @@ def test_measurements_come_from_their_files(site: Path) -> None:
 
 def test_files_that_pages_name_are_there(site: Path) -> None:
     assert (site / "examples" / "llcg.py").read_text() == (ROOT / "examples" / "llcg.py").read_text()
-    assert not list(site.glob("hooks.py"))
+    assert not list(site.glob("hooks.py")) and not (site / "docs").exists()
 
 
 def test_a_reader_needs_no_network(site: Path) -> None:

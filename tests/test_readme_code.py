@@ -33,7 +33,7 @@ from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.wire.membership import LIGHTHOUSE, RANK, RANKS
 from tests.link_model import LinkSAGE
-from tests.pages import PAGES, ROOT, anchors, blocks, links
+from tests.pages import PAGES, ROOT, TUTORIALS, anchors, blocks, links
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 from tests.test_readme import as_pyg, names
@@ -238,7 +238,9 @@ def test_the_lighthouse_has_these_options(words: list[str]) -> None:
     assert all(word in known for word in words if word.startswith("--"))
 
 
-@pytest.mark.parametrize("page", [*PAGES, *sorted((ROOT / "benchmarks").glob("*.md"))], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [*PAGES, *TUTORIALS, *sorted((ROOT / "benchmarks").glob("*.md"))], ids=lambda page: page.name
+)
 def test_a_link_leads_somewhere(page: Path) -> None:
     for name, anchor in links(page):
         target = page.parent / name if name else page

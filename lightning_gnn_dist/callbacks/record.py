@@ -9,8 +9,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.drafts import write_whole
 from lightning_gnn_dist.graph.storage.files import check_entries, is_a, read_json
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.partition.partition_report import edges_between, labels_of_parts
 
 Record = TypeVar("Record")
 FILE_NAME = "report.json"
@@ -73,6 +76,14 @@ class PartsRecord:
     edges: list[list[int]]
     classes: list[int] = field(default_factory=list)
     labels: list[list[int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, graph: Graph, partition: Partition) -> PartsRecord:
+        """Count them. Reads all edges twice."""
+        labels = labels_of_parts(graph, partition.assignment, partition.num_parts)
+        classes, counts = ([], []) if labels is None else (labels[0].tolist(), labels[1].tolist())
+        edges = edges_between(graph, partition.assignment, partition.num_parts)
+        return cls(partition.counts().tolist(), edges.tolist(), classes, counts)
 
     @property
     def cut_ratio(self) -> float:

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
@@ -17,7 +16,6 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_gnn_dist.callbacks.record import Measured, PartsRecord, RankRound, RunRecord
 from lightning_gnn_dist.checks import check_folder, check_word, check_words, shown
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.partition_report import edges_between, labels_of_parts
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.wire import collectives
@@ -227,11 +225,7 @@ def _parts_of(trainer: Trainer) -> PartsRecord | None:
     datamodule = trainer.datamodule  # type: ignore[attr-defined]
     if trainer.world_size == 1 or not hasattr(datamodule, "parts_of_ranks"):
         return None
-    graph, partition = datamodule.graph, datamodule.parts_of_ranks(trainer.world_size)
-    labels = labels_of_parts(graph, partition.assignment, partition.num_parts)
-    classes, counts = (torch.empty(0), torch.empty(0)) if labels is None else labels
-    edges = edges_between(graph, partition.assignment, partition.num_parts)
-    return PartsRecord(partition.counts().tolist(), edges.tolist(), classes.tolist(), counts.tolist())
+    return PartsRecord.of(datamodule.graph, datamodule.parts_of_ranks(trainer.world_size))
 
 
 def _name_of_strategy(trainer: Trainer) -> str:

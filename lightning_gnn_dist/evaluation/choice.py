@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from lightning_gnn_dist.batches.loader import batches_of_ranks, slice_of
 from lightning_gnn_dist.evaluation.reach import Neighbourhoods
@@ -125,6 +126,6 @@ def widest_row(module: nn.Module | None) -> int:
         for child in (module.modules() if module is not None else [])
         if not isinstance(child, nn.Embedding | nn.EmbeddingBag)
         for weight in child.parameters(recurse=False)
-        if weight.dim() == 2 and not isinstance(weight, nn.UninitializedParameter)
+        if not is_lazy(weight) and weight.dim() == 2
     ]
     return 4 * max(widths, default=0)

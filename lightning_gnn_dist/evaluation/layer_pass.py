@@ -137,6 +137,11 @@ class LayerPass:
         assert table is not None
         return table
 
+    def try_one(self, layer: Layer, step: Step) -> None:
+        """Compute the first layer for one node, if this rank has some."""
+        if len(step.nodes):
+            self._rows_of_batch(layer, step.nodes[:1], None)
+
     def _computed(
         self, layer: Layer, step: Step, before: RowTable | None, bytes_in: int, progress: Progress
     ) -> RowTable:

@@ -110,7 +110,7 @@ class ReadyRows:
         self._channel: Channel | None = None
         self._pass: LayerPass | None = None
         self._steps: list[Step] = []
-        self._was_asked, self._is_off = True, False
+        self._was_asked, self._was_tried, self._is_off = True, False, False
         self._end: Callable[[], object] = lambda: None
 
     @property
@@ -140,7 +140,10 @@ class ReadyRows:
         if not self._agree(None if model is None or is_in_training(model.owner) else ModelState(model.owner).digest):
             return None
         assert model is not None
-        table = self._compute(model, seeds)
+        self._plan(model, seeds)
+        if not self._can_compute(model):
+            return None
+        table = self._compute(model)
         self._was_asked = False
         answers = Answers(table, model.owner, self._note_that_asked)
         self._end = weakref.finalize(answers, let_answer(model.owner))
@@ -179,7 +182,8 @@ class ReadyRows:
             )
         return not self._is_off and digest is not None and bool(digests.eq(digest).all())
 
-    def _compute(self, model: ModelLayers, seeds: Callable[[], Tensor]) -> RowTable:
+    def _plan(self, model: ModelLayers, seeds: Callable[[], Tensor]) -> None:
+        """Plan the pass over the layers, once. Collective."""
         assert self._channel is not None
         if self._pass is None:
             self._nodes = self._nodes_of_rank(model, self._channel)
@@ -188,6 +192,25 @@ class ReadyRows:
             self._pass = LayerPass(self._nodes, self._channel, *where, model.norm, self._dtype)
             own = seeds() if model.norm is None else torch.arange(self._nodes.most_rows)
             self._steps = self._pass.plan(own, len(model.layers))
+            self._was_tried = not model.is_found  # a module knows what its own layers take
+
+    def _can_compute(self, model: ModelLayers) -> bool:
+        """Return whether a model of PyG's takes the rows of the graph: a module may give it others. Collective."""
+        assert self._channel is not None and self._pass is not None
+        if self._was_tried:
+            return True
+        takes, self._was_tried = torch.ones(1, dtype=torch.int64), True
+        try:
+            with self._trainer.precision_plugin.forward_context():
+                self._pass.try_one(model.layers[0], self._steps[0])
+        except Exception as error:  # of any kind: what the module does with its model may be right
+            log.info("Layers cannot be computed one by one: %s", error)
+            takes.zero_()
+        self._is_off = not torch.cat(self._channel.exchange([takes] * self._channel.size)).all()
+        return not self._is_off
+
+    def _compute(self, model: ModelLayers) -> RowTable:
+        assert self._pass is not None
         total = sum(len(step.nodes) for step in self._steps)
         with self._trainer.precision_plugin.forward_context(), progress_of(self._trainer, total) as progress:
             return self._pass.rows(model.layers, self._steps, progress)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn import norm
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
@@ -42,13 +43,18 @@ class ModelLayers:
     norm: str | None
 
     @property
+    def is_found(self) -> bool:
+        """Whether this is a model of PyG's in a module, and the module may give it other rows than the graph's."""
+        return isinstance(self.owner, BasicGNN)
+
+    @property
     def are_better(self) -> bool:
         """Whether the layers are computed one by one whatever it costs to count.
 
         A model of PyG's computes each layer on all nodes of a batch, with a message for each edge. And on full
         neighbourhoods layers that normalise by the whole graph would give other rows.
         """
-        return isinstance(self.owner, BasicGNN) or self.norm is not None or needs_whole_graph(self.layers)
+        return self.is_found or self.norm is not None or needs_whole_graph(self.layers)
 
 
 def layers_of_model(module: nn.Module) -> ModelLayers | None:
@@ -64,9 +70,11 @@ def layers_of_model(module: nn.Module) -> ModelLayers | None:
 
 
 def _only_model_of_pyg(module: nn.Module) -> BasicGNN | None:
-    """Return the one model of PyG's in a module; None if there are several, or none, or it is compiled or watched."""
+    """Return the one model of PyG's in a module; None if there are several, or it is compiled, watched or lazy."""
     found = [child for child in module.modules() if isinstance(child, BasicGNN)]
     if len(found) != 1 or _is_watched(found[0]) or any(map(_is_compiled, module.modules())):
+        return None
+    if any(map(is_lazy, found[0].parameters())):  # the first rows that it sees decide on its shape
         return None
     return found[0]
 

@@ -87,7 +87,7 @@ def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     for name, value in data.to_dict().items():
         if isinstance(value, np.ndarray) or (value is not None and _is_meant(name)):
             check_tensor(f"data.{name}", value, "one row for each node, or each edge")
-        if name == "edge_index" or not isinstance(value, Tensor):
+        if name in ("edge_index", "adj_t") or not isinstance(value, Tensor):  # T.ToSparseTensor says the edges twice
             continue
         value = value.detach() if value.is_meta else value.detach().cpu()
         check_plain(name, value)
@@ -175,7 +175,10 @@ def _check_data(data: Data) -> None:
     if not isinstance(data, Data):
         raise TypeError(f"data must be a torch_geometric.data.Data, for Graph.from_pyg(data), got {shown(data)}.")
     if data.edge_index is None:
-        raise ValueError("The data has no edge_index. (adj_t is not read: keep edge_index beside it.)")
+        raise ValueError(
+            "The data has no edge_index. (adj_t is not read: keep edge_index beside it, as "
+            "T.ToSparseTensor(remove_edge_index=False) does.)"
+        )
     if not data.num_nodes:
         raise ValueError("The data has no nodes. Set data.x or data.num_nodes.")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from lightning_gnn_dist.callbacks.record import PartsRecord, RankRound, RunRecord
@@ -63,12 +63,17 @@ Chart = Lines | HeatMap | Bars
 def of_all(records: Mapping[str, RunRecord], metric: str) -> list[Lines]:
     """The charts that compare runs: the metric over time, over bytes, and over rounds."""
     over_time, over_bytes, over_rounds = [], [], []
+    sent = {name: _megabytes_by_round(record) for name, record in records.items()}
+    most = max((total for totals in sent.values() for total in totals.values()), default=0.0)
     for name, record in records.items():
         points = record.of_metric(metric)
         over_time.append(Line(name, [(elapsed, value) for _, elapsed, value in points]))
         over_rounds.append(Line(name, [(float(round_idx), value) for round_idx, _, value in points]))
-        if (sent := _megabytes_by_round(record)) is not None:
-            over_bytes.append(Line(name, [(sent[at], value) for at, _, value in points if at in sent]))
+        if sent[name]:
+            against = [(sent[name][at], value) for at, _, value in points if at in sent[name]]
+            if record.num_ranks == 1:  # it sends nothing: a level to compare the others with
+                against = [(end, against[-1][1]) for end in (0.0, most)] if against else []
+            over_bytes.append(Line(name, against))
     charts = [
         Lines(f"{metric} over time", "seconds since training began", metric, over_time),
         Lines(f"{metric} over bytes", "MB sent by all ranks", metric, over_bytes),
@@ -81,17 +86,21 @@ def of_run(record: RunRecord) -> list[Chart]:
     """The charts of one run: its time, its batches, and its parts."""
     charts: list[Chart] = [_time_of_ranks(record), _batches_of_ranks(record)]
     if record.parts is not None:
-        charts.append(_edges_between(record.parts))
-        if record.parts.labels:
-            charts.append(_labels_of_parts(record.parts))
+        charts += of_parts(record.parts)
     return charts
 
 
-def _megabytes_by_round(record: RunRecord) -> dict[int, float] | None:
-    sent = record.bytes_sent
-    if sent is None:
-        return None
-    return {row.round_idx: total / 1e6 for row, total in zip(record.ranks[0], sent, strict=True)}
+def of_parts(parts: PartsRecord, name: str = "") -> list[Chart]:
+    """The charts of parts: the edges between them, and their labels if there are some. Titles begin with ``name``."""
+    edges, labels = _edges_between(parts), _labels_of_parts(parts)
+    charts: list[Chart] = [edges, labels] if parts.labels else [edges]
+    return [replace(chart, title=f"{name}{chart.title}") for chart in charts]
+
+
+def _megabytes_by_round(record: RunRecord) -> dict[int, float]:
+    """What all ranks had sent by the end of each round; empty if that is not known."""
+    sent = record.bytes_sent or []
+    return {} if not sent else {row.round_idx: total / 1e6 for row, total in zip(record.ranks[0], sent, strict=True)}
 
 
 def _time_of_ranks(record: RunRecord) -> Bars:

@@ -19,6 +19,11 @@ _MAX_LABELS = 16  # along an axis
 _MAX_NUMBERS = 12  # rows or columns of a heat map up to which cells show their numbers
 _BAR = 20
 _CHARACTER = 6  # width of a character, about
+_BETWEEN = 24  # pixels between charts of one file
+_STYLE = (  # what the style of a page says otherwise
+    ".charts { max-width: 100%; height: auto; } .charts text { font: 11px system-ui, sans-serif; fill: #222; } "
+    ".charts text.title { font-weight: 600; font-size: 13px; } .charts .grid { stroke: #e4e4e4; stroke-width: 1; }"
+)
 
 
 def drawn(chart: Chart) -> str:
@@ -26,6 +31,26 @@ def drawn(chart: Chart) -> str:
     if isinstance(chart, Lines):
         return _lines(chart)
     return _heat_map(chart) if isinstance(chart, HeatMap) else _bars(chart)
+
+
+def together(rows: Sequence[Sequence[Chart]]) -> str:
+    """Rows of charts as one file of SVG, which any viewer shows as it is."""
+    pictures, top, width = [], 0.0, 0.0
+    for row in rows:
+        drawings = [drawn(chart) for chart in row]
+        for column, drawing in enumerate(drawings):
+            place = f'<svg x="{column * (WIDTH + _BETWEEN)}" y="{top:.0f}" '
+            pictures.append(drawing.replace("<svg ", place, 1))
+        width = max(width, len(row) * (WIDTH + _BETWEEN) - _BETWEEN)
+        top += max(_height(drawing) for drawing in drawings) + _BETWEEN
+    size = f'viewBox="0 0 {width} {top - _BETWEEN:.0f}" width="{width}" height="{top - _BETWEEN:.0f}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} class="charts">'
+    paper = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    return "\n".join([head, f"<style>{_STYLE}</style>", paper, *pictures, "</svg>"])
+
+
+def _height(drawing: str) -> float:
+    return float(drawing.split(' height="', 1)[1].split('"', 1)[0])
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -116,19 +141,20 @@ def _cell(
 def _bars(chart: Bars) -> str:
     longest = max((sum(row) for row in chart.lengths), default=0.0) or 1.0
     across = [tick for tick in ticks(0.0, longest) if tick <= longest * 1.001]
-    inner, bottom = WIDTH - _LEFT - _RIGHT, _TOP + _BAR * len(chart.rows)
+    left = max(_LEFT, 6 + (_CHARACTER + 1) * max(map(len, chart.rows), default=0))
+    inner, bottom = WIDTH - left - _RIGHT, _TOP + _BAR * len(chart.rows)
     parts = []
     for down, (name, row) in enumerate(zip(chart.rows, chart.lengths, strict=True)):
-        x, y = float(_LEFT), _TOP + down * _BAR
+        x, y = float(left), _TOP + down * _BAR
         for number, length in enumerate(row):
             width = length / longest * inner
             hint = _hint(f"{name}, {chart.pieces[number]}: {_number(length)}")
             box = f'x="{x:.1f}" y="{y + 2:.1f}" width="{width:.1f}" height="{_BAR - 4}"'
             parts.append(f'<rect {box} fill="{COLOURS[number % len(COLOURS)]}">{hint}</rect>')
             x += width
-        parts.append(_text(_LEFT - 6, y + 14, name, "end"))
+        parts.append(_text(left - 6, y + 14, name, "end"))
     for tick in across:
-        parts.append(_text(_LEFT + tick / longest * inner, bottom + 15, _number(tick), "middle"))
+        parts.append(_text(left + tick / longest * inner, bottom + 15, _number(tick), "middle"))
     total = bottom + _BOTTOM
     parts += [*_names_of_axes(chart.unit, "", total), *_legend(chart.pieces, total, columns=3)]
     return _svg(chart.title, parts, total + _LINE * ceil(len(chart.pieces) / 3))

@@ -108,6 +108,8 @@ class PartitionedStrategy(DDPStrategy):
         refuse_stop_iteration(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             refusals.check_loaders(trainer)
+            if trainer.world_size > 1:
+                replica_state.check_shapes(self._module())
             self._begin_fit(trainer)
             self.sigterm_received = False
             take_over_sigterm(trainer, self._on_sigterm)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.wire import collectives
@@ -38,6 +40,17 @@ class ReplicaState:
     extra: Mapping[str, Any]
     round_idx: int = 0
     batches_done: int = 0
+
+
+def check_shapes(module: nn.Module) -> None:
+    """Refuse lazy layers: their weights are drawn at the first batch, on each rank by itself."""
+    lazy = [name for name, tensor in chain(module.named_parameters(), module.named_buffers()) if is_lazy(tensor)]
+    if lazy:
+        raise ValueError(
+            f"{lazy[0]} has no shape yet (a lazy layer, as GraphSAGE(-1, ...) makes), so that each rank would draw "
+            "other weights at its first batch: give the number of features in the place of -1, or run a batch through "
+            "the model before the fit."
+        )
 
 
 def random_state() -> dict[str, Any]:

@@ -134,7 +134,7 @@ class RankProcesses:
             by_value.write(folder / "work", (self.work, _Habits.of_this_process()))
         if self.start == "forkserver":
             context.set_forkserver_preload(_loaded())  # by its server, once, as it takes seconds
-        seat = _Seat(folder, dict(self.environment), os.getcwd(), streams)
+        seat = _Seat(folder, dict(self.environment), os.getcwd(), [*sys.path], streams)
         with nullcontext() if is_forked else _main_left_out():
             for rank in range(self.count):
                 args = (rank, seat, self.work if is_forked else None)
@@ -201,6 +201,7 @@ class _Seat:
     folder: Path
     environment: dict[str, str]
     directory: str
+    path: list[str]  # where modules are looked for; "" in it is the directory
     streams: dict[int, Connection]  # by the number of the file that takes their place in a rank
 
     def take(self, rank: int) -> None:
@@ -209,6 +210,7 @@ class _Seat:
             stream = open(number, "w", buffering=1, closefd=False, encoding="utf-8")  # noqa: SIM115
             setattr(sys, {1: "stdout", 2: "stderr"}[number], stream)
         os.chdir(self.directory)
+        sys.path[:] = self.path  # multiprocessing has put another directory in the place of ""
         os.environ.clear()
         os.environ.update(self.environment, LOCAL_RANK=str(rank))
 

@@ -84,6 +84,51 @@ def test_a_watched_model_is_not_passed():
     assert seen and module.kinds == {"SampledData"}
 
 
+class Encoded(Gnn):
+    """A model of PyG's that takes what an encoder makes of the features."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(DATA.num_features, 9)
+        self.gnn = GraphSAGE(num_features, 8, num_layers=2, out_channels=NUM_CLASSES)
+        self.double()
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.gnn(self.encoder(batch.x), batch.edge_index)[: batch.batch_size]
+
+    def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.gnn(self.encoder(x), edge_index)
+
+
+@pytest.mark.parametrize("num_features", [9, -1], ids=["built", "lazy"])
+def test_a_model_that_takes_other_rows_than_the_graphs_is_evaluated_on_batches(num_features):
+    module = Encoded(num_features)
+    rows = rows_of_test(module)
+    check(rows, whole_rows(module, DATA))
+    assert module.kinds == {"SampledData"}
+
+
+def test_a_graph_without_features_is_evaluated_on_batches():
+    class Embedded(Encoded):
+        def __init__(self) -> None:
+            super().__init__(9)
+            self.ids = nn.Embedding(DATA.num_nodes, 9).double()
+
+        def forward(self, batch: Any) -> Tensor:
+            return self.gnn(self.ids(batch.n_id), batch.edge_index)[: batch.batch_size]
+
+        def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.gnn(self.ids.weight, edge_index)
+
+    module, data = Embedded(), DATA.clone()
+    data.num_nodes = DATA.num_nodes
+    del data.x
+    batches = PartitionedDataModule(
+        Graph.from_pyg(data), sampler=NeighborSampler([3, 3]), batch_size=7, evaluation=Evaluation(batch_size=7)
+    )
+    check(rows_of_test(module, batches), whole_rows(module, DATA))
+
+
 @pytest.mark.parametrize("made", [lambda: Sage(2).double(), Gnn], ids=["layers", "PyG"])
 def test_after_an_exception_everything_works_again(made):
     class Broken(RuntimeError):

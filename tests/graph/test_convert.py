@@ -84,6 +84,14 @@ def test_what_would_go_wrong_later_is_refused_now(changes: dict[str, Any], messa
         Graph.from_pyg(small(**changes))
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_edges_that_are_said_twice_are_read_once() -> None:
+    adj_t = torch.sparse_coo_tensor(torch.tensor([[1], [0]]), torch.ones(1), (3, 3))
+    data = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0], [1]]), adj_t=adj_t)
+    graph = Graph.from_pyg(data)
+    assert graph.num_edges == 1 and "adj_t" not in graph.node_arrays
+
+
 def test_the_checks_can_be_answered() -> None:
     hole = small(x=torch.full((4, 2), float("nan")))
     assert Graph.from_pyg(hole, check_features=False).num_nodes == 4

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_gnn_dist.rounds.launchers import Launch
@@ -264,3 +265,15 @@ def test_a_stop_iteration_that_is_not_the_loaders_is_an_error(strategy: Any, pla
     net.place = place
     with pytest.raises(RuntimeError, match="StopIteration was raised while a batch was used"):
         fit(0, strategy(), net, devices=1)
+
+
+def refused_lazy(rank: int, world_size: int) -> None:
+    for strategy in (LocalSGDStrategy(), GrappaStrategy()):
+        module = Net()
+        module.lazy = torch.nn.LazyLinear(3)
+        with pytest.raises(ValueError, match=r"^lazy.weight has no shape yet .* draw other weights at its first batch"):
+            fit(rank, strategy, module, devices=world_size)
+
+
+def test_lazy_layers_are_refused_where_each_rank_would_draw_them() -> None:
+    run_ranks(refused_lazy, 2)

@@ -61,8 +61,12 @@ def test_a_search_in_ranks_that_are_forked_comes_back() -> None:
     strategy = LocalSGDStrategy(launch=Launch(start_method="fork"))
     quiet = {"enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
     trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, max_epochs=9, **quiet)
-    found = Tuner(trainer).lr_find(model(), data_module(), num_training=20, early_stop_threshold=None)
+    module = model()
+    module.save_hyperparameters({"lr": 0.5})
+    module.lr = 0.5
+    found = Tuner(trainer).lr_find(module, data_module(), num_training=20, early_stop_threshold=None)
     assert found is not None and len(found.results["lr"]) == 20
+    assert module.lr == module.hparams.lr == found.suggestion() not in (0.5, None)  # the rate of the next fit
 
 
 def fit_on_own_loader(rank: int, world_size: int) -> str:

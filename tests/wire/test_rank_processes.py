@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +70,18 @@ def test_results_come_back_and_refer_to_what_is_here() -> None:
     assert ranks.run() is None and not ranks.was_interrupted
     assert [ranks.outcomes[rank].result[:2] for rank in (0, 1)] == [("done", 0), ("done", 10)]
     assert ranks.outcomes[1].result[2] is ranks.work
+
+
+@pytest.mark.slow
+def test_a_module_beside_a_notebook_is_found_after_a_change_of_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside_a_notebook.py").write_text("def tens(rank):\n    return 10 * rank + 10\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])  # as in a kernel
+    ranks = RankProcesses(Task(import_module("beside_a_notebook").tens), 1, "spawn", dict(os.environ))
+    assert ranks.run() is None
+    assert ranks.outcomes[0].result[:2] == ("done", 10)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class RankWork:
     settings: Settings = field(default_factory=lambda: Settings())
     keeper: Keeper = field(default_factory=lambda: Keeper())
     returned: Any = None
+    known: set[str] = field(default_factory=set)  # the names of the weights at the start
     _shared: list[Any] = field(default_factory=list)
 
     def shared(self) -> Sequence[object]:
@@ -63,6 +65,7 @@ class RankWork:
             self.settings.take_on()
         _set_num_threads_if_needed(self.trainer.strategy.num_processes)
         self.trainer.strategy._launcher = None
+        self.known = {*self.trainer.strategy._lightning_module.state_dict()}
         self.trainer.callbacks.append(self.keeper)
         if not sys.stdout.isatty():
             show_one_bar(self.trainer)
@@ -152,19 +155,22 @@ class Kept:
     """What a fit has changed, on its way from rank 0 to the process that started it."""
 
     weights: dict[str, Any] | None
+    added: dict[str, Any]  # layers that configure_model or setup made, and parameters
     state: Any
     metrics: Sequence[dict[str, Any]]
     loops: dict[str, Any]
     rounds: Any
-    attributes: list[dict[str, bytes]]  # of each callback and logger, without those that cannot travel
+    attributes: list[dict[str, bytes]]  # of the module, and each callback and logger: those that can travel
 
     @classmethod
     def of(cls, work: RankWork) -> Kept:
-        trainer, weights = work.trainer, None
+        trainer, weights, module = work.trainer, None, work.trainer.lightning_module
         if trainer.state.fn == TrainerFn.FITTING:
             weights = work.keeper.weights(trainer)
+        made = {name.split(".")[0] for name in (weights or {}).keys() - work.known}
         return cls(
             move_data_to_device(weights, "cpu"),
+            {name: getattr(module, name) for name in made if name in {**module._modules, **module._parameters}},
             trainer.state,
             move_data_to_device(metrics_of(trainer), "cpu"),
             loop_state(trainer),
@@ -176,7 +182,9 @@ class Kept:
         """Change the objects here as those of rank 0 were changed."""
         trainer = work.trainer
         if self.weights is not None:
-            trainer.lightning_module.load_state_dict(self.weights, strict=False)  # a hook may have added layers
+            for name, layer in self.added.items():
+                setattr(trainer.lightning_module, name, layer)
+            trainer.lightning_module.load_state_dict(self.weights, strict=False)  # a hook may have added buffers
         trainer.state = self.state
         set_metrics(trainer, self.metrics)
         load_loop_state(trainer, self.loops)
@@ -201,16 +209,40 @@ class Settings:
 
 
 def _owners(shared: Sequence[object]) -> list[Any]:
-    """Return the callbacks, but for progress bars, and the loggers."""
-    return [item for item in shared if isinstance(item, Callback | Logger) and not isinstance(item, ProgressBar)]
+    """Return the module, the callbacks, but for progress bars, and the loggers."""
+    kinds = LightningModule | Callback | Logger
+    return [item for item in shared if isinstance(item, kinds) and not isinstance(item, ProgressBar)]
 
 
 def _attributes(owner: Any, shared: Sequence[object]) -> dict[str, bytes]:
     found = {}
-    for name, value in owner.__getstate__().items():
+    for name, value in (_notes(owner) if isinstance(owner, LightningModule) else owner.__getstate__()).items():
         with suppress(CannotTravelError):  # files, as of a logger: they stay with the rank
             found[name] = by_value.as_bytes(value, shared)
     return found
+
+
+def _notes(module: LightningModule) -> dict[str, Any]:
+    """Return what a module has noted: a rate that a search has set, losses. Its weights come back by themselves."""
+    weights = {_place(tensor) for tensor in chain(module.parameters(), module.buffers())}
+    names = [name for name in vars(module) if name == "_hparams" or (not name.startswith("_") and name != "training")]
+    noted = {name: vars(module)[name] for name in names}
+    return {name: value for name, value in noted.items() if not isinstance(value, Tensor) and _is_note(value, weights)}
+
+
+def _is_note(value: Any, weights: set[Any]) -> bool:
+    if isinstance(value, Tensor):
+        return not value.requires_grad and _place(value) not in weights
+    if isinstance(value, dict):
+        return all(_is_note(item, weights) for item in chain(value, value.values()))
+    if isinstance(value, list | tuple | set):
+        return all(_is_note(item, weights) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _place(tensor: Tensor) -> object:
+    """Return what two tensors share if a change of one changes the other."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
 
 
 def _round_of(trainer: Trainer) -> int | None:

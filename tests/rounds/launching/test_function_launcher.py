@@ -15,7 +15,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.partition.random import RandomPartitioner
@@ -27,6 +27,7 @@ from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.data_fitting import full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
+from tests.sage import SAGE
 
 FORKED = {"launch": Launch(PATIENCE["launch"].timeout, PATIENCE["launch"].start_timeout, start_method="fork")}
 
@@ -40,6 +41,8 @@ class History(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.steps.append(trainer.global_step)
         self.lock, self.model = threading.Lock(), pl_module
+        pl_module.noted = [*getattr(pl_module, "noted", []), {"step": trainer.global_step, "loss": torch.tensor(2.0)}]
+        pl_module.locks = [self.lock]
 
 
 class Interrupting(pl.Callback):
@@ -70,6 +73,7 @@ LOCAL = (LocalSGDStrategy, {"clock": EverySteps(4)})
 def fits_in_a_row(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
     warnings.filterwarnings("ignore", "Checkpoint directory .* not empty")  # that of the fit before
     module, source, history = model(), data(), History()
+    module.own = [next(module.parameters()).data, *module.parameters()]
     saver = ModelCheckpoint(folder / "saved", monitor="accuracy", mode="max")
     logger = CSVLogger(folder)
     quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
@@ -79,6 +83,8 @@ def fits_in_a_row(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
     assert isinstance(one.strategy._launcher, FunctionLauncher)
     one.fit(module, source)
     assert (history.steps, history.lock) == ([4, 8], None) and history.model is module
+    assert [note["step"] for note in module.noted] == [4, 8] and not hasattr(module, "locks")
+    assert module.own[0].data_ptr() == module.own[1].data_ptr() and module.own[1] is next(module.parameters())
     assert (one.current_epoch, one.global_step, one.strategy.state.round_idx) == (2, 8, 2)
     assert Path(saver.best_model_path).is_file() and Path(logger.log_dir, "metrics.csv").is_file()
     assert float(one.callback_metrics["accuracy"]) == float(one.logged_metrics["accuracy"]) > 0.0
@@ -102,6 +108,29 @@ def test_calls_in_a_row_leave_what_one_process_would(tmp_path: Path) -> None:
     module.load_state_dict(got["weights"])
     assert torch.allclose(got["rows"], full_graph_logits(module, small_graph()), atol=1e-5)
     assert got["tested"][0]
+
+
+class Late(SAGE):
+    """Makes its layers where Lightning says that large ones should be made."""
+
+    def configure_model(self) -> None:
+        if not hasattr(self, "made"):
+            self.made, self.scale = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
+
+    def on_train_end(self) -> None:
+        nn.init.constant_(self.made.weight, 3.0)
+        nn.init.constant_(self.scale, 4.0)
+
+
+def fit_of_late_layers(rank: int, world_size: int) -> None:
+    module = Late(12, 4)
+    trainer(2, LocalSGDStrategy(EverySteps(4), **FORKED), limit_val_batches=0).fit(module, data())
+    assert module.made.weight.tolist() == [[3.0, 3.0]] and module.scale.item() == 4.0
+    assert {"made.weight", "made.bias", "scale"} <= module.state_dict().keys()
+
+
+def test_layers_that_ranks_have_made_come_back() -> None:
+    run_ranks(fit_of_late_layers, 1)
 
 
 def interrupted(rank: int, world_size: int, strategy: Any, options: dict[str, Any]) -> tuple[str, dict[str, Tensor]]:
