@@ -7,13 +7,14 @@ import math
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.drafts import write_whole
 from lightning_gnn_dist.graph.storage.files import check_entries, is_a, read_json
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.partition_report import edges_between, labels_of_parts
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.graph.graph import Graph
+    from lightning_gnn_dist.partition.base import Partition
 
 Record = TypeVar("Record")
 FILE_NAME = "report.json"
@@ -80,6 +81,9 @@ class PartsRecord:
     @classmethod
     def of(cls, graph: Graph, partition: Partition) -> PartsRecord:
         """Count them. Reads all edges twice."""
+        # Here, as records of runs are read without torch.
+        from lightning_gnn_dist.partition.partition_report import edges_between, labels_of_parts
+
         labels = labels_of_parts(graph, partition.assignment, partition.num_parts)
         classes, counts = ([], []) if labels is None else (labels[0].tolist(), labels[1].tolist())
         edges = edges_between(graph, partition.assignment, partition.num_parts)
