@@ -13,7 +13,7 @@ from lightning_gnn_dist.batches.batch import assemble, in_type, one_hop, writes_
 from lightning_gnn_dist.batches.loader import Batches
 from lightning_gnn_dist.batches.part_batch import PartBatch
 from lightning_gnn_dist.batches.source import WRITTEN
-from lightning_gnn_dist.boundary.exchange_plan import ExchangePlan, Step
+from lightning_gnn_dist.boundary.exchange_plan import ExchangePlan, Step, exchange_plan
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layerwise.layers import Layer
 from lightning_gnn_dist.layerwise.through_layers import rows_of_layer
@@ -23,12 +23,13 @@ from lightning_gnn_dist.wire.row_exchange import RowExchange, tied
 
 
 class ExchangeLoader:
-    """Yields the same batch in every pass: all that a rank computes on its part.
+    """Yields the same batch in every pass: all that a rank computes on its part. It is made by all ranks together.
 
     Args:
-        part: The rank's nodes, and all others that send to them.
-        plan: What the ranks compute and send each other.
+        part: The rank's nodes, and behind them all others that send to them.
+        owners: The rank of every node of the whole graph.
         channel: The ranks.
+        num_layers: Layers of the model.
         weigh: Whether gradients are weighed by the rank's share of the seeds, for a strategy that takes the mean over
             ranks.
         widen: Convert float16, bfloat16 and int8 with scales to float32.
@@ -43,8 +44,9 @@ class ExchangeLoader:
     def __init__(
         self,
         part: Graph,
-        plan: ExchangePlan,
+        owners: Tensor,
         channel: Channel,
+        num_layers: int,
         *,
         weigh: bool,
         widen: bool,
@@ -53,6 +55,7 @@ class ExchangeLoader:
         device: torch.device,
         inputs: Tensor | None = None,
     ) -> None:
+        plan = exchange_plan(part, part.split("train"), owners, channel, num_layers)
         self._channel, self.num_seeds = channel, plan.num_seeds
         batch = in_type(assemble(part, plan.sample, widen=widen), dtype)
         batch.batch_size = plan.num_seeds

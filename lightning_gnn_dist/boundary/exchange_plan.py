@@ -7,7 +7,6 @@ Ranks that do not hold a sender ask its owner for it, so that afterwards all kno
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +18,6 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.row_exchange import Route
-
-ByOwner = Callable[[Tensor], list[Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,26 +56,19 @@ class ExchangePlan:
     num_own: int
     steps: list[Step]
 
-    @property
-    def rows_sent(self) -> list[int]:
-        """The rows that this rank sends before each layer."""
-        return [0 if step.route is None else sum(map(len, step.route.told)) for step in self.steps]
 
-
-def exchange_plan(
-    part: Graph, num_own: int, seeds: Tensor, by_owner: ByOwner, channel: Channel, num_layers: int
-) -> ExchangePlan:
+def exchange_plan(part: Graph, seeds: Tensor, owners: Tensor, channel: Channel, num_layers: int) -> ExchangePlan:
     """Find out what the ranks compute and send. Collective.
 
     Args:
-        part: The rank's nodes, in increasing order of their ids in the whole graph, which ``n_id`` holds; behind them
-            all other nodes that send to them.
-        num_own: The number of the rank's nodes.
+        part: The rank's nodes, and behind them all others that send to them, both in increasing order of their ids in
+            the whole graph, which ``n_id`` holds.
         seeds: The nodes whose rows the last layer computes, positions in the part.
-        by_owner: Divides increasing ids of the whole graph by the rank that owns them.
+        owners: The rank of every node of the whole graph.
         channel: The ranks.
         num_layers: The number of layers.
     """
+    ids, num_own = part.node_arrays["n_id"], int((owners == channel.rank).sum())
     own = torch.tensor([seeds.numel()])
     total = int(torch.cat(channel.exchange([own] * channel.size)).sum())
     if total == 0:
@@ -86,9 +76,10 @@ def exchange_plan(
     reach = _Reach(part, num_own, seeds, num_layers)
     needs: list[tuple[list[Tensor], list[Tensor]] | None] = []
     for layer in range(num_layers, 1, -1):
-        asked = by_owner(part.node_arrays["n_id"][reach.go_on(layer)].sort().values)
+        others = ids[reach.go_on(layer)]
+        asked = [others[owners[others] == rank] for rank in range(channel.size)]
         told = channel.exchange(asked)
-        reach.add(torch.searchsorted(part.node_arrays["n_id"][:num_own], torch.cat(told)), layer - 1)
+        reach.add(torch.searchsorted(ids[:num_own], torch.cat(told)), layer - 1)
         needs.insert(0, (told, asked))
     reach.go_on(1)
     sample, steps = _sample_and_steps(part, num_own, reach, [None, *needs])
@@ -152,13 +143,10 @@ def _deepest_first(last: Tensor, least: int) -> Tensor:
 def _route(
     part: Graph, num_own: int, position: Tensor, first_other: int, told: list[Tensor], asked: list[Tensor]
 ) -> Route:
-    ids = part.node_arrays["n_id"]
-    own, others = ids[:num_own], ids[num_own:]
-    order = others.argsort()
-    places = [order[torch.searchsorted(others[order], nodes)] + num_own for nodes in asked]
+    own, others = part.node_arrays["n_id"].split([num_own, part.num_nodes - num_own])
     return Route(
         told=[position[torch.searchsorted(own, nodes)] for nodes in told],
-        asked=[position[where] - first_other for where in places],
+        asked=[position[num_own + torch.searchsorted(others, nodes)] - first_other for nodes in asked],
     )
 
 

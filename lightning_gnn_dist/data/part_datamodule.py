@@ -15,7 +15,6 @@ from lightning_gnn_dist.batches.placement import Placement, device_of, release, 
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.boundary.boundary import Exchange
 from lightning_gnn_dist.boundary.exchange_loader import ExchangeLoader
-from lightning_gnn_dist.boundary.exchange_plan import exchange_plan
 from lightning_gnn_dist.boundary.exchange_refusals import check_exchange
 from lightning_gnn_dist.checks import check_at_least, check_below
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
@@ -170,24 +169,14 @@ class PartDataModule(GraphDataModule):
         if not self._exchanges():
             return super()._local_batches(part, num_batches, rank, num_ranks)
         assert self.trainer is not None
-        owners = self._cut.by_rank(num_ranks).assignment
-        module, seeds = self.trainer.lightning_module, part.split("train")
+        module, seeds, ids = self.trainer.lightning_module, part.split("train"), part.node_arrays["n_id"]
         self._values.of_training(part, seeds)
         more = whole_graph_arrays(layers_in(cast(HasLayers, module)), self.graph)
-        part = with_arrays(part, {name: of_all[part.node_arrays["n_id"]] for name, of_all in more.items()})
-        channel = open_channel(num_ranks)
-        plan = exchange_plan(
-            part,
-            int((owners == rank).sum()),
-            seeds,
-            lambda ids: [ids[owners[ids] == owner] for owner in range(num_ranks)],
-            channel,
-            self.sampler.num_hops,
-        )
         return ExchangeLoader(
-            part,
-            plan,
-            channel,
+            with_arrays(part, {name: array[ids] for name, array in more.items()}),
+            self._cut.by_rank(num_ranks).assignment,
+            open_channel(num_ranks),
+            self.sampler.num_hops,
             weigh=not isinstance(self.trainer.strategy, WeighsRanks),
             widen=self.loading.widen,
             all_labels=self.loading.all_labels,
