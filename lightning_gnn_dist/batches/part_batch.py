@@ -54,6 +54,6 @@ class PartBatch(SampledData):
             raise AttributeError(
                 f"This batch has no {key}: with boundary=Exchange() ranks send each other rows between the layers. "
                 "Define layers(), and let forward() return through_layers(self, batch); for one of PyG's models, "
-                "layers() returns layers_of(self.gnn)."
+                "layers() returns layers_of(self.gnn). Within a layer its batch has edges, which it may change."
             )
         return super().__getattr__(key)

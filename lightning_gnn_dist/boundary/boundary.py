@@ -89,7 +89,7 @@ class Halo(Boundary):
         per_node = bytes_per_row(graph.node_arrays)
         if self.bytes is not None and self.bytes < per_node:
             raise ValueError(
-                f"Halo(bytes={self.bytes}) has no room for a single node, whose arrays take {per_node} "
+                f"{self} has no room for a single node, whose arrays take {per_node} "
                 "bytes: allow more, or leave the halo out."
             )
 
@@ -120,7 +120,8 @@ class Exchange(Boundary):
 
     Before each layer but the first, ranks send each other the rows that the layer before has made of the nodes at the
     boundary; in the backward pass the gradients go back. So a step on all parts is the step of one process on the whole
-    graph, however the graph is cut. Input rows are read once, when the fit starts.
+    graph, however the graph is cut, if ``training_step`` returns the mean of a loss of each seed. Features are never
+    sent: those of the nodes at the boundary are read from the graph once, when the fit starts.
 
     It takes ``sampler=WholePartSampler(num_layers)``, a module with a method ``layers`` (see :func:`through_layers`),
     and a strategy that exchanges gradients at every step: :class:`GrappaStrategy` or DDP. A pass is one step, on all
@@ -133,7 +134,7 @@ class Exchange(Boundary):
 
 def check_boundary(boundary: object) -> None:
     """Refuse a value that is no ``Boundary``."""
-    check_instance("boundary", boundary, Boundary, "an object such as Isolated(), Halo() or Fetch()")
+    check_instance("boundary", boundary, Boundary, "an object such as Isolated(), Halo() or Exchange()")
 
 
 def _some_of_each_row(row: Tensor, senders: Tensor, limit: int, seed: int) -> Tensor:

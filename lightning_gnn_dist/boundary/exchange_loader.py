@@ -27,6 +27,7 @@ class ExchangeLoader:
 
     Args:
         part: The rank's nodes, and behind them all others that send to them.
+        seeds: The nodes that the rank learns from, positions in the part.
         owners: The rank of every node of the whole graph.
         channel: The ranks.
         num_layers: Layers of the model.
@@ -44,6 +45,7 @@ class ExchangeLoader:
     def __init__(
         self,
         part: Graph,
+        seeds: Tensor,
         owners: Tensor,
         channel: Channel,
         num_layers: int,
@@ -55,7 +57,7 @@ class ExchangeLoader:
         device: torch.device,
         inputs: Tensor | None = None,
     ) -> None:
-        plan = exchange_plan(part, part.split("train"), owners, channel, num_layers)
+        plan = exchange_plan(part, seeds, owners, channel, num_layers)
         self._channel, self.num_seeds = channel, plan.num_seeds
         batch = in_type(assemble(part, plan.sample, widen=widen), dtype)
         batch.batch_size = plan.num_seeds

@@ -59,8 +59,8 @@ def _conflicts(trainer: Trainer, module: LightningModule) -> list[tuple[bool, st
         ),
         (
             norm is not None,
-            f"{norm} normalises by the rows of all nodes at once, and a rank has its own: use a LayerNorm of single "
-            "rows, or boundary=Halo().",
+            f"{norm} normalises by the rows of all nodes at once, and a rank has its own: use torch.nn.LayerNorm (in "
+            'PyG\'s models norm="LayerNorm", norm_kwargs={"mode": "node"}), or boundary=Halo().',
         ),
     ]
 

@@ -49,8 +49,10 @@ def prices(graph: Graph, partition: Partition, report: PartitionReport, num_laye
     halos = _halos(graph, partition, report, num_layers)
     yield Price(Isolated(), 0, int(bytes_per_part(graph, report).max()), 0, f"{report.cut_ratio:.0%} of all edges")
     for hops, (rows, held) in enumerate(halos, 1):
-        is_exact = hops == num_layers
-        yield Price(Halo(hops), rows, held, 0, "nothing" if is_exact else f"beyond hop {hops} of the boundary")
+        is_exact = hops == num_layers or halos[hops][0] == rows  # no node is farther away
+        yield Price(Halo(hops), rows, held, 0, "nothing" if is_exact else f"what is more than {hops} hops away")
+        if is_exact:
+            break
     rows, held = halos[0]
     sent = _rows_sent(graph, partition, num_layers) * width * BYTES_OF_A_NUMBER
     yield Price(Exchange(), rows, held, sent, "nothing")

@@ -77,7 +77,7 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
 
 def _prices(graph: Graph, partition: Partition, report: PartitionReport, options: argparse.Namespace) -> str:
     """Return a table of what each boundary costs."""
-    rows = [("boundary", "rows of others", "RAM", "sent in a step", "seconds", "lost")]
+    rows = [("boundary", "rows of others", "RAM of the part", "sent in a step", "seconds", "lost")]
     for price in prices(graph, partition, report, options.layers, options.width):
         seconds = price.bytes_sent * 8 / (options.bandwidth * 1e9)
         sent = in_bytes(price.bytes_sent) if price.bytes_sent else "nothing"
@@ -85,5 +85,6 @@ def _prices(graph: Graph, partition: Partition, report: PartitionReport, options
         rows.append((name, f"{price.rows:,}", in_bytes(price.bytes_held), sent, f"{seconds:.2g}", price.loses))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    model = f"{options.layers} layers of width {options.width} and {options.bandwidth:g} Gbit/s"
+    layers = "1 layer" if options.layers == 1 else f"{options.layers} layers"
+    model = f"{layers} of width {options.width} and {options.bandwidth:g} Gbit/s"
     return "\n".join([f"The edges between parts, for {model}, of the part that pays most:", *lines])

@@ -125,7 +125,7 @@ class PartitionedDataModule(PartDataModule):
         if isinstance(self.boundary, Fetch) and num_ranks > 1:
             seeds = seeds[self.partition(num_ranks).assignment[seeds] == rank]
         self._values.of_training(part, seeds)
-        return seeds, self._source(part, self.sampler)
+        return seeds, self._source(self._shown(part), self.sampler)
 
 
 def _as_graph(graph: Graph | Data | str | Path) -> Graph:

@@ -28,6 +28,7 @@ from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers
 from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.joint import WeighsRanks
 from lightning_gnn_dist.layerwise.layers import HasLayers, layers_in, with_arrays
 from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
@@ -49,6 +50,7 @@ class PartDataModule(GraphDataModule):
         self._cut = plan
         self._parts: PartSwitcher | None = None
         self._period: int | None = None
+        self._as_shown: tuple[Graph, Graph] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -98,7 +100,7 @@ class PartDataModule(GraphDataModule):
         super().teardown(stage)
         if self._parts is not None:
             self._parts.close()
-        self._parts = None
+        self._parts = self._as_shown = None
         release(self.graph)
 
     def state_dict(self) -> dict[str, Any]:
@@ -173,7 +175,8 @@ class PartDataModule(GraphDataModule):
         self._values.of_training(part, seeds)
         more = whole_graph_arrays(layers_in(cast(HasLayers, module)), self.graph)
         return ExchangeLoader(
-            with_arrays(part, {name: array[ids] for name, array in more.items()}),
+            with_arrays(self._shown(part), {name: array[ids] for name, array in more.items()}),
+            seeds,
             self._cut.by_rank(num_ranks).assignment,
             open_channel(num_ranks),
             self.sampler.num_hops,
@@ -184,6 +187,16 @@ class PartDataModule(GraphDataModule):
             device=device_of(self.trainer),
             inputs=self._inputs_of(part, seeds),
         )
+
+    def _shown(self, part: Graph) -> Graph:
+        """Return a part as batches show it: its own mask marks the rank's seeds, theirs all training nodes."""
+        mask = self.graph.node_arrays.get("train_mask")
+        if part is self.graph or mask is None:
+            return part
+        if self._as_shown is None or self._as_shown[0] is not part:
+            of_all = take_rows(mask, part.node_arrays["n_id"])
+            self._as_shown = part, with_arrays(part, {"train_mask": of_all})
+        return self._as_shown[1]
 
     def _own_parts(self) -> PartSwitcher:
         if self._parts is None:

@@ -90,6 +90,9 @@ class RowExchange:
         return gathered, thread
 
     def forward(self, rows: Tensor, route: Route, place: Place, *, has_gradient: bool) -> Tensor:
+        if rows.dtype not in _DTYPES:
+            names = ", ".join(map(str, _DTYPES))
+            raise TypeError(f"Layer {place.layer} returned rows of {rows.dtype}, and ranks exchange rows of {names}.")
         pieces = [rows[which.to(rows.device)].cpu() for which in route.told]
         received = self._exchange(
             pieces, route.asked, place, "forward" if has_gradient else "forward, without gradient"

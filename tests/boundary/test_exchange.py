@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +12,17 @@ import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
-from lightning_gnn_dist.boundary.boundary import Exchange
+from lightning_gnn_dist.boundary.boundary import Exchange, Halo
 from lightning_gnn_dist.boundary.exchange_refusals import check_exchange
+from lightning_gnn_dist.data.coverage import coverage_mean
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.residency import Holding, Rotate
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layerwise.through_layers import through_layers
+from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -126,6 +130,47 @@ def test_one_rank_needs_no_exchange() -> None:
     check(weights_of(module), "SAGE", 4)
 
 
+class SeesMasks(Model):
+    """Notes whether its batches mark the training nodes that the graph does; logs a mean over all ranks."""
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__(SAGEConv, 2)
+        self.mask, self.is_marked = mask, False
+
+    def training_step(self, batch: Any) -> Tensor:
+        self.is_marked = torch.equal(batch.train_mask, self.mask[batch.n_id])
+        losses = cross_entropy(self(batch), batch.y[: batch.batch_size], reduction="none")
+        loss = coverage_mean(losses, batch)
+        self.log("mean", loss, batch_size=batch.batch_size, sync_dist=True, on_epoch=True, on_step=False)
+        return loss
+
+
+def logged(rank: int, world_size: int, boundary: Any) -> tuple[bool, float]:
+    data = weighted_data()
+    owner = (torch.arange(data.num_nodes) % 2).to(torch.int32)
+    if isinstance(boundary, Exchange):  # of the two ranks, one has no training node
+        owner[data.train_mask] = 0
+    module = SeesMasks(data.train_mask)
+    parts = data_of(graph_of(data), partitioner=Partition(owner, 2), boundary=boundary)
+    running = quick(world_size, max_epochs=1)
+    running.fit(module, parts)
+    return module.is_marked, float(running.callback_metrics["mean"])
+
+
+@pytest.mark.parametrize("boundary", [Exchange(), Halo()], ids=repr)
+def test_masks_are_the_graphs_and_means_over_ranks_are_numbers(boundary: Any) -> None:
+    for is_marked, mean in run_ranks(logged, 2, boundary):
+        assert is_marked and not math.isnan(mean)
+
+
+class Integers(Model):
+    def __init__(self) -> None:
+        super().__init__(SAGEConv, 2)
+
+    def _between(self, conv: Any, x: Tensor) -> Tensor:
+        return x if conv is self.convs[-1] else x.long()
+
+
 # What is refused.
 
 
@@ -160,13 +205,13 @@ class TooDeep(Model):
 
 
 MODULES = {"plain": lambda: Model(SAGEConv, 2), "none": WithoutLayers, "edges": ReadsEdges, "norm": Normed}
-MODULES |= {"deep": TooDeep}
+MODULES |= {"deep": TooDeep, "integers": Integers}
 
 
 def refused(rank: int, world_size: int, kind: str, options: dict[str, Any], strategy: Any) -> str:
     try:
         quick(world_size, strategy, **options).fit(MODULES[kind](), data_of(graph_of(weighted_data())))
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         return str(error)
     return ""
 
@@ -177,6 +222,7 @@ def refused(rank: int, world_size: int, kind: str, options: dict[str, Any], stra
         ("none", {}, None, "WithoutLayers does not say what its layers are: define layers()"),
         ("edges", {}, None, "This batch has no edge_index: with boundary=Exchange() ranks send each other rows"),
         ("norm", {}, None, "norm (BatchNorm1d) normalises by the rows of all nodes at once"),
+        ("integers", {}, None, "Layer 0 returned rows of torch.int64, and ranks exchange rows of torch.float32"),
         ("deep", {}, None, "layers() returns 3 layers, and the sampler was told of 2"),
         ("plain", {"accumulate_grad_batches": 2}, None, "accumulate_grad_batches=2 has nothing to add up"),
         ("plain", {}, "rounds", "LocalSGDStrategy does not exchange gradients at every step: use GrappaStrategy() or"),
