@@ -28,6 +28,7 @@ from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers
 from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.joint import WeighsRanks
 from lightning_gnn_dist.layerwise.layers import HasLayers, layers_in, with_arrays
@@ -50,7 +51,6 @@ class PartDataModule(GraphDataModule):
         self._cut = plan
         self._parts: PartSwitcher | None = None
         self._period: int | None = None
-        self._as_shown: tuple[Graph, Graph] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -100,7 +100,7 @@ class PartDataModule(GraphDataModule):
         super().teardown(stage)
         if self._parts is not None:
             self._parts.close()
-        self._parts = self._as_shown = None
+        self._parts = None
         release(self.graph)
 
     def state_dict(self) -> dict[str, Any]:
@@ -193,10 +193,11 @@ class PartDataModule(GraphDataModule):
         mask = self.graph.node_arrays.get("train_mask")
         if part is self.graph or mask is None:
             return part
-        if self._as_shown is None or self._as_shown[0] is not part:
-            of_all = take_rows(mask, part.node_arrays["n_id"])
-            self._as_shown = part, with_arrays(part, {"train_mask": of_all})
-        return self._as_shown[1]
+
+        def shown() -> Graph:
+            return with_arrays(part, {"train_mask": take_rows(mask, part.node_arrays["n_id"])})
+
+        return remembered(part, "as batches show it", shown)
 
     def _own_parts(self) -> PartSwitcher:
         if self._parts is None:

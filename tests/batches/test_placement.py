@@ -270,7 +270,7 @@ def test_the_copy_of_a_part_goes_with_the_part(num_threads, monkeypatch):
     next(stream)
     next(iter(data.anchor_batches(0)))
     part = weakref.ref(data._own_parts().current())
-    copy = weakref.ref(placement._copies_of(part())[CPU])
+    copy = weakref.ref(placement._copies_of(data._shown(part()))[CPU])
     for _ in range(len(loader)):
         next(stream)
     gc.collect()
