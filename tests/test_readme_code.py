@@ -28,6 +28,7 @@ from lightning_gnn_dist.cli import main as command_line
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import split_edges
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layerwise.through_layers import through_layers
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -103,6 +104,9 @@ def surroundings() -> dict[str, Any]:
 
 
 class Layered(SAGE):
+    def forward(self, batch: Any) -> torch.Tensor:
+        return through_layers(self, batch)
+
     def layers(self) -> list[Any]:
         return [partial(self.one_layer, conv) for conv in self.convs]
 
@@ -129,7 +133,7 @@ def run_block(rank: int, world_size: int, code: str, folder: str) -> dict[str, f
     trainer_class = pl.Trainer
     pl.Trainer = lambda **options: trainer_class(**(options | small | {"enable_checkpointing": "callbacks" in options}))
     scope = surroundings()
-    if "on_rows" in code:
+    if "on_rows" in code or "Exchange(" in code:
         scope |= {"model": Layered(8, 4), "trainer": pl.Trainer()}
     for large, small_one in {", ...)": ")", **SMALLER}.items():
         code = code.replace(large, small_one)

@@ -64,7 +64,8 @@ def test_a_shipped_config_trains_and_is_kept_beside_its_logs(name: str, tmp_path
     metric = "mrr" if name == "links.yaml" else "accuracy"
     config = re.sub(r"num_nodes: \d+", "num_nodes: 2000", (EXAMPLES / "configs" / name).read_text())
     (tmp_path / name).write_text(config)
-    small = [*SMALL[1:], "--trainer.max_epochs=2", f"--trainer.logger.init_args.save_dir={tmp_path}"]
+    small = [*SMALL[1:], "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1"]
+    small += [f"--trainer.logger.init_args.save_dir={tmp_path}"]
     (devices,) = re.findall(r"devices: (\d)", config)
     run_ranks(command, int(devices), "fit", f"--config={tmp_path}/{name}", *small)
     (run,) = (tmp_path / Path(name).stem).iterdir()
