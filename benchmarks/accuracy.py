@@ -94,6 +94,8 @@ def methods(supernodes: int) -> dict[str, Method]:
         "grappa-halo": {"boundary": Halo()},
         "grappa-halo2": {"boundary": Halo(2)},
         "grappa-exchange": {"boundary": Exchange()},
+        "grappa-exchange-16": {"boundary": Exchange(bits=16)},
+        "grappa-exchange-8": {"boundary": Exchange(bits=8)},
         "grappa-halo-hops": {"boundary": Halo(), "coverage": Coverage(hops=2)},
         "grappa-rotate": rotated,
         "grappa-rotate-batch": {**rotated, "coverage": Coverage(level="batch")},

@@ -5,16 +5,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import MAX_HOPS, check_at_least, check_at_least_if_given, check_instance, make_plain
+from lightning_gnn_dist.checks import (
+    MAX_HOPS,
+    check_at_least,
+    check_at_least_if_given,
+    check_choice,
+    check_instance,
+    make_plain,
+)
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row
 
+Bits = Literal[8, 16]
 EdgesInto: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
@@ -126,7 +134,17 @@ class Exchange(Boundary):
     It takes ``sampler=WholePartSampler(num_layers)``, a module with a method ``layers`` (see :func:`through_layers`),
     and a strategy that exchanges gradients at every step: :class:`GrappaStrategy` or DDP. A pass is one step, on all
     training nodes.
+
+    Args:
+        bits: Bits of a number on the wire, 8 or 16, for rows and for their gradients. They are rounded up or down at
+            random, so that they are right in the mean; a rank's own rows are not rounded. Default: as they are
+            computed, which is exact.
     """
+
+    bits: Bits | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("bits", self.bits, Bits | None)
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         return Halo().around(graph, residents, edges_into, seed)

@@ -19,6 +19,7 @@ from lightning_gnn_dist.layerwise.layers import Layer
 from lightning_gnn_dist.layerwise.through_layers import rows_of_layer
 from lightning_gnn_dist.sampling.block import Block
 from lightning_gnn_dist.wire.channel import Channel
+from lightning_gnn_dist.wire.codec import Codec
 from lightning_gnn_dist.wire.row_exchange import RowExchange, tied
 
 
@@ -31,6 +32,8 @@ class ExchangeLoader:
         owners: The rank of every node of the whole graph.
         channel: The ranks.
         num_layers: Layers of the model.
+        bits: Bits of a number on the wire, or None to send rows as they are.
+        seed: Decides how they are rounded.
         weigh: Whether gradients are weighed by the rank's share of the seeds, for a strategy that takes the mean over
             ranks.
         widen: Convert float16, bfloat16 and int8 with scales to float32.
@@ -50,6 +53,8 @@ class ExchangeLoader:
         channel: Channel,
         num_layers: int,
         *,
+        bits: int | None,
+        seed: int,
         weigh: bool,
         widen: bool,
         all_labels: bool,
@@ -65,8 +70,9 @@ class ExchangeLoader:
             batch.y = batch.y[: plan.num_seeds]
         if inputs is not None:
             batch.input_id = inputs
+        self._exchange = RowExchange(channel, None if bits is None else Codec(bits), seed)
         weight = plan.share * channel.size if weigh else 1.0
-        self._batch = PartBatch.of(batch.to(device), _LayerRun(plan, RowExchange(channel), weight))
+        self._batch = PartBatch.of(batch.to(device), _LayerRun(plan, self._exchange, weight))
         self._written = writes_of(self._batch)
 
     def between(self, start: int, stop: int | None) -> Batches:
@@ -74,8 +80,9 @@ class ExchangeLoader:
         while stop is None or start < stop:
             if writes_of(self._batch) != self._written:
                 raise RuntimeError(WRITTEN)
-            yield copy.copy(self._batch)
             start += 1
+            self._exchange.begin_step(start)
+            yield copy.copy(self._batch)
 
     def close(self) -> None:
         """End the connections. Not collective."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 
-from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, Isolated
+from lightning_gnn_dist.boundary.boundary import Bits, Boundary, Exchange, Halo, Isolated
 from lightning_gnn_dist.evaluation.reach import Neighbourhoods
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.advice import bytes_of_part, bytes_per_part
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport
+from lightning_gnn_dist.wire.codec import Codec
 
 BYTES_OF_A_NUMBER = 4  # float32
 _MOST_EDGES = 4_000_000_000  # that are looked at, some minutes' work, before one part stands for all
@@ -54,8 +55,10 @@ def prices(graph: Graph, partition: Partition, report: PartitionReport, num_laye
         if is_exact:
             break
     rows, held = halos[0]
-    sent = _rows_sent(graph, partition, num_layers) * width * BYTES_OF_A_NUMBER
-    yield Price(Exchange(), rows, held, sent, "nothing")
+    sent = _rows_sent(graph, partition, num_layers)
+    for bits in get_args(Bits):
+        yield Price(Exchange(bits=bits), rows, held, sent * Codec(bits).bytes_of_row(width), "digits on the wire")
+    yield Price(Exchange(), rows, held, sent * width * BYTES_OF_A_NUMBER, "nothing")
 
 
 def _halos(graph: Graph, partition: Partition, report: PartitionReport, num_layers: int) -> list[tuple[int, int]]:

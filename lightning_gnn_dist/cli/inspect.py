@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from lightning_gnn_dist.boundary.prices import prices
@@ -81,7 +82,7 @@ def _prices(graph: Graph, partition: Partition, report: PartitionReport, options
     for price in prices(graph, partition, report, options.layers, options.width):
         seconds = price.bytes_sent * 8 / (options.bandwidth * 1e9)
         sent = in_bytes(price.bytes_sent) if price.bytes_sent else "nothing"
-        name = repr(price.boundary).replace(", bytes=None, neighbors=None", "").replace("hops=", "")
+        name = re.sub(r"(, )?\w+=None", "", repr(price.boundary)).replace("hops=", "")
         rows.append((name, f"{price.rows:,}", in_bytes(price.bytes_held), sent, f"{seconds:.2g}", price.loses))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

@@ -168,7 +168,7 @@ class PartDataModule(GraphDataModule):
         return 1 if self._exchanges() else super()._num_batches()
 
     def _local_batches(self, part: Graph, num_batches: int, rank: int, num_ranks: int) -> PassLoader:
-        if not self._exchanges():
+        if not (self._exchanges() and isinstance(self.boundary, Exchange)):
             return super()._local_batches(part, num_batches, rank, num_ranks)
         assert self.trainer is not None
         module, seeds, ids = self.trainer.lightning_module, part.split("train"), part.node_arrays["n_id"]
@@ -180,6 +180,8 @@ class PartDataModule(GraphDataModule):
             self._cut.by_rank(num_ranks).assignment,
             open_channel(num_ranks),
             self.sampler.num_hops,
+            bits=self.boundary.bits,
+            seed=self.seed,
             weigh=not isinstance(self.trainer.strategy, WeighsRanks),
             widen=self.loading.widen,
             all_labels=self.loading.all_labels,

@@ -64,9 +64,8 @@ class PartPlan:
         if self.cache_dir is not None:
             check_folder("cache_dir", self.cache_dir)
         if isinstance(self.boundary, Fetch | Exchange) and self.holding != Holding():
-            raise ValueError(
-                f"holding says what a part holds, and boundary={self.boundary} sees the whole graph: choose one."
-            )
+            name = type(self.boundary).__name__
+            raise ValueError(f"holding says what a part holds, and boundary={name}() sees the whole graph: choose one.")
         self.boundary.check_fits(self.graph)
         if self.graph.path is None:  # arrays in RAM may have been changed since the graph was built
             self.graph.check_edges()

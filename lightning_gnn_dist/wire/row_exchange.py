@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lightning_gnn_dist.wire.channel import Channel
+from lightning_gnn_dist.wire.codec import Codec
 
 _DIRECTIONS = ("forward", "forward, without gradient", "backward")
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -41,11 +42,13 @@ class Place(NamedTuple):
     """Where in the work of a rank an exchange stands.
 
     Attributes:
-        number: Which of its forwards, from 1.
+        step: Which step of the training.
+        forward: Which forward of the step, from 1.
         layer: The layer that has made the rows, from 0.
     """
 
-    number: int
+    step: int
+    forward: int
     layer: int
 
 
@@ -61,11 +64,17 @@ class RowExchange:
 
     Args:
         channel: The ranks.
+        codec: Packs rows and gradients into fewer bytes. None: they travel as they are.
+        seed: Decides how they are rounded, together with the step, the layer and the rank.
     """
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._passes = 0
+    def __init__(self, channel: Channel, codec: Codec | None = None, seed: int = 0) -> None:
+        self._channel, self._codec, self._seed = channel, codec, seed
+        self._step = self._forwards = 0
+
+    def begin_step(self, step: int) -> None:
+        """Begin a step of the training: what is drawn in it depends on its number, however a fit came to it."""
+        self._step, self._forwards = step, 0
 
     def begin(self) -> Tensor:
         """Begin a forward, and return its thread, which ties the exchanges to the result."""
@@ -74,7 +83,7 @@ class RowExchange:
                 "The model was run again in the backward (torch.utils.checkpoint), where ranks cannot exchange rows: "
                 "checkpoint what lies within a layer, or nothing."
             )
-        self._passes += 1
+        self._forwards += 1
         return torch.zeros((), requires_grad=torch.is_grad_enabled())
 
     def gather(self, rows: Tensor, thread: Tensor, route: Route, layer: int) -> tuple[Tensor, Tensor]:
@@ -86,7 +95,7 @@ class RowExchange:
             route: Which rows go where.
             layer: The number of the layer that has made the rows.
         """
-        gathered, thread = _Gather.apply(rows, thread, self, route, Place(self._passes, layer))  # type: ignore[no-untyped-call]
+        gathered, thread = _Gather.apply(rows, thread, self, route, Place(self._step, self._forwards, layer))  # type: ignore[no-untyped-call]
         return gathered, thread
 
     def forward(self, rows: Tensor, route: Route, place: Place, *, has_gradient: bool) -> Tensor:
@@ -115,19 +124,29 @@ class RowExchange:
     def _exchange(self, pieces: list[Tensor], expected: list[Tensor], place: Place, direction: str) -> list[Tensor]:
         try:
             self._compare(pieces[0], place, direction)
-            return self._channel.exchange(pieces, [len(which) for which in expected])
+            return self._sent(pieces, [len(which) for which in expected], place, direction)
         except RuntimeError as error:
             if isinstance(error, DifferentPlacesError):
                 raise
             raise RuntimeError(
-                f"Rank {self._channel.rank} exchanged rows behind layer {place.layer} ({direction}, forward number "
-                f"{place.number}), and {self._channel.who_is_gone()} did not answer. See what was said there."
+                f"Rank {self._channel.rank} exchanged rows in step {place.step}, behind layer {place.layer} "
+                f"({direction}), and {self._channel.who_is_gone()} did not answer. See what was said there."
             ) from error
+
+    def _sent(self, pieces: list[Tensor], lengths: list[int], place: Place, direction: str) -> list[Tensor]:
+        """Return what each rank sent here, rounded where a codec rounds. Collective."""
+        if self._codec is None:
+            return self._channel.exchange(pieces, lengths)
+        numbers = (self._seed, self._channel.rank, *place, _DIRECTIONS.index(direction))
+        chance, like = torch.Generator().manual_seed(_mixed(*numbers)), pieces[0]
+        packed = [self._codec.pack(piece, chance) for piece in pieces]
+        return [self._codec.unpack(piece, like) for piece in self._channel.exchange(packed, lengths)]
 
     def _compare(self, rows: Tensor, place: Place, direction: str) -> None:
         """Refuse to exchange with ranks that are elsewhere. Collective."""
-        kind = [_DTYPES.index(rows.dtype), rows.shape[1:].numel()]
-        own = torch.tensor([[place.number, place.layer, _DIRECTIONS.index(direction), *kind]])
+        bits = 0 if self._codec is None else self._codec.bits
+        kind = [_DTYPES.index(rows.dtype), rows.shape[1:].numel(), bits]
+        own = torch.tensor([[*place, _DIRECTIONS.index(direction), *kind]])
         size = self._channel.size
         ranks = torch.cat(self._channel.exchange([own] * size, [1] * size)).tolist()
         other = next((number for number, where in enumerate(ranks) if where != ranks[0]), None)
@@ -183,6 +202,15 @@ def tied(rows: Tensor, thread: Tensor, weight: float = 1.0) -> Tensor:
 
 
 def _told(where: Sequence[int]) -> str:
-    number, layer, direction, dtype, width = where
-    kind = str(_DTYPES[dtype]).removeprefix("torch.")
-    return f"in forward number {number}, behind layer {layer} ({_DIRECTIONS[direction]}, rows of {width} {kind})"
+    step, forward, layer, direction, dtype, width, bits = where
+    kind = str(_DTYPES[dtype]).removeprefix("torch.") + (f" in {bits} bits" if bits else "")
+    where_in_step = f"step {step}, forward {forward}, behind layer {layer}"
+    return f"in {where_in_step} ({_DIRECTIONS[direction]}, rows of {width} {kind})"
+
+
+def _mixed(*numbers: int) -> int:
+    """One number below 2**63 of several, another for each."""
+    total = 0
+    for number in numbers:
+        total = ((total ^ number) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) % (1 << 63)
+    return total

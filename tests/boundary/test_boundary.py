@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Exchange, Halo, Isolated
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
@@ -26,6 +26,12 @@ from lightning_gnn_dist.partition.random import RandomPartitioner
 def test_a_halo_that_cannot_be_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Halo(**wrong)
+
+
+@pytest.mark.parametrize("bits", [0, 4, 32, 8.0, "8", True])
+def test_bits_that_nobody_packs_are_refused(bits: Any) -> None:
+    with pytest.raises(ValueError, match=r"bits must be one of \[8, 16, None\]"):
+        Exchange(bits=bits)
 
 
 @dataclass(frozen=True)

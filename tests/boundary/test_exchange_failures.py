@@ -82,7 +82,7 @@ def test_a_rank_that_raises_is_named() -> None:
     of_ranks = run_ranks(fit, 3, "raise")
     assert of_ranks[1][0] == "'a fault'"
     for said, seconds, _ in (of_ranks[0], of_ranks[2]):
-        assert said.startswith("Rank ") and "behind layer 1 (forward, forward number 3), and rank 1 did not" in said
+        assert said.startswith("Rank ") and "in step 3, behind layer 1 (forward), and rank 1 did not" in said
         assert seconds < 30
 
 
@@ -101,17 +101,15 @@ def test_a_rank_that_is_gone_is_named(fault: str) -> None:
 
 def test_ranks_that_do_different_things_are_told_so() -> None:
     for error, _, _ in run_ranks(fit, 2, "twice"):
-        assert "rank 0 is in forward number 3, behind layer 0 (backward, rows of 5 float64)" in error or (
-            "rank 0 is in forward number 3, behind layer 1 (backward, rows of 5 float64)" in error
-        )
-        assert "rank 1 is in forward number 4, behind layer 0 (forward, rows of 5 float64)" in error
+        assert "rank 0 is in step 3, forward 1, behind layer 1 (backward, rows of 5 float64)" in error
+        assert "rank 1 is in step 3, forward 2, behind layer 0 (forward, rows of 5 float64)" in error
         assert "Every rank must run the same layers on every batch" in error
 
 
 @pytest.mark.slow
 def test_a_rank_that_skips_a_step_is_named() -> None:
     (said, _, _), (of_lightning, _, _) = run_ranks(fit, 2, "no loss")
-    assert "behind layer 1 (backward, forward number 3), and rank 1 did not answer" in said
+    assert "in step 3, behind layer 1 (backward), and rank 1 did not answer" in said
     assert "returning None in distributed training is not supported" in of_lightning
 
 

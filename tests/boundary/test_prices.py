@@ -34,7 +34,7 @@ def cut_graph() -> tuple[Graph, Partition]:
 def test_halos_cost_what_parts_with_them_take(num_layers: int) -> None:
     graph, partition = cut_graph()
     found = list(prices(graph, partition, partition.report(graph), num_layers, 5))
-    expected: list[Boundary] = [Isolated(), *map(Halo, range(1, num_layers + 1)), Exchange()]
+    expected: list[Boundary] = [Isolated(), *map(Halo, range(1, num_layers + 1)), *map(Exchange, (8, 16, None))]
     assert [price.boundary for price in found] == expected
     for price in found:
         settings = PARTS, 0, price.boundary, Coverage()
@@ -49,9 +49,9 @@ def test_halos_cost_what_parts_with_them_take(num_layers: int) -> None:
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
 def test_an_exchange_costs_its_rows(num_layers: int) -> None:
     graph, partition = cut_graph()
-    *_, price = prices(graph, partition, partition.report(graph), num_layers, 5)
-    moved = rows_moved(weighted_data(), partition.assignment.tolist(), num_layers, PARTS)
-    assert price.bytes_sent == max(moved) * 5 * 4
+    *_, eight, sixteen, exact = prices(graph, partition, partition.report(graph), num_layers, 5)
+    moved = max(rows_moved(weighted_data(), partition.assignment.tolist(), num_layers, PARTS))
+    assert [price.bytes_sent for price in (eight, sixteen, exact)] == [moved * 13, moved * 10, moved * 20]
 
 
 def test_inspect_prints_the_prices(tmp_path: Path) -> None:
@@ -59,6 +59,13 @@ def test_inspect_prints_the_prices(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lightning_gnn_dist", "inspect", str(tmp_path / "graph"), "--parts", "3"]
     more = ["--partitioner", "random", "--layers", "2", "--width", "8", "--bandwidth", "0.5"]
     said = subprocess.run([*command, *more], capture_output=True, text=True, check=True).stdout
-    lines = said[said.index("The edges between parts, for 2 layers of width 8 and 0.5 Gbit/s") :].splitlines()[2:6]
-    assert [line.split()[0] for line in lines] == ["Isolated()", "Halo(1)", "Halo(2)", "Exchange()"]
-    assert [line.split()[-1] for line in lines] == ["edges", "away", "nothing", "nothing"]
+    lines = said[said.index("The edges between parts, for 2 layers of width 8 and 0.5 Gbit/s") :].splitlines()[2:8]
+    assert [line.split()[0] for line in lines] == [
+        "Isolated()",
+        "Halo(1)",
+        "Halo(2)",
+        "Exchange(bits=8)",
+        "Exchange(bits=16)",
+        "Exchange()",
+    ]
+    assert [line.split()[-1] for line in lines] == ["edges", "away", "nothing", "wire", "wire", "nothing"]
