@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import assemble, in_type, one_hop, writes_of
 from lightning_gnn_dist.batches.loader import Batches
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.part_batch import PartBatch
 from lightning_gnn_dist.batches.source import WRITTEN
 from lightning_gnn_dist.boundary.exchange_plan import ExchangePlan, Step, exchange_plan
@@ -36,8 +37,7 @@ class ExchangeLoader:
         seed: Decides how they are rounded.
         weigh: Whether gradients are weighed by the rank's share of the seeds, for a strategy that takes the mean over
             ranks.
-        widen: Convert float16, bfloat16 and int8 with scales to float32.
-        all_labels: Give ``y`` a row for each node, not for each seed alone.
+        loading: Says which types are widened to float32, and whether ``y`` has a row for each node.
         dtype: The type of all floating point numbers. None: as the part has them.
         device: Where the model computes.
         inputs: A number for each seed, that batches hold as ``input_id``. Default: they hold none.
@@ -56,17 +56,16 @@ class ExchangeLoader:
         bits: int | None,
         seed: int,
         weigh: bool,
-        widen: bool,
-        all_labels: bool,
+        loading: Loading,
         dtype: torch.dtype | None,
         device: torch.device,
         inputs: Tensor | None = None,
     ) -> None:
         plan = exchange_plan(part, seeds, owners, channel, num_layers)
         self._channel, self.num_seeds = channel, plan.num_seeds
-        batch = in_type(assemble(part, plan.sample, widen=widen), dtype)
+        batch = in_type(assemble(part, plan.sample, widen=loading.widen), dtype)
         batch.batch_size = plan.num_seeds
-        if "y" in batch and not all_labels:
+        if "y" in batch and not loading.all_labels:
             batch.y = batch.y[: plan.num_seeds]
         if inputs is not None:
             batch.input_id = inputs
