@@ -51,7 +51,8 @@ def prices(graph: Graph, partition: Partition, report: PartitionReport, num_laye
     yield Price(Isolated(), 0, int(bytes_per_part(graph, report).max()), 0, f"{report.cut_ratio:.0%} of all edges")
     for hops, (rows, held) in enumerate(halos, 1):
         is_exact = hops == num_layers or halos[hops][0] == rows  # no node is farther away
-        yield Price(Halo(hops), rows, held, 0, "nothing" if is_exact else f"what is more than {hops} hops away")
+        away = "what is more than a hop away" if hops == 1 else f"what is more than {hops} hops away"
+        yield Price(Halo(hops), rows, held, 0, "nothing" if is_exact else away)
         if is_exact:
             break
     rows, held = halos[0]
