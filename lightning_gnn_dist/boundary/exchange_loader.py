@@ -93,7 +93,7 @@ class _LayerRun:
 
     def __init__(self, plan: ExchangePlan, exchange: RowExchange, weight: float) -> None:
         self._plan, self._exchange, self._weight = plan, exchange, weight
-        self._blocks: list[Block] = []
+        self._views: list[tuple[Block, Tensor | None]] = []
 
     def __call__(self, batch: PartBatch, layers: Sequence[Layer]) -> Tensor:
         steps = self._plan.steps
@@ -102,15 +102,15 @@ class _LayerRun:
                 f"layers() returns {len(layers)} layers, and the sampler was told of {len(steps)}: give it as many, "
                 f"WholePartSampler({len(layers)})."
             )
-        blocks, thread = self._blocks_of(batch.outermost), self._exchange.begin()
-        first = one_hop(batch, blocks[0])
+        views, thread = self._views_of(batch.outermost), self._exchange.begin()
+        first = one_hop(batch, batch.outermost)
         rows = rows_of_layer(layers[0](first), steps[0].num_dst, 0)
         for index in range(1, len(layers)):
             step = steps[index]
             assert step.route is not None
             x, thread = self._exchange.gather(rows, thread, step.route, index - 1)
-            view = one_hop(first, blocks[index], x, self._nodes_of(step, rows.device))
-            rows = rows_of_layer(layers[index](view), step.num_dst, index)
+            block, nodes = views[index]
+            rows = rows_of_layer(layers[index](one_hop(first, block, x, nodes)), step.num_dst, index)
         return tied(rows, thread, self._weight)
 
     def _nodes_of(self, step: Step, device: torch.device) -> Tensor | None:
@@ -121,11 +121,16 @@ class _LayerRun:
         others = torch.arange(num_own, num_own + step.num_remote, device=device)
         return torch.cat([torch.arange(step.num_own, device=device), others])
 
-    def _blocks_of(self, outermost: Block) -> list[Block]:
-        """Return the block of each layer, built once for the batch's block: it changes with the device alone."""
-        if not self._blocks or self._blocks[0] is not outermost:
-            self._blocks = [outermost, *(self._block(outermost, step) for step in self._plan.steps[1:])]
-        return self._blocks
+    def _views_of(self, outermost: Block) -> list[tuple[Block, Tensor | None]]:
+        """Return the block of each layer and where its nodes stand in the batch, None if it reads all.
+
+        They are built once for the batch's block, which changes with the device alone.
+        """
+        if not self._views or self._views[0][0] is not outermost:
+            device, others = outermost.indices.device, self._plan.steps[1:]
+            inner = [(self._block(outermost, step), self._nodes_of(step, device)) for step in others]
+            self._views = [(outermost, None), *inner]
+        return self._views
 
     def _block(self, outermost: Block, step: Step) -> Block:
         num_own, num_edges = self._plan.num_own, int(outermost.indptr[step.num_dst])

@@ -67,15 +67,13 @@ def _halos(graph: Graph, partition: Partition, report: PartitionReport, num_laye
     neighbourhoods, parts = Neighbourhoods(graph, num_layers), torch.arange(partition.num_parts)
     if partition.num_parts * num_layers * graph.num_edges > _MOST_EDGES:
         parts = report.halo_nodes.argsort(descending=True)[:1]  # it likely pays most
-    most = [(0, 0)] * num_layers
+    rows, held = torch.zeros(2, num_layers, dtype=torch.int64)
     for part in parts.tolist():
         found = neighbourhoods.of((partition.assignment == part).nonzero().view(-1))
-        for hops in range(1, num_layers + 1):
-            nodes, edges = torch.tensor([found.nodes[hops]]), torch.tensor([found.edges[hops - 1]])
-            rows, held = most[hops - 1]
-            taken = int(bytes_of_part(graph, nodes, edges))
-            most[hops - 1] = max(rows, found.nodes[hops] - found.nodes[0]), max(held, taken)
-    return most
+        nodes, edges = torch.tensor(found.nodes), torch.tensor(found.edges)
+        rows = torch.maximum(rows, nodes[1:] - nodes[0])
+        held = torch.maximum(held, bytes_of_part(graph, nodes[1:], edges))
+    return list(zip(rows.tolist(), held.tolist(), strict=True))
 
 
 def _rows_sent(graph: Graph, partition: Partition, num_layers: int) -> int:

@@ -168,9 +168,9 @@ class PartDataModule(GraphDataModule):
         return 1 if self._exchanges() else super()._num_batches()
 
     def _local_batches(self, part: Graph, num_batches: int, rank: int, num_ranks: int) -> PassLoader:
-        if not (self._exchanges() and isinstance(self.boundary, Exchange)):
+        if not self._exchanges():
             return super()._local_batches(part, num_batches, rank, num_ranks)
-        assert self.trainer is not None
+        assert self.trainer is not None and isinstance(self.boundary, Exchange)
         module, seeds, ids = self.trainer.lightning_module, part.split("train"), part.node_arrays["n_id"]
         self._values.of_training(part, seeds)
         more = whole_graph_arrays(layers_in(cast(HasLayers, module)), self.graph)

@@ -122,25 +122,26 @@ class RowExchange:
         return own
 
     def _exchange(self, pieces: list[Tensor], expected: list[Tensor], place: Place, direction: str) -> list[Tensor]:
+        packed = self._packed(pieces, place, direction)
         try:
             self._compare(pieces[0], place, direction)
-            return self._sent(pieces, [len(which) for which in expected], place, direction)
+            received = self._channel.exchange(packed, [len(which) for which in expected])
+        except DifferentPlacesError:
+            raise
         except RuntimeError as error:
-            if isinstance(error, DifferentPlacesError):
-                raise
             raise RuntimeError(
                 f"Rank {self._channel.rank} exchanged rows in step {place.step}, behind layer {place.layer} "
                 f"({direction}), and {self._channel.who_is_gone()} did not answer. See what was said there."
             ) from error
+        return received if self._codec is None else [self._codec.unpack(piece, pieces[0]) for piece in received]
 
-    def _sent(self, pieces: list[Tensor], lengths: list[int], place: Place, direction: str) -> list[Tensor]:
-        """Return what each rank sent here, rounded where a codec rounds. Collective."""
+    def _packed(self, pieces: list[Tensor], place: Place, direction: str) -> list[Tensor]:
+        """Return what is sent of rows: these, or what the codec makes of them."""
         if self._codec is None:
-            return self._channel.exchange(pieces, lengths)
+            return pieces
         numbers = (self._seed, self._channel.rank, *place, _DIRECTIONS.index(direction))
-        chance, like = torch.Generator().manual_seed(_mixed(*numbers)), pieces[0]
-        packed = [self._codec.pack(piece, chance) for piece in pieces]
-        return [self._codec.unpack(piece, like) for piece in self._channel.exchange(packed, lengths)]
+        chance = torch.Generator().manual_seed(_mixed(*numbers))
+        return [self._codec.pack(piece, chance) for piece in pieces]
 
     def _compare(self, rows: Tensor, place: Place, direction: str) -> None:
         """Refuse to exchange with ranks that are elsewhere. Collective."""
