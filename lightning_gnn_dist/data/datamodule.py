@@ -11,7 +11,7 @@ from torch_geometric.data import Data, HeteroData
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, History, Isolated
 from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
 from lightning_gnn_dist.checks import check_instance, check_path
 from lightning_gnn_dist.data.coverage import Coverage
@@ -50,7 +50,7 @@ class PartitionedDataModule(PartDataModule):
         loading: How batches are made: bulks, threads, the device. It never changes what is in them.
         holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others.
         boundary: What becomes of senders outside the part: :class:`Isolated`, :class:`Halo`,
-            :class:`Exchange` or :class:`Fetch`.
+            :class:`Exchange`, :class:`History` or :class:`Fetch`.
         evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
         global_batching: How the whole graph is sampled for corrections.
         coverage: Gives each batch ``batch.coverage``, the share of each neighbourhood that the part holds, as
@@ -78,6 +78,7 @@ class PartitionedDataModule(PartDataModule):
         cutter = MetisPartitioner() if partitioner is None else partitioner
         if isinstance(boundary, Exchange):
             check_whole_part(sampler)
+        if isinstance(boundary, Exchange | History):
             coverage = None  # nothing is lost
         plan = PartPlan(_as_graph(graph), cutter, holding, boundary, coverage, int(seed), cache_dir)
         super().__init__(plan, settings)
@@ -125,7 +126,8 @@ class PartitionedDataModule(PartDataModule):
         if isinstance(self.boundary, Fetch) and num_ranks > 1:
             seeds = seeds[self.partition(num_ranks).assignment[seeds] == rank]
         self._values.of_training(part, seeds)
-        return seeds, self._source(self._shown(part), self.sampler)
+        run = self._historic(part) if self._keeps_history() else None
+        return seeds, self._source(self._shown(part), self.sampler, run=run)
 
 
 def _as_graph(graph: Graph | Data | str | Path) -> Graph:
