@@ -82,7 +82,8 @@ def _prices(graph: Graph, partition: Partition, report: PartitionReport, options
     for price in prices(graph, partition, report, options.layers, options.width):
         seconds = price.bytes_sent * 8 / (options.bandwidth * 1e9)
         sent = in_bytes(price.bytes_sent) if price.bytes_sent else "nothing"
-        name = re.sub(r"(, )?\w+=None", "", repr(price.boundary)).replace("hops=", "")
+        sent += " a round" if price.bytes_sent and price.per == "round" else ""
+        name = re.sub(r"(, )?\w+=(None|'round')", "", repr(price.boundary)).replace("hops=", "")
         rows.append((name, f"{price.rows:,}", in_bytes(price.bytes_held), sent, f"{seconds:.2g}", price.loses))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

@@ -1,4 +1,4 @@
-"""Local steps that read rows of the last meeting: what they are by hand, what they send, and what is refused."""
+"""Local steps that read rows of the last meeting are those by hand."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def quick(strategy: Any, **options: Any) -> Any:
 
 
 def weights_of(module: Model) -> Weights:
-    return {key: value.detach().claveraging() for key, value in module.named_parameters()}
+    return {key: value.detach().clone() for key, value in module.named_parameters()}
 
 
 OWNER = unequal(weighted_data(), RANKS).assignment.long()
