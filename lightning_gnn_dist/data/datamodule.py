@@ -15,7 +15,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Hist
 from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
 from lightning_gnn_dist.checks import check_instance, check_path
 from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.part_datamodule import PartDataModule
+from lightning_gnn_dist.data.history_datamodule import HistoryDataModule
 from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
@@ -26,7 +26,7 @@ from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.sampling.base import Sampler
 
 
-class PartitionedDataModule(PartDataModule):
+class PartitionedDataModule(HistoryDataModule):
     """Cut a graph into one part per rank, and hand out batches of the rank's own part.
 
     Training batches come from the part alone (unless ``boundary`` adds nodes): its nodes, the edges among them, and

@@ -15,11 +15,9 @@ from torch import Tensor
 from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.batches.placement import Placement, device_of, release, stream_to
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.boundary.boundary import Exchange, History
+from lightning_gnn_dist.boundary.boundary import Exchange
 from lightning_gnn_dist.boundary.exchange_loader import ExchangeLoader
-from lightning_gnn_dist.boundary.exchange_refusals import check_exchange, check_history
-from lightning_gnn_dist.boundary.historic_rows import PLACE, HistoricRows, MeetingChannel
-from lightning_gnn_dist.boundary.part_nodes import PartNodes
+from lightning_gnn_dist.boundary.exchange_refusals import check_exchange
 from lightning_gnn_dist.checks import check_at_least, check_below
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.plan import PartPlan
@@ -28,7 +26,6 @@ from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.switcher import PartSwitcher
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader
 from lightning_gnn_dist.evaluation.choice import Counter, Evaluated
-from lightning_gnn_dist.evaluation.layer_pass import LayerPass
 from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers
 from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
@@ -41,11 +38,10 @@ from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import draws_anywhere
-from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
 if TYPE_CHECKING:
-    from lightning_gnn_dist.joint import HasDigests, HasParts, KeepsRows
+    from lightning_gnn_dist.joint import HasDigests, HasParts
 
 
 class PartDataModule(GraphDataModule):
@@ -57,8 +53,6 @@ class PartDataModule(GraphDataModule):
         self._cut = plan
         self._parts: PartSwitcher | None = None
         self._period: int | None = None
-        self._history: tuple[Graph, HistoricRows] | None = None
-        self._channel: MeetingChannel | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -97,9 +91,6 @@ class PartDataModule(GraphDataModule):
             if self._exchanges():
                 assert self.trainer is not None
                 check_exchange(self.trainer, self.trainer.lightning_module)
-            if self._keeps_history():
-                assert self.trainer is not None
-                check_history(self.trainer, self.trainer.lightning_module)
 
     def train_dataloader(self) -> TrainLoader:
         loader = super().train_dataloader()
@@ -111,9 +102,7 @@ class PartDataModule(GraphDataModule):
         super().teardown(stage)
         if self._parts is not None:
             self._parts.close()
-        if self._channel is not None:
-            self._channel.close()
-        self._parts = self._history = self._channel = None
+        self._parts = None
         release(self.graph)
 
     def state_dict(self) -> dict[str, Any]:
@@ -123,32 +112,6 @@ class PartDataModule(GraphDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.holding.every is None:
             self._period = state_dict.get("repartition_every")
-
-    # What strategies ask for.
-
-    def keeps_rows(self) -> bool:
-        """Return whether ranks compute rows of inner layers for each other at meetings."""
-        return isinstance(self.boundary, History)
-
-    def batches_of_part(self) -> int | None:
-        """Return after how many batches a rank's part changes, or None if it never does."""
-        every = self._every()
-        return None if every is None else every * self._num_batches()
-
-    def refresh_rows(self, start: int) -> None:
-        """Compute what batches from number ``start`` on read of nodes outside the part. Collective."""
-        if not self._keeps_history():
-            return
-        assert self._train_loader is not None and self.trainer is not None
-        check_at_least(0, start=start)
-        self._train_loader.move_to(start)
-        super_epoch = self._train_loader.super_epoch(start)
-        part = self._own_parts().at(super_epoch)
-        rows = self._historic(part)
-        if not rows.is_planned:
-            rows.plan(self._pass_of(part, super_epoch))
-        with self.trainer.precision_plugin.forward_context():
-            rows.refresh(self.trainer.lightning_module)
 
     # What it is made of.
 
@@ -210,10 +173,11 @@ class PartDataModule(GraphDataModule):
         if not self._exchanges():
             return super()._local_batches(part, num_batches, rank, num_ranks)
         assert self.trainer is not None and isinstance(self.boundary, Exchange)
-        seeds = part.split("train")
+        module, seeds, ids = self.trainer.lightning_module, part.split("train"), part.node_arrays["n_id"]
         self._values.of_training(part, seeds)
+        more = whole_graph_arrays(layers_in(cast(HasLayers, module)), self.graph)
         return ExchangeLoader(
-            with_arrays(self._shown(part), self._whole_graph_arrays(part)),
+            with_arrays(self._shown(part), {name: array[ids] for name, array in more.items()}),
             seeds,
             self._cut.by_rank(num_ranks).assignment,
             open_channel(num_ranks),
@@ -230,53 +194,13 @@ class PartDataModule(GraphDataModule):
     def _shown(self, part: Graph) -> Graph:
         """Return a part as batches show it: its own mask marks the rank's seeds, theirs all training nodes."""
         mask = self.graph.node_arrays.get("train_mask")
-        keeps = self._keeps_history()
-        if part is self.graph or (mask is None and not keeps):
+        if part is self.graph or mask is None:
             return part
 
         def shown() -> Graph:
-            of_mask = {} if mask is None else {"train_mask": take_rows(mask, part.node_arrays["n_id"])}
-            more = {PLACE: self._historic(part).places} if keeps else {}
-            if keeps and isinstance(self.sampler, WholePartSampler):
-                more |= self._whole_graph_arrays(part)
-            return with_arrays(part, of_mask | more)
+            return with_arrays(part, {"train_mask": take_rows(mask, part.node_arrays["n_id"])})
 
         return remembered(part, "as batches show it", shown)
-
-    def _whole_graph_arrays(self, part: Graph) -> dict[str, Tensor]:
-        """Return rows of node arrays of the whole graph that layers read: the degrees by which GCN normalises."""
-        assert self.trainer is not None
-        more = whole_graph_arrays(layers_in(cast(HasLayers, self.trainer.lightning_module)), self.graph)
-        return {name: array[part.node_arrays["n_id"]] for name, array in more.items()}
-
-    def _keeps_history(self) -> bool:
-        """Return whether this rank has rows of the last meeting."""
-        return self.keeps_rows() and self._is_cut()
-
-    def _historic(self, part: Graph) -> HistoricRows:
-        """Return the rows of nodes outside the running part; those of the part before are forgotten."""
-        if self._history is None or self._history[0] is not part:
-            self._history = part, HistoricRows(part, self._own_parts().num_residents, self.sampler.num_hops)
-        return self._history[1]
-
-    def _pass_of(self, part: Graph, super_epoch: int) -> LayerPass:
-        """Return what computes rows of own nodes, and sends them to other ranks. Collective."""
-        num_ranks, device = self._world_size(), device_of(self.trainer)
-        if self._channel is None:
-            self._channel = MeetingChannel(open_channel(num_ranks))
-        nodes = PartNodes(
-            with_arrays(part, self._whole_graph_arrays(part)),
-            self._rank(),
-            self.partition(num_ranks).assignment,
-            self._cut.owner(super_epoch, num_ranks),
-            num_ranks,
-            widen=self.loading.widen,
-        )
-        return LayerPass(nodes, self._channel, device, self._eval_bytes, self._folder(), None, self._dtype())
-
-    def _folder(self) -> Path | None:
-        """Return where rows go that take too much memory, or None for the system's folder of temporary files."""
-        return None if self.graph.path is None else self.graph.path.parent
 
     def _own_parts(self) -> PartSwitcher:
         if self._parts is None:
@@ -324,6 +248,10 @@ class PartDataModule(GraphDataModule):
         assert self.trainer is not None
         return ReadyRows(self.trainer, nodes_of_rank, num_ranks, self._eval_bytes, self._folder(), self._dtype())
 
+    def _folder(self) -> Path | None:
+        """Return where rows go that take too much memory, or None for the system's folder of temporary files."""
+        return None if self.graph.path is None else self.graph.path.parent
+
     def _counter(self) -> Counter:
         return Counter(self.graph, self.sampler.num_hops, self._module())
 
@@ -352,6 +280,6 @@ class PartDataModule(GraphDataModule):
 
 if TYPE_CHECKING:
 
-    def _offers(data: PartDataModule) -> tuple[HasDigests, HasParts, KeepsRows]:
-        """Let mypy check that this has what three more Protocols of ``joint`` ask for."""
-        return data, data, data
+    def _offers(data: PartDataModule) -> tuple[HasDigests, HasParts]:
+        """Let mypy check that this has what two more Protocols of ``joint`` ask for."""
+        return data, data

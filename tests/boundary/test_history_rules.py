@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,6 +16,7 @@ from torch_geometric.nn import SAGEConv
 from lightning_gnn_dist.boundary.boundary import Halo, History, Isolated
 from lightning_gnn_dist.data.residency import Holding, Rotate
 from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
 from lightning_gnn_dist.wire.collectives import traffic
@@ -129,6 +131,11 @@ def test_ranks_that_may_die_are_refused() -> None:
     strategy = TMAStrategy(EverySteps(STEPS), elastic=True)
     with pytest.raises(ValueError, match=r"with elastic=True ranks may die at any time: use boundary=Halo\(\)"):
         trainer(1, strategy).fit(model("SAGE", 3), parts(3))
+
+
+def test_shards_have_no_rows_of_meetings(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"boundary must be .* for shards, got History\(every='round'\)"):
+        ShardedDataModule(tmp_path, boundary=History())
 
 
 @pytest.mark.parametrize("every", ["epoch", 2, None, True])
