@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
 import torch
@@ -126,7 +126,7 @@ class Halo(Boundary):
         return nodes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exchange(Boundary):
     """Senders outside a part are computed by the ranks that own them, layer by layer, in every step.
 
@@ -165,6 +165,12 @@ class Exchange(Boundary):
         if self.share == 0:
             raise ValueError("share=0.0 sends no row at all: take boundary=Isolated(), or a share above 0.")
         make_plain(self)
+
+    def __repr__(self) -> str:
+        given = {
+            each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
+        }
+        return f"Exchange({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     @property
     def thrift(self) -> Thrift:
