@@ -24,6 +24,7 @@ from lightning_gnn_dist.data.links import LinkSplit, split_edges
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
+from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.tma import TMAStrategy
 from lightning_gnn_dist.wire.membership import LEFT, LIGHTHOUSE, WAITS, Elastic, Membership
@@ -112,6 +113,7 @@ def train(
     rounds: int,
     fate: Fate = Fate(),  # noqa: B008
     ckpt_path: str | None = None,
+    outer: Outer | None = None,
 ) -> Outcome:
     torch.manual_seed(rank)  # replicas that start unequal, to be made equal
     module = Watched(rank, folder, fate)
@@ -125,7 +127,7 @@ def train(
         Membership._reduce_ = mean_or_die  # type: ignore[method-assign]
     saver = ModelCheckpoint(f"{folder}/saved", save_last=True, enable_version_counter=False)
     elastic = Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
-    strategy = TMAStrategy(EverySeconds(0.4), elastic=elastic)
+    strategy = TMAStrategy(EverySeconds(0.4), elastic=elastic, outer=outer)
     options: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True, "ckpt_path": ckpt_path}
     with told_to_leave():
         fit(rank, strategy, module, devices=1, max_epochs=rounds, validate=True, **options)
@@ -182,8 +184,9 @@ def test_when_a_rank_is_killed_the_others_go_on(tmp_path: Path, fate: Fate) -> N
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
-def test_a_rank_that_stood_still_catches_up(tmp_path: Path) -> None:
-    first, second, third = run_ranks(train, 3, str(tmp_path), 14, Fate(1, "step", signal.SIGSTOP))
+@pytest.mark.parametrize("outer", [None, Outer(lr=1.0, momentum=0.5)], ids=repr)
+def test_a_rank_that_stood_still_catches_up(tmp_path: Path, outer: Outer | None) -> None:
+    first, second, third = run_ranks(train, 3, str(tmp_path), 14, Fate(1, "step", signal.SIGSTOP), None, outer)
     assert differs(first.state, second.state) == differs(first.state, third.state) == 0.0
     assert 2 in first.members and first.members[-1] == second.members[-1] == 3
     assert first.rounds == second.rounds == 14 and len(second.members) < 14  # it missed some
