@@ -66,6 +66,15 @@ from lightning_gnn_dist.wire.collectives import traffic
 NO_KEY = BatchKey(0, 0, 0)  # nothing is drawn
 SLOWMO = Outer(lr=1.0, momentum=0.5, nesterov=False)
 
+MEANS: dict[str, dict[str, Any]] = {
+    "slowmo": {"outer": SLOWMO},
+    "outer": {"outer": Outer()},
+    "outer-8": {"outer": Outer(bits=8)},
+    "moments": {"average_optimizer": True},
+    "slowmo-moments": {"outer": SLOWMO, "average_optimizer": True},
+    "outer-moments": {"outer": Outer(), "average_optimizer": True},
+}
+
 
 @dataclass(frozen=True)
 class Method:
@@ -91,14 +100,6 @@ def methods(supernodes: int) -> dict[str, Method]:
         "drift-share": {"correction_steps": 0.5},
         "default-slowmo": {"outer": SLOWMO},
         "default-outer": {"outer": Outer()},
-    }
-    means: dict[str, dict[str, Any]] = {
-        "slowmo": {"outer": SLOWMO},
-        "outer": {"outer": Outer()},
-        "outer-8": {"outer": Outer(bits=8)},
-        "moments": {"average_optimizer": True},
-        "slowmo-moments": {"outer": SLOWMO, "average_optimizer": True},
-        "outer-moments": {"outer": Outer(), "average_optimizer": True},
     }
     rotated = {"holding": Holding(Rotate())}
     gradients: dict[str, dict[str, Any]] = {
@@ -135,7 +136,7 @@ def methods(supernodes: int) -> dict[str, Method]:
     }
     for cut, partitioner in cuts.items():
         found[cut] = Method(averaging, partitioner)
-        for name, settings in means.items():
+        for name, settings in MEANS.items():
             found[f"{cut}-{name}"] = Method(partial(averaging, **settings), partitioner)
         for name, settings in corrections.items():
             found[f"{cut}-{name}"] = Method(partial(llcg, settings), partitioner)

@@ -44,13 +44,9 @@ AWAITED = "awaited"  # a file that is there until the rank that comes back is ab
 def lighthouse(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from torchft.coordination import LighthouseServer
 
-    server = LighthouseServer(
-        bind="[::]:0",
-        min_replicas=2,
-        join_timeout_ms=60_000,
-        quorum_tick_ms=50,
-        heartbeat_timeout_ms=int(1000 * HEARTBEAT_SECONDS),
-    )
+    heartbeat = int(1000 * HEARTBEAT_SECONDS)
+    waits = {"join_timeout_ms": 60_000, "quorum_tick_ms": 50, "heartbeat_timeout_ms": heartbeat}
+    server = LighthouseServer(bind="[::]:0", min_replicas=2, **waits)
     monkeypatch.setenv(LIGHTHOUSE, server.address())
     monkeypatch.setenv("RUST_LOG", "error")
     yield
@@ -128,9 +124,9 @@ def train(
     saver = ModelCheckpoint(f"{folder}/saved", save_last=True, enable_version_counter=False)
     elastic = Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
     strategy = TMAStrategy(EverySeconds(0.4), elastic=elastic, outer=outer)
-    options: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True, "ckpt_path": ckpt_path}
+    options: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True, "validate": True}
     with told_to_leave():
-        fit(rank, strategy, module, devices=1, max_epochs=rounds, validate=True, **options)
+        fit(rank, strategy, module, devices=1, max_epochs=rounds, ckpt_path=ckpt_path, **options)
     trainer = module.trainer
     seconds = [after - before for before, after in pairwise(module.ends)]
     return Outcome(trainer.current_epoch, module.members, state_of(module), trainer.global_step, seconds)

@@ -66,12 +66,6 @@ class Outer:
         check_choice("bits", self.bits, Bits | None)
         make_plain(self)
 
-    def made(self, parameters: list[Tensor]) -> Optimizer:
-        """Return the optimizer of some parameters."""
-        if self.optimizer is not None:
-            return self.optimizer(parameters)
-        return SGD(parameters, self.lr, self.momentum, nesterov=self.nesterov and self.momentum > 0)
-
 
 class OuterStep:
     """Takes the step, alike on all ranks.
@@ -93,7 +87,7 @@ class OuterStep:
         if self._optimizer is not None:
             return
         self._before = [torch.empty_like(each.detach()) for each in self._parameters()]
-        self._optimizer = self._outer.made(self._before)
+        self._optimizer = _optimizer_of(self._before, self._outer)
         if self._outer.bits is not None:
             self._channel = open_channel(collectives.world_size())
         self.begin_round()
@@ -182,6 +176,12 @@ class OuterStep:
 
     def _parameters(self) -> list[Tensor]:
         return list(module_of(self._strategy).parameters())
+
+
+def _optimizer_of(parameters: list[Tensor], outer: Outer) -> Optimizer:
+    if outer.optimizer is not None:
+        return outer.optimizer(parameters)
+    return SGD(parameters, outer.lr, outer.momentum, nesterov=outer.nesterov and outer.momentum > 0)
 
 
 def check_outer(outer: object) -> None:
