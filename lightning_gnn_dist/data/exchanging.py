@@ -64,7 +64,7 @@ class ExchangingDataModule(GraphDataModule):
             owners,
             open_channel(num_ranks),
             self.sampler.num_hops,
-            bits=self.boundary.bits,
+            thrift=self.boundary.thrift,
             seed=self.seed,
             weigh=not isinstance(self.trainer.strategy, WeighsRanks),
             loading=self.loading,

@@ -158,7 +158,12 @@ def fit_again(
         ("GCN", Exchange(bits=8)),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in [("GAT", Exchange()), ("SAGE", Halo(1, neighbors=2)), ("GCN", Halo(2, bytes=3000))]
+            for case in [
+                ("GAT", Exchange(share=0.5)),
+                ("SAGE", Exchange(every=2)),
+                ("SAGE", Halo(1, neighbors=2)),
+                ("GCN", Halo(2, bytes=3000)),
+            ]
         ),
     ],
     ids=repr,
