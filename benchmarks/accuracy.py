@@ -49,6 +49,7 @@ from lightning_gnn_dist import (
     LocalSGDStrategy,
     MetisPartitioner,
     NeighborSampler,
+    Outer,
     Partition,
     PartitionedDataModule,
     Partitioner,
@@ -64,6 +65,16 @@ from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.wire.collectives import traffic
 
 NO_KEY = BatchKey(0, 0, 0)  # nothing is drawn
+SLOWMO = Outer(lr=1.0, momentum=0.5, nesterov=False)
+
+MEANS: dict[str, dict[str, Any]] = {
+    "slowmo": {"outer": SLOWMO},
+    "outer": {"outer": Outer()},
+    "outer-8": {"outer": Outer(bits=8)},
+    "moments": {"average_optimizer": True},
+    "slowmo-moments": {"outer": SLOWMO, "average_optimizer": True},
+    "outer-moments": {"outer": Outer(), "average_optimizer": True},
+}
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,8 @@ def methods(supernodes: int) -> dict[str, Method]:
         "default": {},
         "persistent": {"correction_optimizer": "persistent"},
         "drift-share": {"correction_steps": 0.5},
+        "default-slowmo": {"outer": SLOWMO},
+        "default-outer": {"outer": Outer()},
     }
     rotated = {"holding": Holding(Rotate())}
     gradients: dict[str, dict[str, Any]] = {
@@ -97,6 +110,10 @@ def methods(supernodes: int) -> dict[str, Method]:
         "grappa-exchange": {"boundary": Exchange()},
         "grappa-exchange-16": {"boundary": Exchange(bits=16)},
         "grappa-exchange-8": {"boundary": Exchange(bits=8)},
+        "grappa-exchange-share": {"boundary": Exchange(share=0.1)},
+        "grappa-exchange-every": {"boundary": Exchange(every=5)},
+        "grappa-exchange-overlap": {"boundary": Exchange(overlap=True)},
+        "grappa-exchange-all": {"boundary": Exchange(bits=8, every=2, overlap=True, share=0.5)},
         "grappa-halo-hops": {"boundary": Halo(), "coverage": Coverage(hops=2)},
         "grappa-rotate": rotated,
         "grappa-rotate-batch": {**rotated, "coverage": Coverage(level="batch")},
@@ -120,6 +137,8 @@ def methods(supernodes: int) -> dict[str, Method]:
     }
     for cut, partitioner in cuts.items():
         found[cut] = Method(averaging, partitioner)
+        for name, settings in MEANS.items():
+            found[f"{cut}-{name}"] = Method(partial(averaging, **settings), partitioner)
         for name, settings in corrections.items():
             found[f"{cut}-{name}"] = Method(partial(llcg, settings), partitioner)
         for name, data in boundaries.items():
@@ -130,8 +149,8 @@ def methods(supernodes: int) -> dict[str, Method]:
     return found
 
 
-def averaging(steps: int) -> Strategy:
-    return LocalSGDStrategy(EverySteps(steps), launch=Launch(start_method="fork"))
+def averaging(steps: int, **settings: Any) -> Strategy:
+    return LocalSGDStrategy(EverySteps(steps), launch=Launch(start_method="fork"), **settings)
 
 
 def grappa(_: int) -> Strategy:

@@ -28,10 +28,14 @@ class Channel:
         group: The process group of these ranks, or None for a single rank.
         size: How many ranks there are in it.
         rank: The number of this rank among them.
+
+    Attributes:
+        is_waited_for: Whether this rank waits for what it exchanges, so that the seconds count.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, size: int, rank: int) -> None:
         self._group, self.size, self.rank = group, size, rank
+        self.is_waited_for = True
 
     def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
         """Send ``pieces[i]`` to rank ``i``; return what each rank sent here. All tensors are on the CPU.
@@ -48,7 +52,7 @@ class Channel:
         sent = torch.cat([octets(piece) for piece in pieces])
         received = sent.new_empty(sum(lengths) * width)
         sizes = [len(piece) * width for piece in pieces]
-        with counted(sum(sizes) - sizes[self.rank]):
+        with counted(sum(sizes) - sizes[self.rank], waits=self.is_waited_for):
             dist.all_to_all_single(received, sent, [n * width for n in lengths], sizes, group=self._group)
         rows = received.view(empty.dtype).view(-1, *empty.shape[1:])
         return list(rows.split(list(lengths)))
