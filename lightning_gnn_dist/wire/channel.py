@@ -33,12 +33,15 @@ class Channel:
     def __init__(self, group: dist.ProcessGroup | None, size: int, rank: int) -> None:
         self._group, self.size, self.rank = group, size, rank
 
-    def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
+    def exchange(
+        self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None, *, of_boundary: bool = False
+    ) -> list[Tensor]:
         """Send ``pieces[i]`` to rank ``i``; return what each rank sent here. All tensors are on the CPU.
 
         Args:
             pieces: A tensor for each rank, of any length; type and shape of a row are the same on all ranks.
             lengths: The lengths of the tensors to receive, if known. Either all ranks give them or none.
+            of_boundary: Whether these are rows between layers, which are counted apart, too.
         """
         if self.size == 1:
             return list(pieces)
@@ -48,7 +51,7 @@ class Channel:
         sent = torch.cat([octets(piece) for piece in pieces])
         received = sent.new_empty(sum(lengths) * width)
         sizes = [len(piece) * width for piece in pieces]
-        with counted(sum(sizes) - sizes[self.rank]):
+        with counted(sum(sizes) - sizes[self.rank], of_boundary=of_boundary):
             dist.all_to_all_single(received, sent, [n * width for n in lengths], sizes, group=self._group)
         rows = received.view(empty.dtype).view(-1, *empty.shape[1:])
         return list(rows.split(list(lengths)))

@@ -125,7 +125,7 @@ class RowExchange:
         packed = self._packed(pieces, place, direction)
         try:
             self._compare(pieces[0], place, direction)
-            received = self._channel.exchange(packed, [len(which) for which in expected])
+            received = self._channel.exchange(packed, [len(which) for which in expected], of_boundary=True)
         except DifferentPlacesError:
             raise
         except RuntimeError as error:
@@ -149,7 +149,7 @@ class RowExchange:
         kind = [_DTYPES.index(rows.dtype), rows.shape[1:].numel(), bits]
         own = torch.tensor([[*place, _DIRECTIONS.index(direction), *kind]])
         size = self._channel.size
-        ranks = torch.cat(self._channel.exchange([own] * size, [1] * size)).tolist()
+        ranks = torch.cat(self._channel.exchange([own] * size, [1] * size, of_boundary=True)).tolist()
         other = next((number for number, where in enumerate(ranks) if where != ranks[0]), None)
         if other is not None:
             raise DifferentPlacesError(
