@@ -98,6 +98,24 @@ def chosen(
     return choice.boundary
 
 
+def kept(name: str, num_hops: int, *, exchanges: bool) -> Boundary:
+    """Return what the fit of a checkpoint chose, for which there may be less memory now, and log it.
+
+    Args:
+        name: The short name of what it chose.
+        num_hops: Hops of the sampler.
+        exchanges: Whether ranks can exchange rows in this fit.
+    """
+    known = {short_name(boundary): boundary for boundary in candidates(num_hops, exchanges=exchanges)}
+    if name not in known:
+        raise ValueError(
+            f'boundary="auto" was {name} in the fit of the checkpoint, and can be {", ".join(known)} in this one: '
+            "resume with that fit's sampler, holding, module and strategy, or name the boundary that you want."
+        )
+    rank_zero_info(f'boundary="auto" is {name}, as in the fit of the checkpoint.')
+    return known[name]
+
+
 def asked_for(boundary: Boundary | str) -> Boundary:
     """Return the boundary that a data module is given, or that the word for it means."""
     if isinstance(boundary, str):

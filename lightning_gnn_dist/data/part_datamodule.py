@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_gnn_dist.batches.placement import Placement, device_of, release, stream_to
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, candidates, chosen
+from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, chosen, kept
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange
 from lightning_gnn_dist.boundary.exchange_loader import ExchangeLoader
 from lightning_gnn_dist.boundary.exchange_refusals import against_exchange, check_exchange
@@ -119,8 +118,9 @@ class PartDataModule(GraphDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.holding.every is None:
             self._period = state_dict.get("repartition_every")
-        if not isinstance(self.boundary, Auto):
-            self._keep_boundary(state_dict.get("boundary", short_name(self.boundary)))
+        name, is_chosen = state_dict.get("boundary"), not isinstance(self.boundary, Auto)
+        if isinstance(self._cut.boundary, Auto) and is_chosen and name not in (None, short_name(self.boundary)):
+            self._treat(kept(name, self.sampler.num_hops, exchanges=self._can_exchange()))
 
     # What it is made of.
 
@@ -191,19 +191,6 @@ class PartDataModule(GraphDataModule):
         if not isinstance(self.sampler, WholePartSampler) or self.holding != Holding() or self.trainer is None:
             return False
         return against_exchange(self.trainer, self.trainer.lightning_module) is None
-
-    def _keep_boundary(self, name: str) -> None:
-        """Treat the boundary as the fit of a checkpoint did, for which there may be less memory now."""
-        if name == short_name(self.boundary) or not isinstance(self._cut.boundary, Auto):
-            return
-        known = {short_name(each): each for each in candidates(self.sampler.num_hops, exchanges=self._can_exchange())}
-        if name not in known:
-            raise ValueError(
-                f'boundary="auto" was {name} in the fit of the checkpoint, and can be {", ".join(known)} in this one: '
-                "resume with that fit's sampler, holding, module and strategy, or name the boundary that you want."
-            )
-        rank_zero_info(f'boundary="auto" is {name}, as in the fit of the checkpoint.')
-        self._treat(known[name])
 
     def _exchanges(self) -> bool:
         """Return whether ranks exchange rows in every step."""
