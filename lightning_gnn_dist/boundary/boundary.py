@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
 import torch
@@ -14,13 +14,17 @@ from lightning_gnn_dist.checks import (
     MAX_HOPS,
     check_at_least,
     check_at_least_if_given,
+    check_between,
     check_choice,
     check_instance,
+    check_true_or_false,
     make_plain,
 )
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row
+from lightning_gnn_dist.wire.codec import Codec
+from lightning_gnn_dist.wire.shipments import Thrift
 
 Bits = Literal[8, 16]
 EdgesInto: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -122,7 +126,7 @@ class Halo(Boundary):
         return nodes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Exchange(Boundary):
     """Senders outside a part are computed by the ranks that own them, layer by layer, in every step.
 
@@ -139,12 +143,40 @@ class Exchange(Boundary):
         bits: Bits of a number on the wire, 8 or 16, for rows and for their gradients. They are rounded up or down at
             random, so that they are right in the mean; a rank's own rows are not rounded. Default: as they are
             computed, which is exact.
+        every: Steps for which received rows and gradients are used: with ``every=5`` they are sent in one step of five,
+            and are up to four steps old (DIGEST).
+        overlap: Whether a step uses what was sent in the step before, while its own rows are under way. So no step but
+            the first waits for the wire, and rows and gradients are a step older than without (PipeGCN).
+        share: The share of the rows, in (0, 1], that two ranks send each other, with their gradients: as many of those
+            that they share, drawn anew each time, and multiplied so that sums and means over neighbours are right in
+            the mean (BNS-GCN). The others are zero in that step, for attention and maxima as well.
     """
 
     bits: Bits | None = None
+    every: int = 1
+    overlap: bool = False
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         check_choice("bits", self.bits, Bits | None)
+        check_at_least(1, every=self.every)
+        check_true_or_false(overlap=self.overlap)
+        check_between(0, 1, share=self.share)
+        if self.share == 0:
+            raise ValueError("share=0.0 sends no row at all: take boundary=Isolated(), or a share above 0.")
+        make_plain(self)
+
+    def __repr__(self) -> str:
+        given = {
+            each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
+        }
+        return f"Exchange({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+    @property
+    def thrift(self) -> Thrift:
+        """How it saves bytes and time."""
+        codec = None if self.bits is None else Codec(self.bits)
+        return Thrift(codec, self.every, self.overlap, self.share)
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         return Halo().around(graph, residents, edges_into, seed)

@@ -20,8 +20,8 @@ from lightning_gnn_dist.layerwise.layers import Layer
 from lightning_gnn_dist.layerwise.through_layers import rows_of_layer
 from lightning_gnn_dist.sampling.block import Block
 from lightning_gnn_dist.wire.channel import Channel
-from lightning_gnn_dist.wire.codec import Codec
 from lightning_gnn_dist.wire.row_exchange import RowExchange, tied
+from lightning_gnn_dist.wire.shipments import Thrift
 
 
 class ExchangeLoader:
@@ -33,8 +33,8 @@ class ExchangeLoader:
         owners: The rank of every node of the whole graph.
         channel: The ranks.
         num_layers: Layers of the model.
-        bits: Bits of a number on the wire, or None to send rows as they are.
-        seed: Decides how they are rounded.
+        thrift: How the exchange saves bytes and time.
+        seed: Decides what is random in that.
         weigh: Whether gradients are weighed by the rank's share of the seeds, for a strategy that takes the mean over
             ranks.
         loading: Says which types are widened to float32, and whether ``y`` has a row for each node.
@@ -53,7 +53,7 @@ class ExchangeLoader:
         channel: Channel,
         num_layers: int,
         *,
-        bits: int | None,
+        thrift: Thrift,
         seed: int,
         weigh: bool,
         loading: Loading,
@@ -62,14 +62,14 @@ class ExchangeLoader:
         inputs: Tensor | None = None,
     ) -> None:
         plan = exchange_plan(part, seeds, owners, channel, num_layers)
-        self._channel, self.num_seeds = channel, plan.num_seeds
+        self.num_seeds = plan.num_seeds
         batch = in_type(assemble(part, plan.sample, widen=loading.widen), dtype)
         batch.batch_size = plan.num_seeds
         if "y" in batch and not loading.all_labels:
             batch.y = batch.y[: plan.num_seeds]
         if inputs is not None:
             batch.input_id = inputs
-        self._exchange = RowExchange(channel, None if bits is None else Codec(bits), seed)
+        self._exchange = RowExchange(channel, seed, thrift)
         weight = plan.share * channel.size if weigh else 1.0
         self._batch = PartBatch.of(batch.to(device), _LayerRun(plan, self._exchange, weight))
         self._written = writes_of(self._batch)
@@ -85,7 +85,7 @@ class ExchangeLoader:
 
     def close(self) -> None:
         """End the connections. Not collective."""
-        self._channel.close()
+        self._exchange.close()
 
 
 class _LayerRun:

@@ -17,7 +17,7 @@ from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.wire.channel import Channel
-from lightning_gnn_dist.wire.row_exchange import Route
+from lightning_gnn_dist.wire.shipments import Route
 
 
 @dataclass(frozen=True, eq=False)

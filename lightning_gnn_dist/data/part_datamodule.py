@@ -212,7 +212,7 @@ class PartDataModule(GraphDataModule):
             self._cut.by_rank(num_ranks).assignment,
             open_channel(num_ranks),
             self.sampler.num_hops,
-            bits=self.boundary.bits,
+            thrift=self.boundary.thrift,
             seed=self.seed,
             weigh=not isinstance(self.trainer.strategy, WeighsRanks),
             loading=self.loading,

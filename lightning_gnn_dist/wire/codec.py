@@ -71,6 +71,6 @@ def _as_steps(flat: Tensor, chance: torch.Generator) -> Tensor:
     least, greatest = flat.aminmax(dim=1, keepdim=True)
     step = (greatest - least) / _STEPS
     places = (flat - least) / step.clamp(min=torch.finfo(torch.float32).tiny)
-    places = (places + torch.rand(flat.shape, generator=chance)).floor_().clamp_(0, _STEPS)
+    places = (places + torch.rand(flat.shape, generator=chance, dtype=torch.float32)).floor_().clamp_(0, _STEPS)
     ranges = torch.cat([least, step], 1).view(torch.uint8)
     return torch.cat([places.nan_to_num_(0.0).to(torch.uint8), ranges], 1)

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ class Traffic:
 
 
 traffic = Traffic()
+_counting = Lock()
 _PATIENCE = timedelta(minutes=5)  # torch's default for a store
 _BACKLOG = 2048  # connections that wait to be taken
 _INTERFACE = "GLOO_SOCKET_IFNAME"  # the variable that names the network interface of gloo
@@ -320,18 +321,22 @@ def _ring_bytes(num_bytes: int) -> float:
 
 
 @contextmanager
-def counted(num_bytes: float, *, of_boundary: bool = False) -> Iterator[None]:
-    """Add these bytes, and the seconds that the block takes, to the traffic, and to that of the boundary if asked."""
+def counted(num_bytes: float, *, waits: bool = True, of_boundary: bool = False) -> Iterator[None]:
+    """Add these bytes to the traffic, and the seconds that the block takes, unless nobody waits for it.
+
+    What is ``of_boundary`` is added to the traffic of the boundary, too.
+    """
     start = time.perf_counter()
     try:
         yield
     finally:
-        seconds = time.perf_counter() - start
-        traffic.bytes_sent += num_bytes
-        traffic.seconds += seconds
-        if of_boundary:
-            traffic.boundary_bytes += num_bytes
-            traffic.boundary_seconds += seconds
+        seconds = time.perf_counter() - start if waits else 0.0
+        with _counting:  # some blocks run in the background
+            traffic.bytes_sent += num_bytes
+            traffic.seconds += seconds
+            if of_boundary:
+                traffic.boundary_bytes += num_bytes
+                traffic.boundary_seconds += seconds
 
 
 def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,44 +53,58 @@ def quick(world_size: int, strategy: Any = None, **options: Any) -> pl.Trainer:
 # What it sends.
 
 
-def sent(rank: int, world_size: int, data: Any, bits: Any) -> tuple[float, float, float]:
-    """All bytes of a step, those at the boundary, and what is logged of these after three steps."""
+def sent(rank: int, world_size: int, data: Any, exchange: Exchange) -> tuple[list[float], list[float], float]:
+    """All bytes of the second, third and fourth step, those at the boundary, and what is logged of these."""
     module, before = model("SAGE", 3), []
 
     class Count(pl.Callback):
         def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             before.append((traffic.bytes_sent, traffic.boundary_bytes))
 
-    parts = data_of(graph_of(data), 3, boundary=Exchange(bits=bits))
-    running = quick(world_size, max_epochs=3, callbacks=[Count()])
+    parts = data_of(graph_of(data), 3, boundary=exchange)
+    running = quick(world_size, max_epochs=5, callbacks=[Count()])
     running.fit(module, parts)
-    (sent_before, rows_before), (sent, rows) = before[1:]
-    return sent - sent_before, rows - rows_before, float(running.callback_metrics["comm/boundary_bytes"])
+    total, rows = (
+        [after - start for start, after in itertools.pairwise(counts[1:])] for counts in zip(*before, strict=True)
+    )
+    return total, rows, float(running.callback_metrics["comm/boundary_bytes"])
 
 
-def rows_moved(data: Any, owner: list[int], num_layers: int, num_ranks: int) -> list[int]:
+def rows_moved(data: Any, owner: list[int], num_layers: int, num_ranks: int, share: float = 1.0) -> list[int]:
     """The rows and gradients of rows that each rank sends in a step, counted edge by edge."""
     edges = list(zip(*data.edge_index.tolist(), strict=True))
     computed, moved = set(data.train_mask.nonzero().view(-1).tolist()), [0] * num_ranks
     for _ in range(num_layers - 1):  # behind the last but one, and on to the first
-        for sender, reader in {(u, owner[v]) for u, v in edges if v in computed and owner[u] != owner[v]}:
-            moved[owner[sender]] += 1  # a row
-            moved[reader] += 1  # and its gradient
+        read = {(u, owner[v]) for u, v in edges if v in computed and owner[u] != owner[v]}
+        for (giver, reader), number in Counter((owner[u], reader) for u, reader in read).items():
+            moved[giver] += math.ceil(share * number)  # rows
+            moved[reader] += math.ceil(share * number)  # and their gradients
         computed |= {u for u, v in edges if v in computed}
     return moved
 
 
-@pytest.mark.parametrize(("bits", "bytes_of_row"), [(None, 5 * 8), (16, 5 * 2), (8, 5 + 8)])
-def test_a_step_sends_rows_and_gradients_that_edges_ask_for(bits: Any, bytes_of_row: int) -> None:
+@pytest.mark.parametrize(
+    ("exchange", "bytes_of_row"),
+    [
+        (Exchange(), 5 * 8),
+        (Exchange(bits=16), 5 * 2),
+        (Exchange(bits=8), 5 + 8),
+        (Exchange(every=2, share=0.4), 5 * 8),
+    ],
+    ids=repr,
+)
+def test_a_step_sends_rows_and_gradients_that_edges_ask_for(exchange: Exchange, bytes_of_row: int) -> None:
     data, num_ranks = weighted_data(), 3
     owner = RandomPartitioner()(graph_of(data), num_ranks, seed=0).assignment.tolist()
-    moved = rows_moved(data, owner, 3, num_ranks)
+    moved = rows_moved(data, owner, 3, num_ranks, exchange.share)
     num_values = sum(p.numel() for p in model("SAGE", 3).parameters())
     of_grappa = 2 * (num_ranks - 1) / num_ranks * (8 * num_values + 8 * 5 + 4 * 4)  # five numbers a step, four a pass
     headers = 2 * 2 * (num_ranks - 1) * 8 * 7  # seven numbers behind two layers, forward and backward
-    for rank, (measured, at_boundary, logged) in enumerate(run_ranks(sent, num_ranks, data, bits)):
-        assert at_boundary == headers + moved[rank] * bytes_of_row and logged == 3 * at_boundary
-        assert measured == pytest.approx(of_grappa + at_boundary, abs=1e-6)
+    for rank, (measured, at_boundary, logged) in enumerate(run_ranks(sent, num_ranks, data, exchange)):
+        of_rows = headers + moved[rank] * bytes_of_row
+        assert at_boundary == [of_rows * (step % exchange.every == 0) for step in (1, 2, 3)]
+        assert logged == of_rows * len(range(0, 5, exchange.every))
+        assert measured == pytest.approx([of_grappa + rows for rows in at_boundary], abs=1e-6)
 
 
 # Where it runs.

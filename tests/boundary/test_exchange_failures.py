@@ -60,13 +60,13 @@ class Faulty(Model):
         return None if self._meets("no loss") else loss
 
 
-def fit(rank: int, world_size: int, fault: str) -> tuple[str, float, str]:
+def fit(rank: int, world_size: int, fault: str, exchange: Exchange = Exchange()) -> tuple[str, float, str]:  # noqa: B008
     module = Faulty(fault)
     data = PartitionedDataModule(
         graph_of(weighted_data()),
         partitioner=RandomPartitioner(),
         sampler=WholePartSampler(3),
-        boundary=Exchange(),
+        boundary=exchange,
     )
     strategy = GrappaStrategy(launch=Launch(timeout=timedelta(seconds=PATIENCE_SECONDS)))
     running = trainer(world_size, strategy, max_epochs=8, limit_val_batches=0, precision="64-true")
@@ -97,6 +97,18 @@ def test_a_rank_that_is_gone_is_named(fault: str) -> None:
     for said, seconds, _ in (of_ranks[0], of_ranks[2]):
         assert "and rank 1 did not answer" in said
         assert seconds < PATIENCE_SECONDS + 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["raise", "kill", "stop"])
+def test_ranks_end_though_rows_are_under_way(fault: str) -> None:
+    with start_ranks(fit, 3, fault, Exchange(overlap=True)) as ranks:
+        if fault == "stop":
+            time.sleep(25)
+            os.kill(ranks.pids[1], signal.SIGKILL)
+        of_ranks = ranks.results(may_die={1} if fault != "raise" else set())
+    for said, seconds, _ in (of_ranks[0], of_ranks[2]):
+        assert said and seconds < PATIENCE_SECONDS + 20
 
 
 def test_ranks_that_do_different_things_are_told_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -135,9 +136,9 @@ class CountingChannel(Channel):
 
     exchanges = 0
 
-    def exchange(self, *args: Any, **options: Any) -> list[Tensor]:
+    def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
         self.exchanges += 1
-        return super().exchange(*args, **options)
+        return super().exchange(pieces, lengths)
 
 
 def corrected(rank: int, world_size: int, folder: str, sampler: ShardedSampler) -> list[Any]:

@@ -10,12 +10,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist.wire.channel import open_channel, patience
-from lightning_gnn_dist.wire.row_exchange import Route, RowExchange, tied
+from lightning_gnn_dist.wire.row_exchange import RowExchange, tied
+from lightning_gnn_dist.wire.shipments import Route, Thrift
 from tests.ranks import run_ranks
 
 COUNTS = [4, 0, 3]  # rows of each rank
 ASKED: dict[tuple[int, int], list[int]] = {(0, 2): [2, 0], (1, 0): [1, 1, 3], (1, 2): [1], (2, 0): [3, 0]}
 SECONDS = timedelta(seconds=30)
+DRAWS = 300
 
 
 def rows_of(rank: int) -> Tensor:
@@ -60,3 +62,32 @@ def test_rows_and_gradients_are_those_of_one_process(device: str) -> None:
     for rank, (gathered, gradient) in enumerate(run_ranks(exchanged, 3, device)):
         assert torch.equal(gathered, expected[rank])
         assert torch.allclose(gradient, leaves[rank].grad, rtol=0, atol=1e-14)  # type: ignore[arg-type]
+
+
+def drawn(rank: int, world_size: int) -> tuple[Tensor, Tensor, list[int]]:
+    """The mean of what is gathered, and of the gradients, over many draws."""
+    dist.init_process_group("gloo", timeout=SECONDS)
+    exchange, sums, numbers = RowExchange(open_channel(world_size), 5, Thrift(share=0.5)), [], []
+    for step in range(1, DRAWS + 1):
+        exchange.begin_step(step)
+        rows = rows_of(rank).requires_grad_()
+        gathered, thread = exchange.gather(rows, exchange.begin(), route_of(rank), 0)
+        (tied(gathered, thread) * factors(rank, len(gathered))).sum().backward()
+        sums.append((gathered.detach(), rows.grad))
+        numbers.append(int(gathered[len(rows) :].flatten(1).any(1).sum()))
+    exchange.close()
+    rows, gradients = (torch.stack(list(each)).mean(0) for each in zip(*sums, strict=True))
+    return rows, gradients, numbers
+
+
+def test_a_share_of_the_rows_is_right_in_the_mean() -> None:
+    leaves = [rows_of(rank).requires_grad_() for rank in range(3)]
+    of_ranks = run_ranks(drawn, 3)
+    for rank, (rows, _, numbers) in enumerate(of_ranks):
+        pieces = [leaves[other][ASKED.get((rank, other), [])] for other in range(3)]
+        expected = torch.cat([leaves[rank], torch.cat(pieces).flip(0)])
+        (expected * factors(rank, len(expected))).sum().backward()
+        assert torch.allclose(rows, expected, rtol=0, atol=0.6)
+        assert set(numbers) == {sum((len(piece) + 1) // 2 for piece in pieces)}
+    for (_, gradients, _), leaf in zip(of_ranks, leaves, strict=True):
+        assert torch.allclose(gradients, leaf.grad, rtol=0, atol=0.6)  # type: ignore[arg-type]

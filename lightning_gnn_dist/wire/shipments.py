@@ -1,0 +1,236 @@
+"""What ranks send each other for one layer, forward or backward: compared, packed, and used for as long as was asked.
+
+A shipment may be used in later steps than the one in which it was sent:
+
+    every=3                  sent in steps 1, 4, 7 ...   used in 1 2 3, 4 5 6, 7 8 9 ...
+    overlap=True             sent in every step          used in the next one; the first is used in the first, too
+    every=3, overlap=True    sent in steps 1, 4, 7 ...   used in 1 2 3 4, 5 6 7, 8 9 10 ...
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.wire.channel import Channel
+from lightning_gnn_dist.wire.codec import Codec
+from lightning_gnn_dist.wire.collectives import counted
+
+DIRECTIONS = ("forward", "forward, without gradient", "backward")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+THREAD_NAME = "lightning_gnn_dist.wire.shipments"
+
+
+class Route(NamedTuple):
+    """Which rows go where between two layers.
+
+    Attributes:
+        told: For each rank, which of the own rows it needs.
+        asked: For each rank, where the rows that it sends stand among all that are received.
+    """
+
+    told: list[Tensor]
+    asked: list[Tensor]
+
+    @property
+    def num_asked(self) -> int:
+        return sum(map(len, self.asked))
+
+
+class Place(NamedTuple):
+    """Where in the work of a rank an exchange stands.
+
+    Attributes:
+        step: Which step of the training.
+        forward: Which forward of the step, from 1.
+        layer: The layer that has made the rows, from 0.
+        direction: One of ``DIRECTIONS``.
+    """
+
+    step: int
+    forward: int
+    layer: int
+    direction: str
+
+
+class DifferentPlacesError(RuntimeError):
+    """Ranks would exchange what belongs to different layers."""
+
+
+@dataclass(frozen=True)
+class Thrift:
+    """How bytes and time are saved.
+
+    Args:
+        codec: Packs numbers into fewer bytes. None: they travel as they are.
+        every: Steps between two shipments.
+        overlap: Whether a shipment is used from the step after its own, so that no step but the first waits for it.
+        share: The share of the rows between two ranks that is drawn to travel, at least one.
+    """
+
+    codec: Codec | None = None
+    every: int = 1
+    overlap: bool = False
+    share: float = 1.0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether shipments are used in later steps."""
+        return self.overlap or self.every > 1
+
+
+class Shipment:
+    """What the other ranks have sent, or are sending.
+
+    Attributes:
+        step: The step in which it was sent.
+        route: The rows that travel, or whose gradients travel.
+    """
+
+    def __init__(self, step: int, route: Route, pieces: list[Tensor] | Future[list[Tensor]]) -> None:
+        self.step, self.route, self._pieces = step, route, pieces
+
+    def pieces(self) -> list[Tensor]:
+        """A tensor of each rank, on the CPU. Waits for what is under way."""
+        if isinstance(self._pieces, Future):
+            with counted(0.0, of_boundary=True):
+                self._pieces = self._pieces.result()
+        return self._pieces
+
+
+class Shipping:
+    """Sends to the ranks of a channel, and keeps what comes.
+
+    Ranks compare where they are before anything is sent: one that has skipped a backward, or has other layers, is named
+    on all.
+
+    Args:
+        channel: The ranks. Nobody else uses it before :meth:`close`.
+        seed: Decides everything random.
+        thrift: What is saved.
+    """
+
+    def __init__(self, channel: Channel, seed: int, thrift: Thrift) -> None:
+        self._channel, self._seed, self._thrift = channel, seed, thrift
+        self._kept: dict[tuple[int, int, str], Shipment] = {}
+        self._thread = ThreadPoolExecutor(1, THREAD_NAME) if thrift.overlap else None
+        channel.is_waited_for, channel.is_of_boundary = not thrift.overlap, True
+
+    def forget(self) -> None:
+        """Keep nothing of earlier steps."""
+        self._kept.clear()
+
+    def close(self) -> None:
+        """End what is under way, and the connections. Not collective."""
+        self.forget()
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        self._channel.close()
+
+    def latest(self, place: Place, send: Callable[[], Shipment]) -> Shipment:
+        """Return what is used at a place: what ``send`` ships now, or what was shipped for it in an earlier step."""
+        if not self._thrift.is_kept:
+            return send()
+        key, every = place[1:], self._thrift.every
+        before = self._kept.get(key)
+        if before is not None and (before.step - 1) // every == (place.step - 1) // every:
+            return before
+        now = self._kept[key] = send()
+        return before if self._thrift.overlap and before and place.step - before.step <= every else now
+
+    def send(
+        self, place: Place, route: Route, pieces: list[Tensor], expected: list[Tensor], whole: list[Tensor]
+    ) -> Shipment:
+        """Send a tensor to each rank. Collective.
+
+        Args:
+            place: Where this rank is.
+            route: The rows that travel, or whose gradients travel.
+            pieces: The tensors, on the CPU.
+            expected: Where what comes from each rank will stand.
+            whole: Where it would, had none been left out. What comes is scaled up by as much.
+        """
+        lengths = [len(places) for places in expected]
+        scales = [len(places) / max(length, 1) for places, length in zip(whole, lengths, strict=True)]
+
+        def exchanged() -> list[Tensor]:
+            received = self._exchanged(place, pieces, lengths)
+            return [piece if scale == 1.0 else piece * scale for piece, scale in zip(received, scales, strict=True)]
+
+        rows = exchanged() if self._thread is None else self._thread.submit(exchanged)
+        return Shipment(place.step, route, rows)
+
+    def drawn(self, route: Route, place: Place) -> Route:
+        """Return the way of the rows that are drawn to travel. Those who send and who receive draw the same."""
+        if self._thrift.share == 1.0:
+            return route
+        rank, size = self._channel.rank, self._channel.size
+        told = [self._drawn(which, place, rank, other) for other, which in enumerate(route.told)]
+        asked = [self._drawn(route.asked[other], place, other, rank) for other in range(size)]
+        return Route(told, asked)
+
+    def _drawn(self, which: Tensor, place: Place, sender: int, receiver: int) -> Tensor:
+        number = math.ceil(self._thrift.share * len(which))
+        order = torch.randperm(len(which), generator=self._chance(place, sender, receiver))
+        return which[order[:number].sort().values]
+
+    def _chance(self, place: Place, *ranks: int) -> torch.Generator:
+        return torch.Generator().manual_seed(_mixed(self._seed, *ranks, *_numbers(place)))
+
+    def _exchanged(self, place: Place, pieces: list[Tensor], lengths: list[int]) -> list[Tensor]:
+        codec = self._thrift.codec
+        try:
+            self._compare(pieces[0], place)
+            packed = pieces if codec is None else self._packed(codec, pieces, place)
+            received = self._channel.exchange(packed, lengths)
+        except DifferentPlacesError:
+            raise
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"Rank {self._channel.rank} exchanged rows in step {place.step}, behind layer {place.layer} "
+                f"({place.direction}), and {self._channel.who_is_gone()} did not answer. See what was said there."
+            ) from error
+        return received if codec is None else [codec.unpack(piece, pieces[0]) for piece in received]
+
+    def _packed(self, codec: Codec, pieces: list[Tensor], place: Place) -> list[Tensor]:
+        chance = self._chance(place, self._channel.rank)
+        return [codec.pack(piece, chance) for piece in pieces]
+
+    def _compare(self, rows: Tensor, place: Place) -> None:
+        """Refuse to exchange with ranks that are elsewhere. Collective."""
+        codec, size = self._thrift.codec, self._channel.size
+        kind = [DTYPES.index(rows.dtype), rows.shape[1:].numel(), 0 if codec is None else codec.bits]
+        own = torch.tensor([[*_numbers(place), *kind]])
+        ranks = torch.cat(self._channel.exchange([own] * size, [1] * size)).tolist()
+        other = next((number for number, where in enumerate(ranks) if where != ranks[0]), None)
+        if other is not None:
+            raise DifferentPlacesError(
+                f"Ranks exchange rows of different layers: rank 0 is {_told(ranks[0])}; rank {other} is "
+                f"{_told(ranks[other])}. Every rank must run the same layers on every batch, forward and backward: "
+                "training_step may neither return None nor call the model once more on one rank alone."
+            )
+
+
+def _told(where: Sequence[int]) -> str:
+    step, forward, layer, direction, dtype, width, bits = where
+    kind = str(DTYPES[dtype]).removeprefix("torch.") + (f" in {bits} bits" if bits else "")
+    where_in_step = f"step {step}, forward {forward}, behind layer {layer}"
+    return f"in {where_in_step} ({DIRECTIONS[direction]}, rows of {width} {kind})"
+
+
+def _numbers(place: Place) -> list[int]:
+    return [place.step, place.forward, place.layer, DIRECTIONS.index(place.direction)]
+
+
+def _mixed(*numbers: int) -> int:
+    """One number below 2**63 of several, another for each."""
+    total = 0
+    for number in numbers:
+        total = ((total ^ number) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) % (1 << 63)
+    return total

@@ -1,0 +1,131 @@
+"""Exchanges that save bytes or time: rows of earlier steps, of the step before, and a share of them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from lightning_gnn_dist.boundary.boundary import Exchange
+from lightning_gnn_dist.wire.shipments import THREAD_NAME
+from tests.boundary.models import learned_by_hand, model, weighted_data
+from tests.boundary.test_exchange import data_of, quick, weights_of
+from tests.boundary.test_whole_graph import odd
+from tests.evaluation.models import graph_of
+from tests.ranks import run_ranks
+
+LAYERS = 3
+
+
+def seen_by_hand(layers: Any, data: Any, owner: Tensor, tables: Any) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """A forward in which every rank sees the rows of others as tables say. Returns the rows behind each layer, the
+    tables that each rank has read, and the predictions. A table that is None stands for the rows of this forward."""
+    rows, behind, read = data.x, [], []
+    for number, layer in enumerate(layers):
+        seen = rows
+        made = torch.zeros(data.num_nodes, 5 if number < len(layers) - 1 else 3, dtype=torch.float64)
+        for rank in range(int(owner.max()) + 1):
+            own = (owner == rank).view(-1, 1)
+            if number:
+                table = behind[-1].detach() if tables[number - 1] is None else tables[number - 1]
+                leaf = table.clone().requires_grad_()
+                read.append(leaf)
+                seen = torch.where(own, rows, leaf)
+            made = torch.where(own, layer(seen), made)
+        rows = made
+        behind.append(rows)
+    return behind[:-1], read, rows
+
+
+def gradient_of_others(read: list[Tensor], owner: Tensor, num_ranks: int) -> list[Tensor]:
+    """What the ranks send to the owners of the rows that they have read, behind each layer."""
+    sums = []
+    for number in range(0, len(read), num_ranks):
+        of_ranks = zip(read[number : number + num_ranks], range(num_ranks), strict=True)
+        sums.append(sum(torch.where((owner == rank).view(-1, 1), 0.0, leaf.grad) for leaf, rank in of_ranks))
+    return sums  # type: ignore[return-value]
+
+
+def learned_from_stale_rows(name: str, data: Any, owner: Tensor, steps: int, every: int, overlap: bool) -> Any:
+    """The weights after some steps, by hand: tables hold the rows and the gradients that have been sent last."""
+    module, num_ranks = model(name, LAYERS), int(owner.max()) + 1
+    optimizer, seeds = module.configure_optimizers(), data.train_mask
+    layers = [lambda x, conv=conv: module._between(conv, conv(x, data.edge_index)) for conv in module.convs]
+    rows: list[Any] = [None] * (LAYERS - 1)
+    sent: list[Any] = [torch.zeros(data.num_nodes, 5, dtype=torch.float64)] * (LAYERS - 1)
+    for step in range(steps):
+        is_due, waits = step % every == 0, step == 0 or not overlap
+        used: list[Any] = [None] * (LAYERS - 1) if is_due and waits else rows
+        for _ in range(LAYERS if is_due and waits else 1):  # the gradients of this step come from the last layer first
+            optimizer.zero_grad()
+            behind, read, out = seen_by_hand(layers, data, owner, used)
+            loss = cross_entropy(out[seeds], data.y[seeds])
+            (loss + sum((a * b).sum() for a, b in zip(behind, sent, strict=True))).backward()
+            if is_due:
+                rows = [each.detach() for each in behind]
+                sent = gradient_of_others(read, owner, num_ranks)
+        optimizer.step()
+    return weights_of(module)
+
+
+def fitted(rank: int, world_size: int, name: str, exchange: Exchange, folder: Path, at: int) -> Any:
+    """The weights after 6 steps, those of a fit that was resumed on the way, and threads that are left."""
+    data, found = weighted_data(), []
+    for epochs, path in ((6, None), (at, None), (6, folder / "half.ckpt")):
+        module, running = model(name, LAYERS), quick(world_size, max_epochs=epochs, limit_val_batches=1.0)
+        parts = data_of(graph_of(data), LAYERS, partitioner=odd(data, world_size), boundary=exchange)
+        running.fit(module, parts, ckpt_path=path)
+        if epochs == at:
+            running.save_checkpoint(folder / "half.ckpt")
+        found.append(weights_of(module))
+    return found[0], found[2], [each.name for each in threading.enumerate() if each.name.startswith(THREAD_NAME)]
+
+
+@pytest.mark.parametrize(
+    ("name", "exchange", "num_ranks"),
+    [
+        ("SAGE", Exchange(every=2), 2),
+        pytest.param("GAT", Exchange(every=3), 4, marks=pytest.mark.slow),
+        ("SAGE", Exchange(overlap=True), 4),
+        pytest.param("GAT", Exchange(overlap=True), 2, marks=pytest.mark.slow),
+        ("GAT", Exchange(every=2, overlap=True), 2),
+        pytest.param("SAGE", Exchange(every=3, overlap=True), 4, marks=pytest.mark.slow),
+    ],
+    ids=repr,
+)
+def test_stale_rows_and_gradients_are_as_old_as_was_asked(
+    name: Any, exchange: Any, num_ranks: int, tmp_path: Path
+) -> None:
+    data = weighted_data()
+    owner = odd(data, num_ranks).assignment
+    expected = learned_from_stale_rows(name, data, owner, 6, exchange.every, exchange.overlap)
+    at = 2 * exchange.every if exchange.every < 3 else exchange.every
+    fresh = learned_by_hand(name, LAYERS, data, 6)
+    assert max(float((value - fresh[key]).abs().max()) for key, value in expected.items()) > 1e-4
+    for found, resumed, threads in run_ranks(fitted, num_ranks, name, exchange, tmp_path, at):
+        assert not threads
+        for key, value in expected.items():
+            assert torch.allclose(found[key], value, rtol=0, atol=1e-12), key
+            assert exchange.overlap or torch.allclose(resumed[key], value, rtol=0, atol=1e-12), key
+
+
+def twice(rank: int, world_size: int, exchange: Exchange, folder: Path) -> list[Any]:
+    return [fitted(rank, world_size, "SAGE", exchange, folder, 4)[:2] for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [Exchange(share=0.5), Exchange(bits=8, every=2, overlap=True, share=0.3)],
+    ids=repr,
+)
+def test_what_is_drawn_is_the_same_in_every_run(exchange: Exchange, tmp_path: Path) -> None:
+    of_ranks = run_ranks(twice, 2, exchange, tmp_path)
+    for (found, resumed), (again, _) in of_ranks:
+        for key, value in of_ranks[0][0][0].items():
+            assert torch.equal(found[key], value) and torch.equal(again[key], value) and value.isfinite().all()
+            assert exchange.overlap or torch.equal(resumed[key], value)
