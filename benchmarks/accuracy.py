@@ -48,6 +48,7 @@ from lightning_gnn_dist import (
     LocalSGDStrategy,
     MetisPartitioner,
     NeighborSampler,
+    Outer,
     Partition,
     PartitionedDataModule,
     Partitioner,
@@ -63,6 +64,16 @@ from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.wire.collectives import traffic
 
 NO_KEY = BatchKey(0, 0, 0)  # nothing is drawn
+SLOWMO = Outer(lr=1.0, momentum=0.5, nesterov=False)
+
+MEANS: dict[str, dict[str, Any]] = {
+    "slowmo": {"outer": SLOWMO},
+    "outer": {"outer": Outer()},
+    "outer-8": {"outer": Outer(bits=8)},
+    "moments": {"average_optimizer": True},
+    "slowmo-moments": {"outer": SLOWMO, "average_optimizer": True},
+    "outer-moments": {"outer": Outer(), "average_optimizer": True},
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,8 @@ def methods(supernodes: int) -> dict[str, Method]:
         "default": {},
         "persistent": {"correction_optimizer": "persistent"},
         "drift-share": {"correction_steps": 0.5},
+        "default-slowmo": {"outer": SLOWMO},
+        "default-outer": {"outer": Outer()},
     }
     rotated = {"holding": Holding(Rotate())}
     gradients: dict[str, dict[str, Any]] = {
@@ -123,6 +136,8 @@ def methods(supernodes: int) -> dict[str, Method]:
     }
     for cut, partitioner in cuts.items():
         found[cut] = Method(averaging, partitioner)
+        for name, settings in MEANS.items():
+            found[f"{cut}-{name}"] = Method(partial(averaging, **settings), partitioner)
         for name, settings in corrections.items():
             found[f"{cut}-{name}"] = Method(partial(llcg, settings), partitioner)
         for name, data in gradients.items():
@@ -130,8 +145,8 @@ def methods(supernodes: int) -> dict[str, Method]:
     return found
 
 
-def averaging(steps: int) -> Strategy:
-    return LocalSGDStrategy(EverySteps(steps), launch=Launch(start_method="fork"))
+def averaging(steps: int, **settings: Any) -> Strategy:
+    return LocalSGDStrategy(EverySteps(steps), launch=Launch(start_method="fork"), **settings)
 
 
 def grappa(_: int) -> Strategy:

@@ -4,6 +4,8 @@
 #
 #   cd examples && ../benchmarks/two_hosts.sh -m lightning_gnn_dist fit --config configs/local_sgd.yaml \
 #       --trainer.num_nodes=2 --trainer.devices=1
+#
+# RATE=1gbit limits what each host sends; RANKS_PER_HOST=2 starts more than one rank on each.
 set -euo pipefail
 
 network=10.77.$((RANDOM % 250)) name=gnn$$ pids=()
@@ -21,6 +23,9 @@ ip link add cable netns "$name-1" type veth peer name cable netns "$name-2"
 for host in 1 2; do
     ip -n "$name-$host" address add "$network.$host/24" dev cable
     ip -n "$name-$host" link set cable up
+    if [ -n "${RATE:-}" ]; then
+        ip netns exec "$name-$host" tc qdisc add dev cable root tbf rate "$RATE" burst 256k latency 50ms
+    fi
 done
 
 for host in 1 2; do

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
     from lightning_gnn_dist.rounds.drift import Drift
     from lightning_gnn_dist.rounds.launchers import Launch
+    from lightning_gnn_dist.rounds.means.outer import Outer
     from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
     from lightning_gnn_dist.sampling.base import Sampler
     from lightning_gnn_dist.sampling.cluster import ClusterSampler
@@ -121,6 +122,7 @@ __all__ = [
     "MatrixSampler",
     "MetisPartitioner",
     "NeighborSampler",
+    "Outer",
     "Partition",
     "PartitionedDataModule",
     "Partitioner",
@@ -192,6 +194,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "MatrixSampler": "sampling.matrix",
     "MetisPartitioner": "partition.metis",
     "NeighborSampler": "sampling.neighbor",
+    "Outer": "rounds.means.outer",
     "Partition": "partition.base",
     "PartitionedDataModule": "data.datamodule",
     "Partitioner": "partition.base",

@@ -88,6 +88,7 @@ RIGHT: dict[str, set[str]] = {
     "shrinkage": {"0"},
     "prior": {"0"},
     "decay": {"0"},
+    "momentum": {"0"},
     "extra_nodes": {"0"},
     "homophily": {"0"},
     "noise": {"0"},

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torchmetrics import Metric
 
-from lightning_gnn_dist.rounds import finite
 from lightning_gnn_dist.rounds.lightning_internals import module_of, takes_batch_idx
+from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.wire import collectives
 
 Step = Callable[[Any], Tensor | None]

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from lightning_gnn_dist.rounds import finite, refusals
+from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.lightning_internals import (
     callback_states,
     datamodule_of,
@@ -23,6 +23,7 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     set_epoch,
     set_global_step,
 )
+from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.meeting import Peers, Votes
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.wire.membership import LEFT, Elastic, Membership, Seat, check_available
@@ -190,6 +191,8 @@ class LivingPeers(Peers):
         )
         rows = [_read(row) for row in said]
         _check_premises(rows)
+        if strategy.outer_step is not None and any(row.batches for row in rows):
+            strategy.outer_step.take_mean()
         state.batches_of_ranks = [row.batches for row in rows]
         state.round_idx += any(state.batches_of_ranks)
         if not batches and (self._member.was_behind or any(state.batches_of_ranks)):
@@ -237,6 +240,7 @@ class LivingPeers(Peers):
             "callbacks": callback_states(trainer),
             "round_idx": self._rounds.state.round_idx,
             "global_step": trainer.global_step,
+            "outer": None if self._rounds.outer_step is None else self._rounds.outer_step.shared_state(),
         }
 
     def _load_shared_state(self, state: dict[str, Any]) -> None:
@@ -246,6 +250,8 @@ class LivingPeers(Peers):
         for config, content in zip(self._rounds.lr_scheduler_configs, state["schedulers"], strict=True):
             config.scheduler.load_state_dict(content)
         load_callback_states(module_of(self._rounds).trainer, state["callbacks"])
+        if self._rounds.outer_step is not None:
+            self._rounds.outer_step.restore(state["outer"])
         self._rounds.state.round_idx = state["round_idx"]
         set_global_step(module_of(self._rounds).trainer, state["global_step"])
 

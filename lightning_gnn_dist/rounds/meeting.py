@@ -13,8 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.joint import HasFigures
-from lightning_gnn_dist.rounds import finite, refusals, replica_state
-from lightning_gnn_dist.rounds.averaging import Averaging, summary
+from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.correction_gradients import trained_parameters
 from lightning_gnn_dist.rounds.drift import DriftCorrection
 from lightning_gnn_dist.rounds.lightning_internals import (
@@ -24,6 +23,8 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     module_of,
     set_global_step,
 )
+from lightning_gnn_dist.rounds.means import finite
+from lightning_gnn_dist.rounds.means.averaging import Averaging, summary
 from lightning_gnn_dist.wire import collectives
 
 

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_choice, check_true_or_false
 from lightning_gnn_dist.joint import JudgesParts
-from lightning_gnn_dist.rounds import finite, refusals, replica_state
-from lightning_gnn_dist.rounds.averaging import Averaging
+from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.clock import EveryPass, RoundClock, RoundTimer, takes_equal_steps
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
-from lightning_gnn_dist.rounds.finite import Nonfinite
 from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, take_over_bar, take_over_estimate
+from lightning_gnn_dist.rounds.means import finite
+from lightning_gnn_dist.rounds.means.averaging import Averaging
+from lightning_gnn_dist.rounds.means.finite import Nonfinite
+from lightning_gnn_dist.rounds.means.outer import Outer, OuterStep, check_outer
 from lightning_gnn_dist.rounds.meeting import MeetingCallback, Peers, RoundState, Votes
 from lightning_gnn_dist.rounds.pace import Pace
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
@@ -58,6 +60,8 @@ class RoundStrategy(PartitionedStrategy):
             comes before clipping, but with manual optimisation after it. None: no correction.
         nonfinite: What to do with a rank whose weights are NaN or infinite at a meeting: end the fit and name the rank
             (``"refuse"``), or leave it out and give it the average of the others (``"leave_out"``).
+        outer: An optimizer of the meetings, which steps towards the mean of the replicas, and fewer bytes on the wire:
+            :class:`Outer`. None: the mean is the model.
         launch: How ranks are started, and how long they wait for each other.
     """
 
@@ -73,9 +77,11 @@ class RoundStrategy(PartitionedStrategy):
         average_optimizer: bool = False,
         drift: Drift | None = None,
         nonfinite: Nonfinite = "refuse",
+        outer: Outer | None = None,
         launch: Launch = Launch(),
     ) -> None:
         refusals.check_clock(clock)
+        check_outer(outer)
         check_choice("nonfinite", nonfinite, Nonfinite)
         check_true_or_false(average_optimizer=average_optimizer)
         super().__init__(weights=weights, buffers=buffers, launch=launch)
@@ -84,6 +90,7 @@ class RoundStrategy(PartitionedStrategy):
         self.drift = None if drift is None else resolved(drift, self.drift_modes, type(self).__name__)
         self.nonfinite: str = nonfinite
         self.state = RoundState()
+        self.outer, self.outer_step = outer, None if outer is None else OuterStep(self, outer)
         self.averaging = Averaging(self, buffers=buffers != "local", moments=average_optimizer)
         self.peers = Peers(self)
         self.pace = Pace(self, self.clock)
@@ -98,8 +105,11 @@ class RoundStrategy(PartitionedStrategy):
 
     def average_replicas(self) -> None:
         """Replace parameters, and buffers and moments if asked for, by the weighted mean of all ranks. Collective."""
-        tensors, weight = self.averaging.tensors(), self.own_weight()
-        if is_left_out := self.global_rank in self.state.left_out:
+        tensors, weight = self.averaging.tensors(trained=self.outer_step is None), self.own_weight()
+        is_left_out = self.global_rank in self.state.left_out
+        if self.outer_step is not None:
+            self.outer_step.take(weight, self.state.round_idx, is_left_out=is_left_out)
+        if is_left_out:
             weight = finite.leave_out_(tensors)
         collectives.average_(tensors, weight)
         if is_left_out and not self.average_optimizer:
@@ -125,9 +135,12 @@ class RoundStrategy(PartitionedStrategy):
 
     def extra_state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold of this rank, beside weights and optimizers."""
-        return self.drift_correction.state()
+        outer = {} if self.outer_step is None else {"outer": self.outer_step.state()}
+        return self.drift_correction.state() | outer
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
+        if self.outer_step is not None and "outer" in state:
+            self.outer_step.restore(state["outer"])
         self.drift_correction.restore(state, self.state.round_idx, self.state.batches_done)
 
     # What Lightning calls.
@@ -175,6 +188,8 @@ class RoundStrategy(PartitionedStrategy):
     def teardown(self) -> None:
         if self.pace.loader is not None:
             self.pace.loader.close()
+        if self.outer_step is not None:
+            self.outer_step.close()
         self.peers.leave()
         super().teardown()
 
@@ -189,6 +204,8 @@ class RoundStrategy(PartitionedStrategy):
         """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""
         self.state.seconds = self.pace.timer.end(batches)
         votes = self.peers.meet(batches)
+        if self.outer_step is not None:
+            self.outer_step.begin_round()
         self.state.batches_done += batches
         self.state.stop_requested = False
         self.drift_correction.anchor(self.state.round_idx, self.state.batches_done)
@@ -210,9 +227,13 @@ class RoundStrategy(PartitionedStrategy):
         self.peers.check(trainer)
         self.drift_correction.begin(trainer)
         self.pace.timer = RoundTimer()
+        if self.outer_step is not None:
+            self.outer_step.forget()
         self.state.in_round = self.state.stop_requested = False
 
     def _training_loader(self, loader: Any) -> RoundLoader:
+        if self.outer_step is not None:
+            self.outer_step.begin()
         self.pace.loader = self.peers.join(loader, self._in_rounds)
         return self.pace.loader
 

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gnn_dist.checks import check_true_or_false
 from lightning_gnn_dist.joint import HasParts
-from lightning_gnn_dist.rounds import finite, refusals, replica_state
+from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.rounds.lightning_internals import (
     datamodule_of,
@@ -40,6 +40,7 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     hear_skips,
     watch_loops,
 )
+from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.strategies.leaving import Leaving

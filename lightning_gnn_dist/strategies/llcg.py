@@ -31,9 +31,10 @@ from lightning_gnn_dist.rounds.correction_gradients import (
     unrecorded,
 )
 from lightning_gnn_dist.rounds.drift import Drift, Towards
-from lightning_gnn_dist.rounds.finite import Nonfinite
 from lightning_gnn_dist.rounds.launchers import Launch
-from lightning_gnn_dist.rounds.norm_statistics import reestimate_statistics
+from lightning_gnn_dist.rounds.means.finite import Nonfinite
+from lightning_gnn_dist.rounds.means.norm_statistics import reestimate_statistics
+from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy, Weights
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode, Schedule
 from lightning_gnn_dist.wire import collectives
@@ -108,6 +109,7 @@ class LLCGStrategy(RoundStrategy):
         weights: Weights = "nodes",
         buffers: GlobalBuffers = "average",
         average_optimizer: bool | None = None,
+        outer: Outer | None = None,
         launch: Launch = Launch(),
     ) -> None:
         if average_optimizer is not None:
@@ -119,6 +121,7 @@ class LLCGStrategy(RoundStrategy):
             average_optimizer=drift is not None if average_optimizer is None else average_optimizer,
             drift=drift,
             nonfinite=nonfinite,
+            outer=outer,
             launch=launch,
         )
         _check_steps(correction_steps)

@@ -19,8 +19,9 @@ from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, RoundClock
 from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.rounds.elastic_rounds import LivingPeers
-from lightning_gnn_dist.rounds.finite import Nonfinite
 from lightning_gnn_dist.rounds.launchers import Launch
+from lightning_gnn_dist.rounds.means.finite import Nonfinite
+from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.wire.membership import Elastic
@@ -63,6 +64,7 @@ class TMAStrategy(RoundStrategy):
         average_optimizer: bool = False,
         drift: Drift | None = None,
         nonfinite: Nonfinite = "refuse",
+        outer: Outer | None = None,
         launch: Launch = Launch(),
     ) -> None:
         super().__init__(
@@ -72,6 +74,7 @@ class TMAStrategy(RoundStrategy):
             average_optimizer=average_optimizer,
             drift=drift,
             nonfinite=nonfinite,
+            outer=outer,
             launch=launch,
         )
         if isinstance(failed_ranks, str | bytes | Mapping) or not isinstance(failed_ranks, Collection):
@@ -110,6 +113,11 @@ class TMAStrategy(RoundStrategy):
             raise ValueError(
                 f"nonfinite={self.nonfinite!r} keeps a rank that has NaN, and with elastic=True it ends and comes "
                 "back: leave it out."
+            )
+        if self.outer is not None and self.outer.bits is not None:
+            raise ValueError(
+                f"outer={self.outer} sends in {self.outer.bits} bits, and with elastic=True ranks send their weights "
+                "as they are: leave bits out."
             )
 
     def _begin_fit(self, trainer: Trainer) -> None:

@@ -24,6 +24,7 @@ from lightning_gnn_dist.data.links import LinkSplit, split_edges
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
+from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.tma import TMAStrategy
 from lightning_gnn_dist.wire.membership import LEFT, LIGHTHOUSE, WAITS, Elastic, Membership
@@ -43,13 +44,9 @@ AWAITED = "awaited"  # a file that is there until the rank that comes back is ab
 def lighthouse(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from torchft.coordination import LighthouseServer
 
-    server = LighthouseServer(
-        bind="[::]:0",
-        min_replicas=2,
-        join_timeout_ms=60_000,
-        quorum_tick_ms=50,
-        heartbeat_timeout_ms=int(1000 * HEARTBEAT_SECONDS),
-    )
+    heartbeat = int(1000 * HEARTBEAT_SECONDS)
+    waits = {"join_timeout_ms": 60_000, "quorum_tick_ms": 50, "heartbeat_timeout_ms": heartbeat}
+    server = LighthouseServer(bind="[::]:0", min_replicas=2, **waits)
     monkeypatch.setenv(LIGHTHOUSE, server.address())
     monkeypatch.setenv("RUST_LOG", "error")
     yield
@@ -112,6 +109,7 @@ def train(
     rounds: int,
     fate: Fate = Fate(),  # noqa: B008
     ckpt_path: str | None = None,
+    outer: Outer | None = None,
 ) -> Outcome:
     torch.manual_seed(rank)  # replicas that start unequal, to be made equal
     module = Watched(rank, folder, fate)
@@ -125,10 +123,10 @@ def train(
         Membership._reduce_ = mean_or_die  # type: ignore[method-assign]
     saver = ModelCheckpoint(f"{folder}/saved", save_last=True, enable_version_counter=False)
     elastic = Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
-    strategy = TMAStrategy(EverySeconds(0.4), elastic=elastic)
-    options: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True, "ckpt_path": ckpt_path}
+    strategy = TMAStrategy(EverySeconds(0.4), elastic=elastic, outer=outer)
+    options: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True, "validate": True}
     with told_to_leave():
-        fit(rank, strategy, module, devices=1, max_epochs=rounds, validate=True, **options)
+        fit(rank, strategy, module, devices=1, max_epochs=rounds, ckpt_path=ckpt_path, **options)
     trainer = module.trainer
     seconds = [after - before for before, after in pairwise(module.ends)]
     return Outcome(trainer.current_epoch, module.members, state_of(module), trainer.global_step, seconds)
@@ -182,8 +180,9 @@ def test_when_a_rank_is_killed_the_others_go_on(tmp_path: Path, fate: Fate) -> N
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
-def test_a_rank_that_stood_still_catches_up(tmp_path: Path) -> None:
-    first, second, third = run_ranks(train, 3, str(tmp_path), 14, Fate(1, "step", signal.SIGSTOP))
+@pytest.mark.parametrize("outer", [None, Outer(lr=1.0, momentum=0.5)], ids=repr)
+def test_a_rank_that_stood_still_catches_up(tmp_path: Path, outer: Outer | None) -> None:
+    first, second, third = run_ranks(train, 3, str(tmp_path), 14, Fate(1, "step", signal.SIGSTOP), None, outer)
     assert differs(first.state, second.state) == differs(first.state, third.state) == 0.0
     assert 2 in first.members and first.members[-1] == second.members[-1] == 3
     assert first.rounds == second.rounds == 14 and len(second.members) < 14  # it missed some

@@ -35,10 +35,10 @@ class Averaging:
         self._strategy, self._buffers, self._moments = strategy, buffers, moments
         self._unequal: set[int] = set()  # parameters that differed between ranks when they met, by number
 
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors to average, in the same order on every rank."""
+    def tensors(self, *, trained: bool = True) -> list[Tensor]:
+        """Return the tensors to average, in the same order on every rank, with or without trained parameters."""
         parameters = enumerate(self._parameters())
-        tensors = [parameter.data for idx, parameter in parameters if parameter.requires_grad or idx in self._unequal]
+        tensors = [p.data for idx, p in parameters if (trained if p.requires_grad else idx in self._unequal)]
         return tensors + self._others()
 
     def num_values(self, *, gradients: bool) -> int:

@@ -1,0 +1,1 @@
+"""What ranks average when they meet, and what they make of the mean."""

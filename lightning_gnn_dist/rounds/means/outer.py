@@ -1,0 +1,190 @@
+r"""What a meeting makes of the mean of the replicas: a step of an optimizer of its own.
+
+With :math:`\bar\theta` the mean of the replicas, and :math:`\theta` the model that the round began with, the optimizer
+takes :math:`\theta - \bar\theta` for a gradient (SlowMo, Wang et al., ICLR 2020, arXiv:1910.00643; DiLoCo, Douillard et
+al., arXiv:2311.08105). It costs no byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.strategies import Strategy
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from lightning_gnn_dist.checks import (
+    check_between,
+    check_callable,
+    check_choice,
+    check_instance,
+    check_positive,
+    check_true_or_false,
+    make_plain,
+)
+from lightning_gnn_dist.rounds.lightning_internals import module_of
+from lightning_gnn_dist.rounds.means import finite
+from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.channel import Channel, open_channel
+from lightning_gnn_dist.wire.codec import Codec
+from lightning_gnn_dist.wire.rounded_mean import RoundedMean
+
+Bits = Literal[8, 16]
+
+
+@dataclass(frozen=True)
+class Outer:
+    """The optimizer of the meetings, which steps from the model of the meeting before towards the mean of the replicas.
+
+    The whole way to the mean, ``Outer(lr=1.0, momentum=0.0)``, is averaging. With momentum, what all rounds have in
+    common adds up, and what replicas do against each other does not.
+
+    Args:
+        lr: The share of the way to the mean that a step goes.
+        momentum: How much of the step before is added.
+        nesterov: Whether momentum is Nesterov's.
+        optimizer: A function from parameters to an optimizer of torch, in place of the three above.
+        bits: Bits of a number on the wire, 8 or 16: replicas then send how far they have come since the meeting before.
+            What is rounded away is added at the next meeting. Default: they send their weights as they are.
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    nesterov: bool = True
+    optimizer: Callable[[list[Tensor]], Optimizer] | None = None
+    bits: Bits | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(lr=self.lr)
+        check_between(0, 1, momentum=self.momentum)
+        check_true_or_false(nesterov=self.nesterov)
+        if self.optimizer is not None:
+            check_callable("optimizer", self.optimizer, "lambda parameters: torch.optim.Adam(parameters, lr=0.01)", [])
+        check_choice("bits", self.bits, Bits | None)
+        make_plain(self)
+
+
+class OuterStep:
+    """Takes the step, alike on all ranks.
+
+    Args:
+        strategy: The strategy whose module is trained.
+        outer: The settings.
+    """
+
+    def __init__(self, strategy: Strategy, outer: Outer) -> None:
+        self._strategy, self._outer = strategy, outer
+        self._before: list[Tensor] = []
+        self._optimizer: Optimizer | None = None
+        self._channel: Channel | None = None
+        self._mean: RoundedMean | None = None
+
+    def begin(self) -> None:
+        """Begin a fit with the model as it is; called again, it has no effect. Collective."""
+        if self._optimizer is not None:
+            return
+        self._before = [torch.empty_like(each.detach()) for each in self._parameters()]
+        self._optimizer = _optimizer_of(self._before, self._outer)
+        if self._outer.bits is not None:
+            self._channel = open_channel(collectives.world_size())
+        self.begin_round()
+
+    @torch.no_grad()
+    def begin_round(self) -> None:
+        """Remember the model that a round begins with."""
+        for before, now in zip(self._before, self._parameters(), strict=True):
+            before.copy_(now)
+
+    def take_mean(self) -> None:
+        """Step towards the mean, where the model is that already. Not collective."""
+        self._step([before - now for before, now in self._trained()])
+
+    @torch.no_grad()
+    def take(self, weight: float, number: int, *, is_left_out: bool) -> None:
+        """Step towards the mean of the replicas. Collective.
+
+        Args:
+            weight: What this rank's replica counts for.
+            number: The number of the meeting.
+            is_left_out: Whether it must not count, as it is not finite.
+        """
+        ways = [before - now for before, now in self._trained()]
+        self._average(ways, finite.leave_out_(ways) if is_left_out else weight, number)
+        self._step(ways)
+
+    def close(self) -> None:
+        """End the connections. Not collective."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def forget(self) -> None:
+        """Forget the fit before."""
+        self._optimizer = self._channel = self._mean = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold of this rank."""
+        assert self._optimizer is not None
+        lost = [] if self._mean is None else self._mean.lost
+        return {"optimizer": self._optimizer.state_dict(), "lost": lost}
+
+    def shared_state(self) -> dict[str, Any]:
+        """Return what a rank that joins must know: also the model that the round began with."""
+        return self.state() | {"before": self._before}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on with the state of a checkpoint."""
+        assert self._optimizer is not None
+        self._optimizer.load_state_dict(state["optimizer"])
+        for before, saved in zip(self._before, state.get("before", self._before), strict=True):
+            before.copy_(saved)
+        if state["lost"]:
+            length = sum(each.numel() for each in self._parameters() if each.requires_grad)
+            self._rounded_mean(length).lost = list(state["lost"])
+
+    def _average(self, ways: list[Tensor], weight: float, number: int) -> None:
+        if self._channel is None:
+            collectives.average_(ways, weight)
+            return
+        flat = torch.cat([way.reshape(-1) for way in ways])
+        mean = self._rounded_mean(flat.numel())(flat, weight, number)
+        for way, piece in zip(ways, mean.split([way.numel() for way in ways]), strict=True):
+            way.copy_(piece.view_as(way))
+
+    def _rounded_mean(self, length: int) -> RoundedMean:
+        if self._mean is None or self._mean.length != length:
+            assert self._channel is not None and self._outer.bits is not None
+            self._mean = RoundedMean(self._channel, Codec(self._outer.bits), length)
+        return self._mean
+
+    @torch.no_grad()
+    def _step(self, ways: list[Tensor]) -> None:
+        """Step from the model that the round began with against ``ways``, and make that the model."""
+        assert self._optimizer is not None
+        for (before, _), way in zip(self._trained(), ways, strict=True):
+            before.grad = way
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        for before, now in self._trained():
+            now.copy_(before)
+
+    def _trained(self) -> list[tuple[Tensor, Tensor]]:
+        """The parameters that are trained: as the round began, and as they are."""
+        return [(b, p.data) for b, p in zip(self._before, self._parameters(), strict=True) if p.requires_grad]
+
+    def _parameters(self) -> list[Tensor]:
+        return list(module_of(self._strategy).parameters())
+
+
+def _optimizer_of(parameters: list[Tensor], outer: Outer) -> Optimizer:
+    if outer.optimizer is not None:
+        return outer.optimizer(parameters)
+    return SGD(parameters, outer.lr, outer.momentum, nesterov=outer.nesterov and outer.momentum > 0)
+
+
+def check_outer(outer: object) -> None:
+    """Refuse a value that is neither an ``Outer`` nor None."""
+    if outer is not None:
+        check_instance("outer", outer, Outer, "an Outer, such as Outer(lr=0.7), or None")

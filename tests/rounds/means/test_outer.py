@@ -1,0 +1,132 @@
+"""The optimizer of the meetings, against steps by hand, and the bytes that it saves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.means.outer import Outer
+from lightning_gnn_dist.wire.collectives import traffic
+from lightning_gnn_dist.wire.rounded_mean import ROW
+from tests.ranks import run_ranks
+from tests.strategies.fitting import State, batches, differs, fit, state_of
+from tests.strategies.round_fitting import local_sgd, same_start
+
+ROUNDS, STEPS = 3, 6
+
+
+def slow_adam(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.05)
+
+
+def learned(rank: int, world_size: int, outers: list[Outer | None], options: dict[str, Any]) -> list[State]:
+    states = []
+    for outer in outers:
+        module = same_start()
+        fit(rank, local_sgd(outer=outer), module, devices=world_size, **({"max_epochs": ROUNDS} | options))
+        states.append(state_of(module))
+    return states
+
+
+def by_hand(num_ranks: int, outer: Outer) -> State:
+    """Local SGD, and at each meeting a step of the optimizer, replica by replica in one process."""
+    model = same_start().double()
+    parameters, speed = list(model.parameters()), [torch.zeros_like(each) for each in model.parameters()]
+    adam = outer.optimizer([each.data for each in parameters]) if outer.optimizer else None
+    for _ in range(ROUNDS):
+        before, ends = [each.detach().clone() for each in parameters], []
+        for rank in range(num_ranks):
+            for each, start in zip(parameters, before, strict=True):
+                each.data = start.clone()
+            for x, y in batches(rank, STEPS):
+                gradients = torch.autograd.grad(mse_loss(model.layers(x.double()), y.double()), parameters)
+                for each, gradient in zip(parameters, gradients, strict=True):
+                    each.data -= 0.1 * gradient
+            ends.append([each.detach().clone() for each in parameters])
+        for place, (each, start) in enumerate(zip(parameters, before, strict=True)):
+            way = start - sum(end[place] for end in ends) / num_ranks
+            speed[place] = outer.momentum * speed[place] + way
+            step = way + outer.momentum * speed[place] if outer.nesterov else speed[place]
+            each.data = start - outer.lr * step
+            if adam is not None:
+                adam.param_groups[0]["params"][place].data, adam.param_groups[0]["params"][place].grad = start, way
+        if adam is not None:
+            adam.step()
+            for each, stepped in zip(parameters, adam.param_groups[0]["params"], strict=True):
+                each.data = stepped.data.clone()
+    return state_of(model)
+
+
+def test_a_meeting_steps_as_by_hand() -> None:
+    outers = [Outer(), Outer(lr=1.0, momentum=0.5, nesterov=False), Outer(optimizer=slow_adam)]
+    expected = [by_hand(3, outer) for outer in outers]
+    for found in run_ranks(learned, 3, outers, {"precision": "64-true"}):
+        for state, hand in zip(found, expected, strict=True):
+            assert differs(state, hand) < 1e-12
+
+
+def test_the_whole_way_to_the_mean_is_averaging() -> None:
+    for plain, outer in run_ranks(learned, 2, [None, Outer(lr=1.0, momentum=0.0)], {"precision": "64-true"}):
+        assert differs(plain, outer) < 1e-14
+
+
+def sent(rank: int, world_size: int, outers: list[Outer | None]) -> tuple[list[State], list[float]]:
+    states, counted = [], []
+    for outer in outers:
+        numbers = []
+        for rounds in (1, 3):
+            module, before = same_start(), traffic.bytes_sent
+            fit(rank, local_sgd(outer=outer), module, devices=world_size, max_epochs=rounds)
+            numbers.append(traffic.bytes_sent - before)
+        states.append(state_of(module))
+        counted.append((numbers[1] - numbers[0]) / 2)
+    return states, counted
+
+
+def test_fewer_bits_are_fewer_bytes_and_nearly_the_same() -> None:
+    of_ranks = run_ranks(sent, 2, [Outer(), Outer(bits=16), Outer(bits=8)])
+    for (exact, sixteen, eight), (whole, half, quarter) in of_ranks:
+        assert 0 < differs(exact, sixteen) < 3e-3
+        assert 0 < differs(exact, eight) < 3e-2
+        assert differs(eight, of_ranks[0][0][2]) == differs(sixteen, of_ranks[0][0][1]) == 0.0
+        rest = whole - 4 * (1 + sum(tensor.numel() for tensor in exact.values()))  # the ring of two ranks
+        assert half - rest == 8 + 2 * (2 * ROW)  # a weight; a row to the other rank, and the mean of the own row
+        assert quarter - rest == 8 + 2 * (ROW + 8)
+
+
+def stopped_and_resumed(rank: int, world_size: int, folder: Path) -> tuple[State, State]:
+    def run(rounds: int, path: Path | None = None) -> Any:
+        strategy, module = local_sgd(EverySteps(4), outer=Outer(bits=8)), same_start(optimizer="Adam")
+        options = {"max_epochs": rounds, "ckpt_path": None if path is None else str(path)}
+        return fit(rank, strategy, module, devices=world_size, **options), module
+
+    _, whole = run(5)
+    half, _ = run(2)
+    half.save_checkpoint(folder / "half.ckpt")
+    _, resumed = run(5, folder / "half.ckpt")
+    return state_of(whole), state_of(resumed)
+
+
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+    for whole, resumed in run_ranks(stopped_and_resumed, 2, tmp_path):
+        assert differs(whole, resumed) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": 0}, "lr must be"),
+        ({"momentum": 2}, "momentum must be a finite number between 0 and 1, got 2"),
+        ({"bits": 4}, "bits must be one of"),
+        ({"optimizer": "adam"}, "optimizer must be"),
+    ],
+)
+def test_bad_settings_are_refused(settings: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        Outer(**settings)
