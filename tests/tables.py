@@ -38,7 +38,15 @@ from tests.ranks import run_ranks
 PAGE = Path(__file__).parents[1] / "docs" / "combinations.md"
 RANKS = 3  # with fewer, Rotate() changes nothing
 WORKS = "yes"
-BOUNDARIES: list[Boundary] = [Isolated(), Halo(1), Halo(2), Auto(), Exchange(), Fetch()]
+BOUNDARIES: list[Boundary] = [
+    Isolated(),
+    Halo(1),
+    Halo(2),
+    Auto(),
+    Exchange(),
+    Exchange(bits=8, every=2, overlap=True, share=0.5),
+    Fetch(),
+]
 RESIDENCIES: list[Residency] = [Fixed(), Rotate(), Redeal(6)]
 SAMPLERS: list[Sampler] = [
     NeighborSampler([3, 3]),

@@ -87,9 +87,10 @@ class PartDataModule(GraphDataModule):
                 self.partition(self._world_size())
 
     def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self._choose_boundary()  # first: of a fit before it may be another
         self._agree_on_budget()
         if stage == "fit":
-            self._choose_boundary()
             self._num_batches()
             if self._exchanges():
                 assert self.trainer is not None

@@ -55,7 +55,7 @@ def bytes_of_parts(hops: int) -> int:
     return max(reader.read(0).graph.num_bytes for reader in readers)
 
 
-STRATEGIES: dict[str, Any] = {"local_sgd": lambda: LocalSGDStrategy(EverySteps(2), **PATIENCE), "grappa": lambda: None}
+STRATEGIES: dict[str, Any] = {"grappa": lambda: None, "local_sgd": lambda: LocalSGDStrategy(EverySteps(2), **PATIENCE)}
 NEIGHBORS = {"sampler": NeighborSampler([4, 4])}
 
 
@@ -120,6 +120,20 @@ def test_a_resumed_fit_keeps_what_was_chosen(tmp_path: Path) -> None:
         check(weights, "SAGE", 4)
         assert rows == [Exchange(), Exchange()]
         assert said.startswith('boundary="auto" was Exchange() in the fit of the checkpoint, and can be Halo(2), Halo')
+
+
+def chosen_again(rank: int, world_size: int) -> list[Any]:
+    graph, partition = cut_graph()
+    data, found = data_of(graph, partitioner=partition, boundary="auto"), []
+    for strategy in STRATEGIES:
+        quick(world_size, STRATEGIES[strategy](), max_epochs=1).fit(model("SAGE", 2), data)
+        found.append((data.boundary, data.coverage))
+    return found
+
+
+def test_each_fit_chooses_for_itself() -> None:
+    for found in run_ranks(chosen_again, PARTS):
+        assert found == [(Exchange(), None), (Halo(2), Coverage())]
 
 
 def test_one_rank_has_nothing_to_choose() -> None:
