@@ -15,7 +15,7 @@ from lightning_gnn_dist.boundary.prices import bytes_with_halos, short_name
 from lightning_gnn_dist.checks import check_at_least_if_given, make_plain, shown
 from lightning_gnn_dist.evaluation.budget import free_bytes, ranks_here
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.wire.collectives import gather_numbers, world_size
+from lightning_gnn_dist.wire.collectives import gather_numbers
 
 LOOKED_AT = 4  # super-epochs whose parts are counted
 
@@ -27,7 +27,7 @@ class Auto(Boundary):
     That is :class:`Exchange` where the fit can use it (by its sampler, module and strategy, with parts for good),
     otherwise the deepest :class:`Halo`, of as many hops as the sampler at most, otherwise :class:`Isolated`. It fits if
     the largest part does, with all nodes that come along; of parts that change, those of the first four super-epochs
-    are looked at. All ranks choose the same, and a line in the log says what. A resumed fit keeps what the checkpoint's
+    are looked at. All ranks choose the same (with :class:`Elastic` each for itself), and a line in the log says what. A resumed fit keeps what the checkpoint's
     has chosen. Of a module with ``layers()`` it is supposed that ``forward()`` returns :func:`through_layers`: where it
     does not, the first batch says so, and a halo must be named.
 
@@ -80,12 +80,12 @@ def room_of(asked: Auto, num_ranks: int) -> int:
 
 
 def chosen(
-    asked: Auto, graph: Graph, parts: Iterable[Tensor], num_hops: int, device: torch.device, *, exchanges: bool
+    room: int, graph: Graph, parts: Iterable[Tensor], num_hops: int, device: torch.device, *, exchanges: bool
 ) -> Boundary:
     """Return the most exact boundary that fits on all ranks, and log it. Collective, when a fit begins.
 
     Args:
-        asked: Says what a part may take.
+        room: The bytes that a part of this rank may take.
         graph: The whole graph.
         parts: The nodes that this rank holds without a halo, at some times of the fit.
         num_hops: Hops of the sampler.
@@ -93,7 +93,7 @@ def chosen(
         exchanges: Whether ranks can exchange rows in this fit.
     """
     own = torch.stack([bytes_with_halos(graph, nodes, num_hops) for nodes in parts]).amax(0)
-    rooms, *held = zip(*gather_numbers([room_of(asked, world_size()), *own.tolist()], device), strict=True)
+    rooms, *held = zip(*gather_numbers([room, *own.tolist()], device), strict=True)
     choice = choose([max(of_ranks) for of_ranks in held], min(rooms), exchanges=exchanges)
     rank_zero_info(choice.told(min(rooms)))
     return choice.boundary

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.placement import Placement, device_of, release, stream_to
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, chosen, kept
+from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, chosen, kept, room_of
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange
 from lightning_gnn_dist.boundary.exchange_loader import ExchangeLoader
 from lightning_gnn_dist.boundary.exchange_refusals import against_exchange, check_exchange
@@ -185,7 +185,8 @@ class PartDataModule(GraphDataModule):
             super_epochs = range(min(self._cut.residency.sweep(num_ranks), LOOKED_AT))
             parts = (reader.residents(super_epoch)[0] for super_epoch in super_epochs)
             num_hops, device = self.sampler.num_hops, device_of(self.trainer)
-            self._treat(chosen(asked, self.graph, parts, num_hops, device, exchanges=self._can_exchange()))
+            room = room_of(asked, num_ranks)
+            self._treat(chosen(room, self.graph, parts, num_hops, device, exchanges=self._can_exchange()))
 
     def _can_exchange(self) -> bool:
         """Return whether ``Exchange()`` would be accepted in this fit."""
