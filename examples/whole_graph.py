@@ -1,22 +1,47 @@
 """Train on the whole graph in every step, with three processes that hold a part each and exchange the boundary's rows.
 
 python examples/whole_graph.py
+python examples/whole_graph.py --shards my_shares       # the same on shards: as if no host could hold the graph
 """
+
+from argparse import ArgumentParser
+from pathlib import Path
 
 import lightning.pytorch as pl
 from node_classification import SAGE
 
-from lightning_gnn_dist import Exchange, GrappaStrategy, PartitionedDataModule, WholePartSampler, communities
+from lightning_gnn_dist import (
+    Exchange,
+    GrappaStrategy,
+    MetisPartitioner,
+    PartitionedDataModule,
+    ShardedDataModule,
+    WholePartSampler,
+    communities,
+    save_shards,
+)
+
+NUM_RANKS = 3
+
+
+def data_of(shards: Path | None) -> pl.LightningDataModule:
+    options = {"sampler": WholePartSampler(2), "boundary": Exchange()}  # the model has two layers
+    if shards is not None and shards.exists():
+        return ShardedDataModule(shards, **options)
+    graph = communities(num_nodes=20_000, num_classes=8)  # cut by METIS; the cut decides what is sent, alone
+    if shards is None:
+        return PartitionedDataModule(graph, partitioner=MetisPartitioner(), **options)
+    save_shards(graph, MetisPartitioner()(graph, NUM_RANKS, seed=0), shards)
+    return ShardedDataModule(shards, **options)
+
 
 if __name__ == "__main__":
-    data = PartitionedDataModule(
-        communities(num_nodes=20_000, num_classes=8),  # cut by METIS, by default; the cut decides what is sent, alone
-        sampler=WholePartSampler(2),  # the model has two layers
-        boundary=Exchange(),
-    )
+    parser = ArgumentParser()
+    parser.add_argument("--shards", type=Path, help="the folder of the shards; made where there is none")
+    data = data_of(parser.parse_args().shards)
     trainer = pl.Trainer(
         accelerator="cpu",
-        devices=3,
+        devices=NUM_RANKS,
         strategy=GrappaStrategy(),
         max_epochs=100,  # steps: each sees all training nodes and all their neighbours
         check_val_every_n_epoch=20,

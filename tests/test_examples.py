@@ -15,9 +15,10 @@ LEAST = {"link_prediction": ("mrr", 0.4)}  # of the others: an accuracy of 0.6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
-def test_an_example_trains_and_tests(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / f"{name}.py")]
+@pytest.mark.parametrize("line", [*sorted(path.stem for path in EXAMPLES.glob("*.py")), "whole_graph --shards shares"])
+def test_an_example_trains_and_tests(line: str, tmp_path: Path) -> None:
+    name, *options = line.split()
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr[-2000:]

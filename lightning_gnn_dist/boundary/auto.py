@@ -27,9 +27,9 @@ class Auto(Boundary):
     That is :class:`Exchange` where the fit can use it (by its sampler, module and strategy, with parts for good),
     otherwise the deepest :class:`Halo`, of as many hops as the sampler at most, otherwise :class:`Isolated`. It fits if
     the largest part does, with all nodes that come along; of parts that change, those of the first four super-epochs
-    are looked at. All ranks choose the same (with :class:`Elastic` each for itself), and a line in the log says what. A resumed fit keeps what the checkpoint's
-    has chosen. Of a module with ``layers()`` it is supposed that ``forward()`` returns :func:`through_layers`: where it
-    does not, the first batch says so, and a halo must be named.
+    are looked at. All ranks choose the same (with :class:`Elastic` each for itself), and a line in the log says what. A
+    resumed fit keeps what the checkpoint's has chosen. Of a module with ``layers()`` it is supposed that ``forward()``
+    returns :func:`through_layers`: where it does not, the first batch says so, and a halo must be named.
 
     Args:
         bytes: Most bytes that a part may take in RAM. Default: half of the rank's share of the memory that is free when

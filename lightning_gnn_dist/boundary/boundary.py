@@ -132,8 +132,9 @@ class Exchange(Boundary):
 
     Before each layer but the first, ranks send each other the rows that the layer before has made of the nodes at the
     boundary; in the backward pass the gradients go back. So a step on all parts is the step of one process on the whole
-    graph, however the graph is cut, if ``training_step`` returns the mean of a loss of each seed. Features are never
-    sent: those of the nodes at the boundary are read from the graph once, when the fit starts.
+    graph, however the graph is cut, if ``training_step`` returns the mean of a loss of each seed. No step sends
+    features: those of the nodes at the boundary are read once, when the fit starts, from the graph, or on shards from
+    the ranks that own them.
 
     It takes ``sampler=WholePartSampler(num_layers)``, a module with a method ``layers`` (see :func:`through_layers`),
     and a strategy that exchanges gradients at every step: :class:`GrappaStrategy` or DDP. A pass is one step, on all

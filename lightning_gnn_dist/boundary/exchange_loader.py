@@ -14,7 +14,7 @@ from lightning_gnn_dist.batches.loader import Batches
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.part_batch import PartBatch
 from lightning_gnn_dist.batches.source import WRITTEN
-from lightning_gnn_dist.boundary.exchange_plan import ExchangePlan, Step, exchange_plan
+from lightning_gnn_dist.boundary.exchange_plan import ExchangePlan, Owners, Step, exchange_plan
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layerwise.layers import Layer
 from lightning_gnn_dist.layerwise.through_layers import rows_of_layer
@@ -30,7 +30,7 @@ class ExchangeLoader:
     Args:
         part: The rank's nodes, and behind them all others that send to them.
         seeds: The nodes that the rank learns from, positions in the part.
-        owners: The rank of every node of the whole graph.
+        owners: The rank of every node of the part.
         channel: The ranks.
         num_layers: Layers of the model.
         thrift: How the exchange saves bytes and time.
@@ -49,7 +49,7 @@ class ExchangeLoader:
         self,
         part: Graph,
         seeds: Tensor,
-        owners: Tensor,
+        owners: Owners,
         channel: Channel,
         num_layers: int,
         *,

@@ -8,6 +8,7 @@ Ranks that do not hold a sender ask its owner for it, so that afterwards all kno
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,19 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.shipments import Route
+
+
+class Owners(NamedTuple):
+    """Which rank owns each node of a part.
+
+    Attributes:
+        ids: The nodes of the part by their ids in the whole graph, which all ranks number alike: the rank's own first,
+            then all others that send to them, both in increasing order.
+        ranks: The rank that owns each of them.
+    """
+
+    ids: Tensor
+    ranks: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,18 +71,17 @@ class ExchangePlan:
     steps: list[Step]
 
 
-def exchange_plan(part: Graph, seeds: Tensor, owners: Tensor, channel: Channel, num_layers: int) -> ExchangePlan:
+def exchange_plan(part: Graph, seeds: Tensor, owners: Owners, channel: Channel, num_layers: int) -> ExchangePlan:
     """Find out what the ranks compute and send. Collective.
 
     Args:
-        part: The rank's nodes, and behind them all others that send to them, both in increasing order of their ids in
-            the whole graph, which ``n_id`` holds.
+        part: The rank's nodes, and behind them all others that send to them.
         seeds: The nodes whose rows the last layer computes, positions in the part.
-        owners: The rank of every node of the whole graph.
+        owners: The rank of every node of the part.
         channel: The ranks.
         num_layers: The number of layers.
     """
-    ids, num_own = part.node_arrays["n_id"], int((owners == channel.rank).sum())
+    ids, num_own = owners.ids, int((owners.ranks == channel.rank).sum())
     own = torch.tensor([seeds.numel()])
     total = int(torch.cat(channel.exchange([own] * channel.size)).sum())
     if total == 0:
@@ -76,10 +89,10 @@ def exchange_plan(part: Graph, seeds: Tensor, owners: Tensor, channel: Channel, 
     reach = _Reach(part, num_own, seeds, num_layers)
     needs: list[tuple[list[Tensor], list[Tensor]] | None] = []
     for layer in range(num_layers, 1, -1):
-        others = ids[reach.go_on(layer)]
-        asked = [others[owners[others] == rank] for rank in range(channel.size)]
-        told = channel.exchange(asked)
-        reach.add(torch.searchsorted(ids[:num_own], torch.cat(told)), layer - 1)
+        others = reach.go_on(layer)
+        asked = [others[owners.ranks[others] == rank] for rank in range(channel.size)]
+        told = [torch.searchsorted(ids[:num_own], some) for some in channel.exchange([ids[some] for some in asked])]
+        reach.add(torch.cat(told), layer - 1)
         needs.insert(0, (told, asked))
     reach.go_on(1)
     sample, steps = _sample_and_steps(part, num_own, reach, [None, *needs])
@@ -129,7 +142,7 @@ def _sample_and_steps(
     steps = []
     for layer, need in enumerate(needs, 1):
         computed, read = (int((last_own >= least).sum()) for least in (layer, layer - 1))
-        route = None if need is None else _route(part, num_own, position, len(own), *need)
+        route = None if need is None else _route(position, len(own), *need)
         steps.append(Step(computed, read, int((last_other >= layer).sum()), route))
     return _sample(part, nodes, position, steps[0].num_dst), steps
 
@@ -140,14 +153,8 @@ def _deepest_first(last: Tensor, least: int) -> Tensor:
     return order[: int((last >= least).sum())]
 
 
-def _route(
-    part: Graph, num_own: int, position: Tensor, first_other: int, told: list[Tensor], asked: list[Tensor]
-) -> Route:
-    own, others = part.node_arrays["n_id"].split([num_own, part.num_nodes - num_own])
-    return Route(
-        told=[position[torch.searchsorted(own, nodes)] for nodes in told],
-        asked=[position[num_own + torch.searchsorted(others, nodes)] - first_other for nodes in asked],
-    )
+def _route(position: Tensor, first_other: int, told: list[Tensor], asked: list[Tensor]) -> Route:
+    return Route([position[nodes] for nodes in told], [position[nodes] - first_other for nodes in asked])
 
 
 def _sample(part: Graph, nodes: Tensor, position: Tensor, num_dst: int) -> Sample:

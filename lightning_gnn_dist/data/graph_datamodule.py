@@ -33,13 +33,13 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels
-from lightning_gnn_dist.data.model_depth import DepthCheck
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.evaluation.budget import DEFAULT_BYTES, budget, ranks_here
 from lightning_gnn_dist.evaluation.choice import Evaluated
 from lightning_gnn_dist.evaluation.layered_loader import LayeredLoader, ReadyRows, Targets
+from lightning_gnn_dist.evaluation.model_depth import DepthCheck
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers, layers_of_model
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck

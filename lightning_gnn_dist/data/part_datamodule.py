@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
@@ -15,16 +15,15 @@ from lightning_gnn_dist.batches.placement import Placement, device_of, release, 
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, chosen, kept, room_of
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange
-from lightning_gnn_dist.boundary.exchange_loader import ExchangeLoader
-from lightning_gnn_dist.boundary.exchange_refusals import against_exchange, check_exchange
+from lightning_gnn_dist.boundary.exchange_plan import Owners
+from lightning_gnn_dist.boundary.exchange_refusals import against_exchange
 from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.checks import check_at_least, check_below
-from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
+from lightning_gnn_dist.data.exchanging import ExchangingDataModule
 from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding, default_period
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.switcher import PartSwitcher
-from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader
 from lightning_gnn_dist.evaluation.choice import Counter, Evaluated
 from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers
@@ -32,20 +31,19 @@ from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
-from lightning_gnn_dist.joint import WeighsRanks
-from lightning_gnn_dist.layerwise.layers import HasLayers, layers_in, with_arrays
+from lightning_gnn_dist.layerwise.layers import Layer, with_arrays
 from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import draws_anywhere
 from lightning_gnn_dist.sampling.whole import WholePartSampler
-from lightning_gnn_dist.wire.channel import Channel, open_channel
+from lightning_gnn_dist.wire.channel import Channel
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.joint import HasDigests, HasParts
 
 
-class PartDataModule(GraphDataModule):
+class PartDataModule(ExchangingDataModule):
     """Training batches of the rank's own part of ``graph``, which may change with every super-epoch."""
 
     def __init__(self, plan: PartPlan, settings: BatchSettings) -> None:
@@ -89,18 +87,9 @@ class PartDataModule(GraphDataModule):
     def setup(self, stage: str) -> None:
         if stage == "fit":
             self._choose_boundary()  # first: of a fit before it may be another
-        self._agree_on_budget()
+        super().setup(stage)
         if stage == "fit":
             self._num_batches()
-            if self._exchanges():
-                assert self.trainer is not None
-                check_exchange(self.trainer, self.trainer.lightning_module)
-
-    def train_dataloader(self) -> TrainLoader:
-        loader = super().train_dataloader()
-        if self._exchanges():
-            loader.move_to(0)  # now, as all ranks are here
-        return loader
 
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
@@ -194,34 +183,12 @@ class PartDataModule(GraphDataModule):
             return False
         return against_exchange(self.trainer, self.trainer.lightning_module) is None
 
-    def _exchanges(self) -> bool:
-        """Return whether ranks exchange rows in every step."""
-        return isinstance(self.boundary, Exchange) and self._is_cut()
+    def _around(self, part: Graph, num_ranks: int) -> tuple[Graph, Owners]:
+        ids = part.node_arrays["n_id"]
+        return self._shown(part), Owners(ids, self._cut.by_rank(num_ranks).assignment[ids])
 
-    def _num_batches(self) -> int:
-        return 1 if self._exchanges() else super()._num_batches()
-
-    def _local_batches(self, part: Graph, num_batches: int, rank: int, num_ranks: int) -> PassLoader:
-        if not self._exchanges():
-            return super()._local_batches(part, num_batches, rank, num_ranks)
-        assert self.trainer is not None and isinstance(self.boundary, Exchange)
-        module, seeds, ids = self.trainer.lightning_module, part.split("train"), part.node_arrays["n_id"]
-        self._values.of_training(part, seeds)
-        more = whole_graph_arrays(layers_in(cast(HasLayers, module)), self.graph)
-        return ExchangeLoader(
-            with_arrays(self._shown(part), {name: array[ids] for name, array in more.items()}),
-            seeds,
-            self._cut.by_rank(num_ranks).assignment,
-            open_channel(num_ranks),
-            self.sampler.num_hops,
-            thrift=self.boundary.thrift,
-            seed=self.seed,
-            weigh=not isinstance(self.trainer.strategy, WeighsRanks),
-            loading=self.loading,
-            dtype=self._dtype(),
-            device=device_of(self.trainer),
-            inputs=self._inputs_of(part, seeds),
-        )
+    def _whole_arrays(self, layers: list[Layer], owners: Owners) -> dict[str, Tensor]:
+        return {name: array[owners.ids] for name, array in whole_graph_arrays(layers, self.graph).items()}
 
     def _shown(self, part: Graph) -> Graph:
         """Return a part as batches show it: its own mask marks the rank's seeds, theirs all training nodes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -80,7 +81,7 @@ class PartReader:
         # A memory map for this call alone, so that the pages it reads are freed after the copy.
         graph = Graph.open(self.graph.path) if self.graph.path else self.graph
         residents, num_own = self.residents(super_epoch)
-        reading = _RowReading(graph, previous)
+        reading = _GraphRows(graph, previous)
         hops = self.boundary.around(graph, residents, reading.edges_into, self.seed)
         if not hops and self.holding.residency.sweep(self.world_size) == 1:
             part, rows, num_bytes = _read_once(graph, residents)
@@ -119,36 +120,31 @@ def _read_once(graph: Graph, nodes: Tensor) -> tuple[Graph, None, int]:
 
 
 def _read_new(
-    graph: Graph, hops: list[Tensor], reading: _RowReading, previous: Part | None
+    graph: Graph, hops: list[Tensor], reading: _GraphRows, previous: Part | None
 ) -> tuple[Graph, PartRows, int]:
     """Return the part of the nodes of some hops, the whole rows of all but the last hop, and the bytes read."""
     nodes = torch.cat(hops)
-    rows = _joined([reading.rows_of(hop) for hop in hops[: max(1, len(hops) - 1)]])
+    rows = joined([reading.rows_of(hop) for hop in hops[: max(1, len(hops) - 1)]])
     arrays, new_bytes = _read_arrays(graph, nodes, previous)
-    return _induced(rows, nodes, arrays), rows, new_bytes + reading.new_edges * _bytes_per_edge(graph)
+    return induced(rows, nodes, arrays), rows, new_bytes + reading.new_edges * _bytes_per_edge(graph)
 
 
-class _RowReading:
-    """Reads whole rows, and remembers them: a boundary asks for them first.
+class RowReading(ABC):
+    """Reads whole rows, and remembers them: a boundary asks for them first."""
 
-    Args:
-        graph: The whole graph.
-        previous: The part before, of which rows are copied.
-    """
+    def __init__(self) -> None:
+        self._known: list[tuple[Tensor, PartRows]] = []
 
-    def __init__(self, graph: Graph, previous: Part | None) -> None:
-        self._graph, self._previous = graph, previous
-        self._read: list[tuple[Tensor, PartRows]] = []
-        self.new_edges = 0  # edges that were read from the whole graph
+    @abstractmethod
+    def read(self, nodes: Tensor) -> PartRows:
+        """Return the whole rows of some nodes."""
 
     def rows_of(self, nodes: Tensor) -> PartRows:
-        for known, rows in self._read:
+        for known, rows in self._known:
             if known is nodes:
                 return rows
-        rows, new_edges = _read_rows(self._graph, nodes, self._previous)
-        self._read.append((nodes, rows))
-        self.new_edges += new_edges
-        return rows
+        self._known.append((nodes, self.read(nodes)))
+        return self._known[-1][1]
 
     def edges_into(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Return, for each edge into some nodes, the number of the node among them, and the sender."""
@@ -156,7 +152,27 @@ class _RowReading:
         return torch.arange(nodes.numel()).repeat_interleave(rows.indptr.diff()), rows.senders.to(torch.int64)
 
 
-def _joined(pieces: list[PartRows]) -> PartRows:
+class _GraphRows(RowReading):
+    """Reads rows of the whole graph.
+
+    Args:
+        graph: The whole graph.
+        previous: The part before, of which rows are copied.
+    """
+
+    def __init__(self, graph: Graph, previous: Part | None) -> None:
+        super().__init__()
+        self._graph, self._previous = graph, previous
+        self.new_edges = 0  # edges that were read from the whole graph
+
+    def read(self, nodes: Tensor) -> PartRows:
+        rows, new_edges = _read_rows(self._graph, nodes, self._previous)
+        self.new_edges += new_edges
+        return rows
+
+
+def joined(pieces: list[PartRows]) -> PartRows:
+    """Return the rows of several pieces, one after the other."""
     if len(pieces) == 1:
         return pieces[0]
     degrees = torch.cat([piece.indptr.diff() for piece in pieces])
@@ -221,7 +237,7 @@ def _train_mask(graph: Graph, nodes: Tensor) -> Tensor:
     return torch.ones(nodes.numel(), dtype=torch.bool) if mask is None else take_rows(mask, nodes)
 
 
-def _induced(rows: PartRows, nodes: Tensor, arrays: dict[str, Tensor]) -> Graph:
+def induced(rows: PartRows, nodes: Tensor, arrays: dict[str, Tensor]) -> Graph:
     """Return the graph among ``nodes``, with local ids. Nodes without a row are leaves, which receive nothing."""
     lookup, local, found = Lookup(nodes), [], []
     for senders in rows.senders.split(EDGES_AT_ONCE):

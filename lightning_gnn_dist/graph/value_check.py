@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -22,17 +25,17 @@ class ValueCheck:
 
     def __init__(self, *, is_on: bool) -> None:
         self.is_on = is_on
-        self._seen: Graph | None = None
+        self._seen: Callable[[], Graph | None] = lambda: None  # no reference, which would keep a part in RAM
 
     def of_training(self, graph: Graph, seeds: Tensor) -> None:
         """Check the arrays of a rank's graph and the labels of its seeds."""
-        if graph is not self._seen:
+        if graph is not self._seen():
             self.of_arrays(graph)
             self.of_labels(graph, seeds, "train_mask")
 
     def of_arrays(self, graph: Graph) -> None:
         """Refuse NaN and infinity in the arrays that models read: one pass over them, in pieces."""
-        if not self.is_on or graph is self._seen:
+        if not self.is_on or graph is self._seen():
             return
         for name in NODE_ARRAYS:
             if (row := _first_bad(graph.node_arrays.get(name))) is not None:
@@ -42,7 +45,7 @@ class ValueCheck:
                 receiver = int(torch.searchsorted(graph.indptr, torch.tensor(row), right=True)) - 1
                 ends = f"{_name(graph, int(graph.indices[row]))} to {_name(graph, receiver)}"
                 raise ValueError(f"{name} of the edge from {ends} is NaN or infinite. {_WAY_OUT}")
-        self._seen = graph
+        self._seen = weakref.ref(graph)
 
     def of_labels(self, graph: Graph, nodes: Tensor, mask: str) -> None:
         """Refuse labels of ``nodes`` that are infinite, NaN in all columns, or negative but not -100.

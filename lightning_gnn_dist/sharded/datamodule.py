@@ -13,10 +13,12 @@ from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import device_of, stream_to
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
-from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated, check_boundary
+from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, Isolated, check_boundary
+from lightning_gnn_dist.boundary.exchange_plan import Owners
+from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
 from lightning_gnn_dist.checks import check_at_least, check_path, check_true_or_false
 from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
+from lightning_gnn_dist.data.exchanging import ExchangingDataModule
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.evaluation.choice import Evaluated, bytes_of_batch, widest_row
@@ -24,9 +26,11 @@ from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers
 from lightning_gnn_dist.evaluation.shard_nodes import ShardNodes
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layerwise.layers import Layer
 from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same
 from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sharded.part import read_part
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import check_sampler, sample_bulk
 from lightning_gnn_dist.sharded.source import ShardedSource
@@ -34,16 +38,17 @@ from lightning_gnn_dist.wire.channel import Channel, open_channel
 from lightning_gnn_dist.wire.collectives import all_gather_rows
 
 
-class ShardedDataModule(GraphDataModule):
+class ShardedDataModule(ExchangingDataModule):
     """Like :class:`PartitionedDataModule`, for a graph of which every host has a shard and none has all.
 
-    Training batches come from the rank's own shard alone, unless ``boundary=Fetch()``. Corrections, evaluation and
+    Training batches come from the rank's own shard alone, unless ``boundary`` says more. Corrections, evaluation and
     prediction sample across all shards: the ranks that own the rows draw neighbours, and features are fetched once for
     all nodes of a bulk. Batches and metrics are the same as if every rank had the whole graph, with nodes and edges in
     the order of the shards.
 
     With more ranks than shards, several ranks hold the same shard: ``2 n`` ranks of ``n`` shards form two groups that
-    never ask each other, and divide the training nodes of a shard among them.
+    never ask each other, and divide the training nodes of a shard among them. ``boundary=Exchange()`` takes a rank for
+    each shard.
 
     Args:
         path: A folder that :func:`save_shards` wrote. Rank ``r`` needs its ``shares.json`` and shard ``r % n``.
@@ -51,7 +56,8 @@ class ShardedDataModule(GraphDataModule):
         batch_size: Training nodes (seeds) in a batch, at most.
         seed: Decides everything random: the order of seeds, the neighbours.
         loading: How batches are made: bulks and threads. Batches that need other ranks are not made in the background.
-        boundary: What becomes of senders outside the own shard: :class:`Isolated` or :class:`Fetch`.
+        boundary: What becomes of senders outside the own shard: :class:`Isolated`, :class:`Halo`, :class:`Exchange` or
+            :class:`Fetch`. What ``Halo`` and ``Exchange`` need of other shards is asked for once, when the fit starts.
         cache_bytes: Memory for feature rows of other shards: of the nodes that most edges of the own shard come from.
         coverage: Gives each batch ``batch.coverage``, as weights for the loss. With None there are none.
         evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
@@ -74,6 +80,9 @@ class ShardedDataModule(GraphDataModule):
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
     ) -> None:
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
+        if isinstance(boundary, Exchange):
+            check_whole_part(sampler)
+            coverage = None  # nothing is lost
         super().__init__(settings, coverage, boundary)
         check_at_least(0, cache_bytes=cache_bytes)
         self._check_settings()
@@ -109,11 +118,12 @@ class ShardedDataModule(GraphDataModule):
 
     def setup(self, stage: str) -> None:
         """Open the own shard, and connections to the other ranks. Collective."""
-        self._agree_on_budget()
+        super().setup(stage)
         if self._graph is None:
             self._graph = self._connect()
         if stage == "fit":
-            self._part = self._running_part()
+            self._check_copies()
+            self._running_part()  # now, as all ranks are here
             counts = all_gather_rows(torch.tensor([self._own_seeds().numel(), self._marked().numel()]))
             self._most = int(counts[:, 0].max())
             self._marked_before = int(counts[: self._rank() % self.bounds.num_shards, 1].sum())
@@ -149,13 +159,25 @@ class ShardedDataModule(GraphDataModule):
     def _check_settings(self) -> None:
         """Refuse settings that do not work without the whole graph."""
         check_boundary(self.boundary)
-        if not isinstance(self.boundary, Isolated | Fetch):
-            raise ValueError(f"boundary must be Isolated() or Fetch() for shards, got {self.boundary}.")
+        if not isinstance(self.boundary, Isolated | Halo | Exchange | Fetch):
+            raise ValueError(
+                f"boundary must be Isolated(), Halo(), Exchange() or Fetch() for shards, got {self.boundary}."
+            )
         if self.loading.sample_on != "cpu":
             raise ValueError(f'sample_on must be "cpu" for shards, whose batches are made in RAM, got {self.loading}.')
         check_sampler(self._whole_sampler())
         if isinstance(self.boundary, Fetch):
             check_sampler(self.sampler)
+
+    def _check_copies(self) -> None:
+        """Refuse an exchange among ranks of which several hold the same shard."""
+        num_ranks, num_shards = self._world_size(), self.bounds.num_shards
+        if self._exchanges() and num_ranks != num_shards:
+            raise ValueError(
+                f"boundary=Exchange() takes one rank for each shard, and {num_ranks} ranks hold the {num_shards} "
+                f"shards of {self.path}: start {num_shards} ranks, divide the graph into {num_ranks} shards, or take "
+                "boundary=Halo()."
+            )
 
     def _connect(self) -> ShardedGraph:
         num_shards = self.bounds.num_shards
@@ -173,14 +195,24 @@ class ShardedDataModule(GraphDataModule):
         return lambda _: part
 
     def _running_part(self) -> Graph:
-        """Return the own shard, in RAM."""
+        """Return the own shard and what the boundary brings along, in RAM. Collective, the first time.
+
+        With an exchange these are the own rows as they are on disk: its batch holds what it needs, once.
+        """
+        if self._exchanges():
+            return self._whole_graph().shard.rows
         if self._part is None:
-            shard = self._whole_graph().shard
-            self._part = shard.part()
-            if self.coverage is not None:
-                weights = self.coverage.of(self._part, shard.rows.degrees(), self._part.num_nodes)
-                self._part.node_arrays["coverage"] = weights
+            self._part, _ = read_part(self._whole_graph(), self.boundary, self.coverage, self.seed)
         return self._part
+
+    def _around(self, part: Graph, num_ranks: int) -> tuple[Graph, Owners]:
+        found, ids = read_part(self._whole_graph(), self.boundary, None, self.seed)
+        return found, Owners(ids, torch.searchsorted(self.bounds.nodes, ids, right=True) - 1)
+
+    def _whole_arrays(self, layers: list[Layer], owners: Owners) -> dict[str, Tensor]:
+        graph = self._whole_graph()
+        own = whole_graph_arrays(layers, graph.shard.rows, graph.shard.first_node)
+        return graph.extended(own, owners.ids[graph.shard.rows.num_nodes :])
 
     def _own_seeds(self) -> Tensor:
         """Return this rank's share of its shard's training nodes, by their ids in the shard."""

@@ -25,6 +25,8 @@ from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.cache import RowCache
 from lightning_gnn_dist.wire.channel import Channel
 
+_BYTES_OF_A_ROUND = 1 << 26
+
 
 class Drawn(NamedTuple):
     """The edges drawn for some nodes.
@@ -208,6 +210,24 @@ class ShardedGraph:
     def fetch_edges(self, ids: Tensor) -> dict[str, Tensor]:
         """Return the rows of every edge array, by name, for some edge ids. Collective."""
         return self._ask(ids, self.shard.bounds.edges, self.shard.rows.edge_arrays)
+
+    def extended(self, arrays: dict[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+        """Return arrays of the own nodes in RAM, each with the rows of some other nodes below. Collective.
+
+        They come in rounds that bound what else is held. A round takes every so-manieth node: consecutive ones are
+        mostly of one rank, which would answer all ranks while the others wait.
+        """
+        num_own = self.shard.rows.num_nodes
+        full = {name: a.new_empty((num_own + ids.numel(), *a.shape[1:])) for name, a in sorted(arrays.items())}
+        for name, out in full.items():
+            out[:num_own] = arrays[name]
+        counts = torch.cat(self.channel.exchange([torch.tensor([ids.numel()])] * self.channel.size))
+        rounds = -(-int(counts.max()) * bytes_per_row(arrays) // _BYTES_OF_A_ROUND)
+        for start in range(rounds):
+            at = slice(start, None, rounds)
+            for name, rows in self._ask(ids[at].contiguous(), self.shard.bounds.nodes, arrays).items():
+                full[name][num_own:][at] = rows
+        return full
 
     def _fetch_nodes(self, ids: Tensor) -> dict[str, Tensor]:
         return self._ask(ids, self.shard.bounds.nodes, self.shard.rows.node_arrays)
