@@ -109,6 +109,7 @@ class MeetingChannel(Channel):
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel._group, channel.size, channel.rank)
+        self.is_of_boundary = True
 
     def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
         try:
