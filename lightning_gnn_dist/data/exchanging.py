@@ -17,11 +17,13 @@ from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.joint import WeighsRanks
 from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, layers_in, with_arrays
-from lightning_gnn_dist.wire.channel import open_channel
+from lightning_gnn_dist.wire.channel import Channel, open_channel
 
 
 class ExchangingDataModule(GraphDataModule):
     """Training batches of the rank's own part; with ``boundary=Exchange()`` all of it, as the one batch of a pass."""
+
+    _exchange_channel: Channel | None = None
 
     @abstractmethod
     def _around(self, part: Graph, num_ranks: int) -> tuple[Graph, Owners]:
@@ -43,6 +45,15 @@ class ExchangingDataModule(GraphDataModule):
             loader.move_to(0)  # now, as all ranks are here
         return loader
 
+    def on_exception(self, exception: BaseException) -> None:
+        if self._exchange_channel is not None:
+            self._exchange_channel.explain(exception)
+        super().on_exception(exception)
+
+    def teardown(self, stage: str) -> None:
+        super().teardown(stage)
+        self._exchange_channel = None
+
     def _exchanges(self) -> bool:
         """Return whether ranks exchange rows in every step."""
         return isinstance(self.boundary, Exchange) and self._is_cut()
@@ -58,11 +69,12 @@ class ExchangingDataModule(GraphDataModule):
         shown, owners = self._around(part, num_ranks)
         self._values.of_training(shown, seeds)
         layers = layers_in(cast(HasLayers, self.trainer.lightning_module))
+        self._exchange_channel = open_channel(num_ranks)
         return ExchangeLoader(
             with_arrays(shown, self._whole_arrays(layers, owners)),
             seeds,
             owners,
-            open_channel(num_ranks),
+            self._exchange_channel,
             self.sampler.num_hops,
             thrift=self.boundary.thrift,
             seed=self.seed,

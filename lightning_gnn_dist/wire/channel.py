@@ -68,6 +68,12 @@ class Channel:
         gone = sorted({*range(self.size)} - {self.rank, *told})
         return f"rank {gone[0]}" if len(gone) == 1 else f"ranks {gone}" if gone else "some rank"
 
+    def explain(self, error: BaseException) -> None:
+        """Name in the error of another exchange of these ranks those that did not answer, within some seconds."""
+        text = str(error)
+        if isinstance(error, RuntimeError) and ("gloo" in text or isinstance(error, dist.DistError)):
+            error.args = (f"{self.who_is_gone()} did not answer. See what was said there. ({text})",)
+
     def _ask_who_failed(self, told: list[int]) -> None:
         """Say on the ranks' store that this rank's exchange has failed, and add to ``told`` who says so as well."""
         deadline = time.monotonic() + _SECONDS_TO_SAY
