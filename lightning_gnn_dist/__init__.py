@@ -32,6 +32,7 @@ from lightning_gnn_dist.strategies.names import tell_lightning
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.batches.loading import Loading
+    from lightning_gnn_dist.boundary.auto import Auto
     from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, Isolated
     from lightning_gnn_dist.callbacks.data_figures import DataFigures
     from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Auto",
     "BatchKey",
     "Boundary",
     "ClusterSampler",
@@ -156,6 +158,7 @@ __all__ = [
 ]
 
 _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take seconds, and few programs need all
+    "Auto": "boundary.auto",
     "BatchKey": "engine.sample",
     "Boundary": "boundary.boundary",
     "ClusterSampler": "sampling.cluster",

@@ -23,9 +23,14 @@ def check_whole_part(sampler: object) -> None:
 
 def check_exchange(trainer: Trainer, module: LightningModule) -> None:
     """Refuse a strategy, a precision or a module with which rows cannot be exchanged."""
-    found = [reason for applies, reason in _conflicts(trainer, module) if applies]
-    if found:
-        raise ValueError("boundary=Exchange() computes the layers of all ranks together, in every step. " + found[0])
+    found = against_exchange(trainer, module)
+    if found is not None:
+        raise ValueError("boundary=Exchange() computes the layers of all ranks together, in every step. " + found)
+
+
+def against_exchange(trainer: Trainer, module: LightningModule) -> str | None:
+    """Return why rows cannot be exchanged in a fit, and what to do; None where they can."""
+    return next((reason for applies, reason in _conflicts(trainer, module) if applies), None)
 
 
 def _conflicts(trainer: Trainer, module: LightningModule) -> list[tuple[bool, str]]:

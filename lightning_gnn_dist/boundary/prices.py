@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple, get_args
 
 import torch
+from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Bits, Boundary, Exchange, Halo, Isolated
-from lightning_gnn_dist.evaluation.reach import Neighbourhoods
+from lightning_gnn_dist.evaluation.reach import Neighbourhoods, Reach
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.advice import bytes_of_part, bytes_per_part
 from lightning_gnn_dist.partition.base import Partition
@@ -48,18 +50,34 @@ def prices(graph: Graph, partition: Partition, report: PartitionReport, num_laye
         width: Numbers in a row between two layers.
     """
     halos = _halos(graph, partition, report, num_layers)
+    rows_before = 0
     yield Price(Isolated(), 0, int(bytes_per_part(graph, report).max()), 0, f"{report.cut_ratio:.0%} of all edges")
     for hops, (rows, held) in enumerate(halos, 1):
-        is_exact = hops == num_layers or halos[hops][0] == rows  # no node is farther away
+        is_exact = hops == num_layers or rows == rows_before  # no node of the last hop, which would receive nothing
         away = "what is more than a hop away" if hops == 1 else f"what is more than {hops} hops away"
         yield Price(Halo(hops), rows, held, 0, "nothing" if is_exact else away)
         if is_exact:
             break
+        rows_before = rows
     rows, held = halos[0]
     sent = _rows_sent(graph, partition, num_layers)
     for bits in get_args(Bits):
         yield Price(Exchange(bits=bits), rows, held, sent * Codec(bits).bytes_of_row(width), "digits on the wire")
     yield Price(Exchange(), rows, held, sent * width * BYTES_OF_A_NUMBER, "nothing")
+
+
+def short_name(boundary: Boundary) -> str:
+    """How a boundary is written, without what is not given."""
+    return re.sub(r"(, )?\w+=None", "", repr(boundary)).replace("hops=", "")
+
+
+def bytes_with_halos(graph: Graph, residents: Tensor, num_hops: int) -> Tensor:
+    """Bytes in RAM of the part of some nodes with halos of 1, 2 ... hops, shape ``(num_hops,)``."""
+    return _bytes_within(graph, Neighbourhoods(graph, num_hops).of(residents))
+
+
+def _bytes_within(graph: Graph, found: Reach) -> Tensor:
+    return bytes_of_part(graph, torch.tensor(found.nodes[1:]), torch.tensor(found.edges))
 
 
 def _halos(graph: Graph, partition: Partition, report: PartitionReport, num_layers: int) -> list[tuple[int, int]]:
@@ -70,9 +88,9 @@ def _halos(graph: Graph, partition: Partition, report: PartitionReport, num_laye
     rows, held = torch.zeros(2, num_layers, dtype=torch.int64)
     for part in parts.tolist():
         found = neighbourhoods.of((partition.assignment == part).nonzero().view(-1))
-        nodes, edges = torch.tensor(found.nodes), torch.tensor(found.edges)
+        nodes = torch.tensor(found.nodes)
         rows = torch.maximum(rows, nodes[1:] - nodes[0])
-        held = torch.maximum(held, bytes_of_part(graph, nodes[1:], edges))
+        held = torch.maximum(held, _bytes_within(graph, found))
     return list(zip(rows.tolist(), held.tolist(), strict=True))
 
 

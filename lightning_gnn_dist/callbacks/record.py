@@ -36,6 +36,7 @@ class RankRound:
         meeting_seconds: Of these, seconds in exchanges with other ranks, mostly waiting for them, without exchanges
             during a backward pass; ``None`` if the strategy's exchanges are not counted.
         bytes_sent: Bytes that left this rank; ``None`` if the strategy's exchanges are not counted.
+        boundary_bytes: Bytes of rows, and of their gradients, that left this rank at the boundary, with any strategy.
     """
 
     round_idx: int
@@ -45,6 +46,7 @@ class RankRound:
     data_seconds: float
     meeting_seconds: float | None
     bytes_sent: float | None
+    boundary_bytes: float = 0.0
 
     @property
     def training_seconds(self) -> float:
@@ -132,6 +134,11 @@ class RunRecord:
             return None
         return list(accumulate(sum(rows.get(r.round_idx) or 0.0 for rows in by_rank) for r in self.ranks[0]))
 
+    @property
+    def boundary_bytes(self) -> float:
+        """Bytes that all ranks have sent at the boundary, a part of ``bytes_sent`` where that is known."""
+        return sum(row.boundary_bytes for rows in self.ranks for row in rows)
+
     def of_metric(self, name: str | None) -> list[tuple[int, float, float]]:
         """The measurements of a metric: (round, elapsed seconds, value)."""
         points = [(m.round_idx, m.elapsed, m.metrics.get(name or "")) for m in self.rounds]
@@ -163,7 +170,12 @@ class RunRecord:
         return replace(record, ranks=ranks, rounds=rounds, parts=parts)
 
     def __str__(self) -> str:
-        lines = [self._heading(), *_aligned([_TITLES, *self._lines()]), *self._progress()]
+        table = [_TITLES, *self._lines()]
+        if self.boundary_bytes:
+            of_ranks = (sum(row.boundary_bytes for row in rows) for rows in self.ranks)
+            own = ["MB at boundary", *(f"{sent / 1e6:.2f}" for sent in of_ranks)]
+            table = [[*line, cell] for line, cell in zip(table, own, strict=True)]
+        lines = [self._heading(), *_aligned(table), *self._progress()]
         if self.estimated_by is not None:
             lines.append(f"Metrics are estimates: {self.estimated_by} drew neighbours for them.")
         return "\n".join(lines)

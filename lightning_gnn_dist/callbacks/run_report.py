@@ -30,8 +30,9 @@ class RunReport(Callback):
         trainer = pl.Trainer(..., callbacks=[RunReport()])
 
     For every rank and round, the file holds batches, seconds (training, waiting for data, meetings, validation) and
-    bytes sent; also the metrics of every round, the edges between parts, and the parts' labels. ``lightning-gnn-dist
-    report`` draws it. Rank 0 writes it during the fit, with its own figures, and at the end with those of all ranks.
+    bytes sent, and of these the bytes at the boundary; also the metrics of every round, the edges between parts, and
+    the parts' labels. ``lightning-gnn-dist report`` draws it. Rank 0 writes it during the fit, with its own figures,
+    and at the end with those of all ranks.
 
     At the start rank 0 reads all edges once, to count those that are cut. The ranks exchange nothing before the end.
 
@@ -69,6 +70,7 @@ class RunReport(Callback):
         self._validation_seconds, self._batches = 0.0, 0
         self._validates = self._validated = False
         self._sent = self._sent_before = collectives.traffic.bytes_sent
+        self._sent_at_boundary = collectives.traffic.boundary_bytes
         self._stood = self._stood_before = collectives.traffic.seconds
         self._waited = 0.0
 
@@ -129,7 +131,7 @@ class RunReport(Callback):
         of_data = getattr(trainer.datamodule, "figures", {})  # type: ignore[attr-defined]
         figures = {} if self._parts is None else {"partition/cut_ratio": self._parts.cut_ratio}
         if not _is_counted(trainer):  # otherwise the strategy has logged them
-            figures |= of_data
+            figures |= of_data | collectives.traffic.boundary_figures
         bar = {
             "round": float(_round_of(trainer)),
             "MB_sent": (collectives.traffic.bytes_sent - self._sent_before) / 1e6 if _is_counted(trainer) else None,
@@ -154,10 +156,11 @@ class RunReport(Callback):
             data_seconds=max(0.0, _waited(trainer) - self._waited),
             meeting_seconds=traffic.seconds - self._stood if is_counted else None,
             bytes_sent=traffic.bytes_sent - self._sent if is_counted else None,
+            boundary_bytes=traffic.boundary_bytes - self._sent_at_boundary,
         )
         self._rows.append(row)
         self._measured.append(Measured(row.round_idx, now - self._start, dict(metrics)))
-        self._sent, self._batches = traffic.bytes_sent, 0
+        self._sent, self._sent_at_boundary, self._batches = traffic.bytes_sent, traffic.boundary_bytes, 0
 
     def _finish(self, trainer: Trainer) -> None:
         own = [asdict(row) for row in self._rows]

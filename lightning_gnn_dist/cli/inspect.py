@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_gnn_dist.boundary.prices import prices
+from lightning_gnn_dist.boundary.auto import Auto, choose, room_of
+from lightning_gnn_dist.boundary.boundary import Halo
+from lightning_gnn_dist.boundary.prices import Price, prices, short_name
 from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.cli.values import in_bytes
 from lightning_gnn_dist.data.links import LinkSplit
@@ -79,13 +81,24 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
 def _prices(graph: Graph, partition: Partition, report: PartitionReport, options: argparse.Namespace) -> str:
     """Return a table of what each boundary costs."""
     rows = [("boundary", "rows of others", "RAM of the part", "sent in a step", "seconds", "lost")]
-    for price in prices(graph, partition, report, options.layers, options.width):
+    found = list(prices(graph, partition, report, options.layers, options.width))
+    for price in found:
         seconds = price.bytes_sent * 8 / (options.bandwidth * 1e9)
         sent = in_bytes(price.bytes_sent) if price.bytes_sent else "nothing"
-        name = re.sub(r"(, )?\w+=None", "", repr(price.boundary)).replace("hops=", "")
-        rows.append((name, f"{price.rows:,}", in_bytes(price.bytes_held), sent, f"{seconds:.2g}", price.loses))
+        figures = f"{price.rows:,}", in_bytes(price.bytes_held), sent, f"{seconds:.2g}"
+        rows.append((short_name(price.boundary), *figures, price.loses))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     layers = "1 layer" if options.layers == 1 else f"{options.layers} layers"
     model = f"{layers} of width {options.width} and {options.bandwidth:g} Gbit/s"
-    return "\n".join([f"The edges between parts, for {model}, of the part that pays most:", *lines])
+    title = f"The edges between parts, for {model}, of the part that pays most:"
+    return "\n".join([title, *lines, _of_auto(found, options.parts)])
+
+
+def _of_auto(found: Sequence[Price], num_parts: int) -> str:
+    """Return what ``boundary="auto"`` would choose if all ranks ran on this host."""
+    room = room_of(Auto(), num_parts)
+    held = [price.bytes_held for price in found if isinstance(price.boundary, Halo)]
+    best, without = (short_name(choose(held, room, exchanges=can).boundary) for can in (True, False))
+    which = best if best == without else f"{best} where the fit can exchange rows in every step, otherwise {without}"
+    return f'boundary="auto" is {which}: {num_parts} ranks on this host have room for parts of {in_bytes(room)}'

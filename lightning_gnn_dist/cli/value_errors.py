@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
-from typing import Any
+from itertools import takewhile
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jsonargparse import Namespace
 
@@ -22,12 +23,13 @@ GROUP = re.compile(r"(?:Group '|unrecognized arguments: --)([\w.]+)(?:' does not
 CLASS = re.compile(r"Problem with given class_path '(?:[^']+\.)?(\w+)':\s+Option '(\w+)' is not accepted")
 EXPECTED = re.compile(r"(?:Expected an?|does not implement protocol) (?!path but|dot import)((?:(?!\. Got value).)+)")
 ADVICE = re.compile(r"^ *((?:There is no|A class is named) .*)", re.MULTILINE)
-NAMED = re.compile(r"Subtypes: \[(<class '[^']+'>)(?=[^]]*\]\n(?:.*\n)*?.*Expected a dot import)")
+NAMED = re.compile(r"Subtypes: \[(<class '[^']+'>)(?=.*\]\n(?:.*\n)*?.*Expected a dot import)")
 NO_SETTINGS = re.compile(r"Unable to load config '(.*)'")
 NO_CLASS = re.compile(r"Expected a dot import path string: (.*)")
 OF_TYPE = re.compile(r"Not of type .*")
 GOT = re.compile(r"(?:Got|Given) value: (.*)")
 TYPES = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "NoneType": "null"}
+NO_OBJECT = "- Not a valid subclass of "
 PLAIN = (str, int, float, bool, type(None))
 
 
@@ -51,13 +53,14 @@ def in_one_line(message: str, way_out: str | None) -> str | None:
         return f"{path}: {found[1]} takes no {found[2]!r}: name the class that does, by class_path and init_args."
     if found := NO_SETTINGS.search(meant):  # the key is told twice
         return f"{path.rpartition('.')[0]} must be settings such as {{name: value}}, got {found[1]}."
-    last = KEY.split(meant)[-1]  # before it stands what else would do in the place of the whole
+    last = _of_last_key(meant)  # around it stands what else would do in the place of the whole
     if found := OF_TYPE.search(last):
         return f"{path}: {found[0]}."
     kinds, got = dict.fromkeys(map(_named, [*NAMED.findall(last), *EXPECTED.findall(last)])), GOT.findall(last)
     if not kinds and (found := NO_CLASS.search(meant)):
         return f"{path} must be the name of a class, got {found[1]}."
-    kinds = {"an object, by its class": None} | kinds if list(kinds) == ["null"] else kinds
+    if list(kinds) == ["null"] or NO_OBJECT in last:
+        kinds = {"an object, by its class": None} | kinds
     return f"{path} must be {' or '.join(kinds)}, got {got[0]}." if kinds and got else None
 
 
@@ -71,6 +74,15 @@ def _first_tried(lines: list[str]) -> Iterator[str]:
         if first is None and line.lstrip().startswith("- Problem with given class_path"):
             first = indent
         yield line
+
+
+def _of_last_key(message: str) -> str:
+    """What is said below the last key of a parser, further in than it."""
+    lines = message.splitlines()
+    start = max(number for number, line in enumerate(lines) if KEY.search(line))
+    margin = len(lines[start]) - len(lines[start].lstrip())
+    below = takewhile(lambda line: not line or len(line) - len(line.lstrip()) > margin, lines[start + 1 :])
+    return "\n".join([KEY.split(lines[start])[-1], *below])
 
 
 def _named(kind: str) -> str:
@@ -103,8 +115,15 @@ def check_values(config: Namespace) -> None:
             settings = inspect.signature(getattr(import_module(module), attribute)).parameters
             for argument, given in vars(node.init_args).items():
                 is_value = argument in settings and is_dataclass(settings[argument].default)
-                if is_value and isinstance(given, PLAIN) and given is not None:
+                is_word = is_value and given in _words(getattr(import_module(module), attribute), argument)
+                if is_value and not is_word and isinstance(given, PLAIN) and given is not None:
                     raise ValueError(f"{path}.{argument} must be settings such as {{name: value}}, got {shown(given)}.")
+
+
+def _words(kind: Any, argument: str) -> tuple[object, ...]:
+    """The words that may stand in the place of a value."""
+    hints = get_args(get_type_hints(kind.__init__)[argument])
+    return tuple(word for hint in hints if get_origin(hint) is Literal for word in get_args(hint))
 
 
 def _nodes(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Namespace]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.boundary.auto import asked_for
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Isolated
 from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
 from lightning_gnn_dist.checks import check_instance, check_path
@@ -50,7 +52,7 @@ class PartitionedDataModule(PartDataModule):
         loading: How batches are made: bulks, threads, the device. It never changes what is in them.
         holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others.
         boundary: What becomes of senders outside the part: :class:`Isolated`, :class:`Halo`,
-            :class:`Exchange` or :class:`Fetch`.
+            :class:`Exchange` or :class:`Fetch`; ``"auto"`` or :class:`Auto` chooses one that fits into memory.
         evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
         global_batching: How the whole graph is sampled for corrections.
         coverage: Gives each batch ``batch.coverage``, the share of each neighbourhood that the part holds, as
@@ -68,7 +70,7 @@ class PartitionedDataModule(PartDataModule):
         seed: int = 0,
         loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
         holding: Holding = Holding(),  # noqa: B008
-        boundary: Boundary = Isolated(),  # noqa: B008
+        boundary: Boundary | Literal["auto"] = Isolated(),  # noqa: B008
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
         coverage: Coverage | None = Coverage(),  # noqa: B008
@@ -78,8 +80,7 @@ class PartitionedDataModule(PartDataModule):
         cutter = MetisPartitioner() if partitioner is None else partitioner
         if isinstance(boundary, Exchange):
             check_whole_part(sampler)
-            coverage = None  # nothing is lost
-        plan = PartPlan(_as_graph(graph), cutter, holding, boundary, coverage, int(seed), cache_dir)
+        plan = PartPlan(_as_graph(graph), cutter, holding, asked_for(boundary), coverage, int(seed), cache_dir)
         super().__init__(plan, settings)
 
     # What Lightning calls.

@@ -13,11 +13,15 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.placement import Placement, device_of, release, stream_to
 from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, chosen, kept, room_of
+from lightning_gnn_dist.boundary.boundary import Boundary, Exchange
 from lightning_gnn_dist.boundary.exchange_plan import Owners
+from lightning_gnn_dist.boundary.exchange_refusals import against_exchange
+from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.checks import check_at_least, check_below
 from lightning_gnn_dist.data.exchanging import ExchangingDataModule
 from lightning_gnn_dist.data.plan import PartPlan
-from lightning_gnn_dist.data.residency import default_period
+from lightning_gnn_dist.data.residency import Holding, default_period
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.switcher import PartSwitcher
 from lightning_gnn_dist.evaluation.choice import Counter, Evaluated
@@ -32,6 +36,7 @@ from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import draws_anywhere
+from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.channel import Channel
 
 if TYPE_CHECKING:
@@ -45,6 +50,7 @@ class PartDataModule(ExchangingDataModule):
         super().__init__(settings, plan.coverage, plan.boundary)
         self.graph, self.partitioner, self.holding = plan.graph, plan.partitioner, plan.holding
         self._cut = plan
+        self._treat(plan.boundary)
         self._parts: PartSwitcher | None = None
         self._period: int | None = None
 
@@ -79,6 +85,8 @@ class PartDataModule(ExchangingDataModule):
                 self.partition(self._world_size())
 
     def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self._choose_boundary()  # first: of a fit before it may be another
         super().setup(stage)
         if stage == "fit":
             self._num_batches()
@@ -91,12 +99,18 @@ class PartDataModule(ExchangingDataModule):
         release(self.graph)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the passes in a super-epoch, which a fit that is resumed with more epochs keeps."""
-        return {} if self._every() is None else {"repartition_every": self._every()}
+        """Return what a resumed fit keeps: passes in a super-epoch, with any epochs, and what "auto" has chosen."""
+        state: dict[str, Any] = {} if self._every() is None else {"repartition_every": self._every()}
+        if isinstance(self._cut.boundary, Auto) and not isinstance(self.boundary, Auto):
+            state["boundary"] = short_name(self.boundary)
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.holding.every is None:
             self._period = state_dict.get("repartition_every")
+        name, is_chosen = state_dict.get("boundary"), not isinstance(self.boundary, Auto)
+        if isinstance(self._cut.boundary, Auto) and is_chosen and name not in (None, short_name(self.boundary)):
+            self._treat(kept(name, self.sampler.num_hops, exchanges=self._can_exchange()))
 
     # What it is made of.
 
@@ -117,7 +131,7 @@ class PartDataModule(ExchangingDataModule):
         check_at_least(0, super_epoch=super_epoch)
         if num_parts == 1:
             return self.graph
-        return self._cut.reader(rank, num_parts).read(super_epoch).graph
+        return self._cut.reader(rank, num_parts, self.boundary, self.coverage).read(super_epoch).graph
 
     @property
     def figures(self) -> dict[str, float]:
@@ -147,6 +161,28 @@ class PartDataModule(ExchangingDataModule):
     def _running_part(self) -> Graph:
         return self._own_parts().current() if self._is_cut() else self.graph
 
+    def _treat(self, boundary: Boundary) -> None:
+        """Treat the edges that leave the part in this way from now on."""
+        self.boundary = boundary
+        self.coverage = None if isinstance(boundary, Exchange) else self._cut.coverage  # nothing is lost
+
+    def _choose_boundary(self) -> None:
+        """Find out what ``boundary="auto"`` is in this fit. Collective."""
+        asked, num_ranks = self._cut.boundary, self._world_size()
+        if isinstance(asked, Auto) and num_ranks > 1:
+            reader = self._cut.reader(self._rank(), num_ranks, asked, None)
+            super_epochs = range(min(self._cut.residency.sweep(num_ranks), LOOKED_AT))
+            parts = (reader.residents(super_epoch)[0] for super_epoch in super_epochs)
+            num_hops, device = self.sampler.num_hops, device_of(self.trainer)
+            room = room_of(asked, num_ranks)
+            self._treat(chosen(room, self.graph, parts, num_hops, device, exchanges=self._can_exchange()))
+
+    def _can_exchange(self) -> bool:
+        """Return whether ``Exchange()`` would be accepted in this fit."""
+        if not isinstance(self.sampler, WholePartSampler) or self.holding != Holding() or self.trainer is None:
+            return False
+        return against_exchange(self.trainer, self.trainer.lightning_module) is None
+
     def _around(self, part: Graph, num_ranks: int) -> tuple[Graph, Owners]:
         ids = part.node_arrays["n_id"]
         return self._shown(part), Owners(ids, self._cut.by_rank(num_ranks).assignment[ids])
@@ -167,7 +203,7 @@ class PartDataModule(ExchangingDataModule):
 
     def _own_parts(self) -> PartSwitcher:
         if self._parts is None:
-            reader = self._cut.reader(self._rank(), self._world_size())
+            reader = self._cut.reader(self._rank(), self._world_size(), self.boundary, self.coverage)
             self._parts = PartSwitcher(reader, in_background=self.loading.num_threads > 0)
         return self._parts
 

@@ -80,17 +80,10 @@ class PartReader:
         started = time.perf_counter()
         # A memory map for this call alone, so that the pages it reads are freed after the copy.
         graph = Graph.open(self.graph.path) if self.graph.path else self.graph
-        residency = self.holding.residency
-        held = residency.held(super_epoch, self.rank, self.world_size, self.seed)
-        own = nodes_of(self.partition, held.own)
-        others = nodes_of(self.partition, held.others)
-        residents, num_own = torch.cat([own, others]), own.numel()
-        del own, others  # lists of nodes are as long as the part
-        if self.holding.extra_nodes:
-            residents = torch.cat([residents, self.holding.extra(residents, self.partition, self.rank, self.seed)])
+        residents, num_own = self.residents(super_epoch)
         reading = _GraphRows(graph, previous)
         hops = self.boundary.around(graph, residents, reading.edges_into, self.seed)
-        if not hops and residency.sweep(self.world_size) == 1:
+        if not hops and self.holding.residency.sweep(self.world_size) == 1:
             part, rows, num_bytes = _read_once(graph, residents)
         else:
             part, rows, num_bytes = _read_new(graph, [residents, *hops], reading, previous)
@@ -99,6 +92,15 @@ class PartReader:
         if self.coverage is not None:
             part.node_arrays["coverage"] = self.coverage.of(part, degrees_of(graph.indptr, nodes), num_own)
         return Part(part, rows, num_bytes, time.perf_counter() - started)
+
+    def residents(self, super_epoch: int) -> tuple[Tensor, int]:
+        """Return the nodes of the part without its halo, the rank's own first, and how many are its own."""
+        held = self.holding.residency.held(super_epoch, self.rank, self.world_size, self.seed)
+        own, others = nodes_of(self.partition, held.own), nodes_of(self.partition, held.others)
+        residents = torch.cat([own, others])
+        if self.holding.extra_nodes:
+            residents = torch.cat([residents, self.holding.extra(residents, self.partition, self.rank, self.seed)])
+        return residents, own.numel()
 
 
 def nodes_of(partition: Partition, chunks: Iterable[int]) -> Tensor:

@@ -108,8 +108,8 @@ class PartPlan:
             parts.update(self.partition(world_size).assignment.contiguous().numpy().data)
         return {"arrays": sampled_digest(arrays), "values": sketches(arrays), "parts": parts.hexdigest()}
 
-    def reader(self, rank: int, world_size: int) -> PartReader:
-        """Return the reader of one rank's parts."""
+    def reader(self, rank: int, world_size: int, boundary: Boundary, coverage: Coverage | None) -> PartReader:
+        """Return the reader of one rank's parts. ``boundary`` is what the plan's has come to, as ``coverage`` is."""
         return PartReader(
             self.graph,
             self.partition(world_size),
@@ -117,8 +117,8 @@ class PartPlan:
             rank,
             world_size,
             self.seed,
-            self.boundary,
-            self.coverage,
+            boundary,
+            coverage,
         )
 
     def most_seeds(self, world_size: int) -> int:

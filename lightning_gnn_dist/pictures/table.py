@@ -6,10 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from lightning_gnn_dist.callbacks.record import RunRecord
 
+_AT_BOUNDARY = "MB at boundary"
+
 
 def table_of(records: Mapping[str, RunRecord], metric: str) -> list[list[str]]:
     """A table with a line of titles and a line for each run."""
     lines = [_line_of(name, record, metric) for name, record in records.items()]
+    if not any(record.boundary_bytes for record in records.values()):
+        for line in lines:
+            del line[_AT_BOUNDARY]
     return [list(lines[0]), *(list(line.values()) for line in lines)]
 
 
@@ -25,6 +30,7 @@ def _line_of(name: str, record: RunRecord, metric: str) -> dict[str, str]:
         "rounds": str(max((len(rows) for rows in record.ranks), default=0)),
         "seconds": f"{record.rounds[-1].elapsed:.1f}" if record.rounds else "-",
         "MB sent": f"{sent[-1] / 1e6:.2f}" if sent else "-",
+        _AT_BOUNDARY: f"{record.boundary_bytes / 1e6:.2f}",
         "cut": f"{record.parts.cut_ratio:.1%}" if record.parts else "-",
         f"last {metric}": f"{values[-1]:.4f}" if values else "-",
         "best": f"{_best(values, metric):.4f}" if values else "-",

@@ -203,7 +203,8 @@ class MeetingCallback(Callback):
 
 def log_figures(module: LightningModule, figures: Mapping[str, float] = MappingProxyType({})) -> None:
     """Log the bytes that this rank sent, the seconds it waited, and ``figures``. Not collective."""
-    own = {"comm/bytes_sent": collectives.traffic.bytes_sent, "comm/seconds": collectives.traffic.seconds}
+    traffic = collectives.traffic
+    own = {"comm/bytes_sent": traffic.bytes_sent, "comm/seconds": traffic.seconds, **traffic.boundary_figures}
     data = datamodule_of(module.trainer)
     of_data = data.figures if isinstance(data, HasFigures) else {}
     # With both flags Lightning neither sends nor complains.

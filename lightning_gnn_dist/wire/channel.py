@@ -31,11 +31,12 @@ class Channel:
 
     Attributes:
         is_waited_for: Whether this rank waits for what it exchanges, so that the seconds count.
+        is_of_boundary: Whether it exchanges rows between layers, which are counted apart, too.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, size: int, rank: int) -> None:
         self._group, self.size, self.rank = group, size, rank
-        self.is_waited_for = True
+        self.is_waited_for, self.is_of_boundary = True, False
 
     def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
         """Send ``pieces[i]`` to rank ``i``; return what each rank sent here. All tensors are on the CPU.
@@ -52,7 +53,8 @@ class Channel:
         sent = torch.cat([octets(piece) for piece in pieces])
         received = sent.new_empty(sum(lengths) * width)
         sizes = [len(piece) * width for piece in pieces]
-        with counted(sum(sizes) - sizes[self.rank], waits=self.is_waited_for):
+        num_bytes = sum(sizes) - sizes[self.rank]
+        with counted(num_bytes, waits=self.is_waited_for, of_boundary=self.is_of_boundary):
             dist.all_to_all_single(received, sent, [n * width for n in lengths], sizes, group=self._group)
         rows = received.view(empty.dtype).view(-1, *empty.shape[1:])
         return list(rows.split(list(lengths)))

@@ -32,10 +32,25 @@ class Traffic:
 
     Bytes are those that leave this rank in the usual algorithms. With P ranks that is 2 (P - 1) / P of the whole in an
     all-reduce, and (P - 1) / P in an all-gather, both by a ring, or in a broadcast, whose copies all ranks share.
+
+    Attributes:
+        bytes_sent: All bytes.
+        seconds: All seconds.
+        boundary_bytes: Of these, the bytes of rows, and of their gradients, that layers exchange at the boundary.
+        boundary_seconds: Of these, the seconds in such exchanges.
     """
 
     bytes_sent: float = 0.0
     seconds: float = 0.0
+    boundary_bytes: float = 0.0
+    boundary_seconds: float = 0.0
+
+    @property
+    def boundary_figures(self) -> dict[str, float]:
+        """What to log of the boundary; nothing where it has sent nothing."""
+        if not self.boundary_bytes:
+            return {}
+        return {"comm/boundary_bytes": self.boundary_bytes, "comm/boundary_seconds": self.boundary_seconds}
 
 
 traffic = Traffic()
@@ -306,15 +321,22 @@ def _ring_bytes(num_bytes: int) -> float:
 
 
 @contextmanager
-def counted(num_bytes: float, *, waits: bool = True) -> Iterator[None]:
-    """Add these bytes to the traffic, and the seconds that the block takes, unless nobody waits for it."""
+def counted(num_bytes: float, *, waits: bool = True, of_boundary: bool = False) -> Iterator[None]:
+    """Add these bytes to the traffic, and the seconds that the block takes, unless nobody waits for it.
+
+    What is ``of_boundary`` is added to the traffic of the boundary, too.
+    """
     start = time.perf_counter()
     try:
         yield
     finally:
+        seconds = time.perf_counter() - start if waits else 0.0
         with _counting:  # some blocks run in the background
             traffic.bytes_sent += num_bytes
-            traffic.seconds += time.perf_counter() - start if waits else 0.0
+            traffic.seconds += seconds
+            if of_boundary:
+                traffic.boundary_bytes += num_bytes
+                traffic.boundary_seconds += seconds
 
 
 def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:

@@ -99,7 +99,7 @@ class Shipment:
     def pieces(self) -> list[Tensor]:
         """A tensor of each rank, on the CPU. Waits for what is under way."""
         if isinstance(self._pieces, Future):
-            with counted(0.0):
+            with counted(0.0, of_boundary=True):
                 self._pieces = self._pieces.result()
         return self._pieces
 
@@ -120,7 +120,7 @@ class Shipping:
         self._channel, self._seed, self._thrift = channel, seed, thrift
         self._kept: dict[tuple[int, int, str], Shipment] = {}
         self._thread = ThreadPoolExecutor(1, THREAD_NAME) if thrift.overlap else None
-        channel.is_waited_for = not thrift.overlap
+        channel.is_waited_for, channel.is_of_boundary = not thrift.overlap, True
 
     def forget(self) -> None:
         """Keep nothing of earlier steps."""

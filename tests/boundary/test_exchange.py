@@ -53,17 +53,21 @@ def quick(world_size: int, strategy: Any = None, **options: Any) -> pl.Trainer:
 # What it sends.
 
 
-def sent(rank: int, world_size: int, data: Any, exchange: Exchange) -> list[float]:
-    """The bytes of the second, third and fourth step."""
+def sent(rank: int, world_size: int, data: Any, exchange: Exchange) -> tuple[list[float], list[float], float]:
+    """All bytes of the second, third and fourth step, those at the boundary, and what is logged of these."""
     module, before = model("SAGE", 3), []
 
     class Count(pl.Callback):
         def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            before.append(traffic.bytes_sent)
+            before.append((traffic.bytes_sent, traffic.boundary_bytes))
 
     parts = data_of(graph_of(data), 3, boundary=exchange)
-    quick(world_size, max_epochs=5, callbacks=[Count()]).fit(module, parts)
-    return [after - start for start, after in itertools.pairwise(before[1:])]
+    running = quick(world_size, max_epochs=5, callbacks=[Count()])
+    running.fit(module, parts)
+    total, rows = (
+        [after - start for start, after in itertools.pairwise(counts[1:])] for counts in zip(*before, strict=True)
+    )
+    return total, rows, float(running.callback_metrics["comm/boundary_bytes"])
 
 
 def rows_moved(data: Any, owner: list[int], num_layers: int, num_ranks: int, share: float = 1.0) -> list[int]:
@@ -96,10 +100,11 @@ def test_a_step_sends_rows_and_gradients_that_edges_ask_for(exchange: Exchange, 
     num_values = sum(p.numel() for p in model("SAGE", 3).parameters())
     of_grappa = 2 * (num_ranks - 1) / num_ranks * (8 * num_values + 8 * 5 + 4 * 4)  # five numbers a step, four a pass
     headers = 2 * 2 * (num_ranks - 1) * 8 * 7  # seven numbers behind two layers, forward and backward
-    for rank, measured in enumerate(run_ranks(sent, num_ranks, data, exchange)):
+    for rank, (measured, at_boundary, logged) in enumerate(run_ranks(sent, num_ranks, data, exchange)):
         of_rows = headers + moved[rank] * bytes_of_row
-        expected = [of_grappa + of_rows * (step % exchange.every == 0) for step in (1, 2, 3)]
-        assert measured == pytest.approx(expected, abs=1e-6)
+        assert at_boundary == [of_rows * (step % exchange.every == 0) for step in (1, 2, 3)]
+        assert logged == of_rows * len(range(0, 5, exchange.every))
+        assert measured == pytest.approx([of_grappa + rows for rows in at_boundary], abs=1e-6)
 
 
 # Where it runs.

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, Isolated
-from lightning_gnn_dist.boundary.prices import prices
+from lightning_gnn_dist.boundary.prices import prices, short_name
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartReader
 from lightning_gnn_dist.data.residency import Fixed, Holding
@@ -46,6 +46,16 @@ def test_halos_cost_what_parts_with_them_take(num_layers: int) -> None:
         assert price.bytes_sent == 0 or isinstance(price.boundary, Exchange)
 
 
+def test_a_halo_is_exact_where_the_next_hop_is_empty() -> None:
+    graph = Graph.from_edge_index(torch.tensor([[1, 2, 3], [0, 1, 2]]), 4)  # 3 -> 2 -> 1 -> 0
+    partition = Partition(torch.tensor([0, 1, 1, 0], dtype=torch.int32), 2)
+    found = prices(graph, partition, partition.report(graph), 5, 4)
+    loses = {str(short_name(price.boundary)): price.loses for price in found}
+    # Part 0 holds 0 and 3: node 1 is one hop away, 2 is two; 2 receives from 3 with a halo of three hops only.
+    assert list(loses)[1:4] == ["Halo(1)", "Halo(2)", "Halo(3)"]
+    assert [loses[f"Halo({hops})"] == "nothing" for hops in (1, 2, 3)] == [False, False, True]
+
+
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
 def test_an_exchange_costs_its_rows(num_layers: int) -> None:
     graph, partition = cut_graph()
@@ -59,7 +69,8 @@ def test_inspect_prints_the_prices(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lightning_gnn_dist", "inspect", str(tmp_path / "graph"), "--parts", "3"]
     more = ["--partitioner", "random", "--layers", "2", "--width", "8", "--bandwidth", "0.5"]
     said = subprocess.run([*command, *more], capture_output=True, text=True, check=True).stdout
-    lines = said[said.index("The edges between parts, for 2 layers of width 8 and 0.5 Gbit/s") :].splitlines()[2:8]
+    lines = said[said.index("The edges between parts, for 2 layers of width 8 and 0.5 Gbit/s") :].splitlines()[2:9]
+    assert lines.pop().startswith('boundary="auto" is Exchange() where the fit can exchange rows in every step, other')
     assert [line.split()[0] for line in lines] == [
         "Isolated()",
         "Halo(1)",

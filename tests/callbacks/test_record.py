@@ -77,6 +77,13 @@ def test_what_was_not_counted_is_a_dash() -> None:
     assert line.split()[-4:] == ["-", "2.00", "s", "-"]
 
 
+def test_what_was_sent_at_the_boundary_has_a_column_where_there_is_some() -> None:
+    ranks = [[replace(row(1), boundary_bytes=5e5)], [replace(row(1, None), boundary_bytes=25e4)]]
+    _, titles, first, second, *_ = str(replace(record(), ranks=ranks)).splitlines()
+    assert titles.endswith("  MB sent  MB at boundary") and "boundary" not in str(record())
+    assert (first.split()[-2:], second.split()[-2:]) == (["1.00", "0.50"], ["-", "0.25"])
+
+
 def test_a_folder_without_a_record_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no report\.json\. RunReport writes one"):
         RunRecord.load(tmp_path)

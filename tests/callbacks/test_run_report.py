@@ -15,6 +15,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 
+from lightning_gnn_dist.boundary.boundary import Exchange
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.callbacks.run_report import RunReport
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
@@ -23,8 +24,11 @@ from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.boundary.models import model, weighted_data
+from tests.evaluation.models import graph_of
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 
@@ -37,7 +41,13 @@ def data_module(**options: Any) -> PartitionedDataModule:
 
 
 def fit(
-    folder: Path, world_size: int, strategy: Any, callbacks: list[Callback], data: Any = None, **options: Any
+    folder: Path,
+    world_size: int,
+    strategy: Any,
+    callbacks: list[Callback],
+    data: Any = None,
+    module: Any = None,
+    **options: Any,
 ) -> pl.Trainer:
     pl.seed_everything(0, verbose=False)
     trainer = pl.Trainer(
@@ -52,7 +62,7 @@ def fit(
         log_every_n_steps=1,
         **({"max_epochs": 3, "num_sanity_val_steps": 0} | options),
     )
-    trainer.fit(SAGE(8, 4), data or data_module())
+    trainer.fit(module or SAGE(8, 4), data or data_module())
     return trainer
 
 
@@ -147,6 +157,31 @@ def test_what_another_strategy_sends_is_not_known(tmp_path: Path) -> None:
     record, _ = run_ranks(fit_ddp, 2, tmp_path)
     assert record.bytes_sent is None and record.ranks[1][0].meeting_seconds is None
     assert record.parts is not None and len(record.rounds) == 3
+
+
+def fit_with_exchange(rank: int, world_size: int, folder: Path, strategy: Any) -> RunRecord | None:
+    data = PartitionedDataModule(
+        graph_of(weighted_data()),
+        partitioner=RandomPartitioner(),
+        sampler=WholePartSampler(2),
+        boundary=Exchange(),
+    )
+    report = RunReport(monitor="loss")
+    fit(folder, world_size, strategy, [report], data, model("SAGE", 2), precision="64-true")
+    return report.record
+
+
+@pytest.mark.parametrize("strategy", ["grappa", "ddp"])
+def test_rows_at_the_boundary_are_told_apart(strategy: str, tmp_path: Path) -> None:
+    record, _ = run_ranks(fit_with_exchange, 2, tmp_path, strategy)
+    steps = [row.boundary_bytes for rows in record.ranks for row in rows]
+    assert min(steps) > 0 and len(set(steps[:3])) == len(set(steps[3:])) == 1  # each step sends as much
+    assert sum(steps) == record.boundary_bytes
+    assert record.bytes_sent is None if strategy == "ddp" else record.bytes_sent[-1] > record.boundary_bytes
+    (metrics,) = tmp_path.rglob("metrics.csv")
+    rows = [row for row in csv.DictReader(metrics.read_text().splitlines()) if row.get("comm/boundary_bytes")]
+    assert [float(row["comm/boundary_bytes"]) for row in rows] == [steps[0], 2 * steps[0], 3 * steps[0]]
+    assert all(row.get("comm/bytes_sent") for row in rows) == (strategy == "grappa")
 
 
 class Bar(Callback):

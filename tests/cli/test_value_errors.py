@@ -11,6 +11,7 @@ import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import Trainer
 
 from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.boundary.auto import Auto
 from lightning_gnn_dist.boundary.boundary import Halo
 from lightning_gnn_dist.cli.train import run
 from lightning_gnn_dist.data.residency import Holding, Rotate
@@ -38,7 +39,10 @@ def test_a_value_is_a_line_and_a_boundary_a_name(tmp_path: Path, monkeypatch: py
     values = {"loading": {"bulk_size": 8}, "holding": {"residency": "Rotate", "every": 2}, "boundary": "Halo"}
     start(values, tmp_path, "--data.loading.num_threads=2", "--data.evaluation.batch_size=9")
     start({"boundary": {"class_path": "Halo", "init_args": {"hops": 1}}}, tmp_path, "--data.boundary.bytes=1000")
-    first, second = found
+    start({"boundary": "auto"}, tmp_path)
+    start({"boundary": {"class_path": "Auto", "init_args": {"bytes": 1000}}}, tmp_path)
+    first, second, third, fourth = found
+    assert (third.boundary, fourth.boundary) == (Auto(), Auto(1000))
     assert (first.loading, first.holding) == (Loading(bulk_size=8, num_threads=2), Holding(Rotate(), every=2))
     assert (first.boundary, first.evaluation) == (Halo(), Evaluation(9))
     assert (second.boundary, second.loading) == (Halo(bytes=1000), Loading())
@@ -71,7 +75,9 @@ def halo(**init_args: Any) -> dict[str, Any]:
         ({"halo": 1}, [], "data: There is no 'halo': write 'boundary: Halo'."),
         ({}, ["--data.holding=Rotate"], "data.holding must be settings such as {name: value}, got Rotate."),
         ({}, ["--data.boundary=halo"], "data.boundary: A class is named with its module. Did you mean 'lightning_gnn_"),
-        ({}, ["--data.boundary=1"], "data.boundary must be the name of a class, got 1."),
+        ({}, ["--data.boundary=1"], "data.boundary must be a Boundary or one of ['auto'], got 1."),
+        ({"boundary": "deepest"}, [], "data.boundary must be a Boundary or one of ['auto'], got deepest."),
+        ({"boundary": [5]}, [], "data.boundary must be an object, by its class or one of ['auto'], got [5]."),
         ({"evaluation": {"sampler": [5]}}, [], "data.evaluation.sampler must be an object, by its class or null, got "),
     ],
 )

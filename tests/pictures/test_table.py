@@ -14,3 +14,11 @@ def test_the_table_has_the_best_and_the_last_value() -> None:
         zip(titles, first, strict=True)
     )
     assert second[0] == "b (did not end)"
+
+
+def test_what_was_sent_at_the_boundary_has_a_column_where_a_run_has_sent_some() -> None:
+    own, title = record(), "MB at boundary"
+    rows = replace(own, ranks=[[replace(row, boundary_bytes=2e6) for row in own.ranks[0]]])
+    titles, first, second = table_of({"a": own, "b": rows}, "val_loss")
+    assert (first[titles.index(title)], second[titles.index(title)]) == ("0.00", "12.00")
+    assert title not in table_of({"a": own}, "val_loss")[0]

@@ -1,0 +1,153 @@
+"""What boundary="auto" chooses, and that all ranks and a resumed fit choose the same."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_gnn_dist.boundary import auto
+from lightning_gnn_dist.boundary.auto import Auto, choose
+from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, Isolated
+from lightning_gnn_dist.data.coverage import Coverage
+from lightning_gnn_dist.data.part_reader import PartReader
+from lightning_gnn_dist.data.residency import Holding, Redeal, Rotate
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.boundary.models import model, weighted_data
+from tests.boundary.test_exchange import check, data_of, quick, weights_of
+from tests.boundary.test_prices import PARTS, cut_graph
+from tests.evaluation.models import graph_of
+from tests.every_strategy import PATIENCE
+from tests.ranks import run_ranks
+
+
+@pytest.mark.parametrize(
+    ("held", "room", "exchanges", "boundary", "better"),
+    [
+        ([10, 20, 30], 10, True, Exchange(), None),
+        ([10, 20, 30], 9, True, Isolated(), (Halo(1), 10)),
+        ([10, 20, 30], 30, False, Halo(3), None),
+        ([10, 20, 30], 29, False, Halo(2), (Halo(3), 30)),
+        ([10, 20, 20], 30, False, Halo(2), None),  # nothing is three hops away
+        ([10, 20, 20], 19, False, Halo(1), (Halo(2), 20)),
+        ([10], 5, False, Isolated(), (Halo(1), 10)),
+    ],
+)
+def test_the_most_exact_that_fits_is_chosen(
+    held: list[int], room: int, exchanges: bool, boundary: Boundary, better: Any
+) -> None:
+    choice = choose(held, room, exchanges=exchanges)
+    assert (choice.boundary, choice.better) == (boundary, better)
+    assert auto.short_name(boundary) in choice.told(room)
+
+
+def bytes_of_parts(hops: int) -> int:
+    """The bytes of the largest part with a halo, as it is read."""
+    graph, partition = cut_graph()
+    settings = PARTS, 0, Halo(hops), Coverage()
+    readers = [PartReader(graph, partition, Holding(), rank, *settings) for rank in range(PARTS)]
+    return max(reader.read(0).graph.num_bytes for reader in readers)
+
+
+STRATEGIES: dict[str, Any] = {"grappa": lambda: None, "local_sgd": lambda: LocalSGDStrategy(EverySteps(2), **PATIENCE)}
+NEIGHBORS = {"sampler": NeighborSampler([4, 4])}
+
+
+def chosen_by(rank: int, world_size: int, boundary: Any, strategy: str, options: dict[str, Any], poor: int) -> Any:
+    """What a fit has chosen, and its line in the log, where a rank has little memory."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addHandler(handler)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.INFO)
+    if poor:
+        auto.free_bytes = lambda: 2 * world_size * (poor if rank == 1 else 10**9)
+    graph, partition = cut_graph()
+    data = data_of(graph, **({"partitioner": partition, "boundary": boundary} | options))
+    quick(world_size, STRATEGIES[strategy](), max_epochs=1, limit_val_batches=0).fit(model("SAGE", 2), data)
+    return data.boundary, data.coverage is None, [line for line in lines if line.startswith("boundary=")]
+
+
+@pytest.mark.parametrize(
+    ("bytes_of", "strategy", "options", "boundary"),
+    [
+        ((1, 0), "grappa", {}, Exchange()),
+        ((1, -1), "grappa", {}, Isolated()),
+        ((2, 0), "local_sgd", {}, Halo(2)),
+        ((2, -1), "grappa", NEIGHBORS, Halo(1)),
+        ((2, 10**6), "grappa", NEIGHBORS | {"holding": Holding(Rotate()), "partitioner": RandomPartitioner()}, Halo(2)),
+        ((1, 10**6), "grappa", {"holding": Holding(Redeal(6)), "partitioner": RandomPartitioner()}, Halo(2)),
+    ],
+)
+def test_a_fit_takes_what_fits_the_largest_part(bytes_of: Any, strategy: str, options: Any, boundary: Boundary) -> None:
+    hops, more = bytes_of
+    found = run_ranks(chosen_by, PARTS, Auto(bytes_of_parts(hops) + more), strategy, options, 0)
+    for rank, (taken, is_uncovered, lines) in enumerate(found):
+        assert taken == boundary and is_uncovered == isinstance(boundary, Exchange)
+        assert len(lines) == (rank == 0)
+    assert found[0][2][0].startswith(f'boundary="auto" is {auto.short_name(boundary)}')
+
+
+def test_the_rank_with_least_memory_decides_for_all() -> None:
+    for taken, _, _ in run_ranks(chosen_by, PARTS, "auto", "local_sgd", {}, bytes_of_parts(1)):
+        assert taken == Halo(1)
+
+
+def resumed(rank: int, world_size: int, folder: Path) -> Any:
+    """The weights of a fit whose second half has memory for less, and what it takes; then with another sampler."""
+    graph, rows = graph_of(weighted_data()), []
+    for epochs, room, path in ((2, 10**6, None), (4, 1, folder / "half.ckpt")):
+        module, data = model("SAGE", 2), data_of(graph, boundary=Auto(room))
+        running = quick(world_size, max_epochs=epochs)
+        running.fit(module, data, ckpt_path=path)
+        running.save_checkpoint(folder / "half.ckpt")
+        rows.append(data.boundary)
+    try:
+        other = data_of(graph, boundary=Auto(), **NEIGHBORS)
+        quick(world_size, max_epochs=6).fit(model("SAGE", 2), other, ckpt_path=folder / "half.ckpt")
+    except ValueError as error:
+        return weights_of(module), rows, str(error)
+
+
+def test_a_resumed_fit_keeps_what_was_chosen(tmp_path: Path) -> None:
+    for weights, rows, said in run_ranks(resumed, 2, tmp_path):
+        check(weights, "SAGE", 4)
+        assert rows == [Exchange(), Exchange()]
+        assert said.startswith('boundary="auto" was Exchange() in the fit of the checkpoint, and can be Halo(2), Halo')
+
+
+def chosen_again(rank: int, world_size: int) -> list[Any]:
+    graph, partition = cut_graph()
+    data, found = data_of(graph, partitioner=partition, boundary="auto"), []
+    for strategy in STRATEGIES:
+        quick(world_size, STRATEGIES[strategy](), max_epochs=1).fit(model("SAGE", 2), data)
+        found.append((data.boundary, data.coverage))
+    return found
+
+
+def test_each_fit_chooses_for_itself() -> None:
+    for found in run_ranks(chosen_again, PARTS):
+        assert found == [(Exchange(), None), (Halo(2), Coverage())]
+
+
+def test_one_rank_has_nothing_to_choose() -> None:
+    data = data_of(graph_of(weighted_data()), boundary="auto")
+    quick(1, "auto", max_epochs=1).fit(model("SAGE", 2), data)
+    assert data.boundary == Auto()
+
+
+def test_what_is_no_boundary_is_refused_with_the_way_out() -> None:
+    graph = graph_of(weighted_data())
+    with pytest.raises(ValueError, match=r'boundary must be "auto", or an object such as .*Halo\(\).*, got \'halo\''):
+        data_of(graph, boundary="halo")
+    with pytest.raises(ValueError, match="is chosen when a fit on several ranks begins, and none has: give a boundary"):
+        data_of(graph, boundary="auto").part(0, 2)
+    with pytest.raises(ValueError, match="bytes must be an integer of at least 1, got 0"):
+        Auto(bytes=0)
+    assert torch.equal(data_of(graph, boundary=Halo(2)).part(0, 1).indices, graph.indices)
