@@ -41,6 +41,7 @@ from lightning_gnn_dist import (
     Graph,
     GrappaStrategy,
     Halo,
+    History,
     Holding,
     Launch,
     LLCGStrategy,
@@ -126,9 +127,9 @@ def methods(supernodes: int) -> dict[str, Method]:
         "random": RandomPartitioner(),
         "supernodes": SuperNodePartitioner(supernodes),
     }
+    boundaries: dict[str, dict[str, Any]] = {"halo": {"boundary": Halo()}, "history": {"boundary": History()}}
     found = {
         "full": Method(lambda _: SingleDeviceStrategy(torch.device("cpu")), every_step=True),
-        "metis-default-halo": Method(partial(llcg, {}), cuts["metis"], data={"boundary": Halo()}),
         "ggs": Method(
             lambda _: DDPStrategy(start_method="fork"), cuts["metis"], every_step=True, data={"boundary": Fetch()}
         ),
@@ -140,6 +141,9 @@ def methods(supernodes: int) -> dict[str, Method]:
             found[f"{cut}-{name}"] = Method(partial(averaging, **settings), partitioner)
         for name, settings in corrections.items():
             found[f"{cut}-{name}"] = Method(partial(llcg, settings), partitioner)
+        for name, data in boundaries.items():
+            found[f"{cut}-{name}"] = Method(averaging, partitioner, data=data)
+            found[f"{cut}-default-{name}"] = Method(partial(llcg, {}), partitioner, data=data)
         for name, data in gradients.items():
             found[f"{cut}-{name}"] = Method(grappa, partitioner, every_step=True, data=data)
     return found

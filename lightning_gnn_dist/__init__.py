@@ -33,7 +33,7 @@ from lightning_gnn_dist.strategies.names import tell_lightning
 if TYPE_CHECKING:
     from lightning_gnn_dist.batches.loading import Loading
     from lightning_gnn_dist.boundary.auto import Auto
-    from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, Isolated
+    from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, History, Isolated
     from lightning_gnn_dist.callbacks.data_figures import DataFigures
     from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
     from lightning_gnn_dist.callbacks.predictions import PredictionWriter
@@ -109,6 +109,7 @@ __all__ = [
     "GrappaStrategy",
     "Halo",
     "Held",
+    "History",
     "Holding",
     "Isolated",
     "LLCGStrategy",
@@ -181,6 +182,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "GrappaStrategy": "strategies.grappa",
     "Halo": "boundary.boundary",
     "Held": "data.residency",
+    "History": "boundary.boundary",
     "Holding": "data.residency",
     "Isolated": "boundary.boundary",
     "LLCGStrategy": "strategies.llcg",

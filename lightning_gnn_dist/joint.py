@@ -40,6 +40,20 @@ class GivesAnchors(Protocol):
 
 
 @runtime_checkable
+class KeepsRows(Protocol):
+    """A data module whose ranks may compute rows of inner layers for each other at meetings."""
+
+    def keeps_rows(self) -> bool:
+        """Return whether they do."""
+
+    def batches_of_part(self) -> int | None:
+        """Return after how many batches a rank's part changes, or None if it never does."""
+
+    def refresh_rows(self, start: int) -> None:
+        """Compute the rows for the batches from number ``start`` on. Collective."""
+
+
+@runtime_checkable
 class HasFigures(Protocol):
     """A data module that measures itself."""
 

@@ -129,7 +129,7 @@ NO_CONSTRUCTORS = {
 # Methods that Lightning or the package calls, never a user.
 NOT_FOR_USERS = {
     *("weigh", "meet", "restore_extra_state", "shared_gradient"),
-    *("importance", "scales", "check_fits", "around", "extra"),
+    *("importance", "scales", "check_fits", "around", "extra", "refresh_rows"),
 }
 
 

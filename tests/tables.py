@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist.boundary.auto import Auto
-from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, History, Isolated
 from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.residency import Fixed, Holding, Redeal, Residency, Rotate
@@ -45,6 +45,7 @@ BOUNDARIES: list[Boundary] = [
     Auto(),
     Exchange(),
     Exchange(bits=8, every=2, overlap=True, share=0.5),
+    History(),
     Fetch(),
 ]
 RESIDENCIES: list[Residency] = [Fixed(), Rotate(), Redeal(6)]

@@ -1,4 +1,4 @@
-"""A rank's whole part as one batch, whose layers need rows of other ranks."""
+"""A batch of a part whose layers need rows of other ranks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _HIDDEN = ("edge_index", "blocks", "adj_t")
 
 
 class PartBatch(SampledData):
-    """The nodes that a rank computes rows for, the seeds first, and the senders among other ranks' nodes behind them.
+    """Nodes that a rank computes rows for, the seeds first, and senders among other ranks' nodes.
 
     Its edges are not handed out: a layer that ran on them all at once would take rows for granted that other ranks
-    have yet to compute.
+    compute.
     """
 
     @classmethod
@@ -32,15 +32,22 @@ class PartBatch(SampledData):
         return part
 
     def through(self, layers: Sequence[Callable[[Data], Tensor]]) -> Tensor:
-        """Run layers, with an exchange of rows between each two, and return the rows of the seeds. Collective."""
+        """Run layers, with rows of other ranks between each two, and return the rows of the seeds.
+
+        Collective, if ranks exchange them in every step.
+        """
         rows: Tensor = self.__dict__["_run"](self, layers)
         return rows
 
     @property
     def outermost(self) -> Block:
         """The edges that the first layer computes on."""
-        block: Block = self._store._blocks[0]
-        return block
+        return self.all_blocks[0]
+
+    @property
+    def all_blocks(self) -> list[Block]:
+        """What ``blocks`` is of other batches."""
+        return list(self._store._blocks)
 
     @property
     def edge_index(self) -> Any:
@@ -52,7 +59,8 @@ class PartBatch(SampledData):
     def __getattr__(self, key: str) -> Any:
         if key in _HIDDEN:
             raise AttributeError(
-                f"This batch has no {key}: with boundary=Exchange() ranks send each other rows between the layers. "
+                f"This batch has no {key}: with boundary=Exchange() ranks send each other rows between the layers, and "
+                "with boundary=History() at meetings. "
                 "Define layers(), and let forward() return through_layers(self, batch); for one of PyG's models, "
                 "layers() returns layers_of(self.gnn). Within a layer its batch has edges, which it may change."
             )

@@ -18,6 +18,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batch import SampledData, assemble, writes_of
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.file_rows import FileRows
+from lightning_gnn_dist.batches.part_batch import PartBatch, Run
 from lightning_gnn_dist.batches.placement import Placement
 from lightning_gnn_dist.batches.pool import BufferPool, Pool
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
@@ -87,6 +88,7 @@ class GraphSource:
         placement: Decides at the first batch where the graph is sampled and by which sampler, until the source is
             closed. Default: the graph and the sampler as they are.
         stream: Brings batches to a device. Default: they stay where they are made.
+        run: Runs layers on the batches, whose edges are then not handed out. Default: layers run on these edges.
     """
 
     may_run_ahead = True
@@ -101,6 +103,7 @@ class GraphSource:
         num_ids: int | None = None,
         placement: Placement | None = None,
         stream: DeviceStream | None = None,
+        run: Run | None = None,
     ) -> None:
         if not isinstance(sampler, Sampler) or isinstance(sampler, type):
             raise TypeError(f"sampler must be one like NeighborSampler([15, 10]), got {sampler!r}.")
@@ -109,7 +112,7 @@ class GraphSource:
         self._placement, self._is_placed = placement, placement is None
         self._widen, self._all_labels, self._stream = widen, all_labels, stream
         self._files: FileRows | None = None
-        self._num_buffers = 0
+        self._num_buffers, self._run = 0, run
         self._lock = threading.Lock()
         self._pools: dict[str, BufferPool] = {}
         self._constant: tuple[Sample, SampledData, list[int]] | None = None
@@ -125,7 +128,8 @@ class GraphSource:
         self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None = None
     ) -> Iterator[SampledData]:
         self._place()
-        return handed_out(lambda: self._batches_around(seeds, keys, inputs), self._stream)
+        batches, run = handed_out(lambda: self._batches_around(seeds, keys, inputs), self._stream), self._run
+        return batches if run is None else (PartBatch.of(batch, run) for batch in batches)
 
     def spare_memory(self) -> None:
         self._files = FileRows(self._graph)

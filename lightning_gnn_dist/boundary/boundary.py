@@ -27,6 +27,7 @@ from lightning_gnn_dist.wire.codec import Codec
 from lightning_gnn_dist.wire.shipments import Thrift
 
 Bits = Literal[8, 16]
+Every = Literal["round"]
 EdgesInto: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
@@ -178,6 +179,36 @@ class Exchange(Boundary):
         """How it saves bytes and time."""
         codec = None if self.bits is None else Codec(self.bits)
         return Thrift(codec, self.every, self.overlap, self.share)
+
+    def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
+        return Halo().around(graph, residents, edges_into, seed)
+
+
+@dataclass(frozen=True)
+class History(Boundary):
+    """Senders outside a part are known by the rows that their owners computed at the last meeting.
+
+    At a meeting of a strategy of rounds, once replicas are equal, the ranks compute the nodes at the boundary together,
+    layer by layer and exactly, without dropout: each rank those that it owns. In the local steps that follow, these are
+    the rows that the layers behind the first read of nodes outside the part, and no gradient goes through them (DIGEST,
+    arXiv:2206.00057; GNNAutoScale, arXiv:2106.05609). Their input rows are read from the graph together with the part.
+    So a node of the part sees all its neighbours in every layer, and between meetings nothing is sent.
+
+    A node belongs to the rank whose training nodes are in its chunk. A rank that holds another chunk beside, as with
+    :class:`Rotate`, computes its nodes for itself, as they receive from all their in-neighbours too; so are
+    ``extra_nodes``. Only nodes that nobody here computes have rows of the last meeting.
+
+    It takes a module with a method ``layers`` (see :func:`through_layers`) and a strategy of rounds, such as
+    :class:`LocalSGDStrategy`, :class:`LLCGStrategy` or :class:`TMAStrategy`. Parts may change at meetings alone.
+
+    Args:
+        every: When rows are computed anew: at the end of every ``"round"``.
+    """
+
+    every: Every = "round"
+
+    def __post_init__(self) -> None:
+        check_choice("every", self.every, Every)
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         return Halo().around(graph, residents, edges_into, seed)

@@ -1,4 +1,4 @@
-"""What rows cannot be exchanged for: refused before a fit starts, on all ranks alike."""
+"""What rows cannot be exchanged or kept for: refused before a fit starts, on all ranks alike."""
 
 from __future__ import annotations
 
@@ -56,6 +56,28 @@ def _conflicts(trainer: Trainer, module: LightningModule) -> list[tuple[bool, st
             f"accumulate_grad_batches={trainer.accumulate_grad_batches} has nothing to add up: a pass is one batch, of "
             "all training nodes. Leave it out.",
         ),
+        *_of_module(module, norm),
+    ]
+
+
+def check_history(trainer: Trainer, module: LightningModule) -> None:
+    """Refuse a strategy or a module with which rows of the last meeting cannot be known."""
+    strategy = trainer.strategy
+    conflicts = [
+        (
+            not isinstance(strategy, TrainsReplicasApart),
+            f"{type(strategy).__name__} has no meetings: use LocalSGDStrategy(), LLCGStrategy() or TMAStrategy(), or "
+            "with this strategy boundary=Exchange() or Halo().",
+        ),
+        *_of_module(module, _norm_of_batch(module)),
+    ]
+    found = [reason for applies, reason in conflicts if applies]
+    if found:
+        raise ValueError("boundary=History() takes rows of inner layers that ranks compute at meetings. " + found[0])
+
+
+def _of_module(module: LightningModule, norm: str | None) -> list[tuple[bool, str]]:
+    return [
         (
             not has_layers(module),
             f"{type(module).__name__} does not say what its layers are: define layers(), and let forward() return "

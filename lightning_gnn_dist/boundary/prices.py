@@ -1,15 +1,15 @@
-"""What each way to treat a boundary would cost on a partition: rows held, bytes in RAM, bytes sent in a step."""
+"""What each way to treat a boundary would cost on a partition: rows held, bytes in RAM, bytes sent."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Bits, Boundary, Exchange, Halo, Isolated
+from lightning_gnn_dist.boundary.boundary import Bits, Boundary, Exchange, Halo, History, Isolated
 from lightning_gnn_dist.evaluation.reach import Neighbourhoods, Reach
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.advice import bytes_of_part, bytes_per_part
@@ -28,8 +28,9 @@ class Price(NamedTuple):
         boundary: What is paid for.
         rows: Nodes of other parts whose input rows a part holds.
         bytes_held: Bytes of a part in RAM.
-        bytes_sent: Bytes that a rank sends in a step for its boundary, beside gradients.
+        bytes_sent: Bytes that a rank sends for its boundary, beside gradients and models.
         loses: What of the neighbourhoods of training nodes is not seen, in words.
+        per: What ``bytes_sent`` is sent in.
     """
 
     boundary: Boundary
@@ -37,6 +38,7 @@ class Price(NamedTuple):
     bytes_held: int
     bytes_sent: int
     loses: str
+    per: Literal["step", "round"] = "step"
 
 
 def prices(graph: Graph, partition: Partition, report: PartitionReport, num_layers: int, width: int) -> Iterator[Price]:
@@ -60,15 +62,17 @@ def prices(graph: Graph, partition: Partition, report: PartitionReport, num_laye
             break
         rows_before = rows
     rows, held = halos[0]
+    of_row, (kept, sent) = width * BYTES_OF_A_NUMBER, _rows_of_a_meeting(graph, partition, num_layers)
+    yield Price(History(), rows, held + kept * of_row, sent * of_row, "what changes in a round", "round")
     sent = _rows_sent(graph, partition, num_layers)
     for bits in get_args(Bits):
         yield Price(Exchange(bits=bits), rows, held, sent * Codec(bits).bytes_of_row(width), "digits on the wire")
-    yield Price(Exchange(), rows, held, sent * width * BYTES_OF_A_NUMBER, "nothing")
+    yield Price(Exchange(), rows, held, sent * of_row, "nothing")
 
 
 def short_name(boundary: Boundary) -> str:
     """How a boundary is written, without what is not given."""
-    return re.sub(r"(, )?\w+=None", "", repr(boundary)).replace("hops=", "")
+    return re.sub(r"(, )?\w+=(None|'round')", "", repr(boundary)).replace("hops=", "")
 
 
 def bytes_with_halos(graph: Graph, residents: Tensor, num_hops: int) -> Tensor:
@@ -97,8 +101,7 @@ def _halos(graph: Graph, partition: Partition, report: PartitionReport, num_laye
 def _rows_sent(graph: Graph, partition: Partition, num_layers: int) -> int:
     """The most rows and gradients of rows that a rank sends in a step, behind all layers but the last."""
     neighbourhoods, owner = Neighbourhoods(graph, 1), partition.assignment
-    mask = graph.node_arrays.get("train_mask")
-    needed = torch.ones(graph.num_nodes, dtype=torch.bool) if mask is None else mask.clone()
+    needed = _training_nodes(graph)
     sent = torch.zeros(partition.num_parts, dtype=torch.int64)
     for _ in range(num_layers - 1):
         computed = needed.clone()
@@ -109,3 +112,27 @@ def _rows_sent(graph: Graph, partition: Partition, num_layers: int) -> int:
             sent[part] += others.numel()  # and their gradients, by those who read them
             needed[read] = True
     return int(sent.max())
+
+
+def _rows_of_a_meeting(graph: Graph, partition: Partition, num_layers: int) -> tuple[int, int]:
+    """The most rows that a rank keeps of others from meeting to meeting, and the most that one sends for that."""
+    neighbourhoods, owner, num_parts = Neighbourhoods(graph, 1), partition.assignment, partition.num_parts
+    kept, sent = torch.zeros(2, num_parts, dtype=torch.int64)
+    in_steps, for_others = _training_nodes(graph), torch.zeros(graph.num_nodes, dtype=torch.bool)  # are computed
+    for _ in range(num_layers - 1):
+        before = in_steps.clone(), for_others.clone()
+        for part in range(num_parts):
+            own, asked = owner == part, torch.zeros(graph.num_nodes, dtype=torch.bool)
+            for computed, known in zip(before, (in_steps, for_others), strict=True):
+                read = neighbourhoods.senders((computed & own).nonzero().view(-1))
+                is_own = own[read]
+                known[read[is_own]] = asked[read[~is_own]] = True
+                kept[part] += (~is_own).sum() if known is in_steps else 0
+            sent += torch.bincount(owner[asked], minlength=num_parts)
+            for_others |= asked
+    return int(kept.max()), int(sent.max())
+
+
+def _training_nodes(graph: Graph) -> Tensor:
+    mask = graph.node_arrays.get("train_mask")
+    return torch.ones(graph.num_nodes, dtype=torch.bool) if mask is None else mask.clone()

@@ -85,6 +85,7 @@ def _prices(graph: Graph, partition: Partition, report: PartitionReport, options
     for price in found:
         seconds = price.bytes_sent * 8 / (options.bandwidth * 1e9)
         sent = in_bytes(price.bytes_sent) if price.bytes_sent else "nothing"
+        sent += " a round" if price.bytes_sent and price.per == "round" else ""
         figures = f"{price.rows:,}", in_bytes(price.bytes_held), sent, f"{seconds:.2g}"
         rows.append((short_name(price.boundary), *figures, price.loses))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

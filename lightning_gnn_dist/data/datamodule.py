@@ -17,7 +17,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Isol
 from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
 from lightning_gnn_dist.checks import check_instance, check_path
 from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.part_datamodule import PartDataModule
+from lightning_gnn_dist.data.history_datamodule import HistoryDataModule
 from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
@@ -28,7 +28,7 @@ from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.sampling.base import Sampler
 
 
-class PartitionedDataModule(PartDataModule):
+class PartitionedDataModule(HistoryDataModule):
     """Cut a graph into one part per rank, and hand out batches of the rank's own part.
 
     Training batches come from the part alone (unless ``boundary`` adds nodes): its nodes, the edges among them, and
@@ -52,7 +52,8 @@ class PartitionedDataModule(PartDataModule):
         loading: How batches are made: bulks, threads, the device. It never changes what is in them.
         holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others.
         boundary: What becomes of senders outside the part: :class:`Isolated`, :class:`Halo`,
-            :class:`Exchange` or :class:`Fetch`; ``"auto"`` or :class:`Auto` chooses one that fits into memory.
+            :class:`Exchange`, :class:`History` or :class:`Fetch`; ``"auto"`` or :class:`Auto` chooses one that fits
+            into memory.
         evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
         global_batching: How the whole graph is sampled for corrections.
         coverage: Gives each batch ``batch.coverage``, the share of each neighbourhood that the part holds, as
@@ -126,7 +127,8 @@ class PartitionedDataModule(PartDataModule):
         if isinstance(self.boundary, Fetch) and num_ranks > 1:
             seeds = seeds[self.partition(num_ranks).assignment[seeds] == rank]
         self._values.of_training(part, seeds)
-        return seeds, self._source(self._shown(part), self.sampler)
+        run = self._historic(part) if self._keeps_history() else None
+        return seeds, self._source(self._shown(part), self.sampler, run=run)
 
 
 def _as_graph(graph: Graph | Data | str | Path) -> Graph:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
+from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.batches.placement import Placement, device_of, release, stream_to
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, chosen, kept, room_of
-from lightning_gnn_dist.boundary.boundary import Boundary, Exchange
+from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, History
 from lightning_gnn_dist.boundary.exchange_plan import Owners
 from lightning_gnn_dist.boundary.exchange_refusals import against_exchange
 from lightning_gnn_dist.boundary.prices import short_name
@@ -164,7 +166,7 @@ class PartDataModule(ExchangingDataModule):
     def _treat(self, boundary: Boundary) -> None:
         """Treat the edges that leave the part in this way from now on."""
         self.boundary = boundary
-        self.coverage = None if isinstance(boundary, Exchange) else self._cut.coverage  # nothing is lost
+        self.coverage = None if isinstance(boundary, Exchange | History) else self._cut.coverage  # nothing is lost
 
     def _choose_boundary(self) -> None:
         """Find out what ``boundary="auto"`` is in this fit. Collective."""
@@ -244,9 +246,12 @@ class PartDataModule(ExchangingDataModule):
             sizes = len(model.layers), channel.size, self._eval_bytes
             return WholeNodes(self.graph, seeds, *sizes, widen=widen, more=more)
 
-        folder = None if self.graph.path is None else self.graph.path.parent
         assert self.trainer is not None
-        return ReadyRows(self.trainer, nodes_of_rank, num_ranks, self._eval_bytes, folder, self._dtype())
+        return ReadyRows(self.trainer, nodes_of_rank, num_ranks, self._eval_bytes, self._folder(), self._dtype())
+
+    def _folder(self) -> Path | None:
+        """Return where rows go that take too much memory, or None for the system's folder of temporary files."""
+        return None if self.graph.path is None else self.graph.path.parent
 
     def _counter(self) -> Counter:
         return Counter(self.graph, self.sampler.num_hops, self._module())
@@ -254,7 +259,9 @@ class PartDataModule(ExchangingDataModule):
     def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> GraphSource:
         return self._source(self.graph, sampler, num_ids)
 
-    def _source(self, graph: Graph, sampler: Sampler, num_ids: int | None = None) -> GraphSource:
+    def _source(
+        self, graph: Graph, sampler: Sampler, num_ids: int | None = None, run: Run | None = None
+    ) -> GraphSource:
         """Return the source of batches of a part or of the whole graph, made where ``loading.sample_on`` says."""
         device, is_fit = device_of(self.trainer), self._trainer_fn() == TrainerFn.FITTING
         # The part takes device memory first, though it may be loaded later; it is no larger than the whole graph.
@@ -268,6 +275,7 @@ class PartDataModule(ExchangingDataModule):
             num_ids=num_ids,
             placement=placement,
             stream=stream_to(device),
+            run=run,
         )
 
 

@@ -43,12 +43,14 @@ class Part:
         rows: The whole rows that were read, for the next switch. None if the part never changes.
         bytes_read: Bytes that were read from the whole graph.
         seconds: How long reading and building the part took.
+        num_residents: How many nodes come before those that the boundary added.
     """
 
     graph: Graph
     rows: PartRows | None
     bytes_read: int
     seconds: float
+    num_residents: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +93,7 @@ class PartReader:
         part.node_arrays["train_mask"][num_own:] = False  # a copy: the graph's own mask stays
         if self.coverage is not None:
             part.node_arrays["coverage"] = self.coverage.of(part, degrees_of(graph.indptr, nodes), num_own)
-        return Part(part, rows, num_bytes, time.perf_counter() - started)
+        return Part(part, rows, num_bytes, time.perf_counter() - started, residents.numel())
 
     def residents(self, super_epoch: int) -> tuple[Tensor, int]:
         """Return the nodes of the part without its halo, the rank's own first, and how many are its own."""

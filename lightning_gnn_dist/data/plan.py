@@ -154,7 +154,7 @@ class PartPlan:
         return f"{nodes.numel()} training nodes", lambda owner: torch.bincount(owner, per_chunk, world_size)
 
     def _seeds_of_ranks(self, super_epoch: int, world_size: int, what: str, count: CountSeeds) -> Tensor:
-        seeds = count(self._owner(super_epoch, world_size))
+        seeds = count(self.owner(super_epoch, world_size))
         if bool((seeds == 0).any()):
             raise ValueError(
                 f"The chunks of rank {int(seeds.argmin())} of {world_size} hold none of the {what} in super-epoch "
@@ -163,7 +163,7 @@ class PartPlan:
             )
         return seeds
 
-    def _owner(self, super_epoch: int, world_size: int) -> Tensor:
+    def owner(self, super_epoch: int, world_size: int) -> Tensor:
         """Return the rank that learns from each chunk: int64, shape ``(num_chunks,)``."""
         owner = torch.zeros(self.residency.num_chunks(world_size), dtype=torch.int64)
         for rank, held in enumerate(held_by_all(self.residency, super_epoch, world_size, self.seed)):

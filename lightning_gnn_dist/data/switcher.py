@@ -48,6 +48,13 @@ class PartSwitcher:
         """Return the part that was asked for last, and at first the part of super-epoch 0."""
         return self.at(self._current[0] if self._current else 0)
 
+    @property
+    def num_residents(self) -> int:
+        """How many nodes of the running part come before those that the boundary added."""
+        self.current()
+        assert self._current is not None
+        return self._current[1].num_residents
+
     def close(self) -> None:
         """End what runs in the background."""
         if self._thread is not None:

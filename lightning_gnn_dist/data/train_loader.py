@@ -128,7 +128,7 @@ class TrainLoader:
     def stream(self, start: int) -> Batches:
         """Yield batches without end, from number ``start`` of the run; ``set_epoch`` has no effect here."""
         while True:
-            super_epoch = self._super_epoch(start)
+            super_epoch = self.super_epoch(start)
             stop = None if self._every is None else (super_epoch + 1) * self._every * len(self)
             yield from self._between(start, stop)
             assert stop is not None
@@ -138,7 +138,7 @@ class TrainLoader:
         """Make the part of batch ``number`` of the stream the running one; all batches before it are taken."""
         before = self._running[0] if self._running else 0
         try:
-            self._loader(self._super_epoch(number))
+            self._loader(self.super_epoch(number))
         except NoSeedsError:  # maybe after the last round; if not, asking for the batch raises it again
             self._loader(before)
 
@@ -151,7 +151,7 @@ class TrainLoader:
 
     def _between(self, start: int, stop: int | None) -> Batches:
         self._began = time.perf_counter() if self._began is None else self._began
-        loader = self._loader(self._super_epoch(start))
+        loader = self._loader(self.super_epoch(start))
         num_seeds, batches = loader.num_seeds, loader.between(start, stop)
         del loader  # or the part before would be held here after a switch
         for number, batch in enumerate(batches, start):
@@ -165,7 +165,8 @@ class TrainLoader:
             self._running = super_epoch, self._make_loader(self._part_at(super_epoch), self._num_batches)
         return self._running[1]
 
-    def _super_epoch(self, number: int) -> int:
+    def super_epoch(self, number: int) -> int:
+        """Return the super-epoch of batch ``number`` of the stream."""
         return 0 if self._every is None else number // len(self) // self._every
 
     def _weigh(self, batch: SampledData, *, is_repeated: bool) -> SampledData:

@@ -111,18 +111,40 @@ class LayerPass:
 
     def plan(self, seeds: Tensor, num_layers: int) -> list[Step]:
         """Return the steps that lead to the last layer's rows of this rank's seeds, in increasing order. Collective."""
-        steps, wanted = list[Step](), seeds
-        for _ in range(num_layers):
+        return self.plan_all([seeds[:0]] * (num_layers - 1) + [seeds])
+
+    def plan_all(self, wanted_of_layers: Sequence[Tensor]) -> list[Step]:
+        """Return the steps that lead to rows of some nodes behind each layer, in increasing order. Collective.
+
+        Args:
+            wanted_of_layers: For each layer, the nodes whose rows this rank wants.
+        """
+        steps, wanted = list[Step](), wanted_of_layers[-1]
+        for of_layer in reversed(wanted_of_layers):
+            wanted = torch.cat([wanted, of_layer]).unique() if len(of_layer) and steps else wanted
             told = self.channel.exchange(self.nodes.by_owner(wanted))
             nodes = told[0] if len(told) == 1 else torch.cat(told).unique()
             held = nodes if len(told) == 1 else torch.cat([nodes, wanted]).unique()
             steps.insert(0, Step(nodes, wanted, told, held))
             wanted = self.nodes.senders(nodes)
-        self.bytes_in = self.nodes.prepare(wanted, seeds)
+        self.bytes_in = self.nodes.prepare(wanted, wanted_of_layers[-1])
         return steps
 
     def rows(self, layers: Sequence[Layer], steps: Sequence[Step], progress: Progress = lambda _: None) -> RowTable:
         """Compute the layers; return the rows of the last one for the nodes that the last step wants. Collective.
+
+        The arguments are those of :meth:`tables`.
+        """
+        table = None
+        for found in self.tables(layers, steps, progress):
+            table = found
+        assert table is not None
+        return table
+
+    def tables(
+        self, layers: Sequence[Layer], steps: Sequence[Step], progress: Progress = lambda _: None
+    ) -> Iterator[RowTable]:
+        """Compute the layers; yield the rows of each for the nodes that its step holds. Collective.
 
         Args:
             layers: The layers, each a function of a batch of one hop.
@@ -134,8 +156,7 @@ class LayerPass:
         for layer, step in zip(layers, steps, strict=True):
             table = self._computed(layer, step, table, bytes_in, progress)
             bytes_in = table.bytes_of_row
-        assert table is not None
-        return table
+            yield table
 
     def try_one(self, layer: Layer, step: Step) -> None:
         """Compute the first layer for one node, if this rank has some."""
@@ -229,7 +250,7 @@ class LayerPass:
             described = [1, _DTYPES.index(like.dtype), like.dim() - 1, *like.shape[1:]]
             form[: len(described)] = torch.tensor(described)
         told = [piece for piece in self.channel.exchange([form] * self.channel.size) if int(piece[0])]
-        _, dtype, dims, *shape = told[0].tolist()
+        _, dtype, dims, *shape = (told or [form])[0].tolist()  # nobody wants a row where no part has a boundary
         return torch.empty((0, *shape[:dims]), dtype=_DTYPES[dtype])
 
     def _exchange(self, step: Step, table: RowTable) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 from torch import Tensor
 from torch_geometric.data import Data
@@ -41,11 +42,24 @@ def through_layers(module: HasLayers, batch: Data) -> Tensor:
     if rows is None:
         layers = layers_in(module)
         has_blocks = isinstance(batch, SampledData) and batch.has_blocks
-        rows = _on_blocks(layers, batch, batch.blocks) if has_blocks else _on_all_nodes(layers, batch)
+        rows = on_blocks(layers, batch, batch.blocks) if has_blocks else _on_all_nodes(layers, batch)
     return rows
 
 
-def _on_blocks(layers: list[Layer], batch: SampledData, blocks: list[Block]) -> Tensor:
+def on_blocks(
+    layers: list[Layer],
+    batch: SampledData,
+    blocks: list[Block],
+    known: Callable[[Tensor, int], Tensor] = lambda rows, _: rows,
+) -> Tensor:
+    """Run layers on a batch, each on its own block.
+
+    Args:
+        layers: As many layers as there are blocks.
+        batch: The batch.
+        blocks: Its blocks.
+        known: Returns what the next layer reads in the place of a layer's rows. Default: these rows.
+    """
     if len(layers) != len(blocks):
         raise ValueError(
             f"layers() returns {len(layers)} layers, but the batch has blocks for {len(blocks)}. Give the sampler one "
@@ -54,6 +68,7 @@ def _on_blocks(layers: list[Layer], batch: SampledData, blocks: list[Block]) -> 
     view = one_hop(batch, blocks[0])
     rows = rows_of_layer(layers[0](view), blocks[0].num_dst, 0)
     for index in range(1, len(layers)):
+        rows = known(rows, index - 1)
         view = one_hop(view, blocks[index], rows)  # of the view before: what a layer adds to it reaches the next
         rows = rows_of_layer(layers[index](view), blocks[index].num_dst, index)
     return rows

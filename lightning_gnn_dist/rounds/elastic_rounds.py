@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
+from lightning_gnn_dist.joint import KeepsRows
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.lightning_internals import (
     callback_states,
@@ -125,6 +126,12 @@ class LivingPeers(Peers):
 
     def check(self, trainer: Trainer) -> None:
         refusals.check_elastic(trainer, self._rounds.drift)
+        data = datamodule_of(trainer)
+        if isinstance(data, KeepsRows) and data.keeps_rows():
+            raise ValueError(
+                "boundary=History() has all ranks compute rows together, and with elastic=True ranks may die at any "
+                "time: use boundary=Halo()."
+            )
 
     def join(self, loader: Any, opened: Callable[[Any], Any]) -> Any:
         # Lightning has restored everything, and fetches the first batch as soon as this returns.

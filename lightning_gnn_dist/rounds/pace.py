@@ -20,6 +20,8 @@ from lightning_gnn_dist.rounds.clock import (
 from lightning_gnn_dist.rounds.lightning_internals import accumulated_batches, module_of
 from lightning_gnn_dist.rounds.round_loader import RoundLoader
 
+_LOOKED_AT = 100_000  # rounds whose ends are compared with changes of parts
+
 
 class Pace:
     """Reads a clock for this rank and its training loader.
@@ -53,6 +55,29 @@ class Pace:
         steps = steps_of_round(self._clock, round_idx, self.steps_per_pass())
         return steps * self._trainer().accumulate_grad_batches
 
+    def check_parts(self, batches_of_part: int | None, round_idx: int, batches_done: int) -> None:
+        """Refuse parts that change within a round.
+
+        Args:
+            batches_of_part: After how many batches a rank's part changes, or None if it never does.
+            round_idx: The round that is about to begin.
+            batches_done: This rank's batches in the rounds before.
+        """
+        if batches_of_part is None:
+            return
+        if not takes_equal_steps(self._clock):
+            _refuse_changes(f"with {self._clock} nobody knows before when that is. Use EverySteps or EveryPass")
+        last, num_batches = self._trainer().max_epochs, self._batches_per_pass()
+        for idx in range(round_idx, _LOOKED_AT if last is None or last < 0 else min(last, _LOOKED_AT)):
+            per_step = accumulated_batches(self._trainer(), idx)
+            stop = batches_done + per_step * steps_of_round(self._clock, idx, -(-num_batches // per_step))
+            if batches_done // batches_of_part != (stop - 1) // batches_of_part:
+                _refuse_changes(
+                    f"round {idx} is of batches {batches_done} to {stop - 1}, and parts change every "
+                    f"{batches_of_part} batches. Let rounds have a length that divides this"
+                )
+            batches_done = stop
+
     def schedule(self) -> str:
         """Return a sentence for the log that says how long the rounds of the fit are."""
         return schedule(self._clock, self._trainer().max_epochs, self.steps_per_pass())
@@ -79,3 +104,10 @@ class Pace:
 
     def _trainer(self) -> Trainer:
         return module_of(self._strategy).trainer
+
+
+def _refuse_changes(why: str) -> None:
+    raise ValueError(
+        "boundary=History() has ranks compute rows for their parts at meetings, so parts may change only there, and "
+        f"{why}, or keep parts, with Holding(Fixed()), or use boundary=Halo()."
+    )

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_choice, check_true_or_false
-from lightning_gnn_dist.joint import JudgesParts
+from lightning_gnn_dist.joint import JudgesParts, KeepsRows
 from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.clock import EveryPass, RoundClock, RoundTimer, takes_equal_steps
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
@@ -169,6 +169,10 @@ class RoundStrategy(PartitionedStrategy):
         rank_zero_info(self.pace.schedule())
         if self.is_global_zero and not self.shares_gradients:
             self._say_what_is_lost()
+        data = self._keeper_of_rows()
+        if data is not None:
+            self.pace.check_parts(data.batches_of_part(), self.state.round_idx, self.state.batches_done)
+        self._refresh_rows()
         if self._resumed is None:
             self.drift_correction.anchor(self.state.round_idx, self.state.batches_done)
         super().on_train_start()
@@ -208,6 +212,7 @@ class RoundStrategy(PartitionedStrategy):
             self.outer_step.begin_round()
         self.state.batches_done += batches
         self.state.stop_requested = False
+        self._refresh_rows()  # before the anchors, whose batches read them
         self.drift_correction.anchor(self.state.round_idx, self.state.batches_done)
         self.state.in_round = False  # last: what fails before this leaves no checkpoint that could be resumed
         return votes
@@ -266,6 +271,16 @@ class RoundStrategy(PartitionedStrategy):
         data = datamodule_of(self._module().trainer)
         if isinstance(data, JudgesParts) and (reason := data.against_averaging()):
             rank_zero_info(f"Averaging alone loses accuracy on these parts. {reason}")
+
+    def _keeper_of_rows(self) -> KeepsRows | None:
+        data = datamodule_of(self._module().trainer)
+        return data if isinstance(data, KeepsRows) and data.keeps_rows() else None
+
+    def _refresh_rows(self) -> None:
+        """Let ranks compute rows of inner layers for each other, with the model that all have alike. Collective."""
+        data = self._keeper_of_rows()
+        if data is not None:
+            data.refresh_rows(self.state.batches_done)
 
     def _round_is_over(self, batches: int) -> bool:
         return self.pace.is_over(self.state.round_idx, batches)

@@ -47,7 +47,8 @@ class TMAStrategy(RoundStrategy):
         elastic: Let ranks die and come back: each is a process of its own (``devices=1``), and the ranks that are
             alive go on. Needs torchft. ``Elastic(...)`` says how long they wait for each other.
         failed_ranks: Ranks to count as dead from the start, as in the paper's experiments: nobody learns from their
-            parts. They take one batch a round, as Lightning needs one, have weight 0, and share in the evaluation.
+            parts. They take one batch a round, as Lightning needs one, have weight 0, and share in the evaluation and
+            in what ``boundary=History()`` computes.
     """
 
     strategy_name = "tma"

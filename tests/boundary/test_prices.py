@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, History, Isolated
 from lightning_gnn_dist.boundary.prices import prices, short_name
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartReader
@@ -18,6 +18,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition
 from tests.boundary.models import weighted_data
 from tests.boundary.test_exchange import rows_moved
+from tests.boundary.test_history_rules import rows_moved as rows_of_meetings
 from tests.evaluation.models import graph_of
 
 PARTS = 3
@@ -34,16 +35,20 @@ def cut_graph() -> tuple[Graph, Partition]:
 def test_halos_cost_what_parts_with_them_take(num_layers: int) -> None:
     graph, partition = cut_graph()
     found = list(prices(graph, partition, partition.report(graph), num_layers, 5))
-    expected: list[Boundary] = [Isolated(), *map(Halo, range(1, num_layers + 1)), *map(Exchange, (8, 16, None))]
+    exchanges = map(Exchange, (8, 16, None))
+    expected: list[Boundary] = [Isolated(), *map(Halo, range(1, num_layers + 1)), History(), *exchanges]
     assert [price.boundary for price in found] == expected
+    kept = rows_of_meetings(weighted_data(), partition.assignment.tolist(), num_layers)[1]
     for price in found:
         settings = PARTS, 0, price.boundary, Coverage()
         readers = [PartReader(graph, partition, Holding(Fixed()), rank, *settings) for rank in range(PARTS)]
         parts = [reader.read(0).graph for reader in readers]
         own = partition.counts().tolist()
         assert price.rows == max(part.num_nodes - count for part, count in zip(parts, own, strict=True))
-        assert price.bytes_held == max(part.num_bytes for part in parts)
-        assert price.bytes_sent == 0 or isinstance(price.boundary, Exchange)
+        more = max(kept) * 5 * 4 if isinstance(price.boundary, History) else 0
+        assert price.bytes_held == max(part.num_bytes for part in parts) + more
+        assert price.bytes_sent == 0 or isinstance(price.boundary, Exchange | History)
+        assert (price.per == "round") == isinstance(price.boundary, History)
 
 
 def test_a_halo_is_exact_where_the_next_hop_is_empty() -> None:
@@ -57,11 +62,13 @@ def test_a_halo_is_exact_where_the_next_hop_is_empty() -> None:
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
-def test_an_exchange_costs_its_rows(num_layers: int) -> None:
+def test_exchanges_and_meetings_cost_their_rows(num_layers: int) -> None:
     graph, partition = cut_graph()
-    *_, eight, sixteen, exact = prices(graph, partition, partition.report(graph), num_layers, 5)
+    *_, history, eight, sixteen, exact = prices(graph, partition, partition.report(graph), num_layers, 5)
     moved = max(rows_moved(weighted_data(), partition.assignment.tolist(), num_layers, PARTS))
     assert [price.bytes_sent for price in (eight, sixteen, exact)] == [moved * 13, moved * 10, moved * 20]
+    sent, _ = rows_of_meetings(weighted_data(), partition.assignment.tolist(), num_layers)
+    assert history.bytes_sent == max(sent) * 20
 
 
 def test_inspect_prints_the_prices(tmp_path: Path) -> None:
@@ -69,14 +76,15 @@ def test_inspect_prints_the_prices(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lightning_gnn_dist", "inspect", str(tmp_path / "graph"), "--parts", "3"]
     more = ["--partitioner", "random", "--layers", "2", "--width", "8", "--bandwidth", "0.5"]
     said = subprocess.run([*command, *more], capture_output=True, text=True, check=True).stdout
-    lines = said[said.index("The edges between parts, for 2 layers of width 8 and 0.5 Gbit/s") :].splitlines()[2:9]
+    lines = said[said.index("The edges between parts, for 2 layers of width 8 and 0.5 Gbit/s") :].splitlines()[2:10]
     assert lines.pop().startswith('boundary="auto" is Exchange() where the fit can exchange rows in every step, other')
     assert [line.split()[0] for line in lines] == [
         "Isolated()",
         "Halo(1)",
         "Halo(2)",
+        "History()",
         "Exchange(bits=8)",
         "Exchange(bits=16)",
         "Exchange()",
     ]
-    assert [line.split()[-1] for line in lines] == ["edges", "away", "nothing", "wire", "wire", "nothing"]
+    assert [line.split()[-1] for line in lines] == ["edges", "away", "nothing", "round", "wire", "wire", "nothing"]

@@ -1,0 +1,142 @@
+r"""Rows that layers make of nodes outside a part, as their owners computed them at the last meeting.
+
+.. math::
+    h^{(l)}_v = f_l\bigl(h^{(l-1)}_v, \{h^{(l-1)}_u : u \to v\}\bigr) \text{ for } v \text{ inside},
+    \qquad h^{(l)}_v = \bar h^{(l)}_v \text{ for } v \text{ outside},\; 0 < l < L
+
+The rows :math:`\bar h` are those of the whole graph and the averaged model; in the local steps they are constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from lightning_gnn_dist.batches.part_batch import PartBatch
+from lightning_gnn_dist.evaluation.layer_pass import LayerPass, Step
+from lightning_gnn_dist.evaluation.row_table import RowTable
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import edge_positions
+from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, layers_in
+from lightning_gnn_dist.layerwise.through_layers import on_blocks
+from lightning_gnn_dist.wire.channel import Channel
+
+PLACE = "history_row"  # the node array of a part: where a node's rows stand in all tables, or -1
+
+
+class HistoricRows:
+    """The rows that a rank knows of nodes outside its part. It runs the layers on the batches of the part.
+
+    Args:
+        part: What the rank holds, its outside nodes last. ``n_id`` has the ids in the whole graph.
+        num_inside: How many of its nodes come first that have all their in-edges here.
+        num_layers: Layers of the model.
+
+    Attributes:
+        places: Where each node's rows stand in all tables, or -1: int64, shape ``(part.num_nodes,)``.
+    """
+
+    def __init__(self, part: Graph, num_inside: int, num_layers: int) -> None:
+        self.num_layers = num_layers
+        last = _last_readers(part, num_inside, num_layers)
+        first = last.argsort(descending=True, stable=True)  # nodes that the last layers read stand first
+        self._counts = [int((last > layer).sum()) for layer in range(1, num_layers)]
+        known = first[: self._counts[0] if self._counts else 0] + num_inside
+        self.places = torch.full((part.num_nodes,), -1).index_copy_(0, known, torch.arange(known.numel()))
+        self._nodes = part.node_arrays["n_id"][known]
+        self._tables: list[Tensor] = []
+        self._pass: LayerPass | None = None
+        self._steps: list[Step] = []
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the ranks have found out what they compute and send."""
+        return self._pass is not None
+
+    def plan(self, work: LayerPass) -> None:
+        """Find out what the ranks compute and send. Collective."""
+        self._pass, wanted = work, [self._nodes[:count].sort().values for count in self._counts]
+        self._steps = work.plan_all(wanted) if wanted else []
+
+    def refresh(self, module: LightningModule) -> None:
+        """Compute the rows anew, each on the rank that owns its node. Collective."""
+        assert self._pass is not None
+        layers = layers_in(cast(HasLayers, module))
+        self._check(layers)
+        with torch.no_grad(), _in_evaluation(module):
+            tables = self._pass.tables(layers[:-1], self._steps) if self._steps else ()
+            self._tables = [self._taken(table, count) for table, count in zip(tables, self._counts, strict=True)]
+
+    def __call__(self, batch: PartBatch, layers: Sequence[Layer]) -> Tensor:
+        """Run the layers on a batch of the part, and return the rows of its seeds. Not collective."""
+        self._check(layers)
+        if len(self._tables) < len(self._counts):
+            raise RuntimeError(
+                "boundary=History() knows no rows yet: a strategy of rounds has ranks compute them when a fit starts "
+                "and at every meeting, so batches of a part can be computed on in a fit alone."
+            )
+        return on_blocks(list(layers), batch, batch.all_blocks, lambda rows, layer: self._replaced(batch, rows, layer))
+
+    def _taken(self, table: RowTable, count: int) -> Tensor:
+        assert self._pass is not None
+        return table.take(self._nodes[:count]).to(self._pass.device)
+
+    def _replaced(self, batch: PartBatch, rows: Tensor, layer: int) -> Tensor:
+        """Return a layer's rows with those of the last meeting for nodes outside the part."""
+        table, places = self._tables[layer], batch[PLACE][: len(rows)]
+        outside = ((places >= 0) & (places < len(table))).nonzero().view(-1)
+        return rows.index_copy(0, outside, table[places[outside]].to(rows.dtype))
+
+    def _check(self, layers: Sequence[Layer]) -> None:
+        if len(layers) != self.num_layers:
+            raise ValueError(
+                f"layers() returns {len(layers)} layers, and the sampler has {self.num_layers} hops: give it one hop "
+                f"for each layer, NeighborSampler([10] * {len(layers)}) or WholePartSampler({len(layers)})."
+            )
+
+
+class MeetingChannel(Channel):
+    """A channel whose failure names the rank that did not answer.
+
+    Args:
+        channel: What it sends by; it must not be used any more.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel._group, channel.size, channel.rank)
+        self.is_of_boundary = True
+
+    def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
+        try:
+            return super().exchange(pieces, lengths)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"Rank {self.rank} exchanged rows of boundary=History() at a meeting, and {self.who_is_gone()} did not "
+                "answer. See what was said there."
+            ) from error
+
+
+@contextmanager
+def _in_evaluation(module: nn.Module) -> Iterator[None]:
+    training = [child for child in module.modules() if child.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for child in training:
+            child.training = True
+
+
+def _last_readers(part: Graph, num_inside: int, num_layers: int) -> Tensor:
+    """The last layer that reads each outside node on the way to the seeds of a part, counted from 1; 0 if none does."""
+    last, computed = torch.zeros(part.num_nodes, dtype=torch.int64), part.split("train")
+    for layer in range(num_layers, 0, -1):
+        senders = part.indices[edge_positions(part.indptr, computed)].to(torch.int64).unique()
+        last[senders] = last[senders].clamp(min=layer)
+        computed = torch.cat([computed, senders[senders < num_inside]]).unique()
+    return last[num_inside:]
