@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Exchange, Halo, Isolated
@@ -81,8 +80,8 @@ def room_of(asked: Auto, num_ranks: int) -> int:
 
 def chosen(
     room: int, graph: Graph, parts: Iterable[Tensor], num_hops: int, device: torch.device, *, exchanges: bool
-) -> Boundary:
-    """Return the most exact boundary that fits on all ranks, and log it. Collective, when a fit begins.
+) -> tuple[Boundary, str]:
+    """Return the most exact boundary that fits on all ranks, and a line for the log. Collective, when a fit begins.
 
     Args:
         room: The bytes that a part of this rank may take.
@@ -95,12 +94,11 @@ def chosen(
     own = torch.stack([bytes_with_halos(graph, nodes, num_hops) for nodes in parts]).amax(0)
     rooms, *held = zip(*gather_numbers([room, *own.tolist()], device), strict=True)
     choice = choose([max(of_ranks) for of_ranks in held], min(rooms), exchanges=exchanges)
-    rank_zero_info(choice.told(min(rooms)))
-    return choice.boundary
+    return choice.boundary, choice.told(min(rooms))
 
 
-def kept(name: str, num_hops: int, *, exchanges: bool) -> Boundary:
-    """Return what the fit of a checkpoint chose, for which there may be less memory now, and log it.
+def kept(name: str, num_hops: int, *, exchanges: bool) -> tuple[Boundary, str]:
+    """Return what the fit of a checkpoint chose, for which there may be less memory now, and a line for the log.
 
     Args:
         name: The short name of what it chose.
@@ -113,8 +111,7 @@ def kept(name: str, num_hops: int, *, exchanges: bool) -> Boundary:
             f'boundary="auto" was {name} in the fit of the checkpoint, and can be {", ".join(known)} in this one: '
             "resume with that fit's sampler, holding, module and strategy, or name the boundary that you want."
         )
-    rank_zero_info(f'boundary="auto" is {name}, as in the fit of the checkpoint.')
-    return known[name]
+    return known[name], f'boundary="auto" is {name}, as in the fit of the checkpoint.'
 
 
 def asked_for(boundary: Boundary | str) -> Boundary:

@@ -18,6 +18,7 @@ from lightning_gnn_dist.partition.partition_report import PartitionReport
 from lightning_gnn_dist.wire.codec import Codec
 
 BYTES_OF_A_NUMBER = 4  # float32
+SHARE, EVERY = 0.1, 5  # of which prices are told
 _MOST_EDGES = 4_000_000_000  # that are looked at, some minutes' work, before one part stands for all
 
 
@@ -42,7 +43,7 @@ class Price(NamedTuple):
 
 
 def prices(graph: Graph, partition: Partition, report: PartitionReport, num_layers: int, width: int) -> Iterator[Price]:
-    """Yield the price of each boundary, the cheapest first.
+    """Yield the price of each boundary.
 
     Args:
         graph: The whole graph, of which all edges are read several times.
@@ -64,9 +65,13 @@ def prices(graph: Graph, partition: Partition, report: PartitionReport, num_laye
     rows, held = halos[0]
     of_row, (kept, sent) = width * BYTES_OF_A_NUMBER, _rows_of_a_meeting(graph, partition, num_layers)
     yield Price(History(), rows, held + kept * of_row, sent * of_row, "what changes in a round", "round")
-    sent = _rows_sent(graph, partition, num_layers)
+    between = _rows_between(graph, partition, num_layers)
+    some, sent = (_most_sent(between, share) for share in (SHARE, 1.0))
+    yield Price(Exchange(share=SHARE), rows, held, some * of_row, f"{1 - SHARE:.0%} of the rows, others in each step")
+    yield Price(Exchange(every=EVERY), rows, held, sent * of_row // EVERY, f"what changes in {EVERY} steps")
     for bits in get_args(Bits):
         yield Price(Exchange(bits=bits), rows, held, sent * Codec(bits).bytes_of_row(width), "digits on the wire")
+    yield Price(Exchange(overlap=True), rows, held, sent * of_row, "what changes in a step")
     yield Price(Exchange(), rows, held, sent * of_row, "nothing")
 
 
@@ -98,20 +103,24 @@ def _halos(graph: Graph, partition: Partition, report: PartitionReport, num_laye
     return list(zip(rows.tolist(), held.tolist(), strict=True))
 
 
-def _rows_sent(graph: Graph, partition: Partition, num_layers: int) -> int:
-    """The most rows and gradients of rows that a rank sends in a step, behind all layers but the last."""
-    neighbourhoods, owner = Neighbourhoods(graph, 1), partition.assignment
+def _rows_between(graph: Graph, partition: Partition, num_layers: int) -> Tensor:
+    """The rows that ranks (first) read of those of other ranks (second) in a step, behind all layers but the last."""
+    neighbourhoods, owner, num_parts = Neighbourhoods(graph, 1), partition.assignment, partition.num_parts
     needed = _training_nodes(graph)
-    sent = torch.zeros(partition.num_parts, dtype=torch.int64)
-    for _ in range(num_layers - 1):
+    between = torch.zeros(max(num_layers - 1, 1), num_parts, num_parts, dtype=torch.int64)
+    for layer in range(num_layers - 1):
         computed = needed.clone()
-        for part in range(partition.num_parts):
+        for part in range(num_parts):
             read = neighbourhoods.senders((computed & (owner == part)).nonzero().view(-1))
-            others = owner[read[owner[read] != part]]
-            sent += torch.bincount(others, minlength=partition.num_parts)  # rows, by those who own them
-            sent[part] += others.numel()  # and their gradients, by those who read them
+            between[layer, part] = torch.bincount(owner[read[owner[read] != part]], minlength=num_parts)
             needed[read] = True
-    return int(sent.max())
+    return between
+
+
+def _most_sent(between: Tensor, share: float) -> int:
+    """The most rows and gradients of rows that a rank sends in a step."""
+    rows = (share * between.double()).ceil().sum(0)
+    return int((rows.sum(0) + rows.sum(1)).max())  # rows by those who own them, gradients by those who read them
 
 
 def _rows_of_a_meeting(graph: Graph, partition: Partition, num_layers: int) -> tuple[int, int]:

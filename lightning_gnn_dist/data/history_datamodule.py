@@ -19,7 +19,6 @@ from lightning_gnn_dist.evaluation.layer_pass import LayerPass
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.layerwise.layers import HasLayers, layers_in, with_arrays
-from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.channel import open_channel
 
@@ -95,16 +94,15 @@ class HistoryDataModule(PartDataModule):
         def with_places() -> Graph:
             whole = isinstance(self.sampler, WholePartSampler)
             return with_arrays(
-                shown, (self._of_whole_graph(part) if whole else {}) | {PLACE: self._historic(part).places}
+                shown, (self._whole_arrays_of(part) if whole else {}) | {PLACE: self._historic(part).places}
             )
 
         return remembered(part, "with places of rows", with_places)
 
-    def _of_whole_graph(self, part: Graph) -> dict[str, Tensor]:
-        """Return what layers read of the whole graph, with a row for each node: the degrees by which GCN normalises."""
+    def _whole_arrays_of(self, part: Graph) -> dict[str, Tensor]:
         assert self.trainer is not None
-        more = whole_graph_arrays(layers_in(cast(HasLayers, self.trainer.lightning_module)), self.graph)
-        return {name: array[part.node_arrays["n_id"]] for name, array in more.items()}
+        layers = layers_in(cast(HasLayers, self.trainer.lightning_module))
+        return self._of_whole_graph(layers, part.node_arrays["n_id"])
 
     def _pass_of(self, part: Graph, super_epoch: int) -> LayerPass:
         """Return what computes rows of own nodes, and sends them to other ranks. Collective."""
@@ -112,7 +110,7 @@ class HistoryDataModule(PartDataModule):
         if self._channel is None:
             self._channel = MeetingChannel(open_channel(num_ranks))
         nodes = PartNodes(
-            with_arrays(part, self._of_whole_graph(part)),
+            with_arrays(part, self._whole_arrays_of(part)),
             self._rank(),
             self.partition(num_ranks).assignment,
             self._cut.owner(super_epoch, num_ranks),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_gnn_dist.batches.part_batch import Run
@@ -112,7 +113,7 @@ class PartDataModule(ExchangingDataModule):
             self._period = state_dict.get("repartition_every")
         name, is_chosen = state_dict.get("boundary"), not isinstance(self.boundary, Auto)
         if isinstance(self._cut.boundary, Auto) and is_chosen and name not in (None, short_name(self.boundary)):
-            self._treat(kept(name, self.sampler.num_hops, exchanges=self._can_exchange()))
+            self._treat(*kept(name, self.sampler.num_hops, exchanges=self._can_exchange()))
 
     # What it is made of.
 
@@ -163,8 +164,10 @@ class PartDataModule(ExchangingDataModule):
     def _running_part(self) -> Graph:
         return self._own_parts().current() if self._is_cut() else self.graph
 
-    def _treat(self, boundary: Boundary) -> None:
-        """Treat the edges that leave the part in this way from now on."""
+    def _treat(self, boundary: Boundary, reason: str = "") -> None:
+        """Treat the edges that leave the part in this way from now on, and say why."""
+        if reason:
+            rank_zero_info(reason)
         self.boundary = boundary
         self.coverage = None if isinstance(boundary, Exchange | History) else self._cut.coverage  # nothing is lost
 
@@ -177,7 +180,7 @@ class PartDataModule(ExchangingDataModule):
             parts = (reader.residents(super_epoch)[0] for super_epoch in super_epochs)
             num_hops, device = self.sampler.num_hops, device_of(self.trainer)
             room = room_of(asked, num_ranks)
-            self._treat(chosen(room, self.graph, parts, num_hops, device, exchanges=self._can_exchange()))
+            self._treat(*chosen(room, self.graph, parts, num_hops, device, exchanges=self._can_exchange()))
 
     def _can_exchange(self) -> bool:
         """Return whether ``Exchange()`` would be accepted in this fit."""
@@ -190,7 +193,11 @@ class PartDataModule(ExchangingDataModule):
         return self._shown(part), Owners(ids, self._cut.by_rank(num_ranks).assignment[ids])
 
     def _whole_arrays(self, layers: list[Layer], owners: Owners) -> dict[str, Tensor]:
-        return {name: array[owners.ids] for name, array in whole_graph_arrays(layers, self.graph).items()}
+        return self._of_whole_graph(layers, owners.ids)
+
+    def _of_whole_graph(self, layers: list[Layer], ids: Tensor) -> dict[str, Tensor]:
+        """Return what layers read of the whole graph, with a row for each of some nodes: degrees, for GCN."""
+        return {name: array[ids] for name, array in whole_graph_arrays(layers, self.graph).items()}
 
     def _shown(self, part: Graph) -> Graph:
         """Return a part as batches show it: its own mask marks the rank's seeds, theirs all training nodes."""

@@ -35,7 +35,8 @@ def cut_graph() -> tuple[Graph, Partition]:
 def test_halos_cost_what_parts_with_them_take(num_layers: int) -> None:
     graph, partition = cut_graph()
     found = list(prices(graph, partition, partition.report(graph), num_layers, 5))
-    exchanges = map(Exchange, (8, 16, None))
+    some = [Exchange(share=0.1), Exchange(every=5)]
+    exchanges = [*some, Exchange(8), Exchange(16), Exchange(overlap=True), Exchange()]
     expected: list[Boundary] = [Isolated(), *map(Halo, range(1, num_layers + 1)), History(), *exchanges]
     assert [price.boundary for price in found] == expected
     kept = rows_of_meetings(weighted_data(), partition.assignment.tolist(), num_layers)[1]
@@ -64,10 +65,14 @@ def test_a_halo_is_exact_where_the_next_hop_is_empty() -> None:
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
 def test_exchanges_and_meetings_cost_their_rows(num_layers: int) -> None:
     graph, partition = cut_graph()
-    *_, history, eight, sixteen, exact = prices(graph, partition, partition.report(graph), num_layers, 5)
-    moved = max(rows_moved(weighted_data(), partition.assignment.tolist(), num_layers, PARTS))
-    assert [price.bytes_sent for price in (eight, sixteen, exact)] == [moved * 13, moved * 10, moved * 20]
-    sent, _ = rows_of_meetings(weighted_data(), partition.assignment.tolist(), num_layers)
+    owner = partition.assignment.tolist()
+    *_, history, some, old, eight, sixteen, late, exact = prices(
+        graph, partition, partition.report(graph), num_layers, 5
+    )
+    moved, drawn = (max(rows_moved(weighted_data(), owner, num_layers, PARTS, share)) for share in (1.0, 0.1))
+    assert [price.bytes_sent for price in (eight, sixteen, late, exact)] == [moved * n for n in (13, 10, 20, 20)]
+    assert [price.bytes_sent for price in (some, old)] == [drawn * 20, moved * 4]
+    sent, _ = rows_of_meetings(weighted_data(), owner, num_layers)
     assert history.bytes_sent == max(sent) * 20
 
 
@@ -76,15 +81,19 @@ def test_inspect_prints_the_prices(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lightning_gnn_dist", "inspect", str(tmp_path / "graph"), "--parts", "3"]
     more = ["--partitioner", "random", "--layers", "2", "--width", "8", "--bandwidth", "0.5"]
     said = subprocess.run([*command, *more], capture_output=True, text=True, check=True).stdout
-    lines = said[said.index("The edges between parts, for 2 layers of width 8 and 0.5 Gbit/s") :].splitlines()[2:10]
+    lines = said[said.index("The edges between parts, for 2 layers of width 8 and 0.5 Gbit/s") :].splitlines()[2:13]
     assert lines.pop().startswith('boundary="auto" is Exchange() where the fit can exchange rows in every step, other')
     assert [line.split()[0] for line in lines] == [
         "Isolated()",
         "Halo(1)",
         "Halo(2)",
         "History()",
+        "Exchange(share=0.1)",
+        "Exchange(every=5)",
         "Exchange(bits=8)",
         "Exchange(bits=16)",
+        "Exchange(overlap=True)",
         "Exchange()",
     ]
-    assert [line.split()[-1] for line in lines] == ["edges", "away", "nothing", "round", "wire", "wire", "nothing"]
+    of_exchanges = ["step", "steps", "wire", "wire", "step", "nothing"]
+    assert [line.split()[-1] for line in lines] == ["edges", "away", "nothing", "round", *of_exchanges]
