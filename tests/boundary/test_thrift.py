@@ -91,7 +91,7 @@ def fitted(rank: int, world_size: int, name: str, exchange: Exchange, folder: Pa
     [
         ("SAGE", Exchange(every=2), 2),
         pytest.param("GAT", Exchange(every=3), 4, marks=pytest.mark.slow),
-        ("SAGE", Exchange(overlap=True), 4),
+        pytest.param("SAGE", Exchange(overlap=True), 4, marks=pytest.mark.slow),
         pytest.param("GAT", Exchange(overlap=True), 2, marks=pytest.mark.slow),
         ("GAT", Exchange(every=2, overlap=True), 2),
         pytest.param("SAGE", Exchange(every=3, overlap=True), 4, marks=pytest.mark.slow),
@@ -120,7 +120,10 @@ def twice(rank: int, world_size: int, exchange: Exchange, folder: Path) -> list[
 
 @pytest.mark.parametrize(
     "exchange",
-    [Exchange(share=0.5), Exchange(bits=8, every=2, overlap=True, share=0.3)],
+    [
+        pytest.param(Exchange(share=0.5), marks=pytest.mark.slow),
+        Exchange(bits=8, every=2, overlap=True, share=0.3),
+    ],
     ids=repr,
 )
 def test_what_is_drawn_is_the_same_in_every_run(exchange: Exchange, tmp_path: Path) -> None:
