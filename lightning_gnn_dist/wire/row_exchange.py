@@ -76,9 +76,11 @@ class RowExchange:
             return self._shipping.send(place, drawn, pieces, drawn.asked, route.asked)
 
         came = self._shipping.latest(place, send)
-        gathered = rows.new_zeros((len(rows) + route.num_asked, *rows.shape[1:]))
+        gathered = rows.new_empty((len(rows) + route.num_asked, *rows.shape[1:]))
         gathered[: len(rows)] = rows
         below = gathered[len(rows) :]
+        if came.route.num_asked < route.num_asked:
+            below.zero_()
         for places, piece in zip(came.route.asked, came.pieces(), strict=True):
             below[places.to(rows.device)] = piece.to(rows.device)
         return gathered, came.route
