@@ -151,7 +151,7 @@ class Exchange(Boundary):
             the first waits for the wire, and rows and gradients are a step older than without (PipeGCN).
         share: The share of the rows, in (0, 1], that two ranks send each other, with their gradients: as many of those
             that they share, drawn anew each time, and multiplied so that sums and means over neighbours are right in
-            the mean (BNS-GCN). The others are zero in that step, for attention and maxima as well.
+            the mean (BNS-GCN). The others are zero in that step, which is not for attention or maxima.
     """
 
     bits: Bits | None = None

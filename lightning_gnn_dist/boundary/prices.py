@@ -63,9 +63,12 @@ def prices(graph: Graph, partition: Partition, report: PartitionReport, num_laye
             break
         rows_before = rows
     rows, held = halos[0]
+    between = _rows_between(graph, partition, num_layers)
+    if not between.any():  # as of a single layer, or a single part
+        yield Price(Exchange(), rows, held, 0, "nothing")
+        return
     of_row, (kept, sent) = width * BYTES_OF_A_NUMBER, _rows_of_a_meeting(graph, partition, num_layers)
     yield Price(History(), rows, held + kept * of_row, sent * of_row, "what changes in a round", "round")
-    between = _rows_between(graph, partition, num_layers)
     some, sent = (_most_sent(between, share) for share in (SHARE, 1.0))
     yield Price(Exchange(share=SHARE), rows, held, some * of_row, f"{1 - SHARE:.0%} of the rows, others in each step")
     yield Price(Exchange(every=EVERY), rows, held, sent * of_row // EVERY, f"what changes in {EVERY} steps")

@@ -28,6 +28,11 @@ def run(options: argparse.Namespace) -> None:
         if options.check:
             _check(options.graph)
             return
+        if (options.graph / INDEX).exists():
+            raise ValueError(
+                f"{options.graph} holds shards: --check reads them; figures and prices are those of the whole graph, "
+                "before it is divided."
+            )
         graph = Graph.open(options.graph)
         print(GraphReport.of(graph))
         for name in options.partitioner if options.parts else ():

@@ -45,7 +45,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.wire.collectives import gather_numbers
+from lightning_gnn_dist.wire.collectives import check_group, gather_numbers
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.joint import CountsSeeds, ForStrategies
@@ -333,6 +333,7 @@ class GraphDataModule(LightningDataModule, ABC):
 
     def _agree_on_budget(self) -> None:
         """Find out how much memory an evaluation may take. Collective."""
+        check_group(self._world_size())
         device = device_of(self.trainer)
         own = budget(self.evaluation.bytes, device, ranks_here(self._world_size()))
         of_ranks = gather_numbers([own], device) if self._world_size() > 1 else [[own]]

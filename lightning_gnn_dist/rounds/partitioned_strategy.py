@@ -165,6 +165,7 @@ class PartitionedStrategy(DDPStrategy):
         self.set_world_ranks()
         environment = self.cluster_environment
         assert environment is not None
+        collectives.check_group(self.world_size)
         if not collectives.is_joined():
             lost = self._launcher.lost if isinstance(self._launcher, ScriptLauncher) else dict
             who = (self.global_rank, self.world_size, self.launch.start_timeout, self.num_nodes, lost)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_choice, check_true_or_false
@@ -139,8 +139,10 @@ class RoundStrategy(PartitionedStrategy):
         return self.drift_correction.state() | outer
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
-        if self.outer_step is not None and "outer" in state:
-            self.outer_step.restore(state["outer"])
+        if (outer := state.get("outer")) and self.outer_step is None:
+            rank_zero_warn("The checkpoint holds the state of outer=Outer(...), which this fit leaves out.")
+        elif outer and self.outer_step is not None:
+            self.outer_step.restore(outer)
         self.drift_correction.restore(state, self.state.round_idx, self.state.batches_done)
 
     # What Lightning calls.

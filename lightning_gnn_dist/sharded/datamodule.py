@@ -158,7 +158,9 @@ class ShardedDataModule(ExchangingDataModule):
 
     def _check_settings(self) -> None:
         """Refuse settings that do not work without the whole graph."""
-        check_boundary(self.boundary)
+        given: object = self.boundary
+        if given != "auto":  # it is refused below, as what it stands for is
+            check_boundary(given)
         if not isinstance(self.boundary, Isolated | Halo | Exchange | Fetch):
             raise ValueError(
                 f"boundary must be Isolated(), Halo(), Exchange() or Fetch() for shards, got {self.boundary}."

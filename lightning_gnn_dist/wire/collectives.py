@@ -72,6 +72,16 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
+def check_group(size: int) -> None:
+    """Refuse a fit on several ranks in a process whose group, of an earlier fit, has another size."""
+    if size > 1 and is_joined() and world_size() != size:
+        raise RuntimeError(
+            f"This process is in a group of {world_size()} rank(s) of an earlier fit, which it keeps until it ends, "
+            f"and this fit has {size}: run one of them in another process, or start the ranks of both by "
+            'launch=Launch(start_method="fork").'
+        )
+
+
 def leave() -> None:
     """End the process group, whoever made it, before the interpreter ends. Not collective.
 

@@ -13,15 +13,19 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
 
+from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.rounds.launchers import Launch
+from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
-from tests.every_strategy import every_strategy
+from tests.every_strategy import PATIENCE, every_strategy
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.fitting import fit as fit_loader
 from tests.strategies.graph_fitting import Batched, data_module, fit, model
 
-STRATEGIES = every_strategy(2)
+STRATEGIES = every_strategy(2) | {
+    "outer": lambda: LocalSGDStrategy(EverySteps(2), outer=Outer(bits=8), **PATIENCE),
+}
 
 
 def searched(rank: int, world_size: int, folder: str) -> dict[str, tuple[State, State, int]]:

@@ -109,6 +109,20 @@ def test_a_checksum_takes_empty_and_strided_tensors() -> None:
     assert collectives.checksum([torch.empty(0), matrix.t()]) == collectives.checksum([matrix.t().contiguous()]) != 0
 
 
+def checked(rank: int) -> tuple[int, str]:
+    collectives.check_group(1), collectives.check_group(2)
+    try:
+        collectives.check_group(3)
+    except RuntimeError as error:
+        return rank, str(error)
+    return rank, ""
+
+
+def test_a_group_of_an_earlier_fit_is_no_group_of_another_size() -> None:
+    for _, said in run_ranks(grouped, 2, checked):
+        assert said.startswith("This process is in a group of 2 rank(s) of an earlier fit") and "this fit has 3" in said
+
+
 def test_alone_everything_is_a_no_op() -> None:
     tensor = torch.tensor([1.0, 2.0])
     collectives.average_([tensor], weight=0.0)

@@ -24,6 +24,8 @@ from lightning_gnn_dist.checks import (
     check_positive,
     check_true_or_false,
     make_plain,
+    shown,
+    takes,
 )
 from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.rounds.means import finite
@@ -62,7 +64,13 @@ class Outer:
         check_between(0, 1, momentum=self.momentum)
         check_true_or_false(nesterov=self.nesterov)
         if self.optimizer is not None:
-            check_callable("optimizer", self.optimizer, "lambda parameters: torch.optim.Adam(parameters, lr=0.01)", [])
+            example = "a function such as lambda parameters: torch.optim.Adam(parameters, lr=0.01)"
+            check_callable("optimizer", self.optimizer, example, [])
+            if (self.lr, self.momentum, self.nesterov) != (0.7, 0.9, True):
+                raise ValueError(
+                    "lr, momentum and nesterov are those of the optimizer that Outer makes: with optimizer= set them "
+                    "there."
+                )
         check_choice("bits", self.bits, Bits | None)
         make_plain(self)
 
@@ -129,10 +137,11 @@ class OuterStep:
         self._optimizer = self._channel = self._mean = None
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold of this rank."""
-        assert self._optimizer is not None
+        """Return what a checkpoint must hold of this rank: nothing, before a fit has begun."""
+        if self._optimizer is None:
+            return {}
         lost = [] if self._mean is None else self._mean.lost
-        return {"optimizer": self._optimizer.state_dict(), "lost": lost}
+        return {"kind": type(self._optimizer).__name__, "optimizer": self._optimizer.state_dict(), "lost": lost}
 
     def shared_state(self) -> dict[str, Any]:
         """Return what a rank that joins must know: also the model that the round began with."""
@@ -141,10 +150,15 @@ class OuterStep:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on with the state of a checkpoint."""
         assert self._optimizer is not None
+        if (kind := type(self._optimizer).__name__) != state["kind"]:
+            raise ValueError(
+                f"The optimizer of the meetings was {state['kind']} in the checkpoint, and is {kind} in this fit: "
+                "resume with outer= as it was."
+            )
         self._optimizer.load_state_dict(state["optimizer"])
         for before, saved in zip(self._before, state.get("before", self._before), strict=True):
             before.copy_(saved)
-        if state["lost"]:
+        if state["lost"] and self._outer.bits is not None:
             length = sum(each.numel() for each in self._parameters() if each.requires_grad)
             self._rounded_mean(length).lost = list(state["lost"])
 
@@ -184,7 +198,11 @@ class OuterStep:
 
 def _optimizer_of(parameters: list[Tensor], outer: Outer) -> Optimizer:
     if outer.optimizer is not None:
-        return outer.optimizer(parameters)
+        optimizer = outer.optimizer(parameters)
+        if not isinstance(optimizer, Optimizer) or not takes(optimizer.step):
+            kind = "an optimizer of torch whose step needs no closure"
+            raise TypeError(f"outer: optimizer must return {kind}, got {shown(optimizer)}.")
+        return optimizer
     return SGD(parameters, outer.lr, outer.momentum, nesterov=outer.nesterov and outer.momentum > 0)
 
 
