@@ -159,7 +159,7 @@ class ShardedDataModule(ExchangingDataModule):
     def _check_settings(self) -> None:
         """Refuse settings that do not work without the whole graph."""
         given: object = self.boundary
-        if given != "auto":  # it is refused below, as what it stands for is
+        if not isinstance(given, str) or given != "auto":  # it is refused below, as what it stands for is
             check_boundary(given)
         if not isinstance(self.boundary, Isolated | Halo | Exchange | Fetch):
             raise ValueError(
