@@ -145,8 +145,8 @@ class Exchange(Boundary):
         bits: Bits of a number on the wire, 8 or 16, for rows and for their gradients. They are rounded up or down at
             random, so that they are right in the mean; a rank's own rows are not rounded. Default: as they are
             computed, which is exact.
-        every: Steps for which received rows and gradients are used: with ``every=5`` they are sent in one step of five,
-            and are up to four steps old (DIGEST).
+        every: Steps for which received rows are used: with ``every=5`` rows and gradients are sent in one step of five,
+            and rows are up to four steps old. Gradients are added in that step alone.
         overlap: Whether a step uses what was sent in the step before, while its own rows are under way. So no step but
             the first waits for the wire, and rows and gradients are a step older than without (PipeGCN).
         share: The share of the rows, in (0, 1], that two ranks send each other, with their gradients: as many of those

@@ -102,8 +102,10 @@ class RowExchange:
             return self._shipping.send(place, drawn, pieces, drawn.told, route.told)
 
         came = self._shipping.latest(place, send)
-        for which, piece in zip(came.route.told, came.pieces(), strict=True):
-            own.index_add_(0, which.to(own.device), piece.to(own.device))
+        if not came.is_used:  # gradients of long ago, added in each step, would lead astray
+            came.is_used = True
+            for which, piece in zip(came.route.told, came.pieces(), strict=True):
+                own.index_add_(0, which.to(own.device), piece.to(own.device))
         return own
 
 

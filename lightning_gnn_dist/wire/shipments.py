@@ -1,6 +1,7 @@
 """What ranks send each other for one layer, forward or backward: compared, packed, and used for as long as was asked.
 
-A shipment may be used in later steps than the one in which it was sent:
+A shipment may be used in later steps than the one in which it was sent; gradients are added once, rows are used until
+the next ones come:
 
     every=3                  sent in steps 1, 4, 7 ...   used in 1 2 3, 4 5 6, 7 8 9 ...
     overlap=True             sent in every step          used in the next one; the first is used in the first, too
@@ -91,10 +92,12 @@ class Shipment:
     Attributes:
         step: The step in which it was sent.
         route: The rows that travel, or whose gradients travel.
+        is_used: Whether its gradients have been added.
     """
 
     def __init__(self, step: int, route: Route, pieces: list[Tensor] | Future[list[Tensor]]) -> None:
         self.step, self.route, self._pieces = step, route, pieces
+        self.is_used = False
 
     def pieces(self) -> list[Tensor]:
         """A tensor of each rank, on the CPU. Waits for what is under way."""

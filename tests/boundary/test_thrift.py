@@ -52,23 +52,25 @@ def gradient_of_others(read: list[Tensor], owner: Tensor, num_ranks: int) -> lis
 
 
 def learned_from_stale_rows(name: str, data: Any, owner: Tensor, steps: int, every: int, overlap: bool) -> Any:
-    """The weights after some steps, by hand: tables hold the rows and the gradients that have been sent last."""
+    """The weights after some steps, by hand: tables hold the rows that were sent last, and gradients not yet added."""
     module, num_ranks = model(name, LAYERS), int(owner.max()) + 1
     optimizer, seeds = module.configure_optimizers(), data.train_mask
     layers = [lambda x, conv=conv: module._between(conv, conv(x, data.edge_index)) for conv in module.convs]
     rows: list[Any] = [None] * (LAYERS - 1)
-    sent: list[Any] = [torch.zeros(data.num_nodes, 5, dtype=torch.float64)] * (LAYERS - 1)
+    nothing = [torch.zeros(data.num_nodes, 5, dtype=torch.float64)] * (LAYERS - 1)
+    arrived: list[Any] = nothing
     for step in range(steps):
         is_due, waits = step % every == 0, step == 0 or not overlap
         used: list[Any] = [None] * (LAYERS - 1) if is_due and waits else rows
+        added, arrived = arrived, nothing
         for _ in range(LAYERS if is_due and waits else 1):  # the gradients of this step come from the last layer first
             optimizer.zero_grad()
             behind, read, out = seen_by_hand(layers, data, owner, used)
             loss = cross_entropy(out[seeds], data.y[seeds])
-            (loss + sum((a * b).sum() for a, b in zip(behind, sent, strict=True))).backward()
+            (loss + sum((a * b).sum() for a, b in zip(behind, added, strict=True))).backward()
             if is_due:
-                rows = [each.detach() for each in behind]
-                sent = gradient_of_others(read, owner, num_ranks)
+                rows, sent = [each.detach() for each in behind], gradient_of_others(read, owner, num_ranks)
+                added, arrived = (sent, nothing) if waits else (added, sent)
         optimizer.step()
     return weights_of(module)
 
