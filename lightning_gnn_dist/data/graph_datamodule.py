@@ -43,7 +43,7 @@ from lightning_gnn_dist.evaluation.model_depth import DepthCheck
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers, layers_of_model
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.joint import Scope
+from lightning_gnn_dist.joint import Scope, TrainsReplicasApart
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.wire.collectives import check_group, gather_numbers
 
@@ -333,7 +333,8 @@ class GraphDataModule(LightningDataModule, ABC):
 
     def _agree_on_budget(self) -> None:
         """Find out how much memory an evaluation may take. Collective."""
-        check_group(self._world_size())
+        if self.trainer is not None and not isinstance(self.trainer.strategy, TrainsReplicasApart):
+            check_group(self._world_size())  # elastic ranks are groups of their own
         device = device_of(self.trainer)
         own = budget(self.evaluation.bytes, device, ranks_here(self._world_size()))
         of_ranks = gather_numbers([own], device) if self._world_size() > 1 else [[own]]
