@@ -78,6 +78,7 @@ def fit(rank: int, world_size: int, fault: str, exchange: Exchange = Exchange())
     return "", 0.0, ""
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_is_named() -> None:
     of_ranks = run_ranks(fit, 3, "raise")
     assert of_ranks[1][0] == "'a fault'"
