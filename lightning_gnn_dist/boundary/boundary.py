@@ -23,10 +23,9 @@ from lightning_gnn_dist.checks import (
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row
-from lightning_gnn_dist.wire.codec import Codec
+from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.shipments import Thrift
 
-Bits = Literal[8, 16]
 Every = Literal["round"]
 EdgesInto: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 

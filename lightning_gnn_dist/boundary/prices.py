@@ -9,13 +9,13 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Bits, Boundary, Exchange, Halo, History, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, History, Isolated
 from lightning_gnn_dist.evaluation.reach import Neighbourhoods, Reach
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.advice import bytes_of_part, bytes_per_part
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport
-from lightning_gnn_dist.wire.codec import Codec
+from lightning_gnn_dist.wire.codec import Bits, Codec
 
 BYTES_OF_A_NUMBER = 4  # float32
 SHARE, EVERY = 0.1, 5  # of which prices are told

@@ -9,9 +9,12 @@ With :math:`u` uniform in [0, 1), a number :math:`x` of a row from :math:`a` to 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
+Bits = Literal[8, 16]
 _STEPS = 255
 _BYTES_OF_RANGE = 8  # two float32
 

@@ -113,8 +113,8 @@ def average_(tensors: Iterable[Tensor], weight: float = 1.0) -> None:
     flats = flatten(tensors, weight)
     for flat in flats.values():
         _all_reduce(flat, op_of(flat))
-        if flat.is_floating_point() and not flat[-1] > 0:
-            raise ValueError(f"The weights of all ranks add up to {float(flat[-1])}: a mean needs a positive sum.")
+        if flat.is_floating_point():
+            check_total(float(flat[-1]))
     write_back(flats, tensors)
 
 
@@ -134,6 +134,18 @@ def flatten(tensors: Iterable[Tensor], weight: float, device: torch.device | Non
     return flats
 
 
+def check_total(weight: float) -> None:
+    """Refuse weights of all ranks whose sum is not positive."""
+    if not weight > 0:
+        raise ValueError(f"The weights of all ranks add up to {weight}: a mean needs a positive sum.")
+
+
+def scatter_back(flat: Tensor, tensors: list[Tensor]) -> None:
+    """Put the pieces of a vector in the place of tensors, one after the other. Nothing is exchanged."""
+    for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.detach().copy_(piece.view_as(tensor))  # into the old storage: optimizers and compiled graphs hold it
+
+
 def op_of(flat: Tensor) -> dist.ReduceOp.RedOpType:
     """What ranks make of a vector of :func:`flatten`."""
     return dist.ReduceOp.SUM if flat.is_floating_point() else dist.ReduceOp.MAX
@@ -144,9 +156,9 @@ def write_back(flats: Mapping[torch.dtype, Tensor], tensors: Iterable[Tensor]) -
     for dtype, group in _by_dtype(tensors).items():
         flat = flats[dtype]
         if not dtype.is_floating_point:
-            _scatter_back(flat, group)
+            scatter_back(flat, group)
         elif (total := float(flat[-1])) > 0:
-            _scatter_back(flat[:-1].div_(total), group)
+            scatter_back(flat[:-1].div_(total), group)
 
 
 @torch.no_grad()
@@ -174,7 +186,7 @@ def broadcast_(tensors: Iterable[Tensor], source: int = 0) -> None:
         flat = torch.cat([t.reshape(-1) for t in group])
         with counted(flat.nbytes * (world_size() - 1) / world_size()):
             dist.broadcast(flat, source)
-        _scatter_back(flat, group)
+        scatter_back(flat, group)
 
 
 @torch.no_grad()
@@ -360,8 +372,3 @@ def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
         floating = torch.float64 if tensor.dtype == torch.float64 else torch.float32
         groups.setdefault(floating if tensor.is_floating_point() else torch.int64, []).append(tensor)
     return dict(sorted(groups.items(), key=lambda item: str(item[0])))
-
-
-def _scatter_back(flat: Tensor, tensors: list[Tensor]) -> None:
-    for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-        tensor.detach().copy_(piece.view_as(tensor))  # into the old storage: optimizers and compiled graphs hold it

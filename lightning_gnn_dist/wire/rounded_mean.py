@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.codec import Codec
+from lightning_gnn_dist.wire.collectives import check_total
 
 ROW = 256  # numbers that share one range
 
@@ -48,8 +49,7 @@ class RoundedMean:
         chance = torch.Generator().manual_seed(number * size + self._channel.rank)
         own = torch.nn.functional.pad(vector.cpu().float(), (0, size * rows * ROW - self.length))
         weights = torch.cat(self._channel.exchange([torch.tensor([weight], dtype=torch.float64)] * size, [1] * size))
-        if not weights.sum() > 0:
-            raise ValueError(f"The weights of all ranks add up to {float(weights.sum())}: a mean needs a positive sum.")
+        check_total(float(weights.sum()))
         received = self._channel.exchange(self._rounded(own.view(size, rows, ROW), 0, chance), [rows] * size)
         mean = torch.zeros(1, rows, ROW)
         for piece, share in zip(received, (weights / weights.sum()).tolist(), strict=True):

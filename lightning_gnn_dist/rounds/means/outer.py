@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch.strategies import Strategy
@@ -31,10 +31,8 @@ from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel
-from lightning_gnn_dist.wire.codec import Codec
+from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.rounded_mean import RoundedMean
-
-Bits = Literal[8, 16]
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Outer:
         if self.optimizer is not None:
             example = "a function such as lambda parameters: torch.optim.Adam(parameters, lr=0.01)"
             check_callable("optimizer", self.optimizer, example, [])
-            if (self.lr, self.momentum, self.nesterov) != (0.7, 0.9, True):
+            if (self.lr, self.momentum, self.nesterov) != (Outer.lr, Outer.momentum, Outer.nesterov):
                 raise ValueError(
                     "lr, momentum and nesterov are those of the optimizer that Outer makes: with optimizer= set them "
                     "there."
@@ -167,9 +165,7 @@ class OuterStep:
             collectives.average_(ways, weight)
             return
         flat = torch.cat([way.reshape(-1) for way in ways])
-        mean = self._rounded_mean(flat.numel())(flat, weight, number)
-        for way, piece in zip(ways, mean.split([way.numel() for way in ways]), strict=True):
-            way.copy_(piece.view_as(way))
+        collectives.scatter_back(self._rounded_mean(flat.numel())(flat, weight, number), ways)
 
     def _rounded_mean(self, length: int) -> RoundedMean:
         if self._mean is None or self._mean.length != length:
