@@ -16,6 +16,7 @@ from torchmetrics import Metric
 
 from lightning_gnn_dist.rounds.lightning_internals import module_of, takes_batch_idx
 from lightning_gnn_dist.rounds.means import finite
+from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.wire import collectives
 
 Step = Callable[[Any], Tensor | None]
@@ -64,8 +65,10 @@ def num_targets(batch: Any) -> int:
 
 def average_gradient_(strategy: Strategy, gradient: list[Tensor], seeds: float) -> None:
     """Replace each rank's :func:`mean_gradient` by the mean over the targets of all ranks. Collective."""
+    means: Means | None = getattr(strategy, "means", None)
+    average = collectives.average_ if means is None else means.average_gradient_
     try:
-        finite.average_gradient_(gradient, seeds, getattr(strategy, "nonfinite", "refuse"), "correction")
+        finite.average_gradient_(gradient, seeds, getattr(strategy, "nonfinite", "refuse"), "correction", average)
     except ValueError:  # on all ranks alike: none of them has any
         require_seeds(strategy, 0.0)
     if collectives.world_size() == 1:

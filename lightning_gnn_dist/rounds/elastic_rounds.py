@@ -198,7 +198,7 @@ class LivingPeers(Peers):
         )
         rows = [_read(row) for row in said]
         _check_premises(rows)
-        if strategy.outer_step is not None and any(row.batches for row in rows):
+        if any(row.batches for row in rows):
             strategy.outer_step.take_mean()
         state.batches_of_ranks = [row.batches for row in rows]
         state.round_idx += any(state.batches_of_ranks)
@@ -247,7 +247,7 @@ class LivingPeers(Peers):
             "callbacks": callback_states(trainer),
             "round_idx": self._rounds.state.round_idx,
             "global_step": trainer.global_step,
-            "outer": None if self._rounds.outer_step is None else self._rounds.outer_step.shared_state(),
+            "outer": self._rounds.outer_step.shared_state(),
         }
 
     def _load_shared_state(self, state: dict[str, Any]) -> None:
@@ -257,8 +257,7 @@ class LivingPeers(Peers):
         for config, content in zip(self._rounds.lr_scheduler_configs, state["schedulers"], strict=True):
             config.scheduler.load_state_dict(content)
         load_callback_states(module_of(self._rounds).trainer, state["callbacks"])
-        if self._rounds.outer_step is not None:
-            self._rounds.outer_step.restore(state["outer"])
+        self._rounds.outer_step.restore(state["outer"])
         self._rounds.state.round_idx = state["round_idx"]
         set_global_step(module_of(self._rounds).trainer, state["global_step"])
 

@@ -140,7 +140,7 @@ def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint
     mine: dict[str, Any] = saved["ranks"][collectives.rank()]
     _check_entries(mine, {"random_state": dict, "buffers": dict}, path)
     _check_tensors(mine, path)
-    return ReplicaState(random_state=mine["random_state"], extra=mine["buffers"])
+    return ReplicaState(random_state=mine["random_state"], extra=mine)
 
 
 @torch.no_grad()

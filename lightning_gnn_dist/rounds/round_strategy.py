@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_choice, check_true_or_false
@@ -21,6 +21,7 @@ from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, take_ov
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.averaging import Averaging
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
+from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.means.outer import Outer, OuterStep, check_outer
 from lightning_gnn_dist.rounds.meeting import MeetingCallback, Peers, RoundState, Votes
 from lightning_gnn_dist.rounds.pace import Pace
@@ -90,7 +91,9 @@ class RoundStrategy(PartitionedStrategy):
         self.drift = None if drift is None else resolved(drift, self.drift_modes, type(self).__name__)
         self.nonfinite: str = nonfinite
         self.state = RoundState()
-        self.outer, self.outer_step = outer, None if outer is None else OuterStep(self, outer)
+        self.outer = outer
+        self.means = Means(None if outer is None else outer.bits)
+        self.outer_step = OuterStep(self, outer, self.means)
         self.averaging = Averaging(self, buffers=buffers != "local", moments=average_optimizer)
         self.peers = Peers(self)
         self.pace = Pace(self, self.clock)
@@ -105,13 +108,14 @@ class RoundStrategy(PartitionedStrategy):
 
     def average_replicas(self) -> None:
         """Replace parameters, and buffers and moments if asked for, by the weighted mean of all ranks. Collective."""
-        tensors, weight = self.averaging.tensors(trained=self.outer_step is None), self.own_weight()
+        self.means.begin_meeting(self.state.round_idx)
+        moments, weight = self.averaging.moments(), self.own_weight()
+        others = self.averaging.tensors(trained=self.outer is None, moments=False)
         is_left_out = self.global_rank in self.state.left_out
-        if self.outer_step is not None:
-            self.outer_step.take(weight, self.state.round_idx, is_left_out=is_left_out)
+        self.outer_step.take(weight, is_left_out=is_left_out)
         if is_left_out:
-            weight = finite.leave_out_(tensors)
-        collectives.average_(tensors, weight)
+            weight = finite.leave_out_([*others, *moments])
+        self.means.average_(others, moments, weight)
         if is_left_out and not self.average_optimizer:
             replica_state.forget_moments(self.optimizers)  # they are NaN, too
 
@@ -125,7 +129,8 @@ class RoundStrategy(PartitionedStrategy):
     def shared_gradient(self, own: list[Tensor]) -> list[Tensor]:
         """Return the gradient that drift correction steers towards; ``own`` is this rank's. Collective."""
         shared = [gradient.clone() for gradient in own]
-        finite.average_gradient_(shared, self.own_weight(), self.nonfinite, "anchor gradient")
+        average = self.means.average_gradient_
+        finite.average_gradient_(shared, self.own_weight(), self.nonfinite, "anchor gradient", average)
         return shared
 
     @property
@@ -135,14 +140,11 @@ class RoundStrategy(PartitionedStrategy):
 
     def extra_state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold of this rank, beside weights and optimizers."""
-        outer = {} if self.outer_step is None else {"outer": self.outer_step.state()}
-        return self.drift_correction.state() | outer
+        outer = self.outer_step.state()
+        return self.drift_correction.state() | ({"outer": outer} if outer else {})
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
-        if (outer := state.get("outer")) and self.outer_step is None:
-            rank_zero_warn("The checkpoint holds the state of outer=Outer(...), which this fit leaves out.")
-        elif outer and self.outer_step is not None:
-            self.outer_step.restore(outer)
+        self.outer_step.restore(state.get("outer", {}))
         self.drift_correction.restore(state, self.state.round_idx, self.state.batches_done)
 
     # What Lightning calls.
@@ -194,8 +196,7 @@ class RoundStrategy(PartitionedStrategy):
     def teardown(self) -> None:
         if self.pace.loader is not None:
             self.pace.loader.close()
-        if self.outer_step is not None:
-            self.outer_step.close()
+        self.means.close()
         self.peers.leave()
         super().teardown()
 
@@ -210,8 +211,7 @@ class RoundStrategy(PartitionedStrategy):
         """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""
         self.state.seconds = self.pace.timer.end(batches)
         votes = self.peers.meet(batches)
-        if self.outer_step is not None:
-            self.outer_step.begin_round()
+        self.outer_step.begin_round()
         self.state.batches_done += batches
         self.state.stop_requested = False
         self._refresh_rows()  # before the anchors, whose batches read them
@@ -234,13 +234,11 @@ class RoundStrategy(PartitionedStrategy):
         self.peers.check(trainer)
         self.drift_correction.begin(trainer)
         self.pace.timer = RoundTimer()
-        if self.outer_step is not None:
-            self.outer_step.forget()
+        self.outer_step.forget()
         self.state.in_round = self.state.stop_requested = False
 
     def _training_loader(self, loader: Any) -> RoundLoader:
-        if self.outer_step is not None:
-            self.outer_step.begin()
+        self.outer_step.begin()
         self.pace.loader = self.peers.join(loader, self._in_rounds)
         return self.pace.loader
 

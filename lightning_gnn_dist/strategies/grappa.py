@@ -29,7 +29,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_gnn_dist.checks import check_true_or_false
+from lightning_gnn_dist.checks import check_choice, check_true_or_false
 from lightning_gnn_dist.joint import HasParts
 from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.launchers import Launch
@@ -41,11 +41,13 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     watch_loops,
 )
 from lightning_gnn_dist.rounds.means import finite
+from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters
 from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.codec import Bits
 
 Weights = Literal["coverage", "nodes", "uniform"]
 # The option not to send buffers at every forward; torch 2.13 has renamed it.
@@ -81,6 +83,9 @@ class GrappaStrategy(PartitionedStrategy):
         buffers: ``"average"`` the buffers (statistics of batch normalisation) at the end of an epoch and before
             validation, or keep them ``"local"``. Unlike in DDP, rank 0's are not sent at every step. A checkpoint
             holds the mean, and also each rank's buffers for a fit that is resumed.
+        bits: Bits of a number of a gradient on the wire, 8 or 16. What is rounded away is added at the next step, and
+            sums are float32. The exchange then begins after the backward pass; DDP sends the first gradients of a
+            large model during it. Default: 32.
         launch: How ranks are started, and how long they wait for each other.
     """
 
@@ -95,8 +100,10 @@ class GrappaStrategy(PartitionedStrategy):
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         gradient_as_bucket_view: bool = False,
+        bits: Bits | None = None,
         launch: Launch = Launch(),
     ) -> None:
+        check_choice("bits", bits, Bits | None)
         check_true_or_false(
             find_unused_parameters=find_unused_parameters,
             static_graph=static_graph,
@@ -115,6 +122,7 @@ class GrappaStrategy(PartitionedStrategy):
         self.is_cut_off = False  # after an exception: the other ranks may be anywhere
         self._losses_finite: bool | Tensor = True  # of this rank, since the last exchange of gradients
         self._parameters: UsedParameters | None = None
+        self.bits, self._means = bits, Means(bits)
         self._scale = torch.ones(())
         self._has_stepped = False  # since buffers were averaged
         self._companion = StepCallback(self)
@@ -136,6 +144,10 @@ class GrappaStrategy(PartitionedStrategy):
     def configure_ddp(self) -> None:
         refusals.check_dense(self._module(), type(self).__name__)
         super().configure_ddp()
+        if self.bits is not None:
+            # DDP leaves each rank its own gradients. It refuses a hook whose annotations are text.
+            self.model.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))  # type: ignore[union-attr,operator]
+            self._means.begin()
         looks_itself = bool(self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"])
         self._parameters = UsedParameters(self._module(), hands_in_zeros=not looks_itself)
 
@@ -161,8 +173,12 @@ class GrappaStrategy(PartitionedStrategy):
         loss = super().backward(closure_loss * self._scale.to(closure_loss.dtype), *args, **kwargs)
         if getattr(self.model, "require_backward_grad_sync", False):
             self._parameters.hand_in_zeros()
+            if self.bits is None:
+                collectives.count_all_reduce(parameter.grad for parameter in self._module().parameters())
+            else:
+                self._means.begin_meeting(self._module().trainer.global_step)
+                self._means.average_ways_(self._gradients(), 1.0)
             self._check_finite()
-            collectives.count_all_reduce(parameter.grad for parameter in self._module().parameters())
         return loss
 
     def on_exception(self, exception: BaseException) -> None:
@@ -172,6 +188,7 @@ class GrappaStrategy(PartitionedStrategy):
     def teardown(self) -> None:
         if self._parameters is not None:
             self._parameters.close()
+        self._means.close()
         super().teardown()
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
@@ -198,6 +215,7 @@ class GrappaStrategy(PartitionedStrategy):
     def _begin_fit(self, trainer: Trainer) -> None:
         refusals.check_validation_clock(trainer)
         self.is_cut_off = False
+        self._means.forget()
         self.leaving = self._watch(trainer)
 
     def _give_back(self, trainer: Trainer) -> None:
@@ -216,24 +234,28 @@ class GrappaStrategy(PartitionedStrategy):
         return {"strategy": self.strategy_name}
 
     def _of_rank(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        return {"buffers": replica_state.cpu_buffers(self._module())}
+        lost = {"lost": self._means.lost()} if self.bits is not None else {}
+        return {"buffers": replica_state.cpu_buffers(self._module()), **lost}
 
     def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.ReplicaState | None:
         return replica_state.take_of_gradients(checkpoint, path)
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         for name, buffer in self._module().named_buffers():  # DDP gave all ranks those of rank 0
-            if name in state:  # else the module had no such buffer then
-                buffer.copy_(state[name])
+            if name in state["buffers"]:  # else the module had no such buffer then
+                buffer.copy_(state["buffers"][name])
+        self._means.restore(state.get("lost", []))
 
     def _check_finite(self) -> None:
         """Refuse a sum of gradients that is not finite. Collective then: the sum is the same on all ranks."""
         if finite.is_scaled(self):
             return  # mixed precision skips steps that overflow
-        gradients = (parameter.grad for parameter in self._module().parameters())
-        if not finite.are_finite(gradient for gradient in gradients if gradient is not None):
+        if not finite.are_finite(self._gradients()):
             finite.refuse_gradients(self._losses_finite, self.root_device, "loss")
         self._losses_finite = True
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._module().parameters() if parameter.grad is not None]
 
     def _watch(self, trainer: Trainer) -> Leaving:
         leaving = Leaving(
@@ -298,6 +320,12 @@ class StepCallback(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # First of all callbacks. A SIGTERM ends all ranks at one place, whatever else may end this one alone.
         self.strategy.is_cut_off = not isinstance(exception, SIGTERMException)
+
+
+def _done(value: Tensor) -> torch.futures.Future[Tensor]:
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(value)
+    return future
 
 
 def _weight(batch: Any, weights: str) -> Tensor:

@@ -27,13 +27,14 @@ class RoundedMean:
         channel: The ranks.
         codec: Rounds what they send.
         length: The numbers in a vector.
+        keeps_lost: Whether a rank adds what it has rounded away to what it sends next time.
 
     Attributes:
         lost: What this rank has rounded away of what it sent, and of the piece that it has averaged.
     """
 
-    def __init__(self, channel: Channel, codec: Codec, length: int) -> None:
-        self._channel, self._codec, self.length = channel, codec, length
+    def __init__(self, channel: Channel, codec: Codec, length: int, *, keeps_lost: bool = True) -> None:
+        self._channel, self._codec, self.length, self._keeps_lost = channel, codec, length, keeps_lost
         self._rows = math.ceil(length / ROW / channel.size)  # of a piece
         self.lost = [torch.zeros(channel.size, self._rows, ROW), torch.zeros(1, self._rows, ROW)]
 
@@ -61,6 +62,7 @@ class RoundedMean:
         """Return pieces, with what was lost of those before, as bytes, and note what is lost of them."""
         pieces = pieces + self.lost[which]
         packed = [self._codec.pack(piece, chance) for piece in pieces]
-        kept = torch.stack([self._codec.unpack(each, piece) for each, piece in zip(packed, pieces, strict=True)])
-        self.lost[which] = pieces - kept
+        if self._keeps_lost:
+            kept = [self._codec.unpack(each, piece) for each, piece in zip(packed, pieces, strict=True)]
+            self.lost[which] = (pieces - torch.stack(kept)).nan_to_num_(0.0, 0.0, 0.0)  # of NaN nothing is kept
         return packed

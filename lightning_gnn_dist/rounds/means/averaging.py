@@ -35,15 +35,24 @@ class Averaging:
         self._strategy, self._buffers, self._moments = strategy, buffers, moments
         self._unequal: set[int] = set()  # parameters that differed between ranks when they met, by number
 
-    def tensors(self, *, trained: bool = True) -> list[Tensor]:
-        """Return the tensors to average, in the same order on every rank, with or without trained parameters."""
+    def tensors(self, *, trained: bool = True, moments: bool = True) -> list[Tensor]:
+        """Return the tensors to average, in the same order on every rank.
+
+        Args:
+            trained: Whether trained parameters are among them.
+            moments: Whether moments of optimizers are, where they are averaged.
+        """
         parameters = enumerate(self._parameters())
         tensors = [p.data for idx, p in parameters if (trained if p.requires_grad else idx in self._unequal)]
-        return tensors + self._others()
+        return tensors + self._averaged_buffers() + (self.moments() if moments else [])
+
+    def moments(self) -> list[Tensor]:
+        """Return the tensors of the optimizers' states that are averaged."""
+        return optimizer_tensors(self._strategy.optimizers) if self._moments else []
 
     def num_values(self, *, gradients: bool) -> int:
         """Return how many numbers a meeting exchanges at most, with or without gradients."""
-        tensors = [*self._others(), *self._parameters()]
+        tensors = [*self._averaged_buffers(), *self.moments(), *self._parameters()]
         if gradients:
             tensors += trained_parameters(module_of(self._strategy))
         return sum(tensor.numel() for tensor in tensors)
@@ -60,9 +69,8 @@ class Averaging:
     def _parameters(self) -> list[Tensor]:
         return list(module_of(self._strategy).parameters())
 
-    def _others(self) -> list[Tensor]:
-        buffers = list(module_of(self._strategy).buffers()) if self._buffers else []
-        return buffers + (optimizer_tensors(self._strategy.optimizers) if self._moments else [])
+    def _averaged_buffers(self) -> list[Tensor]:
+        return list(module_of(self._strategy).buffers()) if self._buffers else []
 
 
 def summary(numbers: Sequence[int]) -> int:

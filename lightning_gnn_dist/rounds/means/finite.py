@@ -6,7 +6,7 @@ tensors cannot be averaged, and either all of them end, or all of them leave the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from lightning_gnn_dist.wire import collectives
 
 Nonfinite = Literal["refuse", "leave_out"]
+Average = Callable[[Sequence[Tensor], float], None]
 
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:
@@ -58,12 +59,22 @@ def leave_out_(tensors: Iterable[Tensor]) -> float:
     return 0.0
 
 
-def average_gradient_(gradient: list[Tensor], weight: float, choice: str, what: str) -> None:
-    """Average over ranks by weight, in place; name or leave out a rank whose own is not finite. Collective."""
+def average_gradient_(
+    gradient: list[Tensor], weight: float, choice: str, what: str, average: Average = collectives.average_
+) -> None:
+    """Average over ranks by weight, in place; name or leave out a rank whose own is not finite. Collective.
+
+    Args:
+        gradient: This rank's.
+        weight: What it counts for.
+        choice: What to do with a rank whose gradient is not finite.
+        what: What gradient it is, for an error.
+        average: Replaces tensors by their means over ranks, in place.
+    """
     is_finite = are_finite(gradient)
     if not is_finite and choice == "leave_out" and collectives.world_size() > 1:
         weight = leave_out_(gradient)
-    collectives.average_(gradient, weight)
+    average(gradient, weight)
     if not are_finite(gradient):  # the same on all ranks
         refuse_gradients(is_finite, gradient[0].device, what)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
@@ -29,10 +30,8 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.channel import Channel, open_channel
-from lightning_gnn_dist.wire.codec import Bits, Codec
-from lightning_gnn_dist.wire.rounded_mean import RoundedMean
+from lightning_gnn_dist.rounds.means.means import Means
+from lightning_gnn_dist.wire.codec import Bits
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,9 @@ class Outer:
         momentum: How much of the step before is added.
         nesterov: Whether momentum is Nesterov's.
         optimizer: A function from parameters to an optimizer of torch, in place of the three above.
-        bits: Bits of a number on the wire, 8 or 16: replicas then send how far they have come since the meeting before.
-            What is rounded away is added at the next meeting. Default: they send their weights as they are.
+        bits: Bits of a number on the wire, 8 or 16, of all that a meeting sends of the model's size. Replicas then send
+            how far they have come since the meeting before; what is rounded away is added at the next meeting.
+            Gradients (of corrections and anchors) take as many bits, moments of optimizers take 16. Default: 32.
     """
 
     lr: float = 0.7
@@ -78,75 +78,78 @@ class OuterStep:
 
     Args:
         strategy: The strategy whose module is trained.
-        outer: The settings.
+        outer: The settings. With None the mean is the model, and nothing is done.
+        means: Takes the mean of the replicas.
     """
 
-    def __init__(self, strategy: Strategy, outer: Outer) -> None:
-        self._strategy, self._outer = strategy, outer
+    def __init__(self, strategy: Strategy, outer: Outer | None, means: Means) -> None:
+        self._strategy, self._outer, self._means = strategy, outer, means
         self._before: list[Tensor] = []
         self._optimizer: Optimizer | None = None
-        self._channel: Channel | None = None
-        self._mean: RoundedMean | None = None
 
     def begin(self) -> None:
         """Begin a fit with the model as it is; called again, it has no effect. Collective."""
-        if self._optimizer is not None:
+        self._means.begin()
+        if self._outer is None or self._optimizer is not None:
             return
         self._before = [torch.empty_like(each.detach()) for each in self._parameters()]
         self._optimizer = _optimizer_of(self._before, self._outer)
-        if self._outer.bits is not None:
-            if any(each.is_complex() for each in self._before):
-                raise TypeError(
-                    f"outer={self._outer} rounds real numbers, and the model has complex ones: leave bits out."
-                )
-            self._channel = open_channel(collectives.world_size())
+        if self._outer.bits is not None and any(each.is_complex() for each in self._before):
+            raise TypeError(f"outer={self._outer} rounds real numbers, and the model has complex ones: leave bits out.")
         self.begin_round()
 
     @torch.no_grad()
     def begin_round(self) -> None:
         """Remember the model that a round begins with."""
-        for before, now in zip(self._before, self._parameters(), strict=True):
-            before.copy_(now)
+        if self._outer is not None:
+            for before, now in zip(self._before, self._parameters(), strict=True):
+                before.copy_(now)
 
     def take_mean(self) -> None:
         """Step towards the mean, where the model is that already. Not collective."""
-        self._step([before - now for before, now in self._trained()])
+        if self._outer is not None:
+            self._step([before - now for before, now in self._trained()])
 
     @torch.no_grad()
-    def take(self, weight: float, number: int, *, is_left_out: bool) -> None:
+    def take(self, weight: float, *, is_left_out: bool) -> None:
         """Step towards the mean of the replicas. Collective.
 
         Args:
             weight: What this rank's replica counts for.
-            number: The number of the meeting.
             is_left_out: Whether it must not count, as it is not finite.
         """
+        if self._outer is None:
+            return
         ways = [before - now for before, now in self._trained()]
-        self._average(ways, finite.leave_out_(ways) if is_left_out else weight, number)
+        self._means.average_ways_(ways, finite.leave_out_(ways) if is_left_out else weight)
         self._step(ways)
-
-    def close(self) -> None:
-        """End the connections. Not collective."""
-        if self._channel is not None:
-            self._channel.close()
 
     def forget(self) -> None:
         """Forget the fit before."""
-        self._optimizer = self._channel = self._mean = None
+        self._optimizer = None
+        self._means.forget()
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold of this rank: nothing, before a fit has begun."""
         if self._optimizer is None:
             return {}
-        lost = [] if self._mean is None else self._mean.lost
-        return {"kind": type(self._optimizer).__name__, "optimizer": self._optimizer.state_dict(), "lost": lost}
+        return {
+            "kind": type(self._optimizer).__name__,
+            "optimizer": self._optimizer.state_dict(),
+            "lost": self._means.lost(),
+        }
 
     def shared_state(self) -> dict[str, Any]:
         """Return what a rank that joins must know: also the model that the round began with."""
-        return self.state() | {"before": self._before}
+        return {} if self._outer is None else self.state() | {"before": self._before}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on with the state of a checkpoint."""
+        """Go on with the state of a checkpoint, or of a rank that was there before."""
+        if not state:
+            return
+        if self._outer is None:
+            rank_zero_warn("The checkpoint holds the state of outer=Outer(...), which this fit leaves out.")
+            return
         assert self._optimizer is not None
         if (kind := type(self._optimizer).__name__) != state["kind"]:
             raise ValueError(
@@ -156,22 +159,7 @@ class OuterStep:
         self._optimizer.load_state_dict(state["optimizer"])
         for before, saved in zip(self._before, state.get("before", self._before), strict=True):
             before.copy_(saved)
-        if state["lost"] and self._outer.bits is not None:
-            length = sum(each.numel() for each in self._parameters() if each.requires_grad)
-            self._rounded_mean(length).lost = list(state["lost"])
-
-    def _average(self, ways: list[Tensor], weight: float, number: int) -> None:
-        if self._channel is None:
-            collectives.average_(ways, weight)
-            return
-        flat = torch.cat([way.reshape(-1) for way in ways])
-        collectives.scatter_back(self._rounded_mean(flat.numel())(flat, weight, number), ways)
-
-    def _rounded_mean(self, length: int) -> RoundedMean:
-        if self._mean is None or self._mean.length != length:
-            assert self._channel is not None and self._outer.bits is not None
-            self._mean = RoundedMean(self._channel, Codec(self._outer.bits), length)
-        return self._mean
+        self._means.restore(state["lost"])
 
     @torch.no_grad()
     def _step(self, ways: list[Tensor]) -> None:

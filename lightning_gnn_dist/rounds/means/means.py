@@ -1,0 +1,109 @@
+"""Takes the means of a meeting, in as few bits as asked for. The sums are float32, and equal to the bit on all ranks.
+
+    weights      how far a replica has come since the meeting before; what is rounded away is added at the next meeting
+    gradients    as they are, in as many bits
+    moments      as they are, in 16 bits: their sizes differ too much for eight
+
+Everything else (buffers, counts of steps, frozen weights) goes as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.channel import Channel, open_channel
+from lightning_gnn_dist.wire.codec import Bits, Codec
+from lightning_gnn_dist.wire.rounded_mean import RoundedMean
+
+_BITS_OF_MOMENTS = 16
+
+
+class Means:
+    """Takes means over ranks.
+
+    Args:
+        bits: Bits of a number on the wire. None: ranks send numbers as they are.
+    """
+
+    def __init__(self, bits: Bits | None) -> None:
+        self.bits = bits
+        self._channel: Channel | None = None
+        self._of_ways: RoundedMean | None = None
+        self._restored: list[Tensor] = []
+        self._number = 0
+
+    def begin(self) -> None:
+        """Open connections for a fit, unless they are. Collective."""
+        if self.bits is not None and self._channel is None and collectives.world_size() > 1:
+            self._channel = open_channel(collectives.world_size())
+
+    def begin_meeting(self, round_idx: int) -> None:
+        """Note the number of the meeting, which decides how numbers are rounded."""
+        self._number = round_idx << 16
+
+    def average_ways_(self, ways: Sequence[Tensor], weight: float) -> None:
+        """Replace, in place, how far this rank's replica has come by the mean over ranks. Collective."""
+        if self._channel is None:
+            collectives.average_(ways, weight)
+        else:
+            self._average_(self._mean_of_ways(_length(ways)), ways, weight)
+
+    def average_gradient_(self, gradient: Sequence[Tensor], weight: float) -> None:
+        """Replace a gradient, in place, by the mean over ranks. Collective."""
+        self._average_once_(gradient, weight, self.bits)
+
+    def average_(self, tensors: Sequence[Tensor], moments: Sequence[Tensor], weight: float) -> None:
+        """Replace tensors, and moments of optimizers, in place, by their means over ranks. Collective."""
+        if self._channel is None:
+            collectives.average_([*tensors, *moments], weight)  # in one go
+            return
+        counts = [each for each in moments if each.dim() == 0]
+        collectives.average_([*tensors, *counts], weight)
+        self._average_once_([each for each in moments if each.dim()], weight, _BITS_OF_MOMENTS)
+
+    def close(self) -> None:
+        """End the connections. Not collective."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def forget(self) -> None:
+        """Forget the fit before."""
+        self._channel = self._of_ways = None
+        self._restored = []
+
+    def lost(self) -> list[Tensor]:
+        """Return what this rank has rounded away of its ways, for a checkpoint."""
+        return self._restored if self._of_ways is None else self._of_ways.lost
+
+    def restore(self, lost: Sequence[Tensor]) -> None:
+        """Go on with what was rounded away in the fit of a checkpoint, if the numbers that ranks send are as many."""
+        self._restored = list(lost)
+
+    def _average_once_(self, tensors: Sequence[Tensor], weight: float, bits: int | None) -> None:
+        if self._channel is None or bits is None:
+            collectives.average_(tensors, weight)
+            return
+        if tensors:
+            self._average_(RoundedMean(self._channel, Codec(bits), _length(tensors), keeps_lost=False), tensors, weight)
+
+    def _average_(self, mean: RoundedMean, tensors: Sequence[Tensor], weight: float) -> None:
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        collectives.scatter_back(mean(flat, weight, self._number), list(tensors))
+        self._number += 1
+
+    def _mean_of_ways(self, length: int) -> RoundedMean:
+        if self._of_ways is None or self._of_ways.length != length:
+            assert self._channel is not None and self.bits is not None
+            self._of_ways = RoundedMean(self._channel, Codec(self.bits), length)
+            if [each.shape for each in self._restored] == [each.shape for each in self._of_ways.lost]:
+                self._of_ways.lost = self._restored
+            self._restored = []
+        return self._of_ways
+
+
+def _length(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)

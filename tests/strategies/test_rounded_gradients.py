@@ -1,0 +1,90 @@
+"""Gradients in fewer bits: what is lost, what is saved, and that it is the same on all ranks and when resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.wire.collectives import traffic
+from lightning_gnn_dist.wire.rounded_mean import ROW
+from tests.every_strategy import PATIENCE
+from tests.ranks import RankError, run_ranks
+from tests.strategies.fitting import Net, State, differs, fit, state_of
+
+
+def trained(rank: int, world_size: int, bits: list[Any], options: dict[str, Any]) -> list[tuple[State, float]]:
+    found = []
+    unused = options.pop("find_unused_parameters", False)
+    for number in bits:
+        torch.manual_seed(0)
+        module, strategy = Net(), GrappaStrategy(bits=number, find_unused_parameters=unused, **PATIENCE)
+        before = traffic.bytes_sent
+        trainer = fit(rank, strategy, module, devices=world_size, **options)
+        found.append((state_of(module), (traffic.bytes_sent - before) / trainer.global_step))
+    return found
+
+
+def test_fewer_bits_are_fewer_bytes_and_nearly_the_same() -> None:
+    options = {"accumulate_grad_batches": 2, "find_unused_parameters": True}
+    first, second = run_ranks(trained, 2, [None, 16, 8], options)
+    for (mine, _), (other, _) in zip(first, second, strict=True):
+        assert differs(mine, other) == 0.0
+    (exact, whole), (sixteen, half), (eight, quarter) = first
+    assert 0 < differs(exact, sixteen) < 3e-3
+    assert 0 < differs(exact, eight) < 3e-2
+    numbers = sum(tensor.numel() for tensor in exact.values())
+    rest = whole - 4 * numbers  # the ring of two ranks
+    assert half - rest == pytest.approx(8 + 2 * (2 * ROW))  # a weight; a row to the other rank, and a mean
+    assert quarter - rest == pytest.approx(8 + 2 * (ROW + 8))
+
+
+def test_one_rank_sends_and_rounds_nothing() -> None:
+    (((exact, _), (eight, sent)),) = run_ranks(trained, 1, [None, 8], {})
+    assert differs(exact, eight) == sent == 0.0
+
+
+def stopped_and_resumed(rank: int, world_size: int, folder: Path) -> tuple[State, State]:
+    def run(epochs: int, path: Path | None = None) -> Any:
+        torch.manual_seed(0)
+        module = Net(optimizer="Adam")
+        strategy = GrappaStrategy(bits=8, **PATIENCE)
+        options = {"max_epochs": epochs, "ckpt_path": None if path is None else str(path)}
+        return fit(rank, strategy, module, devices=world_size, **options), module
+
+    _, whole = run(4)
+    half, _ = run(2)
+    half.save_checkpoint(folder / "half.ckpt")
+    _, resumed = run(4, folder / "half.ckpt")
+    return state_of(whole), state_of(resumed)
+
+
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
+    for whole, resumed in run_ranks(stopped_and_resumed, 2, tmp_path):
+        assert differs(whole, resumed) == 0.0
+
+
+class Spoiled(Net):
+    """Has a NaN in the gradient of one rank."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        loss = super().training_step(batch)
+        return loss * (float("nan") if self.trainer.global_rank == 1 else 1.0)
+
+
+def spoil(rank: int, world_size: int, bits: int) -> None:
+    fit(rank, GrappaStrategy(bits=bits, **PATIENCE), Spoiled(), devices=world_size)  # type: ignore[arg-type]
+
+
+def test_rounding_hides_no_nan() -> None:
+    with pytest.raises(RankError, match="The loss of rank 1 is NaN or infinite"):
+        run_ranks(spoil, 2, 8)
+
+
+def test_other_bits_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"bits must be one of \[8, 16, None\], got 4"):
+        GrappaStrategy(bits=4)  # type: ignore[arg-type]
