@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Exchange, Halo, Isolated
 from lightning_gnn_dist.boundary.prices import bytes_with_halos, short_name
-from lightning_gnn_dist.checks import check_at_least_if_given, make_plain, shown
+from lightning_gnn_dist.checks import check_at_least_if_given, check_true_or_false, make_plain, shown
 from lightning_gnn_dist.evaluation.budget import free_bytes, ranks_here
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.wire.collectives import gather_numbers
@@ -23,29 +23,29 @@ LOOKED_AT = 4  # super-epochs whose parts are counted
 class Auto(Boundary):
     """The most exact boundary that fits into memory, chosen when a fit begins; ``"auto"`` is short for ``Auto()``.
 
-    That is :class:`Exchange` where the fit can use it (by its sampler, module and strategy, with parts for good),
-    otherwise the deepest :class:`Halo`, of as many hops as the sampler at most, otherwise :class:`Isolated`. It fits if
+    That is the deepest :class:`Halo`, of as many hops as the sampler at most, otherwise :class:`Isolated`. It fits if
     the largest part does, with all nodes that come along; of parts that change, those of the first four super-epochs
     are looked at. All ranks choose the same (with :class:`Elastic` each for itself), and a line in the log says what. A
-    resumed fit keeps what the checkpoint's has chosen. Of a module with ``layers()`` it is supposed that ``forward()``
-    returns :func:`through_layers`: where it does not, the first batch says so, and a halo must be named.
+    resumed fit keeps what the checkpoint's has chosen.
 
     Args:
         bytes: Most bytes that a part may take in RAM. Default: half of the rank's share of the memory that is free when
             the fit begins, on the host that has least.
+        exchange: Whether to take :class:`Exchange` where the fit can use it (by its sampler, module and strategy, with
+            parts for good). It then needs memory for one hop, and sends rows in every step. Of a module with
+            ``layers()`` it is supposed that ``forward()`` returns :func:`through_layers`.
     """
 
     bytes: int | None = None
+    exchange: bool = False
 
     def __post_init__(self) -> None:
         check_at_least_if_given(1, bytes=self.bytes)
+        check_true_or_false(exchange=self.exchange)
         make_plain(self)
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
-        raise ValueError(
-            'boundary="auto" is chosen when a fit on several ranks begins, and none has: give a boundary, such as '
-            "Halo(), to look at a part."
-        )
+        raise NotImplementedError("A fit takes what has been chosen in its place.")
 
 
 class Choice(NamedTuple):
@@ -91,10 +91,20 @@ def chosen(
         device: Where the ranks exchange numbers.
         exchanges: Whether ranks can exchange rows in this fit.
     """
-    own = torch.stack([bytes_with_halos(graph, nodes, num_hops) for nodes in parts]).amax(0)
-    rooms, *held = zip(*gather_numbers([room, *own.tolist()], device), strict=True)
+    rooms, *held = zip(*gather_numbers([room, *_most_bytes(graph, parts, num_hops)], device), strict=True)
     choice = choose([max(of_ranks) for of_ranks in held], min(rooms), exchanges=exchanges)
     return choice.boundary, choice.told(min(rooms))
+
+
+def chosen_here(room: int, graph: Graph, parts: Iterable[Tensor], num_hops: int) -> Boundary:
+    """Return what :func:`chosen` would, for ranks that have ``room`` bytes each, without them."""
+    return choose(_most_bytes(graph, parts, num_hops), room, exchanges=False).boundary
+
+
+def _most_bytes(graph: Graph, parts: Iterable[Tensor], num_hops: int) -> list[int]:
+    """Return the bytes that the largest of some parts takes, with a halo of 1, 2 ... hops."""
+    most: list[int] = torch.stack([bytes_with_halos(graph, nodes, num_hops) for nodes in parts]).amax(0).tolist()
+    return most
 
 
 def kept(name: str, num_hops: int, *, exchanges: bool) -> tuple[Boundary, str]:

@@ -105,6 +105,5 @@ def _of_auto(found: Sequence[Price], num_parts: int) -> str:
     """Return what ``boundary="auto"`` would choose if all ranks ran on this host."""
     room = room_of(Auto(), num_parts)
     held = [price.bytes_held for price in found if isinstance(price.boundary, Halo)]
-    best, without = (short_name(choose(held, room, exchanges=can).boundary) for can in (True, False))
-    which = best if best == without else f"{best} where the fit can exchange rows in every step, otherwise {without}"
+    which = short_name(choose(held, room, exchanges=False).boundary)
     return f'boundary="auto" is {which}: {num_parts} ranks on this host have room for parts of {in_bytes(room)}'

@@ -13,7 +13,7 @@ from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.boundary.auto import asked_for
-from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch
 from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
 from lightning_gnn_dist.checks import check_instance, check_path
 from lightning_gnn_dist.data.coverage import Coverage
@@ -71,7 +71,7 @@ class PartitionedDataModule(HistoryDataModule):
         seed: int = 0,
         loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
         holding: Holding = Holding(),  # noqa: B008
-        boundary: Boundary | Literal["auto"] = Isolated(),  # noqa: B008
+        boundary: Boundary | Literal["auto"] = "auto",
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
         coverage: Coverage | None = Coverage(),  # noqa: B008

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.batches.placement import Placement, device_of, release, stream_to
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, chosen, kept, room_of
+from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, chosen, chosen_here, kept, room_of
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, History
 from lightning_gnn_dist.boundary.exchange_plan import Owners
 from lightning_gnn_dist.boundary.exchange_refusals import against_exchange
@@ -134,7 +134,8 @@ class PartDataModule(ExchangingDataModule):
         check_at_least(0, super_epoch=super_epoch)
         if num_parts == 1:
             return self.graph
-        return self._cut.reader(rank, num_parts, self.boundary, self.coverage).read(super_epoch).graph
+        boundary = self._boundary_here(num_parts) if isinstance(self.boundary, Auto) else self.boundary
+        return self._cut.reader(rank, num_parts, boundary, self.coverage).read(super_epoch).graph
 
     @property
     def figures(self) -> dict[str, float]:
@@ -175,16 +176,28 @@ class PartDataModule(ExchangingDataModule):
         """Find out what ``boundary="auto"`` is in this fit. Collective."""
         asked, num_ranks = self._cut.boundary, self._world_size()
         if isinstance(asked, Auto) and num_ranks > 1:
-            reader = self._cut.reader(self._rank(), num_ranks, asked, None)
-            super_epochs = range(min(self._cut.residency.sweep(num_ranks), LOOKED_AT))
-            parts = (reader.residents(super_epoch)[0] for super_epoch in super_epochs)
+            parts, room = self._residents([self._rank()], num_ranks), room_of(asked, num_ranks)
             num_hops, device = self.sampler.num_hops, device_of(self.trainer)
-            room = room_of(asked, num_ranks)
             self._treat(*chosen(room, self.graph, parts, num_hops, device, exchanges=self._can_exchange()))
 
+    def _boundary_here(self, num_ranks: int) -> Boundary:
+        """Return what ``boundary="auto"`` would be if a fit on so many ranks of this host began now."""
+        assert isinstance(self._cut.boundary, Auto)
+        parts = self._residents(range(num_ranks), num_ranks)
+        return chosen_here(room_of(self._cut.boundary, num_ranks), self.graph, parts, self.sampler.num_hops)
+
+    def _residents(self, ranks: Iterable[int], num_ranks: int) -> Iterator[Tensor]:
+        """Yield what ranks hold without a halo, in the first super-epochs."""
+        for rank in ranks:
+            reader = self._cut.reader(rank, num_ranks, self._cut.boundary, None)
+            for super_epoch in range(min(self._cut.residency.sweep(num_ranks), LOOKED_AT)):
+                yield reader.residents(super_epoch)[0]
+
     def _can_exchange(self) -> bool:
-        """Return whether ``Exchange()`` would be accepted in this fit."""
-        if not isinstance(self.sampler, WholePartSampler) or self.holding != Holding() or self.trainer is None:
+        """Return whether ``boundary="auto"`` may be ``Exchange()`` in this fit."""
+        if not isinstance(self._cut.boundary, Auto) or not self._cut.boundary.exchange or self.trainer is None:
+            return False
+        if not isinstance(self.sampler, WholePartSampler) or self.holding != Holding():
             return False
         return against_exchange(self.trainer, self.trainer.lightning_module) is None
 

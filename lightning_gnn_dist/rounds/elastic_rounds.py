@@ -124,6 +124,10 @@ class LivingPeers(Peers):
     def is_first(self) -> bool:
         return self._place == 0
 
+    @property
+    def are_several(self) -> bool:
+        return True
+
     def check(self, trainer: Trainer) -> None:
         refusals.check_elastic(trainer, self._rounds.drift)
         data = datamodule_of(trainer)

@@ -88,6 +88,11 @@ class Peers:
         """Whether this rank writes the files that only one rank writes."""
         return self._strategy.global_rank == 0
 
+    @property
+    def are_several(self) -> bool:
+        """Whether there can be others to meet."""
+        return collectives.world_size() > 1
+
     def check(self, trainer: Trainer) -> None:
         """Refuse a fit that these ranks cannot train."""
 

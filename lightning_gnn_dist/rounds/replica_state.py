@@ -6,7 +6,7 @@ the generators of random numbers differ from rank to rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -229,11 +229,12 @@ def forget_moments(optimizers: Iterable[Optimizer]) -> None:
             tensor.zero_()
 
 
-def optimizer_tensors(optimizers: Iterable[Optimizer]) -> list[Tensor]:
-    """Return the tensors of the optimizers' states, in the same order on every rank."""
+def optimizer_tensors(optimizers: Iterable[Optimizer], names: Collection[str] | None = None) -> list[Tensor]:
+    """Return the tensors of the optimizers' states, all or those of ``names``, in the same order on every rank."""
     tensors = []
     for optimizer in optimizers:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             state = optimizer.state.get(parameter, {})
-            tensors += [state[name] for name in sorted(state) if isinstance(state[name], Tensor)]
+            wanted = sorted(state if names is None else state.keys() & names)
+            tensors += [state[name] for name in wanted if isinstance(state[name], Tensor)]
     return tensors

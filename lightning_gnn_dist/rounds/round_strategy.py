@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_choice, check_true_or_false
+from lightning_gnn_dist.checks import check_choice
 from lightning_gnn_dist.joint import JudgesParts, KeepsRows
 from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.clock import EveryPass, RoundClock, RoundTimer, takes_equal_steps
@@ -19,7 +19,7 @@ from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, res
 from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, take_over_bar, take_over_estimate
 from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.means.averaging import Averaging
+from lightning_gnn_dist.rounds.means.averaging import Averaging, Moments, check_moments
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.means.outer import Outer, OuterStep, check_outer
@@ -54,7 +54,8 @@ class RoundStrategy(PartitionedStrategy):
         weights: Weigh replicas alike (``"uniform"``) or by the training nodes (or edges) of their parts (``"nodes"``).
         buffers: ``"average"`` the buffers (statistics of batch normalisation) at a meeting, or keep them
             ``"local"``; then every rank validates with its own.
-        average_optimizer: Average the state of the optimizers too (moments, not only weights).
+        average_optimizer: Average the optimizers' state too: True, or ``"momentum"`` for running means of gradients
+            (Adam's first moments) alone. Second moments say how large a rank's own gradients are.
         drift: ``Drift("ranks")`` corrects the drift of the replicas: after a meeting every rank computes its own
             gradient and the mean of all at the averaged model, and shifts each local gradient by their difference. One
             more exchange of the size of the model, and ``drift.anchor_steps`` more gradients, per round. The shift
@@ -75,7 +76,7 @@ class RoundStrategy(PartitionedStrategy):
         *,
         weights: Weights = "uniform",
         buffers: Buffers = "average",
-        average_optimizer: bool = False,
+        average_optimizer: Moments = False,
         drift: Drift | None = None,
         nonfinite: Nonfinite = "refuse",
         outer: Outer | None = None,
@@ -84,7 +85,7 @@ class RoundStrategy(PartitionedStrategy):
         refusals.check_clock(clock)
         check_outer(outer)
         check_choice("nonfinite", nonfinite, Nonfinite)
-        check_true_or_false(average_optimizer=average_optimizer)
+        check_moments(average_optimizer)
         super().__init__(weights=weights, buffers=buffers, launch=launch)
         self.clock: RoundClock = EveryPass() if clock is None else clock
         self.average_optimizer = average_optimizer
@@ -116,8 +117,8 @@ class RoundStrategy(PartitionedStrategy):
         if is_left_out:
             weight = finite.leave_out_([*others, *moments])
         self.means.average_(others, moments, weight)
-        if is_left_out and not self.average_optimizer:
-            replica_state.forget_moments(self.optimizers)  # they are NaN, too
+        if is_left_out:
+            replica_state.forget_moments(self.optimizers)  # those that are its own are NaN, too
 
     def own_weight(self) -> float:
         """Return the weight of this rank in a mean over ranks."""
@@ -238,7 +239,8 @@ class RoundStrategy(PartitionedStrategy):
         self.state.in_round = self.state.stop_requested = False
 
     def _training_loader(self, loader: Any) -> RoundLoader:
-        self.outer_step.begin()
+        if self.peers.are_several:
+            self.outer_step.begin()
         self.pace.loader = self.peers.join(loader, self._in_rounds)
         return self.pace.loader
 

@@ -20,6 +20,7 @@ from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, RoundClock
 from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.rounds.elastic_rounds import LivingPeers
 from lightning_gnn_dist.rounds.launchers import Launch
+from lightning_gnn_dist.rounds.means.averaging import Moments
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
@@ -62,7 +63,7 @@ class TMAStrategy(RoundStrategy):
         elastic: bool | Elastic = False,
         failed_ranks: Sequence[int] = (),
         buffers: Buffers = "average",
-        average_optimizer: bool = False,
+        average_optimizer: Moments = False,
         drift: Drift | None = None,
         nonfinite: Nonfinite = "refuse",
         outer: Outer | None = None,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from lightning_gnn_dist.boundary import auto
 from lightning_gnn_dist.boundary.auto import Auto, choose
@@ -87,7 +86,8 @@ def chosen_by(rank: int, world_size: int, boundary: Any, strategy: str, options:
 )
 def test_a_fit_takes_what_fits_the_largest_part(bytes_of: Any, strategy: str, options: Any, boundary: Boundary) -> None:
     hops, more = bytes_of
-    found = run_ranks(chosen_by, PARTS, Auto(bytes_of_parts(hops) + more), strategy, options, 0)
+    asked = Auto(bytes_of_parts(hops) + more, exchange=strategy == "grappa")
+    found = run_ranks(chosen_by, PARTS, asked, strategy, options, 0)
     for rank, (taken, is_uncovered, lines) in enumerate(found):
         assert taken == boundary and is_uncovered == isinstance(boundary, Exchange)
         assert len(lines) == (rank == 0)
@@ -103,13 +103,13 @@ def resumed(rank: int, world_size: int, folder: Path) -> Any:
     """The weights of a fit whose second half has memory for less, and what it takes; then with another sampler."""
     graph, rows = graph_of(weighted_data()), []
     for epochs, room, path in ((2, 10**6, None), (4, 1, folder / "half.ckpt")):
-        module, data = model("SAGE", 2), data_of(graph, boundary=Auto(room))
+        module, data = model("SAGE", 2), data_of(graph, boundary=Auto(room, exchange=True))
         running = quick(world_size, max_epochs=epochs)
         running.fit(module, data, ckpt_path=path)
         running.save_checkpoint(folder / "half.ckpt")
         rows.append(data.boundary)
     try:
-        other = data_of(graph, boundary=Auto(), **NEIGHBORS)
+        other = data_of(graph, boundary=Auto(exchange=True), **NEIGHBORS)
         quick(world_size, max_epochs=6).fit(model("SAGE", 2), other, ckpt_path=folder / "half.ckpt")
     except ValueError as error:
         return weights_of(module), rows, str(error)
@@ -124,7 +124,7 @@ def test_a_resumed_fit_keeps_what_was_chosen(tmp_path: Path) -> None:
 
 def chosen_again(rank: int, world_size: int) -> list[Any]:
     graph, partition = cut_graph()
-    data, found = data_of(graph, partitioner=partition, boundary="auto"), []
+    data, found = data_of(graph, partitioner=partition, boundary=Auto(exchange=True)), []
     for strategy in STRATEGIES:
         quick(world_size, STRATEGIES[strategy](), max_epochs=1).fit(model("SAGE", 2), data)
         found.append((data.boundary, data.coverage))
@@ -146,8 +146,17 @@ def test_what_is_no_boundary_is_refused_with_the_way_out() -> None:
     graph = graph_of(weighted_data())
     with pytest.raises(ValueError, match=r'boundary must be "auto", or an object such as .*Halo\(\).*, got \'halo\''):
         data_of(graph, boundary="halo")
-    with pytest.raises(ValueError, match="is chosen when a fit on several ranks begins, and none has: give a boundary"):
-        data_of(graph, boundary="auto").part(0, 2)
-    with pytest.raises(ValueError, match="bytes must be an integer of at least 1, got 0"):
-        Auto(bytes=0)
-    assert torch.equal(data_of(graph, boundary=Halo(2)).part(0, 1).indices, graph.indices)
+
+
+def test_a_part_can_be_looked_at_before_a_fit() -> None:
+    graph, partition = cut_graph()
+    room = bytes_of_parts(1)
+    data = data_of(graph, partitioner=partition, boundary=Auto(room))
+    expected = data_of(graph, partitioner=partition, boundary=Halo(1))
+    for rank in range(PARTS):
+        assert data.part(rank, PARTS).num_nodes == expected.part(rank, PARTS).num_nodes
+
+
+def test_a_fit_that_sends_rows_in_every_step_must_be_asked_for() -> None:
+    for taken, _, _ in run_ranks(chosen_by, PARTS, "auto", "grappa", {}, 0):
+        assert taken == Halo(2)

@@ -82,7 +82,7 @@ def test_inspect_prints_the_prices(tmp_path: Path) -> None:
     more = ["--partitioner", "random", "--layers", "2", "--width", "8", "--bandwidth", "0.5"]
     said = subprocess.run([*command, *more], capture_output=True, text=True, check=True).stdout
     lines = said[said.index("The edges between parts, for 2 layers of width 8 and 0.5 Gbit/s") :].splitlines()[2:13]
-    assert lines.pop().startswith('boundary="auto" is Exchange() where the fit can exchange rows in every step, other')
+    assert lines.pop().startswith('boundary="auto" is Halo(2): 3 ranks on this host have room for parts of')
     assert [line.split()[0] for line in lines] == [
         "Isolated()",
         "Halo(1)",

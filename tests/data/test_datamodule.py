@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.loader import THREAD_NAME
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.boundary import Fetch, Halo
+from lightning_gnn_dist.boundary.boundary import Fetch, Halo, Isolated
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.residency import Holding, Rotate
@@ -38,7 +38,7 @@ from tests.strategies.fitting import State, differs, state_of
 
 
 def train(rank: int, world_size: int, graph: Graph | str, options: dict[str, Any]) -> tuple[list[Tensor], list[int]]:
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 4]), **options)
+    data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 4]), boundary=Isolated(), **options)
     module = model()
     trainer(world_size, LocalSGDStrategy(**PATIENCE)).fit(module, data)
     part = data.part(rank, world_size)
@@ -190,7 +190,7 @@ def scopes(rank: int, world_size: int, options: dict[str, Any]) -> tuple[list[in
 
 def test_training_on_the_graph_sees_neighbours_across_the_cut() -> None:
     graph = small_graph()
-    part = run_ranks(scopes, 2, {})
+    part = run_ranks(scopes, 2, {"boundary": Isolated()})
     whole = run_ranks(scopes, 2, {"boundary": Fetch()})
     for (mine, near, few), (seeds, far, many) in zip(part, whole, strict=True):
         assert sorted(mine) == sorted(seeds)
@@ -200,12 +200,13 @@ def test_training_on_the_graph_sees_neighbours_across_the_cut() -> None:
 
 def test_extra_nodes_send_but_are_not_learned_from() -> None:
     graph = small_graph()
-    plain = PartitionedDataModule(graph, partitioner=RandomPartitioner())
+    alone: dict[str, Any] = {"partitioner": RandomPartitioner(), "boundary": Isolated()}
+    plain = PartitionedDataModule(graph, **alone)
     for options, count in (
         ({"holding": Holding(extra_nodes=0.1)}, 20),
         ({"holding": Holding(extra_nodes=0.1, extra_of="graph")}, 60),
     ):
-        more = PartitionedDataModule(graph, partitioner=RandomPartitioner(), **options)  # type: ignore[arg-type]
+        more = PartitionedDataModule(graph, **alone, **options)
         for rank in range(3):
             small, large = plain.part(rank, 3), more.part(rank, 3)
             assert large.num_nodes == small.num_nodes + count and large.num_edges > small.num_edges

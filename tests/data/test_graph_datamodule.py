@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.residency import Holding, Redeal, Rotate
 from lightning_gnn_dist.data.settings import Evaluation
@@ -203,7 +204,7 @@ def test_a_graph_without_the_split_says_so() -> None:
 
 
 def test_the_ranks_own_what_their_parts_learn_from() -> None:
-    data = PartitionedDataModule(communities(300, 4), holding=Holding(Redeal(10)), batch_size=32)
+    data = PartitionedDataModule(communities(300, 4), holding=Holding(Redeal(10)), boundary=Isolated())
     ranks = data.parts_of_ranks(3)
     for rank in range(3):
         assert ranks.nodes(rank).tolist() == data.part(rank, 3).node_arrays["n_id"].sort().values.tolist()

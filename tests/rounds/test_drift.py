@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.residency import Fixed, Holding, Redeal
 from lightning_gnn_dist.graph.graph import Graph
@@ -18,6 +19,7 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection
+from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
@@ -38,8 +40,9 @@ def shifted(rank: int, world_size: int, drift: str) -> tuple[list[Tensor], list[
                 seen.append([parameter.grad.clone() for parameter in module.parameters()])
 
     whole = WholePartSampler(num_hops=2)
-    strategy = LLCGStrategy(EverySteps(2), correction_steps=0, drift=Drift(drift), **PATIENCE)  # type: ignore[arg-type]
-    data = data_module(sampler=whole, batch_size=10**6, partitioner=MetisPartitioner())
+    exact: dict[str, Any] = {"correction_steps": 0, "outer": Outer(lr=1.0, momentum=0.0)}
+    strategy = LLCGStrategy(EverySteps(2), drift=Drift(drift), **exact, **PATIENCE)  # type: ignore[arg-type]
+    data = data_module(sampler=whole, batch_size=10**6, partitioner=MetisPartitioner(), boundary=Isolated())
     module = model()
     graph = small_graph()
     alone = PartitionedDataModule(graph, sampler=whole, batch_size=10**6)
@@ -125,6 +128,7 @@ def in_rounds(rank: int, world_size: int, residency: Any) -> tuple[State, list[l
         sampler=WholePartSampler(2),
         batch_size=10**6,
         holding=Holding(residency, every=every),
+        boundary=Isolated(),
     )
     strategy = LocalSGDStrategy(EverySteps(STEPS), drift=Drift("ranks"), **PATIENCE)
     fit(strategy, module, data, world_size, max_epochs=ROUNDS, limit_val_batches=0)

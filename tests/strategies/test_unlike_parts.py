@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from lightning_gnn_dist.boundary.boundary import Halo
+from lightning_gnn_dist.boundary.boundary import Halo, Isolated
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.residency import Holding, Redeal
 from lightning_gnn_dist.graph.synthetic import communities
@@ -48,7 +48,8 @@ def said(rank: int, world_size: int) -> list[list[str]]:
     found = []
     for shape, options, strategy, _ in CASES:
         graph = communities(600, 4, num_features=12, train_share=0.3, seed=3, **shape)  # type: ignore[arg-type]
-        data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 4]), **options)
+        settings = {"sampler": NeighborSampler([4, 4]), "boundary": Isolated()} | options
+        data = PartitionedDataModule(graph, **settings)  # type: ignore[arg-type]
         lines.clear()
         fit(strategy, model(), data, world_size, max_epochs=1, limit_val_batches=0)
         found.append([line for line in lines if "veraging alone" in line])

@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.data.coverage import coverage_mean
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
@@ -68,6 +69,7 @@ def data_of(source: Graph | None = None, **options: Any) -> PartitionedDataModul
         "sampler": WholePartSampler(2),
         "batch_size": 10**9,
         "loading": Loading(num_threads=0),
+        "boundary": Isolated(),
     }
     return PartitionedDataModule(graph() if source is None else source, **(defaults | options))
 

@@ -10,16 +10,29 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import Literal
 
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
+from lightning_gnn_dist.checks import is_number, shown
 from lightning_gnn_dist.rounds.correction_gradients import trained_parameters
 from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.rounds.replica_state import optimizer_tensors
 from lightning_gnn_dist.wire import collectives
 
+Moments = bool | Literal["momentum"]
+MOMENTUM = frozenset({"exp_avg", "momentum_buffer"})  # what torch's optimizers call their running means of gradients
 _TRAINED = -1  # stands for a parameter that is averaged anyway
+
+
+def check_moments(average_optimizer: object) -> None:
+    """Refuse a value that does not say which moments are averaged."""
+    if average_optimizer not in (True, False, "momentum") or is_number(average_optimizer):
+        raise ValueError(
+            f'average_optimizer must be True, False, or "momentum" (running means of gradients alone), got '
+            f"{shown(average_optimizer)}."
+        )
 
 
 class Averaging:
@@ -28,10 +41,10 @@ class Averaging:
     Args:
         strategy: The strategy whose module and optimizers are averaged.
         buffers: Whether the module's buffers are averaged, too.
-        moments: Whether the states of the optimizers are averaged, too.
+        moments: Whether the states of the optimizers are averaged, too: all of them, or their momentum alone.
     """
 
-    def __init__(self, strategy: Strategy, *, buffers: bool, moments: bool) -> None:
+    def __init__(self, strategy: Strategy, *, buffers: bool, moments: Moments) -> None:
         self._strategy, self._buffers, self._moments = strategy, buffers, moments
         self._unequal: set[int] = set()  # parameters that differed between ranks when they met, by number
 
@@ -48,7 +61,9 @@ class Averaging:
 
     def moments(self) -> list[Tensor]:
         """Return the tensors of the optimizers' states that are averaged."""
-        return optimizer_tensors(self._strategy.optimizers) if self._moments else []
+        if not self._moments:
+            return []
+        return optimizer_tensors(self._strategy.optimizers, MOMENTUM if self._moments == "momentum" else None)
 
     def num_values(self, *, gradients: bool) -> int:
         """Return how many numbers a meeting exchanges at most, with or without gradients."""

@@ -39,7 +39,7 @@ class Outer:
     """The optimizer of the meetings, which steps from the model of the meeting before towards the mean of the replicas.
 
     The whole way to the mean, ``Outer(lr=1.0, momentum=0.0)``, is averaging. With momentum, what all rounds have in
-    common adds up, and what replicas do against each other does not.
+    common adds up, and what replicas do against each other does not. On one rank there is no mean, and nothing is done.
 
     Args:
         lr: The share of the way to the mean that a step goes.
@@ -88,7 +88,7 @@ class OuterStep:
         self._optimizer: Optimizer | None = None
 
     def begin(self) -> None:
-        """Begin a fit with the model as it is; called again, it has no effect. Collective."""
+        """Begin a fit on several ranks with the model as it is; called again, it has no effect. Collective."""
         self._means.begin()
         if self._outer is None or self._optimizer is not None:
             return
@@ -101,13 +101,13 @@ class OuterStep:
     @torch.no_grad()
     def begin_round(self) -> None:
         """Remember the model that a round begins with."""
-        if self._outer is not None:
+        if self._optimizer is not None:
             for before, now in zip(self._before, self._parameters(), strict=True):
                 before.copy_(now)
 
     def take_mean(self) -> None:
         """Step towards the mean, where the model is that already. Not collective."""
-        if self._outer is not None:
+        if self._optimizer is not None:
             self._step([before - now for before, now in self._trained()])
 
     @torch.no_grad()
@@ -118,7 +118,7 @@ class OuterStep:
             weight: What this rank's replica counts for.
             is_left_out: Whether it must not count, as it is not finite.
         """
-        if self._outer is None:
+        if self._optimizer is None:
             return
         ways = [before - now for before, now in self._trained()]
         self._means.average_ways_(ways, finite.leave_out_(ways) if is_left_out else weight)
@@ -141,7 +141,7 @@ class OuterStep:
 
     def shared_state(self) -> dict[str, Any]:
         """Return what a rank that joins must know: also the model that the round began with."""
-        return {} if self._outer is None else self.state() | {"before": self._before}
+        return {} if self._optimizer is None else self.state() | {"before": self._before}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on with the state of a checkpoint, or of a rank that was there before."""
@@ -150,7 +150,8 @@ class OuterStep:
         if self._outer is None:
             rank_zero_warn("The checkpoint holds the state of outer=Outer(...), which this fit leaves out.")
             return
-        assert self._optimizer is not None
+        if self._optimizer is None:  # on one rank
+            return
         if (kind := type(self._optimizer).__name__) != state["kind"]:
             raise ValueError(
                 f"The optimizer of the meetings was {state['kind']} in the checkpoint, and is {kind} in this fit: "

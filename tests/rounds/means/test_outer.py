@@ -122,13 +122,13 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
 def resumed_with(rank: int, world_size: int, folder: Path) -> list[str]:
     """What fits with other optimizers of the meetings say when they are resumed, or that they went on."""
     path, said = folder / "one.ckpt", []
-    fit(rank, local_sgd(outer=Outer(bits=8)), same_start(), devices=1, max_epochs=1).save_checkpoint(path)
+    fit(rank, local_sgd(outer=Outer(bits=8)), same_start(), devices=world_size, max_epochs=1).save_checkpoint(path)
     for outer in (Outer(), None, Outer(optimizer=slow_adam), Outer(optimizer=lambda parameters: None)):  # type: ignore[arg-type,return-value]
         strategy = local_sgd(outer=outer)
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                fit(rank, strategy, same_start(), devices=1, max_epochs=2, ckpt_path=str(path))
+                fit(rank, strategy, same_start(), devices=world_size, max_epochs=2, ckpt_path=str(path))
             said.append(next((str(each.message) for each in caught if "Outer" in str(each.message)), "went on"))
         except (ValueError, TypeError) as error:
             said.append(str(error))
@@ -136,7 +136,7 @@ def resumed_with(rank: int, world_size: int, folder: Path) -> list[str]:
 
 
 def test_other_optimizers_of_the_meetings_are_told_apart(tmp_path: Path) -> None:
-    (said,) = run_ranks(resumed_with, 1, tmp_path)
+    said, _ = run_ranks(resumed_with, 2, tmp_path)
     assert said[0] == "went on" and said[1].startswith("The checkpoint holds the state of outer=Outer(...), which")
     assert said[2].startswith("The optimizer of the meetings was SGD in the checkpoint, and is Adam in this fit")
     assert said[3] == "outer: optimizer must return an optimizer of torch whose step needs no closure, got None."
