@@ -43,6 +43,7 @@ from lightning_gnn_dist import (
     Halo,
     History,
     Holding,
+    Isolated,
     Launch,
     LLCGStrategy,
     Loading,
@@ -97,6 +98,7 @@ def methods(supernodes: int) -> dict[str, Method]:
         "drift-ranks-1": {"correction_steps": 1, "drift": Drift("ranks")},
         "drift-global": {"correction_steps": 0, "drift": Drift("global")},
         "default": {},
+        "exact": {"outer": Outer(lr=1.0, momentum=0.0), "average_optimizer": True},
         "persistent": {"correction_optimizer": "persistent"},
         "drift-share": {"correction_steps": 0.5},
         "default-slowmo": {"outer": SLOWMO},
@@ -272,11 +274,11 @@ def run(graph: Graph, method: Method, options: argparse.Namespace, seed: int) ->
     data = PartitionedDataModule(
         graph,
         partitioner=method.partitioner,
-        sampler=sampler,
-        batch_size=10**9,
+        sampler=NeighborSampler(options.fanout) if options.fanout else sampler,
+        batch_size=options.batch_size if ranks > 1 else options.batch_size * options.parts,
         seed=seed,
         loading=Loading(num_threads=0),
-        **({"coverage": None} | method.data),
+        **({"coverage": None, "boundary": Isolated()} | method.data),
     )
     start = time.perf_counter()
     trainer.fit(model, data)
@@ -331,6 +333,8 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="sage")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--fanout", type=int, nargs="+", help="draw neighbours, rather than take all")
+    parser.add_argument("--batch-size", type=int, default=10**9)
     parser.add_argument("--supernodes", type=int, default=400)
     parser.add_argument("--scratch", default="accuracy.tmp.json", help="a file that may be overwritten")
     parser.add_argument("--out", type=Path, help="append every run to this file, one JSON object a line")

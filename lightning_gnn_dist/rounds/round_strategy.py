@@ -54,8 +54,9 @@ class RoundStrategy(PartitionedStrategy):
         weights: Weigh replicas alike (``"uniform"``) or by the training nodes (or edges) of their parts (``"nodes"``).
         buffers: ``"average"`` the buffers (statistics of batch normalisation) at a meeting, or keep them
             ``"local"``; then every rank validates with its own.
-        average_optimizer: Average the optimizers' state too: True, or ``"momentum"`` for running means of gradients
-            (Adam's first moments) alone. Second moments say how large a rank's own gradients are.
+        average_optimizer: Average the optimizers' state too: True, or one kind alone, ``"momentum"`` (running means of
+            gradients, as Adam's first moments) or ``"variance"`` (of their squares). With the latter all ranks divide
+            their steps alike, which is what averaging needs most where parts differ.
         drift: ``Drift("ranks")`` corrects the drift of the replicas: after a meeting every rank computes its own
             gradient and the mean of all at the averaged model, and shifts each local gradient by their difference. One
             more exchange of the size of the model, and ``drift.anchor_steps`` more gradients, per round. The shift

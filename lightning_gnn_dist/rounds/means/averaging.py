@@ -21,17 +21,21 @@ from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.rounds.replica_state import optimizer_tensors
 from lightning_gnn_dist.wire import collectives
 
-Moments = bool | Literal["momentum"]
-MOMENTUM = frozenset({"exp_avg", "momentum_buffer"})  # what torch's optimizers call their running means of gradients
+Moments = bool | Literal["momentum", "variance"]
+# What torch's optimizers call their running means of gradients, and of their squares.
+_MOMENTS = {
+    "momentum": frozenset({"exp_avg", "momentum_buffer", "grad_avg"}),
+    "variance": frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf", "sum"}),
+}
 _TRAINED = -1  # stands for a parameter that is averaged anyway
 
 
 def check_moments(average_optimizer: object) -> None:
     """Refuse a value that does not say which moments are averaged."""
-    if average_optimizer not in (True, False, "momentum") or is_number(average_optimizer):
+    if average_optimizer not in (True, False, *_MOMENTS) or is_number(average_optimizer):
         raise ValueError(
-            f'average_optimizer must be True, False, or "momentum" (running means of gradients alone), got '
-            f"{shown(average_optimizer)}."
+            'average_optimizer must be True, False, "momentum" (running means of gradients alone) or "variance" (of '
+            f"their squares alone), got {shown(average_optimizer)}."
         )
 
 
@@ -41,7 +45,7 @@ class Averaging:
     Args:
         strategy: The strategy whose module and optimizers are averaged.
         buffers: Whether the module's buffers are averaged, too.
-        moments: Whether the states of the optimizers are averaged, too: all of them, or their momentum alone.
+        moments: Whether the states of the optimizers are averaged, too: all of them, or those of one kind.
     """
 
     def __init__(self, strategy: Strategy, *, buffers: bool, moments: Moments) -> None:
@@ -63,7 +67,8 @@ class Averaging:
         """Return the tensors of the optimizers' states that are averaged."""
         if not self._moments:
             return []
-        return optimizer_tensors(self._strategy.optimizers, MOMENTUM if self._moments == "momentum" else None)
+        names = _MOMENTS[self._moments] if isinstance(self._moments, str) else None
+        return optimizer_tensors(self._strategy.optimizers, names)
 
     def num_values(self, *, gradients: bool) -> int:
         """Return how many numbers a meeting exchanges at most, with or without gradients."""

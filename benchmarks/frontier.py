@@ -1,0 +1,191 @@
+"""Test accuracy over bytes, for all strategies with their settings, on graphs of many kinds.
+
+    python benchmarks/frontier.py frontier.jsonl --directory DIRECTORY --seeds 3
+    python benchmarks/frontier.py frontier.jsonl --show frontier.svg
+
+The first command runs what the file does not hold yet, and appends to it; it can be stopped and started again. The
+second prints the table and draws the picture. DIRECTORY holds real graphs, as ``accuracy.py`` reads them; without it
+there are generated ones only. Eight ranks on METIS parts, two layers of hidden size 64, Adam 0.01, fan-out 10 and 10,
+64 seeds in a rank's batch, 200 local steps; one process takes as many steps with batches eight times as large. Accuracy
+is that of test nodes at the best round for validation nodes; differences are taken seed by seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import statistics
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accuracy import Method, averaging, llcg, load, methods, run
+from torch_geometric.transforms import GCNNorm
+
+from lightning_gnn_dist import (
+    Coverage,
+    EverySteps,
+    Graph,
+    GrappaStrategy,
+    Isolated,
+    Launch,
+    MetisPartitioner,
+    Outer,
+    TMAStrategy,
+    communities,
+)
+from lightning_gnn_dist.pictures.charts import Line, Lines
+from lightning_gnn_dist.pictures.svg import drawn
+
+RANKS, STEPS = 8, 200
+METIS = MetisPartitioner()
+MOMENTUM: dict[str, Any] = {"outer": Outer(bits=8), "average_optimizer": "momentum"}
+PAPER: dict[str, Any] = {"drift": None, "weights": "uniform"}
+EXACT: dict[str, Any] = {"outer": Outer(lr=1.0, momentum=0.0), "average_optimizer": True}
+
+
+def of_grappa(**settings: Any) -> Callable[[int], GrappaStrategy]:
+    return lambda _: GrappaStrategy(launch=Launch(start_method="fork"), **settings)
+
+
+def of_tma(**settings: Any) -> Callable[[int], TMAStrategy]:
+    return lambda steps: TMAStrategy(EverySteps(steps), launch=Launch(start_method="fork"), **settings)
+
+
+def of_llcg(**settings: Any) -> Callable[[int], Any]:
+    return lambda steps: llcg(settings, steps)
+
+
+def around(boundary: Any = "auto", coverage: Coverage | None = None) -> dict[str, Any]:
+    return {"boundary": boundary, "coverage": coverage}
+
+
+SETTINGS: dict[str, Method] = {
+    "one process": methods(1)["full"],
+    "Grappa": Method(of_grappa(), METIS, every_step=True, data=around(coverage=Coverage())),
+    "Grappa, 8 bits": Method(of_grappa(bits=8), METIS, every_step=True, data=around(coverage=Coverage())),
+    "Grappa, isolated": Method(of_grappa(), METIS, every_step=True, data=around(Isolated(), Coverage())),
+    "LLCG": Method(of_llcg(), METIS, data=around()),
+    "LLCG, isolated": Method(of_llcg(), METIS, data=around(Isolated())),
+    "LLCG, exact averages": Method(of_llcg(**EXACT), METIS, data=around()),
+    "LLCG, as in the paper": Method(of_llcg(**PAPER), METIS, data=around(Isolated())),
+    "averaging": Method(averaging, METIS, data=around()),
+    "averaging, outer optimizer": Method(lambda steps: averaging(steps, **MOMENTUM), METIS, data=around()),
+    "TMA": Method(of_tma(), METIS, data=around()),
+    "TMA, outer optimizer": Method(of_tma(**MOMENTUM), METIS, data=around()),
+}
+LONG = ("LLCG", "averaging", "averaging, outer optimizer")  # also with rounds of 50 and 200 local steps
+REAL = ("cora", "citeseer", "amazon_computers", "minesweeper", "dblp")
+GENERATED: dict[str, dict[str, Any]] = {
+    "plain": {"homophily": 0.7, "noise": 4.0},
+    "few edges inside": {"homophily": 0.3, "mean_degree": 12.0, "noise": 3.0},
+    "dense": {"homophily": 0.4, "mean_degree": 40.0, "noise": 8.0},
+    "many classes": {"num_classes": 24, "homophily": 0.8, "noise": 3.0},
+    "few labels": {"homophily": 0.7, "noise": 4.0, "train_share": 0.02},
+}
+
+
+def graph_of(name: str, directory: Path | None, seed: int, model: str) -> Graph:
+    if name in GENERATED:
+        options: dict[str, Any] = {"num_classes": 8, "num_features": 32, "mean_degree": 8.0} | GENERATED[name]
+        graph = communities(4000, seed=seed, **options)
+        return Graph.from_pyg(GCNNorm()(graph.to_pyg())) if model == "gcn" else graph
+    assert directory is not None
+    data = load(directory, name, seed)
+    return Graph.from_pyg(GCNNorm()(data) if model == "gcn" else data)
+
+
+def wanted(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
+    """What is to be run, the first seed of everything first."""
+    graphs = [*GENERATED, *(REAL if options.directory else ())]
+    for seed in range(options.seeds):
+        for graph in options.graphs or graphs:
+            for setting in options.settings or SETTINGS:
+                for steps in (10, 50, 200) if setting in LONG else (10,):
+                    yield {"graph": graph, "model": options.model, "setting": setting, "steps": steps, "seed": seed}
+
+
+def measure(options: argparse.Namespace) -> None:
+    done = [{key: row[key] for key in ("graph", "model", "setting", "steps", "seed")} for row in rows_of(options.file)]
+    for what in wanted(options):
+        if what in done:
+            continue
+        settings = argparse.Namespace(
+            parts=RANKS,
+            steps=what["steps"],
+            rounds=STEPS // what["steps"],
+            model=what["model"],
+            layers=2,
+            dropout=0.0,
+            fanout=[10, 10],
+            batch_size=64,
+            scratch=str(options.file.with_suffix(".tmp")),
+        )
+        graph = graph_of(what["graph"], options.directory, what["seed"], what["model"])
+        outcome = run(graph, SETTINGS[what["setting"]], settings, what["seed"])
+        with options.file.open("a") as file:
+            file.write(json.dumps(what | outcome) + "\n")
+        print(*what.values(), f"{outcome['test']:.3f} {outcome['bytes'] / 1e6:.1f} MB", flush=True)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return row["setting"] + (f", rounds of {row['steps']}" if row["setting"] in LONG else "")
+
+
+def show(options: argparse.Namespace) -> None:
+    rows = [row for row in rows_of(options.file) if row["model"] == options.model]
+    whole = {where(row): row["test"] for row in rows if row["setting"] == "one process"}
+    sent = {where(row): row["bytes"] for row in rows if row["setting"] == "Grappa"}
+    rows = [row for row in rows if where(row) in whole and where(row) in sent]
+    graphs = list(dict.fromkeys(row["graph"] for row in rows))
+    print("| setting | bytes, Grappa is 1 | mean | standard error | worst | " + " | ".join(graphs) + " |")
+    print("|---" * (5 + len(graphs)) + "|")
+    points = []
+    for name in dict.fromkeys(map(name_of, rows)):
+        own = [row for row in rows if name_of(row) == name]
+        share = statistics.mean(row["bytes"] / sent[where(row)] for row in own)
+        means = {}
+        for graph in graphs:
+            if gains := [100 * (row["test"] - whole[where(row)]) for row in own if row["graph"] == graph]:
+                means[graph] = statistics.mean(gains)
+        mean, worst = statistics.mean(means.values()), min(means.values())
+        error = statistics.stdev(means.values()) / math.sqrt(len(means)) if len(means) > 1 else 0.0
+        cells = " | ".join(f"{means[graph]:+.1f}" if graph in means else "" for graph in graphs)
+        print(f"| {name} | {share:.3f} | {mean:+.1f} | {error:.1f} | {worst:+.1f} | {cells} |")
+        if share > 0:
+            points.append(Line(name, [(math.log10(share), mean)]))
+    axes = "bytes sent, as a power of ten of what Grappa sends", "points from one process, mean over graphs"
+    options.show.write_text(drawn(Lines("Test accuracy over bytes", *axes, points)))
+
+
+def where(row: dict[str, Any]) -> tuple[str, int]:
+    return row["graph"], row["seed"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("file", type=Path, help="the runs, one JSON object a line")
+    parser.add_argument("--directory", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--model", choices=["sage", "gcn"], default="sage")
+    parser.add_argument("--graphs", nargs="+")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS)
+    parser.add_argument("--show", type=Path, help="print the table, and draw the picture into this file")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    torch.set_num_threads(1)  # before anything is forked
+    (show if options.show else measure)(options)
+
+
+if __name__ == "__main__":
+    main()
