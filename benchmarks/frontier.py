@@ -43,7 +43,7 @@ from lightning_gnn_dist.pictures.svg import drawn
 
 RANKS, STEPS = 8, 200
 METIS = MetisPartitioner()
-MOMENTUM: dict[str, Any] = {"outer": Outer(bits=8), "average_optimizer": "momentum"}
+OUTER: dict[str, Any] = {"outer": Outer(bits=8), "average_optimizer": "variance"}
 PAPER: dict[str, Any] = {"drift": None, "weights": "uniform"}
 EXACT: dict[str, Any] = {"outer": Outer(lr=1.0, momentum=0.0), "average_optimizer": True}
 
@@ -74,9 +74,9 @@ SETTINGS: dict[str, Method] = {
     "LLCG, exact averages": Method(of_llcg(**EXACT), METIS, data=around()),
     "LLCG, as in the paper": Method(of_llcg(**PAPER), METIS, data=around(Isolated())),
     "averaging": Method(averaging, METIS, data=around()),
-    "averaging, outer optimizer": Method(lambda steps: averaging(steps, **MOMENTUM), METIS, data=around()),
+    "averaging, outer optimizer": Method(lambda steps: averaging(steps, **OUTER), METIS, data=around()),
     "TMA": Method(of_tma(), METIS, data=around()),
-    "TMA, outer optimizer": Method(of_tma(**MOMENTUM), METIS, data=around()),
+    "TMA, outer optimizer": Method(of_tma(**OUTER), METIS, data=around()),
 }
 LONG = ("LLCG", "averaging", "averaging, outer optimizer")  # also with rounds of 50 and 200 local steps
 REAL = ("cora", "citeseer", "amazon_computers", "minesweeper", "dblp")

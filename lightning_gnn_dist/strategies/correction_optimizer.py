@@ -122,7 +122,7 @@ class CorrectionOptimizer:
             was = "the function it was" if state["mode"] == "function" else repr(state["mode"])
             raise ValueError(
                 f"The checkpoint's correction optimizer is {state['mode']!r}, this strategy's is {self._name!r}: "
-                f"resume with correction_optimizer={was} (the default depends on average_optimizer, and so on drift), "
+                f"resume with correction_optimizer={was} (the default depends on average_optimizer), "
                 "or start from the checkpoint's weights (Module.load_from_checkpoint(path)) and leave ckpt_path out."
             )
         self._optimizers = []

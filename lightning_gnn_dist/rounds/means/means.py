@@ -9,7 +9,7 @@ Everything else (buffers, counts of steps, frozen weights) goes as it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -47,14 +47,11 @@ class Means:
 
     def average_ways_(self, ways: Sequence[Tensor], weight: float) -> None:
         """Replace, in place, how far this rank's replica has come by the mean over ranks. Collective."""
-        if self._channel is None:
-            collectives.average_(ways, weight)
-        else:
-            self._average_(self._mean_of_ways(_length(ways)), ways, weight)
+        self._average_(ways, weight, self._mean_of_ways)
 
     def average_gradient_(self, gradient: Sequence[Tensor], weight: float) -> None:
         """Replace a gradient, in place, by the mean over ranks. Collective."""
-        self._average_once_(gradient, weight, self.bits)
+        self._average_(gradient, weight, lambda length: self._new_mean(self.bits, length))
 
     def average_(self, tensors: Sequence[Tensor], moments: Sequence[Tensor], weight: float) -> None:
         """Replace tensors, and moments of optimizers, in place, by their means over ranks. Collective."""
@@ -63,7 +60,8 @@ class Means:
             return
         counts = [each for each in moments if each.dim() == 0]
         collectives.average_([*tensors, *counts], weight)
-        self._average_once_([each for each in moments if each.dim()], weight, _BITS_OF_MOMENTS)
+        others = [each for each in moments if each.dim()]
+        self._average_(others, weight, lambda length: self._new_mean(_BITS_OF_MOMENTS, length))
 
     def close(self) -> None:
         """End the connections. Not collective."""
@@ -83,27 +81,24 @@ class Means:
         """Go on with what was rounded away in the fit of a checkpoint, if the numbers that ranks send are as many."""
         self._restored = list(lost)
 
-    def _average_once_(self, tensors: Sequence[Tensor], weight: float, bits: int | None) -> None:
-        if self._channel is None or bits is None:
-            collectives.average_(tensors, weight)
-            return
-        if tensors:
-            self._average_(RoundedMean(self._channel, Codec(bits), _length(tensors), keeps_lost=False), tensors, weight)
+    def _average_(self, tensors: Sequence[Tensor], weight: float, mean: Callable[[int], RoundedMean]) -> None:
+        """Average real numbers by ``mean`` of their number, and others, or all without bits, as they are."""
+        real = [] if self._channel is None else [each for each in tensors if each.is_floating_point()]
+        if len(real) < len(tensors):
+            collectives.average_([each for each in tensors if self._channel is None or each.is_complex()], weight)
+        if real:
+            flat = torch.cat([each.detach().reshape(-1) for each in real])
+            collectives.scatter_back(mean(flat.numel())(flat, weight, self._number), real)
+            self._number += 1
 
-    def _average_(self, mean: RoundedMean, tensors: Sequence[Tensor], weight: float) -> None:
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-        collectives.scatter_back(mean(flat, weight, self._number), list(tensors))
-        self._number += 1
+    def _new_mean(self, bits: int | None, length: int, *, keeps_lost: bool = False) -> RoundedMean:
+        assert self._channel is not None and bits is not None
+        return RoundedMean(self._channel, Codec(bits), length, keeps_lost=keeps_lost)
 
     def _mean_of_ways(self, length: int) -> RoundedMean:
         if self._of_ways is None or self._of_ways.length != length:
-            assert self._channel is not None and self.bits is not None
-            self._of_ways = RoundedMean(self._channel, Codec(self.bits), length)
+            self._of_ways = self._new_mean(self.bits, length, keeps_lost=True)
             if [each.shape for each in self._restored] == [each.shape for each in self._of_ways.lost]:
                 self._of_ways.lost = self._restored
             self._restored = []
         return self._of_ways
-
-
-def _length(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.numel() for tensor in tensors)

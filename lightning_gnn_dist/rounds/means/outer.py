@@ -94,8 +94,6 @@ class OuterStep:
             return
         self._before = [torch.empty_like(each.detach()) for each in self._parameters()]
         self._optimizer = _optimizer_of(self._before, self._outer)
-        if self._outer.bits is not None and any(each.is_complex() for each in self._before):
-            raise TypeError(f"outer={self._outer} rounds real numbers, and the model has complex ones: leave bits out.")
         self.begin_round()
 
     @torch.no_grad()
