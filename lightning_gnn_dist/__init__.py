@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.graph.graph import Graph
     from lightning_gnn_dist.graph.quantize import quantize_rows
     from lightning_gnn_dist.graph.synthetic import communities
+    from lightning_gnn_dist.graph.typed.types import GraphTypes
     from lightning_gnn_dist.layerwise.prediction import predict_by_layer
     from lightning_gnn_dist.layerwise.ready_made import layers_of
     from lightning_gnn_dist.layerwise.through_layers import through_layers
@@ -106,6 +107,7 @@ __all__ = [
     "Fixed",
     "GlobalBatching",
     "Graph",
+    "GraphTypes",
     "GrappaStrategy",
     "Halo",
     "Held",
@@ -179,6 +181,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "Fixed": "data.residency",
     "GlobalBatching": "data.settings",
     "Graph": "graph.graph",
+    "GraphTypes": "graph.typed.types",
     "GrappaStrategy": "strategies.grappa",
     "Halo": "boundary.boundary",
     "Held": "data.residency",

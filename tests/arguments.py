@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCN
 
 import lightning_gnn_dist as package
@@ -117,6 +117,7 @@ RIGHT_OF: dict[tuple[str, str], set[str]] = {
 # Classes that only say what others are like, or hold what the package itself puts there.
 NO_CONSTRUCTORS = {
     "Boundary",
+    "GraphTypes",
     "Held",
     "Partitioner",
     "Residency",
@@ -229,7 +230,7 @@ def cases(world: World) -> Iterator[Case]:
             bound = getattr(instances[name](), method)
             call = valid.get(f"{name}.{method}", valid.get(method))
             assert call is not None, f"{name}.{method} is public: give it a valid call in valid_calls()."
-            hints = get_type_hints(bound, localns={"Data": Data})  # PyG's, which a Graph does not import
+            hints = get_type_hints(bound, localns={"Data": Data, "HeteroData": HeteroData})  # of PyG, loaded late
             yield Case(f"{name}.{method}", bound, call, hints)
     yield Case("BatchKey", _sampled_with(world), lambda: {"seed": 1, "epoch": 1, "batch": 1}, get_type_hints(BatchKey))
 

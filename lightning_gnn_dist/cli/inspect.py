@@ -51,7 +51,7 @@ def _check(path: Path) -> None:
         _verify(shares[index])
     if bounds is None:
         _verify(path)
-        arrays, _ = store.read(path)
+        arrays = store.read(path)[0]
         (LinkSplit if "links/undirected" in arrays else Graph).open(path)
     elif len(there) < bounds.num_shards:
         print(f"{path}: {bounds.num_shards - len(there)} of {bounds.num_shards} shards are not on this host.")

@@ -25,7 +25,7 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.graph import fingerprint_of
+from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.checksum import checksum_of
 from lightning_gnn_dist.graph.storage.files import flush
