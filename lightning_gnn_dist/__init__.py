@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.graph.graph import Graph
     from lightning_gnn_dist.graph.quantize import quantize_rows
     from lightning_gnn_dist.graph.synthetic import communities
+    from lightning_gnn_dist.graph.typed.synthetic import citations
     from lightning_gnn_dist.graph.typed.types import GraphTypes
     from lightning_gnn_dist.layerwise.prediction import predict_by_layer
     from lightning_gnn_dist.layerwise.ready_made import layers_of
@@ -148,6 +149,7 @@ __all__ = [
     "SuperNodePartitioner",
     "TMAStrategy",
     "WholePartSampler",
+    "citations",
     "communities",
     "coverage_mean",
     "layers_of",
@@ -222,6 +224,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "SuperNodePartitioner": "partition.supernode",
     "TMAStrategy": "strategies.tma",
     "WholePartSampler": "sampling.whole",
+    "citations": "graph.typed.synthetic",
     "communities": "graph.synthetic",
     "coverage_mean": "data.coverage",
     "layers_of": "layerwise.ready_made",

@@ -334,6 +334,7 @@ def _of_functions(world: World) -> Calls:
     graph, arrays = world.graph, world.folder / "arrays"
     model, trainer = Layered(), world.trainer
     return {
+        "citations": lambda: {"num_papers": 200, "num_fields": 1, "mean_degree": 2.0},
         "communities": lambda: {"num_nodes": 40, "num_classes": 1, "num_features": 2, "mean_degree": 2.0},
         "coverage_mean": lambda: {"losses": torch.ones(2), "batch": Data(batch_size=2)},
         "layers_of": lambda: {"gnn": GCN(4, 4, 2)},

@@ -13,7 +13,7 @@ from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.cli.values import in_bytes
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.graph_report import GraphReport
+from lightning_gnn_dist.graph.graph_report import report_of
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.partition.advice import advise, bytes_per_part, peak_bytes
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> None:
                 "before it is divided."
             )
         graph = Graph.open(options.graph)
-        print(GraphReport.of(graph))
+        print(report_of(graph))
         for name in options.partitioner if options.parts else ():
             _inspect(graph, partitioner_of(name, options, graph), options)
     except (ValueError, OSError) as error:
