@@ -71,8 +71,10 @@ def _verify(path: Path) -> None:
 def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace) -> None:
     partition = cached_partition(graph, partitioner, options.parts, options.seed)
     report = partition.report(graph)
-    ram = bytes_per_part(graph, report)
     print(f"\n{partitioner}\n{report}")
+    if graph.types is not None:  # nothing trains on it yet, so there is no RAM of a rank, no price and no advice
+        return
+    ram = bytes_per_part(graph, report)
     print(
         f"RAM for a part: {in_bytes(float(ram.double().mean()))} in the mean, {in_bytes(int(ram.max()))} at most; "
         f"the whole graph takes {in_bytes(graph.num_bytes)}"

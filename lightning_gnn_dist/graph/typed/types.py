@@ -105,14 +105,17 @@ class GraphTypes:
 
     def split(self, name: str) -> Tensor:
         """The ids in the graph of the nodes that the ``<name>_mask`` of their type marks, in increasing order."""
-        key = f"{name}_mask"
-        masks = {kind: arrays[key] for kind, arrays in self.node_arrays.items() if key in arrays}
-        if not masks:
+        if not (found := self.splits(name)):
             raise ValueError(
                 f"No node type has a {name:.60}_mask: set data[{self.node_types[0]!r}].{name:.60}_mask, a boolean per "
                 "node, before Graph.from_pyg(data)."
             )
-        return torch.cat([mask.nonzero().view(-1) + self.nodes_of(kind).start for kind, mask in masks.items()])
+        return torch.cat(list(found.values()))
+
+    def splits(self, name: str) -> dict[str, Tensor]:
+        """Do as :meth:`split` for each node type that has the mask."""
+        masks = {kind: arrays.get(f"{name}_mask") for kind, arrays in self.node_arrays.items()}
+        return {kind: m.nonzero().view(-1) + self.nodes_of(kind).start for kind, m in masks.items() if m is not None}
 
     # Saved, compared and checked.
 
