@@ -14,8 +14,10 @@ import torch
 
 from lightning_gnn_dist.cli.values import in_bytes
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph_report import report_of
 from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph, Source
 from lightning_gnn_dist.prepare.files.sources import find_source
+from lightning_gnn_dist.prepare.files.typed_tables import TypedTables, is_typed
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation, Prepared
 from lightning_gnn_dist.prepare.prepare_shard import ShardPreparation
 from lightning_gnn_dist.prepare.shard import shard_name
@@ -28,6 +30,11 @@ def run(options: argparse.Namespace) -> None:
         if options.shard is None and options.out.exists() and not options.overwrite:
             raise FileExistsError(f"{options.out} exists already: choose another path, or add --overwrite.")
         in_memory = options.out_of_core is None and options.shard is None
+        if in_memory and is_typed(options.source):
+            _prepare_typed(options)
+            return
+        if options.time is not None or options.reverse:
+            raise ValueError("--time and --reverse are of graphs with types: a folder with folders nodes and edges.")
         (_prepare if in_memory else _prepare_out_of_core)(options)
     except (ValueError, TypeError, OSError, NotImplementedError, MemoryError, ModuleNotFoundError) as error:
         raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
@@ -54,6 +61,27 @@ def _prepare(options: argparse.Namespace) -> None:
     _summary(Prepared(graph.num_nodes, graph.num_edges, graph.num_bytes, arrays, splits), options)
     if not options.undirected and not _may_be_undirected(graph, raw):
         print("Not every edge has its reverse. If the graph is undirected, prepare it with --undirected.")
+
+
+def _prepare_typed(options: argparse.Namespace) -> None:
+    if options.undirected or options.nodes:
+        raise ValueError(
+            f"{options.source} holds tables of several types: the nodes are in its folder nodes (no --nodes), and the "
+            "reverse of an edge is of another type (--reverse, no --undirected)."
+        )
+    tables = TypedTables.of(options.source, options.drop, options.time)
+    num_edges, ram = (count * (1 + options.reverse) for count in (tables.num_edges, tables.needed_ram))
+    print(
+        f"{options.source}: {len(tables.nodes)} types of nodes, {num_edges:,} edges of {len(tables.edges)} types. "
+        f"Sorting them takes {in_bytes(ram)} of RAM."
+    )
+    _say(tables.headings)
+    with _step("reading and sorting") as progress:
+        settings = {"split": options.split, "seed": options.seed, "float_labels": options.float_labels}
+        graph = tables.read(progress, reverse=options.reverse, **settings)
+    with _step("writing"):
+        graph.save(options.out, overwrite=options.overwrite)
+    print(f"{options.out}: {report_of(graph)}")
 
 
 def _prepare_out_of_core(options: argparse.Namespace) -> None:

@@ -140,11 +140,10 @@ class Graph:
                 one type into a node are then in its order, see :class:`GraphTypes`.
         """
         check_true_or_false(check_features=check_features, float_labels=float_labels, edge_ids=edge_ids)
-        if time is not None:
-            check_word("time", time, "time")
         if hetero.is_hetero(data):
             flags = {"check_features": check_features, "float_labels": float_labels, "edge_ids": edge_ids}
-            return typed_graph(*build(*hetero.tables_of(data, **flags), time))
+            nodes_of, edges_of = hetero.contents_of(data)
+            return typed_graph(*build(*hetero.tables_of(nodes_of, edges_of, **flags), time))
         if time is not None:
             raise ValueError(f"time ({shown(time)}) orders the edges of a HeteroData: leave it out for a Data.")
         nodes, edges = convert.arrays_of(data)

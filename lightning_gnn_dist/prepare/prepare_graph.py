@@ -38,6 +38,7 @@ from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph
 from lightning_gnn_dist.prepare.files.row_files import RowFiles
 from lightning_gnn_dist.prepare.files.table_files import about_headings
 from lightning_gnn_dist.prepare.files.text_tables import Progress
+from lightning_gnn_dist.prepare.files.typed_tables import is_typed
 from lightning_gnn_dist.prepare.files.unpack import check_nodes, unpack_edges, unpack_nodes
 from lightning_gnn_dist.prepare.journal import Journal, journal_of
 
@@ -162,6 +163,11 @@ class Preparation:
         for file in (self.source, *([self.nodes] if self.nodes else [])):
             if not file.exists():
                 raise FileNotFoundError(f"{file} does not exist.")
+        if is_typed(self.source):
+            raise ValueError(
+                f"{self.source} holds tables of several types, and these are prepared in memory: lightning-gnn-dist "
+                "prepare, without --out-of-core and --shard."
+            )
 
     @property
     def folder(self) -> Path:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.checks import check_word, shown
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, check_names, edge_type_dtype, offsets_of, within
 
@@ -45,6 +45,8 @@ def build(
     convert.check_num_nodes(offsets[-1])
     first = dict(zip(nodes, offsets, strict=False))
     everywhere = {name for table in (*nodes.values(), *edges.values()) for name in table[1]}
+    if time is not None:
+        check_word("time", time, "time")
     if time is not None and time not in everywhere:
         raise ValueError(f"time names the array {shown(time)}, and no node type and no edge type has it.")
     orders = {}

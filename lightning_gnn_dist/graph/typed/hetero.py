@@ -16,7 +16,7 @@ from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, check_nam
 if TYPE_CHECKING:
     from torch_geometric.data import HeteroData
 
-Tables = tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]
+Content = dict[str, Any]  # arrays by name, num_nodes, edge_index
 
 
 def is_hetero(data: object) -> bool:
@@ -26,25 +26,37 @@ def is_hetero(data: object) -> bool:
     return isinstance(data, HeteroData)
 
 
-def tables_of(data: HeteroData, *, check_features: bool, float_labels: bool, edge_ids: bool) -> Tables:
-    """The nodes and the edges of each type; what cannot be trained on later is refused."""
+def contents_of(data: HeteroData) -> tuple[dict[str, Content], dict[EdgeType, Content]]:
+    """What is set of each node type and each edge type; a tensor of no type is refused."""
     if stray := [name for name, value in data._global_store.items() if isinstance(value, Tensor)]:
         raise ValueError(f"{stray} belong to no type: set them on one, as in data['paper'].x, or remove them.")
-    check_names(tuple(data.node_types), tuple(data.edge_types))
-    nodes, edges = {}, {}
-    for kind in data.node_types:
+    return {k: data[k].to_dict() for k in data.node_types}, {k: data[k].to_dict() for k in data.edge_types}
+
+
+def tables_of(
+    nodes: Mapping[str, Content],
+    edges: Mapping[EdgeType, Content],
+    *,
+    check_features: bool,
+    float_labels: bool,
+    edge_ids: bool,
+) -> tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]:
+    """The nodes and the edges of each type; what cannot be trained on later is refused."""
+    check_names(tuple(nodes), tuple(edges))
+    found, links = {}, {}
+    for kind, content in nodes.items():
         with within(kind):
-            nodes[kind] = _nodes(data[kind].to_dict(), check_features, float_labels)
-    labels = [table.arrays["y"] for table in nodes.values() if "y" in table.arrays]
+            found[kind] = _nodes(content, check_features, float_labels)
+    labels = [table.arrays["y"] for table in found.values() if "y" in table.arrays]
     if float_labels and not any(y.is_floating_point() for y in labels):
         raise ValueError("float_labels says that a y is a target of regression, but no node type has a y of fractions.")
-    for edge_type in data.edge_types:
+    for edge_type, content in edges.items():
         with within(edge_type):
-            edges[edge_type] = _edges(data[edge_type].to_dict(), check_features, edge_ids)
-    return nodes, edges
+            links[edge_type] = _edges(content, check_features, edge_ids)
+    return found, links
 
 
-def _nodes(content: Mapping[str, Any], check_features: bool, float_labels: bool) -> NodeTable:
+def _nodes(content: Content, check_features: bool, float_labels: bool) -> NodeTable:
     tensors = dict(convert.tensors_of(content))
     count = _count(content, tensors)
     arrays: dict[str, Tensor] = {}
@@ -63,7 +75,7 @@ def _nodes(content: Mapping[str, Any], check_features: bool, float_labels: bool)
     return NodeTable(count, arrays)
 
 
-def _count(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
+def _count(content: Content, tensors: Mapping[str, Tensor]) -> int:
     """The number of nodes: as the data says, or as its arrays show."""
     if (count := content.get("num_nodes")) is not None:
         check_at_least(0, num_nodes=count)
@@ -74,7 +86,7 @@ def _count(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> int:
     return lengths[0]
 
 
-def _edges(content: Mapping[str, Any], check_features: bool, edge_ids: bool) -> EdgeTable:
+def _edges(content: Content, check_features: bool, edge_ids: bool) -> EdgeTable:
     edge_index = content.get("edge_index")
     if edge_index is None:
         raise ValueError(

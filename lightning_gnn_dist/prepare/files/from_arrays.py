@@ -56,7 +56,7 @@ def of_directory(path: Path, drop: Collection[str]) -> Source:
 def of_npz(path: Path, drop: Collection[str]) -> Source:
     """The source in an archive of arrays, of which only the headers are read now."""
     sizes = {}
-    with _told(path), zipfile.ZipFile(path) as archive:
+    with told(path), zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             with archive.open(name) as file:
                 np.lib.format.read_magic(file)
@@ -68,7 +68,7 @@ def of_npz(path: Path, drop: Collection[str]) -> Source:
     num_bytes = sum(size for name, (_, size) in sizes.items() if name != "edge_index" and name not in drop)
 
     def read(on_progress: Progress) -> RawGraph:
-        with _told(path), np.load(path, allow_pickle=False) as archive:
+        with told(path), np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files if name not in drop or name == "edge_index"}
         return _from_arrays(arrays, path, [])
 
@@ -76,7 +76,7 @@ def of_npz(path: Path, drop: Collection[str]) -> Source:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def told(path: Path) -> Iterator[None]:
     """What is said of an archive that cannot be read."""
     try:
         with open_file(path):  # and neither a folder nor a pipe
@@ -129,7 +129,7 @@ def _from_arrays(arrays: Mapping[str, Column], path: Path, drop: Collection[str]
     if "edge_index" not in found:
         raise ValueError(f"{path} holds no edge_index, of shape (2, edges), but {sorted(arrays)}.")
     edge_index = found.pop("edge_index")
-    num_nodes = _num_nodes(found, path)
+    num_nodes = num_nodes_of(found, path)
     tensors = node_tensors(found, num_nodes)
     data = Data(edge_index=torch.from_numpy(np.ascontiguousarray(edge_index)), num_nodes=num_nodes, **tensors)
     return RawGraph(data.edge_index, num_nodes, *convert.arrays_of(data))
@@ -145,7 +145,8 @@ def node_tensors(found: Mapping[str, Column], num_nodes: int) -> dict[str, Tenso
     return tensors
 
 
-def _num_nodes(found: dict[str, Column], path: Path) -> int:
+def num_nodes_of(found: dict[str, Column], path: Path) -> int:
+    """How many nodes there are: as ``num_nodes`` says, which is taken out, or other arrays show."""
     if "num_nodes" in found:
         return number_in(found.pop("num_nodes"), path)
     for name in ("x", "y", "train_mask"):
