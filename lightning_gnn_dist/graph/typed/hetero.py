@@ -111,8 +111,8 @@ def to_hetero(indptr: Tensor, indices: Tensor, types: GraphTypes) -> HeteroData:
     for kind, count in types.num_nodes.items():
         data[kind].num_nodes = count
         data[kind].update(dict(types.node_arrays[kind]))
-    for edge_type in types.edge_types:
-        at = types.edges_of(edge_type)
+    of_types = torch.argsort(types.edge_type, stable=True).split(list(types.num_edges))
+    for edge_type, at in zip(types.edge_types, of_types, strict=True):
         receiver = torch.searchsorted(indptr, at, right=True) - 1 - types.nodes_of(edge_type[2]).start
         sender = indices[at].to(torch.int64) - types.nodes_of(edge_type[0]).start
         data[edge_type].edge_index = torch.stack([sender, receiver])

@@ -14,6 +14,7 @@ from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.graph.typed.synthetic import citations
 from tests.graph.typed.graphs import check_same, small
 
 
@@ -109,3 +110,13 @@ def test_a_changed_array_is_not_saved(graph: Graph, tmp_path: Path) -> None:
     graph.types.node_arrays["paper"]["x"] = torch.ones(3)  # type: ignore[index]
     with pytest.raises(ValueError, match=r"data\['paper'\]: x has shape \(3,\)"):
         graph.save(tmp_path / "graph")
+
+
+def test_types_cost_less_than_a_third_of_the_edges(tmp_path: Path) -> None:
+    typed = citations(2000)
+    plain = Graph(typed.indptr, typed.indices)
+    typed.save(tmp_path / "typed")
+    plain.save(tmp_path / "plain")
+    edges = [tmp_path / "typed" / f"{name}.npy" for name in ("indptr", "indices", "edge_type")]
+    size = sum(file.stat().st_size for file in edges)
+    assert size < 1.3 * sum(file.stat().st_size for file in (tmp_path / "plain").glob("*.npy"))
