@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
     from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
     from lightning_gnn_dist.prepare.prepare_shard import prepare_shard
+    from lightning_gnn_dist.prepare.prepare_typed import prepare_typed_graph
     from lightning_gnn_dist.prepare.shard import save_shards
     from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
     from lightning_gnn_dist.rounds.drift import Drift
@@ -156,6 +157,7 @@ __all__ = [
     "predict_by_layer",
     "prepare_graph",
     "prepare_shard",
+    "prepare_typed_graph",
     "quantize_rows",
     "save_shards",
     "split_edges",
@@ -231,6 +233,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "predict_by_layer": "layerwise.prediction",
     "prepare_graph": "prepare.prepare_graph",
     "prepare_shard": "prepare.prepare_shard",
+    "prepare_typed_graph": "prepare.prepare_typed",
     "quantize_rows": "graph.quantize",
     "save_shards": "prepare.shard",
     "split_edges": "data.links",

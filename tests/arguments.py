@@ -206,6 +206,9 @@ class World:
         (folder / "arrays").mkdir()
         np.save(folder / "arrays" / "edge_index.npy", np.array([[0, 1, 2, 3], [1, 2, 3, 0]]))
         np.save(folder / "arrays" / "num_nodes.npy", np.array(4))
+        for place, name, array in (("nodes/a", "num_nodes", 4), ("edges/a__to__a", "edge_index", [[0, 1], [1, 2]])):
+            (folder / "typed" / place).mkdir(parents=True)
+            np.save(folder / "typed" / place / name, np.array(array))
         self.trainer = pl.Trainer(
             accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
         )
@@ -340,6 +343,7 @@ def _of_functions(world: World) -> Calls:
         "layers_of": lambda: {"gnn": GCN(4, 4, 2)},
         "predict_by_layer": lambda: {"trainer": trainer, "model": model, "graph": graph, "path": world.new(".npy")},
         "prepare_graph": lambda: {"source": arrays, "out": world.new()},
+        "prepare_typed_graph": lambda: {"source": world.folder / "typed", "out": world.new()},
         "prepare_shard": lambda: {"source": arrays, "folder": world.new(), "index": 0, "num_shards": 2},
         "quantize_rows": lambda: {"x": torch.ones(3, 2)},
         "save_shards": lambda: {"graph": graph, "partition": world.partition, "folder": world.new()},

@@ -20,6 +20,7 @@ from lightning_gnn_dist.prepare.files.sources import find_source
 from lightning_gnn_dist.prepare.files.typed_tables import TypedTables, is_typed
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation, Prepared
 from lightning_gnn_dist.prepare.prepare_shard import ShardPreparation
+from lightning_gnn_dist.prepare.prepare_typed import TypedPreparation
 from lightning_gnn_dist.prepare.shard import shard_name
 
 
@@ -30,11 +31,13 @@ def run(options: argparse.Namespace) -> None:
         if options.shard is None and options.out.exists() and not options.overwrite:
             raise FileExistsError(f"{options.out} exists already: choose another path, or add --overwrite.")
         in_memory = options.out_of_core is None and options.shard is None
+        if is_typed(options.source):
+            _check_typed(options)
+        elif options.time is not None or options.reverse:
+            raise ValueError("--time and --reverse are of graphs with types: a folder with folders nodes and edges.")
         if in_memory and is_typed(options.source):
             _prepare_typed(options)
             return
-        if options.time is not None or options.reverse:
-            raise ValueError("--time and --reverse are of graphs with types: a folder with folders nodes and edges.")
         (_prepare if in_memory else _prepare_out_of_core)(options)
     except (ValueError, TypeError, OSError, NotImplementedError, MemoryError, ModuleNotFoundError) as error:
         raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
@@ -63,12 +66,15 @@ def _prepare(options: argparse.Namespace) -> None:
         print("Not every edge has its reverse. If the graph is undirected, prepare it with --undirected.")
 
 
-def _prepare_typed(options: argparse.Namespace) -> None:
+def _check_typed(options: argparse.Namespace) -> None:
     if options.undirected or options.nodes:
         raise ValueError(
             f"{options.source} holds tables of several types: the nodes are in its folder nodes (no --nodes), and the "
             "reverse of an edge is of another type (--reverse, no --undirected)."
         )
+
+
+def _prepare_typed(options: argparse.Namespace) -> None:
     tables = TypedTables.of(options.source, options.drop, options.time)
     num_edges, ram = (count * (1 + options.reverse) for count in (tables.num_edges, tables.needed_ram))
     print(
@@ -109,6 +115,9 @@ def _preparation(options: argparse.Namespace) -> Preparation:
         "memory_bytes": options.out_of_core or DEFAULT_MEMORY,
         "overwrite": options.overwrite,
     }
+    if options.shard is None and is_typed(options.source):
+        del settings["undirected"]
+        return TypedPreparation(options.source, options.out, **settings, time=options.time, reverse=options.reverse)
     if options.shard is None:
         return Preparation(options.source, options.out, **settings, nodes=options.nodes)
     whose = {"index": options.shard, "num_shards": options.num_shards, "assignment": options.assignment}
@@ -180,7 +189,7 @@ def _summary(prepared: Prepared, options: argparse.Namespace) -> None:
     out = options.out if options.shard is None else options.out / shard_name(options.shard)
     print(f"{out}: {prepared.num_nodes:,} nodes, {prepared.num_edges:,} edges, {in_bytes(prepared.num_bytes)}.")
     print(f"arrays: {', '.join(prepared.arrays)}; split: {splits or 'none'}.")
-    if "train" not in prepared.splits:
+    if not any(name.endswith("train") for name in prepared.splits):
         print("There is no train_mask, and training needs one: --split 0.6 0.2 0.2, or a column called split.")
 
 

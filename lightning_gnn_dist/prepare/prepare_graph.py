@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -144,6 +144,7 @@ class Prepared:
 class Preparation:
     """The settings of :func:`prepare_graph`."""
 
+    takes_types: ClassVar[bool] = False  # tables of several types
     source: Path
     out: Path
     undirected: bool = False
@@ -163,10 +164,10 @@ class Preparation:
         for file in (self.source, *([self.nodes] if self.nodes else [])):
             if not file.exists():
                 raise FileNotFoundError(f"{file} does not exist.")
-        if is_typed(self.source):
+        if is_typed(self.source) and not self.takes_types:
             raise ValueError(
-                f"{self.source} holds tables of several types, and these are prepared in memory: lightning-gnn-dist "
-                "prepare, without --out-of-core and --shard."
+                f"source ({self.source}) holds tables of several types: prepare_typed_graph(source, out) takes them, "
+                "and lightning-gnn-dist prepare without --shard."
             )
 
     @property

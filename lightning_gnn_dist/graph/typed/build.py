@@ -79,7 +79,7 @@ def _check_nodes(table: NodeTable, time: str | None) -> None:
     if table.num < 1:
         raise ValueError("there are no nodes of this type: leave it out, and the edges from and to it.")
     convert.check_rows("node", table.arrays, table.num)
-    _check_time(table.arrays, time, "node")
+    check_time(table.arrays, time, "node")
 
 
 def _check_edges(edge_type: EdgeType, table: EdgeTable, nodes: Mapping[str, NodeTable], time: str | None) -> None:
@@ -93,10 +93,11 @@ def _check_edges(edge_type: EdgeType, table: EdgeTable, nodes: Mapping[str, Node
                 f"count from 0, so they must lie in [0, {count})."
             )
     convert.check_rows("edge", table.arrays, table.edge_index.shape[1])
-    _check_time(table.arrays, time, "edge")
+    check_time(table.arrays, time, "edge")
 
 
-def _check_time(arrays: Mapping[str, Tensor], time: str | None, row: str) -> None:
+def check_time(arrays: Mapping[str, Tensor], time: str | None, row: str) -> None:
+    """Refuse times, if there are any, that are not one number for each ``row``, such as ``"node"``, or are NaN."""
     if time is None or (times := arrays.get(time)) is None:
         return
     if times.dim() != 1 or times.dtype == torch.bool or times.is_complex():

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.graph.typed.build import build
@@ -34,6 +35,7 @@ from lightning_gnn_dist.prepare.files.table_files import (
 from lightning_gnn_dist.prepare.files.text_tables import Progress
 
 Content = dict[str, Any]
+T = TypeVar("T")
 
 
 def is_typed(path: Path) -> bool:
@@ -74,7 +76,7 @@ class TypedTables:
         names = {name: path for path in (*nodes.values(), *edges.values()) for name in _names(path)}
         check_drop(drop, names, folder)
         if time is not None and time not in names:
-            raise ValueError(f"{folder} has no column {time!r}, which --time names, but {sorted(names)}.")
+            raise ValueError(f"time names the column {shown(time)}, and {folder} has these: {shown(sorted(names))}.")
         return tables
 
     @property
@@ -123,7 +125,8 @@ class TypedTables:
         if split:
             nodes = _split(nodes, split, seed)
         if reverse:
-            edges = _with_reverse(edges)
+            flipped = {kind: some | {"edge_index": some["edge_index"].flip(0)} for kind, some in edges.items()}
+            edges |= with_reverse(flipped)
         tables = tables_of(nodes, edges, check_features=True, float_labels=float_labels, edge_ids=False)
         return typed_graph(*build(*tables, self.time))
 
@@ -180,7 +183,7 @@ def _files(folder: Path) -> dict[str, Path]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith((".", "_")):
             continue
-        if not is_table(path) and path.suffix != ".npz" and not (path.is_dir() and any(path.glob("*.npy"))):
+        if not is_table(path) and path.suffix != ".npz" and not (path.is_dir() and any(path.rglob("*.npy"))):
             raise ValueError(
                 f"{path} is no table of one type: give a text (.csv, .tsv, .txt, also gzipped), .parquet or a folder "
                 "of these, an .npz, or a folder of .npy."
@@ -196,7 +199,7 @@ def _names(path: Path) -> list[str]:
     if is_table(path):
         return columns_of(path)
     if path.is_dir():
-        return [file.stem for file in path.glob("*.npy")]
+        return [file.stem for file in path.iterdir() if file.is_dir() or file.suffix == ".npy"]
     with told(path), np.load(path, allow_pickle=False) as archive:
         return list(archive.files)
 
@@ -211,6 +214,10 @@ def _length(path: Path) -> int:
 def _arrays(path: Path, drop: Collection[str]) -> dict[str, Column]:
     """The arrays of one type by their names in a graph; those of a folder are mapped."""
     if path.is_dir():
+        for folder in (folder for folder in path.iterdir() if folder.is_dir() and any(folder.glob("*.npy"))):
+            raise ValueError(
+                f"{folder} is a folder, and an array in several files is read out of core alone: --out-of-core."
+            )
         files = [file for file in sorted(path.glob("*.npy")) if file.stem not in drop]
         for file in files:
             NpyFile.of(file).type  # noqa: B018  refused here if torch has no such type
@@ -252,12 +259,11 @@ def _split(nodes: dict[str, Content], shares: Sequence[float], seed: int) -> dic
     return nodes
 
 
-def _with_reverse(edges: dict[EdgeType, Content]) -> dict[EdgeType, Content]:
-    found = dict(edges)
-    for (source, name, target), content in edges.items():
+def with_reverse(edges: Mapping[EdgeType, T]) -> dict[EdgeType, T]:
+    """The reverse type of each edge type, with the same value."""
+    for source, name, target in edges:
         if (target, f"rev_{name}", source) in edges:
             raise ValueError(
                 f"There are edges {(target, f'rev_{name}', source)} already: leave --reverse out, or these edges."
             )
-        found[target, f"rev_{name}", source] = content | {"edge_index": content["edge_index"].flip(0)}
-    return found
+    return {(target, f"rev_{name}", source): value for (source, name, target), value in edges.items()}

@@ -186,7 +186,7 @@ BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
         ("--time", "year"),
         r"column 'year' is empty or NaN in row 2",
     ),
-    "no such time": (nothing, ("--time", "when"), "has no column 'when', which --time names"),
+    "no such time": (nothing, ("--time", "when"), "time names the column 'when', and .* has these"),
     "no such column": (nothing, ("--drop", "when"), "has no 'when' to drop"),
     "words for arrays": (
         with_text("edges/paper__on__venue.csv", "a,b\n10,icml\n"),
@@ -205,8 +205,8 @@ BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
         "rev_writes.*already",
     ),
     "undirected": (nothing, ("--undirected",), "--reverse, no --undirected"),
-    "out of core": (nothing, ("--out-of-core",), "tables of several types, and these are prepared in memory"),
-    "a shard": (nothing, ("--shard", "0", "--num-shards", "2"), "tables of several types, and these are"),
+    "out of core": (nothing, ("--out-of-core",), "author.tsv is read in memory alone"),
+    "a shard": (nothing, ("--shard", "0", "--num-shards", "2"), "holds tables of several types: prepare_typed_graph"),
     "no labels": (
         with_text("nodes/paper.csv", "id\n10\n20\n30\n"),
         ("--split", "1", "0", "0"),
@@ -233,5 +233,5 @@ def test_options_of_types_are_of_types(tmp_path: Path) -> None:
         prepare(tmp_path / "edges.csv", "--reverse")
     for name in ("nodes", "edges"):
         (tmp_path / "tables" / name).mkdir(parents=True)
-    with pytest.raises(ValueError, match="prepared in memory"):
+    with pytest.raises(ValueError, match="prepare_typed_graph"):
         prepare_graph(tmp_path / "tables", tmp_path / "out")
