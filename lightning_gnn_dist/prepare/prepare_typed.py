@@ -248,7 +248,6 @@ class TypedPreparation(Preparation):
         if journal.get("is_sorted"):
             return
         if not self._sorted(edge_type).exists():
-            journal.clear()
             (self._sorted(edge_type) / "edges").mkdir(parents=True)
         convert.check_each_name(files.carried.arrays, allowed=())
         if self.time in files.carried.arrays:

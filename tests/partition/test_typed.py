@@ -70,6 +70,18 @@ def test_few_training_nodes_of_many_types_reach_every_part() -> None:
     assert report.train_of_types["t0"].max() == 1
 
 
+def test_many_types_of_training_nodes_may_fill_a_part_beyond_its_share() -> None:
+    data, generator = HeteroData(), torch.Generator().manual_seed(0)
+    for number in range(6):
+        data[f"t{number}"].train_mask = torch.ones(4, dtype=torch.bool)
+        edge_index = torch.randint(4, (2, 6), generator=generator)
+        data[f"t{number}", "to", f"t{(number + 1) % 6}"].edge_index = edge_index
+    graph = Graph.from_pyg(data)
+    report = MetisPartitioner(balance="train", imbalance=0.0)(graph, 3, seed=0).report(graph)
+    assert all(counts.max() <= 2 for counts in report.train_of_types.values())
+    assert report.nodes.max() > 24 // 3  # where all nodes stay where they are, no node can make room
+
+
 def test_each_part_has_a_training_node_where_no_type_has_enough() -> None:
     data = HeteroData()
     for kind in "abc":

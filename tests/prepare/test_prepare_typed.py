@@ -97,7 +97,7 @@ def test_an_array_in_several_files_and_a_split(folder: Path, capsys: pytest.Capt
         main(command)
     main([*command, "--out-of-core"])
     said = capsys.readouterr()
-    assert "22 nodes, 79 edges" in said.out and "6 paper train" in said.out
+    assert "22 nodes, 99 edges" in said.out and "6 paper train" in said.out
     assert "There is no train_mask" not in said.out and "sorting author writes paper" in said.err
     opened = Graph.open(folder.parent / "graph")
     assert opened.types is not None and torch.equal(opened.types.node_arrays["author"]["x"], torch.from_numpy(whole))

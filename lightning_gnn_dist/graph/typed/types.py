@@ -56,6 +56,8 @@ class GraphTypes:
 
     def __post_init__(self) -> None:
         check_names(self.node_types, self.edge_types)
+        if min(*self.num_nodes.values(), *self.num_edges) < 0:
+            raise ValueError(f"No type has fewer than 0 nodes or edges: {self.num_nodes}, {self.num_edges}.")
         self.check_lengths()
 
     @property
@@ -66,7 +68,8 @@ class GraphTypes:
     @property
     def num_nodes(self) -> dict[str, int]:
         """The number of nodes of each type."""
-        return {name: len(self.nodes_of(name)) for name in self.node_types}
+        ends = zip(self.offsets, self.offsets[1:], strict=False)
+        return {name: end - start for name, (start, end) in zip(self.node_types, ends, strict=True)}
 
     def nodes_of(self, node_type: str) -> range:
         """The ids in the graph of all nodes of a type."""
@@ -147,8 +150,8 @@ class GraphTypes:
         """Make the types of a saved graph from what ``meta.json`` says and the arrays by the names of their files."""
         sizes = [(name, int(count)) for name, count in about["nodes"]]
         edges = {(source, name, target): int(count) for source, name, target, count in about["edges"]}
-        found = arrays.get("edge_type", torch.zeros(1, dtype=torch.uint8).expand(sum(edges.values())))
-        return cls(
+        found = arrays.get("edge_type", torch.zeros(1, dtype=torch.uint8).expand(max(sum(edges.values()), 0)))
+        types = cls(
             tuple(name for name, _ in sizes),
             offsets_of([count for _, count in sizes]),
             tuple(edges),
@@ -158,6 +161,10 @@ class GraphTypes:
             {edge_type: _below(f"edges/{folder_of(edge_type)}/", arrays) for edge_type in edges},
             about["time"],
         )
+        known = {"indptr", "indices", *types.arrays}
+        if stray := [name for name in arrays if name not in known and not name.startswith("links/")]:
+            raise ValueError(f"{shown(stray)} belong to no type.")
+        return types
 
     def check_lengths(self) -> None:
         """Refuse arrays without a row for each node, or edge, of their type, and names that no file can have."""
@@ -197,25 +204,28 @@ class GraphTypes:
         counts = torch.zeros(len(self.edge_types), dtype=torch.int64)
         for rows in row_slices(indptr):
             at = slice(int(indptr[rows.start]), int(indptr[rows.stop]))
-            kinds = self.edge_type[at].to(torch.int64)
-            if kinds.numel() and not 0 <= int(kinds.min()) <= int(kinds.max()) < len(self.edge_types):
-                raise ValueError(
-                    f"edge_type must lie in [0, {len(self.edge_types)}), got {int(kinds.min())} to {int(kinds.max())}: "
-                    "save the graph again."
-                )
+            kinds, senders = self.edge_type[at].to(torch.int64), indices[at]
+            self._check_kinds(kinds)
             row = torch.arange(rows.start, rows.stop).repeat_interleave(indptr[rows.start : rows.stop + 1].diff())
-            is_wrong = (self.type_of(indices[at]) != ends[0][kinds]) | (self.type_of(row) != ends[1][kinds])
+            is_wrong = (self.type_of(senders) != ends[0][kinds]) | (self.type_of(row) != ends[1][kinds])
             is_wrong[1:] |= (kinds[1:] < kinds[:-1]) & (row[1:] == row[:-1])
             if bool(is_wrong.any()):
                 first = int(is_wrong.nonzero()[0])
                 raise ValueError(
-                    f"The edge from node {int(indices[at][first])} to node {int(row[first])} is said to be of type "
+                    f"The edge from node {int(senders[first])} to node {int(row[first])} is said to be of type "
                     f"{self.edge_types[int(kinds[first])]}: its ends are of other types, or the row is not in order of "
                     "types. Save the graph again."
                 )
             counts += torch.bincount(kinds, minlength=counts.numel())
         if tuple(counts.tolist()) != self.num_edges:
             raise ValueError(f"num_edges says {self.num_edges}, and edge_type {counts.tolist()}: save the graph again.")
+
+    def _check_kinds(self, kinds: Tensor) -> None:
+        if kinds.numel() and not 0 <= int(kinds.min()) <= int(kinds.max()) < len(self.edge_types):
+            raise ValueError(
+                f"edge_type must lie in [0, {len(self.edge_types)}), got {int(kinds.min())} to {int(kinds.max())}: "
+                "save the graph again."
+            )
 
     @cached_property
     def _starts(self) -> Tensor:
@@ -279,7 +289,8 @@ def within(kind: str | EdgeType) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        raise type(error)(f"{place}: {str(error).replace('data.', f'{place}.')}") from error
+        kind_of_error = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind_of_error(f"{place}: {str(error).replace('data.', f'{place}.')}") from error
 
 
 def _number(kind: Any, kinds: tuple[Any, ...], of: str) -> int:

@@ -12,6 +12,7 @@ EDGES = {
     ("paper", "cites", "paper"): 40,
     ("paper", "in", "venue"): 0,
     ("venue", "of", "paper"): 9,
+    ("paper", "by", "author"): 20,
 }
 
 

@@ -45,6 +45,14 @@ def test_the_fingerprint_knows_types_and_their_masks() -> None:
     assert len({*prints}) == 3 and Graph.from_pyg(changed(x=torch.ones(7, 1))).fingerprint == prints[0]
 
 
+def test_the_fingerprint_knows_names() -> None:
+    prints = set()
+    for name in ("to", "from"):
+        data = HeteroData({"a": {"num_nodes": 2}, ("a", name, "a"): {"edge_index": torch.tensor([[0], [1]])}})
+        prints.add(Graph.from_pyg(data).fingerprint)
+    assert len(prints) == 2
+
+
 def test_one_edge_type_takes_no_number_per_edge(tmp_path: Path) -> None:
     data = HeteroData()
     data["a"].num_nodes = 3
@@ -71,10 +79,10 @@ def write(graph: Graph, path: Path, arrays: dict[str, torch.Tensor], **about: An
 @pytest.mark.parametrize(
     ("arrays", "about", "message"),
     [
-        ({"edge_type": torch.zeros(79, dtype=torch.uint8)}, {}, "is said to be of type"),
-        ({"edge_type": torch.full((79,), 4, dtype=torch.uint8)}, {}, r"edge_type must lie in \[0, 4\), got 4 to 4"),
+        ({"edge_type": torch.zeros(99, dtype=torch.uint8)}, {}, "is said to be of type"),
+        ({"edge_type": torch.full((99,), 5, dtype=torch.uint8)}, {}, r"edge_type must lie in \[0, 5\), got 5 to 5"),
         (
-            {"edge_type": torch.zeros(79, dtype=torch.int32)},
+            {"edge_type": torch.zeros(99, dtype=torch.int32)},
             {},
             r"edge_type must hold torch.uint8.*meta.json|meta.json",
         ),
@@ -83,6 +91,9 @@ def write(graph: Graph, path: Path, arrays: dict[str, torch.Tensor], **about: An
         ({}, {"nodes": [["paper", 12], ["author", 6], ["venue", 4]]}, r"data\['author'\]: x has shape"),
         ({}, {"nodes": [["paper", "x"]]}, "meta.json does not fit"),
         ({}, {"nodes": 3}, "damaged"),
+        ({}, {"nodes": [["paper", 12], ["author", 11], ["venue", -1]]}, "No type has fewer than 0 nodes"),
+        ({"nodes/film/x": torch.ones(2)}, {}, r"\['nodes/film/x'\] belong to no type"),
+        ({"nodes/x": torch.ones(2)}, {}, r"\['nodes/x'\] belong to no type"),
         ({}, {"time": 3}, "damaged"),
     ],
 )
