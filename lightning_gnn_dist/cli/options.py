@@ -21,13 +21,13 @@ OF_LIGHTNING = {  # the commands that are listed here and parsed by Lightning
 }
 PARTITIONERS = ("metis", "supernodes", "random", "streaming")
 SOURCES = """\
-SOURCE is a PyG Data saved by torch.save (.pt); arrays in an .npz or a directory of .npy: edge_index of shape
-(2, edges), x, y, masks or lists of nodes (train_idx, ...), edge_attr, ...; or a table of edges (.csv, .tsv, .txt, also
-gzipped, or .parquet, also a folder of these) whose columns "source" and "target", or the first two, are sender and
-receiver. The table of nodes that goes with it has an id (the column "id", or the first), a label ("y" or "label"), a
-split ("split": train, val, test); all other columns are features. Or a folder with tables of several types of nodes,
-nodes/paper.csv, nodes/author.parquet, ..., and of edges, edges/author__writes__paper.csv, ..., by source type, name and
-destination type; each may also be an .npz or a folder of .npy."""
+SOURCE is a PyG Data or HeteroData saved by torch.save (.pt); arrays in an .npz or a directory of .npy: edge_index of
+shape (2, edges), x, y, masks or lists of nodes (train_idx, ...), edge_attr, ...; or a table of edges (.csv, .tsv,
+.txt, also gzipped, or .parquet, also a folder of these) whose columns "source" and "target", or the first two, are
+sender and receiver. The table of nodes that goes with it has an id (the column "id", or the first), a label ("y" or
+"label"), a split ("split": train, val, test); all other columns are features. Or a folder with tables of several
+types of nodes, nodes/paper.csv, nodes/author.parquet, ..., and of edges, edges/author__writes__paper.csv, ..., by
+source type, name and destination type; each may also be an .npz or a folder of .npy."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -17,6 +17,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import report_of
 from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph, Source
 from lightning_gnn_dist.prepare.files.sources import find_source
+from lightning_gnn_dist.prepare.files.typed_source import HeteroFile, TypedSource
 from lightning_gnn_dist.prepare.files.typed_tables import TypedTables, is_typed
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation, Prepared
 from lightning_gnn_dist.prepare.prepare_shard import ShardPreparation
@@ -31,12 +32,15 @@ def run(options: argparse.Namespace) -> None:
         if options.shard is None and options.out.exists() and not options.overwrite:
             raise FileExistsError(f"{options.out} exists already: choose another path, or add --overwrite.")
         in_memory = options.out_of_core is None and options.shard is None
-        if is_typed(options.source):
+        source = _typed_source(options) if in_memory else None
+        if is_typed(options.source) or source is not None:
             _check_typed(options)
         elif options.time is not None or options.reverse:
-            raise ValueError("--time and --reverse are of graphs with types: a folder with folders nodes and edges.")
-        if in_memory and is_typed(options.source):
-            _prepare_typed(options)
+            raise ValueError(
+                "--time and --reverse are of graphs with types: a HeteroData, or a folder with folders nodes and edges."
+            )
+        if source is not None:
+            _prepare_typed(source, options)
             return
         (_prepare if in_memory else _prepare_out_of_core)(options)
     except (ValueError, TypeError, OSError, NotImplementedError, MemoryError, ModuleNotFoundError) as error:
@@ -66,25 +70,34 @@ def _prepare(options: argparse.Namespace) -> None:
         print("Not every edge has its reverse. If the graph is undirected, prepare it with --undirected.")
 
 
+def _typed_source(options: argparse.Namespace) -> TypedSource | None:
+    """What a graph with types is read from; None for a graph without."""
+    if is_typed(options.source):
+        return TypedTables.of(options.source, options.drop, options.time)
+    if options.source.suffix in {".pt", ".pth"} and options.source.is_file():
+        return HeteroFile.of(options.source, options.drop, options.time)
+    return None
+
+
 def _check_typed(options: argparse.Namespace) -> None:
     if options.undirected or options.nodes:
         raise ValueError(
-            f"{options.source} holds tables of several types: the nodes are in its folder nodes (no --nodes), and the "
-            "reverse of an edge is of another type (--reverse, no --undirected)."
+            f"{options.source} holds several types: their nodes are known (no --nodes), and the reverse of an edge is "
+            "of another type (--reverse, no --undirected)."
         )
 
 
-def _prepare_typed(options: argparse.Namespace) -> None:
-    tables = TypedTables.of(options.source, options.drop, options.time)
-    num_edges, ram = (count * (1 + options.reverse) for count in (tables.num_edges, tables.needed_ram))
+def _prepare_typed(source: TypedSource, options: argparse.Namespace) -> None:
+    num_edges, ram = (count * (1 + options.reverse) for count in (source.num_edges, source.needed_ram))
+    of_nodes, of_edges = source.num_types
     print(
-        f"{options.source}: {len(tables.nodes)} types of nodes, {num_edges:,} edges of {len(tables.edges)} types. "
-        f"Sorting them takes {in_bytes(ram)} of RAM."
+        f"{options.source}: {of_nodes} types of nodes, {num_edges:,} edges of {of_edges} types. Sorting them takes "
+        f"{in_bytes(ram)} of RAM."
     )
-    _say(tables.headings)
+    _say(source.headings)
     with _step("reading and sorting") as progress:
         settings = {"split": options.split, "seed": options.seed, "float_labels": options.float_labels}
-        graph = tables.read(progress, reverse=options.reverse, **settings)
+        graph = source.read(progress, reverse=options.reverse, **settings)
     with _step("writing"):
         graph.save(options.out, overwrite=options.overwrite)
     print(f"{options.out}: {report_of(graph)}")

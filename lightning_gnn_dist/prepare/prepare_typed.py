@@ -41,7 +41,8 @@ from lightning_gnn_dist.prepare.files.raw import SPLITS, check_purposes
 from lightning_gnn_dist.prepare.files.row_files import Carried, RowFiles
 from lightning_gnn_dist.prepare.files.table_files import about_headings, is_table
 from lightning_gnn_dist.prepare.files.text_tables import Progress
-from lightning_gnn_dist.prepare.files.typed_tables import TypedTables, is_typed, with_reverse
+from lightning_gnn_dist.prepare.files.typed_source import with_reverse
+from lightning_gnn_dist.prepare.files.typed_tables import TypedTables, is_typed
 from lightning_gnn_dist.prepare.journal import Journal
 from lightning_gnn_dist.prepare.prepare_graph import (
     DEFAULT_MEMORY,

@@ -6,24 +6,21 @@ edges/author__writes__paper.csv  edges/paper__cites__paper/edge_index.npy
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
-from lightning_gnn_dist.graph.typed.build import build
-from lightning_gnn_dist.graph.typed.hetero import tables_of
+from lightning_gnn_dist.graph.typed.hetero import Content
 from lightning_gnn_dist.graph.typed.types import EdgeType, check_names
 from lightning_gnn_dist.prepare.files.from_arrays import ALIASES, node_tensors, num_nodes_of, purpose_of, told
 from lightning_gnn_dist.prepare.files.from_tables import edge_columns, id_of, node_columns, places_of
-from lightning_gnn_dist.prepare.files.raw import RAM_PER_EDGE, RawGraph, check_drop, check_purposes
+from lightning_gnn_dist.prepare.files.raw import check_drop, check_purposes
 from lightning_gnn_dist.prepare.files.table_files import (
     about_headings,
     columns_of,
@@ -33,9 +30,7 @@ from lightning_gnn_dist.prepare.files.table_files import (
     read_columns,
 )
 from lightning_gnn_dist.prepare.files.text_tables import Progress
-
-Content = dict[str, Any]
-T = TypeVar("T")
+from lightning_gnn_dist.prepare.files.typed_source import Contents, TypedSource
 
 
 def is_typed(path: Path) -> bool:
@@ -44,7 +39,7 @@ def is_typed(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class TypedTables:
+class TypedTables(TypedSource):
     """The tables of a graph with types, of which only headings were read.
 
     Args:
@@ -81,37 +76,17 @@ class TypedTables:
 
     @property
     def num_edges(self) -> int:
-        """The number of edges; an estimate for text."""
         return sum(count_rows(path) if is_table(path) else _length(path) for path in self.edges.values())
 
     @property
-    def needed_ram(self) -> int:
-        """About the RAM that sorting the edges takes, beside arrays that are mapped."""
-        return RAM_PER_EDGE * self.num_edges
+    def num_types(self) -> tuple[int, int]:
+        return len(self.nodes), len(self.edges)
 
     @property
-    def headings(self) -> tuple[str, ...]:
-        """What is taken for the headings of texts, in words."""
+    def headings(self) -> tuple[str, ...]:  # type: ignore[override]  # read when it is asked for
         return about_headings(*self.nodes.values(), *self.edges.values())
 
-    def read(
-        self,
-        on_progress: Progress,
-        *,
-        reverse: bool = False,
-        split: Sequence[float] | None = None,
-        seed: int = 0,
-        float_labels: bool = False,
-    ) -> Graph:
-        """Read all tables, and build the graph.
-
-        Args:
-            on_progress: Called with the share of the tables that is read.
-            reverse: Add an edge type ``rev_<name>`` for each, with the same arrays.
-            split: Shares of the labelled nodes of each type to train on, validate and test.
-            seed: Decides the split.
-            float_labels: Accept a floating point ``y`` with one value per node, for regression.
-        """
+    def contents(self, on_progress: Progress) -> Contents:
         ids: dict[str, Column | None] = {}
         nodes: dict[str, Content] = {}
         edges: dict[EdgeType, Content] = {}
@@ -122,13 +97,7 @@ class TypedTables:
         for edge_type, path in self.edges.items():
             edges[edge_type] = self._read_edges(path, edge_type, ids)
             on_progress((len(nodes) + len(edges)) / total)
-        if split:
-            nodes = _split(nodes, split, seed)
-        if reverse:
-            flipped = {kind: some | {"edge_index": some["edge_index"].flip(0)} for kind, some in edges.items()}
-            edges |= with_reverse(flipped)
-        tables = tables_of(nodes, edges, check_features=True, float_labels=float_labels, edge_ids=False)
-        return typed_graph(*build(*tables, self.time))
+        return nodes, edges
 
     def _read_nodes(self, path: Path) -> tuple[Column | None, Content]:
         """The ids of the nodes, None for 0, 1, 2, ..., and what they carry."""
@@ -244,26 +213,3 @@ def _places(ends: Column, ids: Column | None, path: Path, nodes: Path) -> Column
             "numbers, or a table of nodes with their ids."
         )
     return places_of(ends, ids, path, nodes)
-
-
-def _split(nodes: dict[str, Content], shares: Sequence[float], seed: int) -> dict[str, Content]:
-    """The nodes with masks that deal the labelled ones of each type."""
-    labelled = [kind for kind, content in nodes.items() if "y" in content]
-    if not labelled:
-        raise ValueError("--split deals labelled nodes, and no table of nodes has a label (a column y or label).")
-    none = torch.zeros(2, 0, dtype=torch.int64)
-    for kind in labelled:
-        arrays = {name: array for name, array in nodes[kind].items() if name != "num_nodes"}
-        raw = RawGraph(none, nodes[kind]["num_nodes"], arrays, {}).with_split(shares, seed)
-        nodes = nodes | {kind: nodes[kind] | raw.node_arrays}
-    return nodes
-
-
-def with_reverse(edges: Mapping[EdgeType, T]) -> dict[EdgeType, T]:
-    """The reverse type of each edge type, with the same value."""
-    for source, name, target in edges:
-        if (target, f"rev_{name}", source) in edges:
-            raise ValueError(
-                f"There are edges {(target, f'rev_{name}', source)} already: leave --reverse out, or these edges."
-            )
-    return {(target, f"rev_{name}", source): value for (source, name, target), value in edges.items()}

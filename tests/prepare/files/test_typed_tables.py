@@ -85,6 +85,19 @@ def test_reverse_edges_have_the_same_arrays(folder: Path) -> None:
     check_equal(prepare(folder, "--time", "year", "--reverse"), Graph.from_pyg(data, time="year"))
 
 
+@pytest.mark.parametrize("as_data_set", [False, True])
+def test_a_file_of_pyg_is_read_too(tmp_path: Path, as_data_set: bool) -> None:
+    data, path = by_hand(), tmp_path / "data.pt"
+    torch.save((data.to_dict(), None, HeteroData) if as_data_set else data, path)
+    check_equal(prepare(path, "--time", "year"), Graph.from_pyg(data, time="year"))
+    del data["paper"].y, data["paper", "cites", "paper"].y
+    check_equal(prepare(path, "--drop", "y"), Graph.from_pyg(data))
+    with pytest.raises(SystemExit, match="has no 'z' to drop"):
+        prepare(path, "--drop", "z")
+    with pytest.raises(SystemExit, match="--reverse, no --undirected"):
+        prepare(path, "--undirected")
+
+
 def test_labelled_nodes_are_dealt_and_columns_left_out(folder: Path) -> None:
     (folder / "nodes" / "paper.csv").write_text("id,label,words\n" + "".join(f"{i},{i % 2},1\n" for i in (10, 20, 30)))
     graph = prepare(folder, "--split", "0.4", "0.3", "0.3", "--drop", "words", "share")
@@ -210,7 +223,7 @@ BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
     "no labels": (
         with_text("nodes/paper.csv", "id\n10\n20\n30\n"),
         ("--split", "1", "0", "0"),
-        "no table of nodes has a label",
+        "no node type has a label",
     ),
     "a split twice": (nothing, ("--split", "1", "0", "0"), "The source has .'test_mask'"),
 }
