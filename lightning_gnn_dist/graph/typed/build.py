@@ -55,7 +55,7 @@ def build(
             _check_edges(edge_type, links, nodes, time)
             orders[edge_type] = _order(links, nodes[edge_type[0]], time)
     counts = [order.numel() for order in orders.values()]
-    ends = [edges[kind].edge_index[:, order] for kind, order in orders.items()]
+    ends = [edges[kind].edge_index[:, order].to(torch.int64) for kind, order in orders.items()]
     receiver = torch.cat([some[1] + first[kind[2]] for kind, some in zip(edges, ends, strict=True)])
     sender = torch.cat([some[0] + first[kind[0]] for kind, some in zip(edges, ends, strict=True)])
     order = torch.argsort(receiver, stable=True)  # edges of one row stay in order of types, times and senders

@@ -137,6 +137,15 @@ def test_many_edge_types_take_two_bytes() -> None:
     check_same(graph.to_pyg(), data)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32], ids=str)
+def test_ids_of_few_bits_do_not_overflow(dtype: torch.dtype) -> None:
+    data = HeteroData()
+    data["a"].num_nodes, data["b"].num_nodes = 300, 90
+    data["b", "to", "b"].edge_index = torch.tensor([[89, 0], [88, 89]], dtype=dtype)
+    graph = Graph.from_pyg(data)
+    assert graph.indices.tolist() == [389, 300] and graph.degrees().nonzero().view(-1).tolist() == [388, 389]
+
+
 def test_what_needs_one_array_for_all_nodes_refuses(tmp_path: Path) -> None:
     graph = Graph.from_pyg(small())
     graph.save(tmp_path / "graph")
