@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.graph.graph import Graph
     from lightning_gnn_dist.graph.quantize import quantize_rows
     from lightning_gnn_dist.graph.synthetic import communities
+    from lightning_gnn_dist.graph.typed.synthetic import citations
+    from lightning_gnn_dist.graph.typed.types import GraphTypes
     from lightning_gnn_dist.layerwise.prediction import predict_by_layer
     from lightning_gnn_dist.layerwise.ready_made import layers_of
     from lightning_gnn_dist.layerwise.through_layers import through_layers
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
     from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
     from lightning_gnn_dist.prepare.prepare_shard import prepare_shard
+    from lightning_gnn_dist.prepare.prepare_typed import prepare_typed_graph
     from lightning_gnn_dist.prepare.shard import save_shards
     from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
     from lightning_gnn_dist.rounds.drift import Drift
@@ -106,6 +109,7 @@ __all__ = [
     "Fixed",
     "GlobalBatching",
     "Graph",
+    "GraphTypes",
     "GrappaStrategy",
     "Halo",
     "Held",
@@ -146,12 +150,14 @@ __all__ = [
     "SuperNodePartitioner",
     "TMAStrategy",
     "WholePartSampler",
+    "citations",
     "communities",
     "coverage_mean",
     "layers_of",
     "predict_by_layer",
     "prepare_graph",
     "prepare_shard",
+    "prepare_typed_graph",
     "quantize_rows",
     "save_shards",
     "split_edges",
@@ -179,6 +185,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "Fixed": "data.residency",
     "GlobalBatching": "data.settings",
     "Graph": "graph.graph",
+    "GraphTypes": "graph.typed.types",
     "GrappaStrategy": "strategies.grappa",
     "Halo": "boundary.boundary",
     "Held": "data.residency",
@@ -219,12 +226,14 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "SuperNodePartitioner": "partition.supernode",
     "TMAStrategy": "strategies.tma",
     "WholePartSampler": "sampling.whole",
+    "citations": "graph.typed.synthetic",
     "communities": "graph.synthetic",
     "coverage_mean": "data.coverage",
     "layers_of": "layerwise.ready_made",
     "predict_by_layer": "layerwise.prediction",
     "prepare_graph": "prepare.prepare_graph",
     "prepare_shard": "prepare.prepare_shard",
+    "prepare_typed_graph": "prepare.prepare_typed",
     "quantize_rows": "graph.quantize",
     "save_shards": "prepare.shard",
     "split_edges": "data.links",

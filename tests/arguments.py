@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCN
 
 import lightning_gnn_dist as package
@@ -117,6 +117,7 @@ RIGHT_OF: dict[tuple[str, str], set[str]] = {
 # Classes that only say what others are like, or hold what the package itself puts there.
 NO_CONSTRUCTORS = {
     "Boundary",
+    "GraphTypes",
     "Held",
     "Partitioner",
     "Residency",
@@ -205,6 +206,9 @@ class World:
         (folder / "arrays").mkdir()
         np.save(folder / "arrays" / "edge_index.npy", np.array([[0, 1, 2, 3], [1, 2, 3, 0]]))
         np.save(folder / "arrays" / "num_nodes.npy", np.array(4))
+        for place, name, array in (("nodes/a", "num_nodes", 4), ("edges/a__to__a", "edge_index", [[0, 1], [1, 2]])):
+            (folder / "typed" / place).mkdir(parents=True)
+            np.save(folder / "typed" / place / name, np.array(array))
         self.trainer = pl.Trainer(
             accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
         )
@@ -229,7 +233,7 @@ def cases(world: World) -> Iterator[Case]:
             bound = getattr(instances[name](), method)
             call = valid.get(f"{name}.{method}", valid.get(method))
             assert call is not None, f"{name}.{method} is public: give it a valid call in valid_calls()."
-            hints = get_type_hints(bound, localns={"Data": Data})  # PyG's, which a Graph does not import
+            hints = get_type_hints(bound, localns={"Data": Data, "HeteroData": HeteroData})  # of PyG, loaded late
             yield Case(f"{name}.{method}", bound, call, hints)
     yield Case("BatchKey", _sampled_with(world), lambda: {"seed": 1, "epoch": 1, "batch": 1}, get_type_hints(BatchKey))
 
@@ -333,11 +337,13 @@ def _of_functions(world: World) -> Calls:
     graph, arrays = world.graph, world.folder / "arrays"
     model, trainer = Layered(), world.trainer
     return {
+        "citations": lambda: {"num_papers": 200, "num_fields": 1, "mean_degree": 2.0},
         "communities": lambda: {"num_nodes": 40, "num_classes": 1, "num_features": 2, "mean_degree": 2.0},
         "coverage_mean": lambda: {"losses": torch.ones(2), "batch": Data(batch_size=2)},
         "layers_of": lambda: {"gnn": GCN(4, 4, 2)},
         "predict_by_layer": lambda: {"trainer": trainer, "model": model, "graph": graph, "path": world.new(".npy")},
         "prepare_graph": lambda: {"source": arrays, "out": world.new()},
+        "prepare_typed_graph": lambda: {"source": world.folder / "typed", "out": world.new()},
         "prepare_shard": lambda: {"source": arrays, "folder": world.new(), "index": 0, "num_shards": 2},
         "quantize_rows": lambda: {"x": torch.ones(3, 2)},
         "save_shards": lambda: {"graph": graph, "partition": world.partition, "folder": world.new()},

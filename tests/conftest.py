@@ -82,7 +82,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def to_pyg(shared_data: Path) -> Callable[..., Data]:
     """The reader of that folder: `to_pyg("cora.npz", split=0)`."""
-    reader = _module(shared_data / "read.py")
+    reader = module_of(shared_data / "read.py")
 
     def read(name: str, split: int = 0) -> Data:
         data: Data = reader.to_pyg(shared_data / name, split=split)
@@ -91,7 +91,7 @@ def to_pyg(shared_data: Path) -> Callable[..., Data]:
     return read
 
 
-def _module(path: Path) -> ModuleType:
+def module_of(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -14,6 +14,7 @@ def run(options: argparse.Namespace) -> None:
     """Do what the options say."""
     try:
         graph = Graph.open(options.graph)
+        graph.check_untyped()
         partitioner = partitioner_of(options.partitioner, options, graph)
         partition = cached_partition(graph, partitioner, options.parts, options.seed)
         save_shards(graph, partition, options.output)

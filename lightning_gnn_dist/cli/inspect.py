@@ -13,7 +13,7 @@ from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.cli.values import in_bytes
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.graph_report import GraphReport
+from lightning_gnn_dist.graph.graph_report import report_of
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.partition.advice import advise, bytes_per_part, peak_bytes
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> None:
                 "before it is divided."
             )
         graph = Graph.open(options.graph)
-        print(GraphReport.of(graph))
+        print(report_of(graph))
         for name in options.partitioner if options.parts else ():
             _inspect(graph, partitioner_of(name, options, graph), options)
     except (ValueError, OSError) as error:
@@ -51,7 +51,7 @@ def _check(path: Path) -> None:
         _verify(shares[index])
     if bounds is None:
         _verify(path)
-        arrays, _ = store.read(path)
+        arrays = store.read(path)[0]
         (LinkSplit if "links/undirected" in arrays else Graph).open(path)
     elif len(there) < bounds.num_shards:
         print(f"{path}: {bounds.num_shards - len(there)} of {bounds.num_shards} shards are not on this host.")
@@ -71,8 +71,10 @@ def _verify(path: Path) -> None:
 def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace) -> None:
     partition = cached_partition(graph, partitioner, options.parts, options.seed)
     report = partition.report(graph)
-    ram = bytes_per_part(graph, report)
     print(f"\n{partitioner}\n{report}")
+    if graph.types is not None:  # nothing trains on it yet, so there is no RAM of a rank, no price and no advice
+        return
+    ram = bytes_per_part(graph, report)
     print(
         f"RAM for a part: {in_bytes(float(ram.double().mean()))} in the mean, {in_bytes(int(ram.max()))} at most; "
         f"the whole graph takes {in_bytes(graph.num_bytes)}"

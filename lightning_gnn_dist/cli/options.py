@@ -21,11 +21,13 @@ OF_LIGHTNING = {  # the commands that are listed here and parsed by Lightning
 }
 PARTITIONERS = ("metis", "supernodes", "random", "streaming")
 SOURCES = """\
-SOURCE is a PyG Data saved by torch.save (.pt); arrays in an .npz or a directory of .npy: edge_index of shape
-(2, edges), x, y, masks or lists of nodes (train_idx, ...), edge_attr, ...; or a table of edges (.csv, .tsv, .txt, also
-gzipped, or .parquet, also a folder of these) whose columns "source" and "target", or the first two, are sender and
-receiver. The table of nodes that goes with it has an id (the column "id", or the first), a label ("y" or "label"), a
-split ("split": train, val, test); all other columns are features."""
+SOURCE is a PyG Data or HeteroData saved by torch.save (.pt); arrays in an .npz or a directory of .npy: edge_index of
+shape (2, edges), x, y, masks or lists of nodes (train_idx, ...), edge_attr, ...; or a table of edges (.csv, .tsv,
+.txt, also gzipped, or .parquet, also a folder of these) whose columns "source" and "target", or the first two, are
+sender and receiver. The table of nodes that goes with it has an id (the column "id", or the first), a label ("y" or
+"label"), a split ("split": train, val, test); all other columns are features. Or a folder with tables of several
+types of nodes, nodes/paper.csv, nodes/author.parquet, ..., and of edges, edges/author__writes__paper.csv, ..., by
+source type, name and destination type; each may also be an .npz or a folder of .npy."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,6 +64,8 @@ def _add_prepare(commands: Commands) -> None:
         "--split", type=float, nargs=3, metavar=("TRAIN", "VAL", "TEST"), help="deal labelled nodes: 0.6 0.2 0.2"
     )
     prepare.add_argument("--seed", type=int, default=0, help="decides the split (default: 0)")
+    prepare.add_argument("--time", metavar="NAME", help="of several types: the column of times, which orders edges")
+    prepare.add_argument("--reverse", action="store_true", help="of several types: add rev_... for each type of edges")
     prepare.add_argument("--drop", nargs="+", default=[], metavar="NAME", help="arrays or columns to leave out")
     prepare.add_argument("--float-labels", action="store_true", help="y is a target of regression")
     prepare.add_argument(

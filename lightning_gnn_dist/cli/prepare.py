@@ -14,10 +14,14 @@ import torch
 
 from lightning_gnn_dist.cli.values import in_bytes
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph_report import report_of
 from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph, Source
 from lightning_gnn_dist.prepare.files.sources import find_source
+from lightning_gnn_dist.prepare.files.typed_source import HeteroFile, TypedSource
+from lightning_gnn_dist.prepare.files.typed_tables import TypedTables, is_typed
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation, Prepared
 from lightning_gnn_dist.prepare.prepare_shard import ShardPreparation
+from lightning_gnn_dist.prepare.prepare_typed import TypedPreparation
 from lightning_gnn_dist.prepare.shard import shard_name
 
 
@@ -28,6 +32,16 @@ def run(options: argparse.Namespace) -> None:
         if options.shard is None and options.out.exists() and not options.overwrite:
             raise FileExistsError(f"{options.out} exists already: choose another path, or add --overwrite.")
         in_memory = options.out_of_core is None and options.shard is None
+        source = _typed_source(options) if in_memory else None
+        if is_typed(options.source) or source is not None:
+            _check_typed(options)
+        elif options.time is not None or options.reverse:
+            raise ValueError(
+                "--time and --reverse are of graphs with types: a HeteroData, or a folder with folders nodes and edges."
+            )
+        if source is not None:
+            _prepare_typed(source, options)
+            return
         (_prepare if in_memory else _prepare_out_of_core)(options)
     except (ValueError, TypeError, OSError, NotImplementedError, MemoryError, ModuleNotFoundError) as error:
         raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
@@ -56,6 +70,39 @@ def _prepare(options: argparse.Namespace) -> None:
         print("Not every edge has its reverse. If the graph is undirected, prepare it with --undirected.")
 
 
+def _typed_source(options: argparse.Namespace) -> TypedSource | None:
+    """What a graph with types is read from; None for a graph without."""
+    if is_typed(options.source):
+        return TypedTables.of(options.source, options.drop, options.time)
+    if options.source.suffix in {".pt", ".pth"} and options.source.is_file():
+        return HeteroFile.of(options.source, options.drop, options.time)
+    return None
+
+
+def _check_typed(options: argparse.Namespace) -> None:
+    if options.undirected or options.nodes:
+        raise ValueError(
+            f"{options.source} holds several types: their nodes are known (no --nodes), and the reverse of an edge is "
+            "of another type (--reverse, no --undirected)."
+        )
+
+
+def _prepare_typed(source: TypedSource, options: argparse.Namespace) -> None:
+    num_edges, ram = (count * (1 + options.reverse) for count in (source.num_edges, source.needed_ram))
+    of_nodes, of_edges = source.num_types
+    print(
+        f"{options.source}: {of_nodes} types of nodes, {num_edges:,} edges of {of_edges} types. Sorting them takes "
+        f"{in_bytes(ram)} of RAM."
+    )
+    _say(source.headings)
+    with _step("reading and sorting") as progress:
+        settings = {"split": options.split, "seed": options.seed, "float_labels": options.float_labels}
+        graph = source.read(progress, reverse=options.reverse, **settings)
+    with _step("writing"):
+        graph.save(options.out, overwrite=options.overwrite)
+    print(f"{options.out}: {report_of(graph)}")
+
+
 def _prepare_out_of_core(options: argparse.Namespace) -> None:
     preparation = _preparation(options)
     estimate = preparation.estimate()
@@ -81,6 +128,9 @@ def _preparation(options: argparse.Namespace) -> Preparation:
         "memory_bytes": options.out_of_core or DEFAULT_MEMORY,
         "overwrite": options.overwrite,
     }
+    if options.shard is None and is_typed(options.source):
+        del settings["undirected"]
+        return TypedPreparation(options.source, options.out, **settings, time=options.time, reverse=options.reverse)
     if options.shard is None:
         return Preparation(options.source, options.out, **settings, nodes=options.nodes)
     whose = {"index": options.shard, "num_shards": options.num_shards, "assignment": options.assignment}
@@ -152,7 +202,7 @@ def _summary(prepared: Prepared, options: argparse.Namespace) -> None:
     out = options.out if options.shard is None else options.out / shard_name(options.shard)
     print(f"{out}: {prepared.num_nodes:,} nodes, {prepared.num_edges:,} edges, {in_bytes(prepared.num_bytes)}.")
     print(f"arrays: {', '.join(prepared.arrays)}; split: {splits or 'none'}.")
-    if "train" not in prepared.splits:
+    if not any(name.endswith("train") for name in prepared.splits):
         print("There is no train_mask, and training needs one: --split 0.6 0.2 0.2, or a column called split.")
 
 

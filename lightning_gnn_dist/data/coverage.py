@@ -33,7 +33,8 @@ from lightning_gnn_dist.checks import (
     is_integer,
     shown,
 )
-from lightning_gnn_dist.graph.graph import Graph, row_slices
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import row_slices
 
 Level = Literal["node", "batch"]
 

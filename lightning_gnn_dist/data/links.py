@@ -74,7 +74,7 @@ class LinkSplit:
     def open(cls, path: str | Path) -> LinkSplit:
         """Open a saved split; its arrays are memory-mapped."""
         path = check_path("path", path)
-        arrays, _ = store.read(path)
+        arrays = store.read(path)[0]
         links = {name.removeprefix("links/"): array for name, array in arrays.items() if name.startswith("links/")}
         if "undirected" not in links:
             raise ValueError(f"{path} is a graph whose edges are not split: save split_edges(Graph.open(path)) first.")
@@ -215,6 +215,7 @@ def split_edges(
     """
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
     graph.check_whole()
+    graph.check_untyped()
     if not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
         raise ValueError(f"val and test are shares that leave edges to train on, got {shown(val)} and {shown(test)}.")
     check_seed(seed)

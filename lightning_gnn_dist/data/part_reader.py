@@ -14,8 +14,8 @@ from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph, count_edges, degrees_of
-from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row, edge_positions, take_rows
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph
+from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row, count_edges, degrees_of, edge_positions, take_rows
 from lightning_gnn_dist.partition.base import Partition
 
 

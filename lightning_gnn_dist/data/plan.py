@@ -52,6 +52,7 @@ class PartPlan:
     _partitions: dict[int, Partition] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        self.graph.check_untyped()
         if not isinstance(self.partitioner, Partition) and (
             isinstance(self.partitioner, type) or not takes(self.partitioner, "graph", 2, 0)
         ):
@@ -99,8 +100,7 @@ class PartPlan:
         ``arrays`` covers labels and other integer arrays; ``values`` holds two numbers for arrays of fractions, such as
         features; ``parts`` covers every node's chunk, and which ranks hold it in the first two super-epochs.
         """
-        arrays = {f"nodes/{name}": array for name, array in self.graph.node_arrays.items()}
-        arrays |= {f"edges/{name}": array for name, array in self.graph.edge_arrays.items()}
+        arrays = {name: array for name, array in self.graph.arrays.items() if name not in ("indptr", "indices")}
         parts = hashlib.blake2b(digest_size=16)
         if world_size > 1:
             held = [held_by_all(self.residency, super_epoch, world_size, self.seed) for super_epoch in range(2)]

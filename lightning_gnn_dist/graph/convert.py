@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -45,15 +45,20 @@ _MAX_NAME = 200  # bytes: it becomes the name of a file
 
 def compress(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     """The in-neighbour CSR, rows sorted by sender: ``indptr``, ``indices``, and each edge's place in the input."""
-    check_at_least(1, most=MAX_NODES, num_nodes=num_nodes)
+    check_num_nodes(num_nodes)
     num_nodes = int(num_nodes)  # of NumPy it might overflow below
     check_edge_index(edge_index, num_nodes)
-    check_fits(BYTES_PER_NODE * num_nodes, f"num_nodes ({num_nodes:,}): a graph of so many nodes")
     sender, receiver = edge_index.to(torch.int64)
     order = torch.argsort(receiver * num_nodes + sender, stable=True)
     degrees = torch.bincount(receiver, minlength=num_nodes)
     indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
     return indptr, sender[order].to(index_dtype(num_nodes)), order
+
+
+def check_num_nodes(num_nodes: int) -> None:
+    """Refuse a number of nodes that edges cannot be made of, or that this machine cannot hold."""
+    check_at_least(1, most=MAX_NODES, num_nodes=num_nodes)
+    check_fits(BYTES_PER_NODE * int(num_nodes), f"num_nodes ({num_nodes:,}): a graph of so many nodes")
 
 
 def index_dtype(num_nodes: int) -> torch.dtype:
@@ -63,12 +68,7 @@ def index_dtype(num_nodes: int) -> torch.dtype:
 
 def check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
     """Refuse anything but integers of shape (2, E) in ``[0, num_nodes)``."""
-    check_tensor("edge_index", edge_index, "shape (2, E)")
-    check_plain("edge_index", edge_index)
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or not holds_integers(edge_index):
-        raise ValueError(
-            f"edge_index must be integers of shape (2, E), got {edge_index.dtype} {tuple(edge_index.shape)}."
-        )
+    check_pairs(edge_index)
     if edge_index.numel() == 0:
         return
     low, high = int(edge_index.min()), int(edge_index.max())
@@ -79,20 +79,26 @@ def check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
         )
 
 
+def check_pairs(edge_index: Tensor) -> None:
+    """Refuse anything but integers of shape (2, E)."""
+    check_tensor("edge_index", edge_index, "shape (2, E)")
+    check_plain("edge_index", edge_index)
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or not holds_integers(edge_index):
+        raise ValueError(
+            f"edge_index must be integers of shape (2, E), got {edge_index.dtype} {tuple(edge_index.shape)}."
+        )
+
+
 def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The node arrays and the edge arrays of ``data``; a tensor that is neither is refused."""
     _check_data(data)
     nodes: dict[str, Tensor] = {}
     edges: dict[str, Tensor] = {}
-    for name, value in data.to_dict().items():
-        if isinstance(value, np.ndarray) or (value is not None and _is_meant(name)):
-            check_tensor(f"data.{name}", value, "one row for each node, or each edge")
-        if name in ("edge_index", "adj_t") or not isinstance(value, Tensor):  # T.ToSparseTensor says the edges twice
-            continue
-        value = value.detach() if value.is_meta else value.detach().cpu()
-        check_plain(name, value)
+    content = data.to_dict()
+    for name, value in tensors_of(content):
         if name in SPLITS:
-            nodes[SPLITS[name]] = _mask_of(name, value, data, nodes)
+            own = nodes.get(SPLITS[name], content.get(SPLITS[name]))
+            nodes[SPLITS[name]] = mask_of(name, value, data.num_nodes, own)
             continue
         belongs = data.num_edges if is_of_edges(name) else data.num_nodes
         if value.dim() == 0 or len(value) != belongs:
@@ -106,21 +112,41 @@ def arrays_of(data: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return nodes, edges
 
 
+def tensors_of(content: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield all tensors of what PyG holds of nodes or edges, but for ``edge_index``, on the CPU, without gradients."""
+    for name, value in content.items():
+        if isinstance(value, np.ndarray) or (value is not None and _is_meant(name)):
+            check_tensor(f"data.{name}", value, "one row for each node, or each edge")
+        if name in ("edge_index", "adj_t") or not isinstance(value, Tensor):  # T.ToSparseTensor says the edges twice
+            continue
+        value = value.detach() if value.is_meta else value.detach().cpu()
+        check_plain(name, value)
+        yield name, value
+
+
+def to_data(indptr: Tensor, indices: Tensor, arrays: Mapping[str, Tensor]) -> Data:
+    """The graph as a PyG ``Data`` with these arrays."""
+    from torch_geometric.data import Data
+
+    num_nodes = indptr.numel() - 1
+    receiver = torch.arange(num_nodes).repeat_interleave(indptr.diff())
+    return Data(edge_index=torch.stack([indices.to(torch.int64), receiver]), num_nodes=num_nodes, **arrays)
+
+
 def is_of_edges(name: str) -> bool:
     """Whether an array of this name has a row for each edge."""
     return name.startswith("edge_") or name == EDGE_IDS
 
 
-def _mask_of(name: str, ids: Tensor, data: Data, made: Mapping[str, Tensor]) -> Tensor:
-    """The mask of a split that is given by the ids of its nodes; refuse one that the data's own mask contradicts."""
+def mask_of(name: str, ids: Tensor, num_nodes: int, own: Any) -> Tensor:
+    """The mask of a split that is given by the ids of its nodes; refuse one that the ``own`` mask contradicts."""
     check_ids(f"data.{name}", ids)
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < data.num_nodes:
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
         raise ValueError(
-            f"{name} must hold ids of nodes, in [0, {data.num_nodes}), got {int(ids.min())} to {int(ids.max())}."
+            f"{name} must hold ids of nodes, in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}."
         )
-    mask = torch.zeros(data.num_nodes, dtype=torch.bool)
+    mask = torch.zeros(num_nodes, dtype=torch.bool)
     mask[ids.to(torch.int64)] = True
-    own = made.get(SPLITS[name], data.get(SPLITS[name]))
     if isinstance(own, Tensor) and not (own.shape == mask.shape and own.cpu().equal(mask)):
         raise ValueError(
             f"data.{name} names {int(mask.sum())} nodes, and data.{SPLITS[name]} marks others: keep one of them, as by "
@@ -146,16 +172,35 @@ def _is_meant(name: str) -> bool:
     return name in ("x", "y", "edge_attr", "edge_weight") or name.endswith("_mask")
 
 
+def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
+    """Refuse an array without ``length`` rows; ``kind`` is ``"node"`` or ``"edge"``."""
+    for name, array in arrays.items():
+        if array.dim() == 0 or len(array) != length:
+            raise ValueError(
+                f"{name} has shape {tuple(array.shape)}, but the graph has {length} {kind}s: "
+                f"a {kind} array needs one row per {kind}."
+            )
+        if array.shape[1:].numel() == 0:
+            raise ValueError(f"{name} has shape {tuple(array.shape)}, rows without a number: leave it out.")
+
+
+def split_of(name: str, arrays: Mapping[str, Tensor], num_nodes: int) -> Tensor:
+    """The ids of the nodes that ``<name>_mask`` marks, in increasing order."""
+    mask = arrays.get(f"{name}_mask")
+    if mask is None:
+        masks = sorted(key for key in arrays if key.endswith("_mask"))
+        raise ValueError(
+            f"The graph has no {name:.60}_mask (it has: {masks}). Set data.{name:.60}_mask, a boolean per node, "
+            "before Graph.from_pyg(data)."
+        )
+    check_mask(f"{name}_mask", mask)
+    check_rows("node", {f"{name}_mask": mask}, num_nodes)
+    return mask.nonzero().view(-1)
+
+
 def check_names(nodes: Collection[str], edges: Collection[str], *, allowed: Collection[str] = ()) -> None:
     """Refuse names that batches need, that files cannot have, and one name for two things."""
-    for name in (*nodes, *edges):
-        if not _NAME.fullmatch(name) or len(name.encode(errors="surrogatepass")) > _MAX_NAME:
-            raise ValueError(
-                f"{shown(name)} cannot be the name of an array, nor of its file: start it with a letter, use neither "
-                f"slashes nor line ends, and at most {_MAX_NAME} bytes."
-            )
-    if taken := sorted(RESERVED.difference(allowed) & {*nodes, *edges}):
-        raise ValueError(f"{taken} are names that batches use themselves: rename these arrays of the data.")
+    check_each_name([*nodes, *edges], allowed=allowed)
     of_nodes = [name for name in edges if name in ("x", "y", *nodes) or name.endswith("_mask")]
     if wrong := sorted([*of_nodes, *filter(is_of_edges, nodes)]):
         raise ValueError(
@@ -164,14 +209,21 @@ def check_names(nodes: Collection[str], edges: Collection[str], *, allowed: Coll
         )
 
 
-def _check_data(data: Data) -> None:
-    from torch_geometric.data import Data, HeteroData  # two seconds, and saved graphs need none of it
+def check_each_name(names: Collection[str], *, allowed: Collection[str]) -> None:
+    """Refuse names that batches need, and that files cannot have."""
+    for name in names:
+        if not _NAME.fullmatch(name) or len(name.encode(errors="surrogatepass")) > _MAX_NAME:
+            raise ValueError(
+                f"{shown(name)} cannot be the name of an array, nor of its file: start it with a letter, use neither "
+                f"slashes nor line ends, and at most {_MAX_NAME} bytes."
+            )
+    if taken := sorted(RESERVED.difference(allowed).intersection(names)):
+        raise ValueError(f"{taken} are names that batches use themselves: rename these arrays of the data.")
 
-    if isinstance(data, HeteroData):
-        raise NotImplementedError(
-            "HeteroData is not supported yet. data.to_homogeneous() gives a Data whose node_type and edge_type "
-            "travel with the graph."
-        )
+
+def _check_data(data: Data) -> None:
+    from torch_geometric.data import Data  # two seconds, and saved graphs need none of it
+
     if not isinstance(data, Data):
         raise TypeError(f"data must be a torch_geometric.data.Data, for Graph.from_pyg(data), got {shown(data)}.")
     if data.edge_index is None:
@@ -185,14 +237,19 @@ def _check_data(data: Data) -> None:
 
 def check_arrays(arrays: dict[str, Tensor], *, check_features: bool, float_labels: bool) -> None:
     """Refuse masks, labels and features that would fail or mislead in training."""
-    for name, array in arrays.items():
-        if name.endswith("_mask"):
-            check_mask(name, array)
+    check_masks(arrays)
     if (y := arrays.get("y")) is not None:
         _check_labels(y, arrays.get("train_mask"), float_labels)
     for name in ("x", "x_scale") if check_features else ():
         if name in arrays:
             check_finite(arrays[name], name=name)
+
+
+def check_masks(arrays: Mapping[str, Tensor]) -> None:
+    """Refuse masks that are not one boolean per node."""
+    for name, array in arrays.items():
+        if name.endswith("_mask"):
+            check_mask(name, array)
 
 
 def check_mask(name: str, mask: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,16 @@ from torch import Tensor
 _BYTES_OF_WHOLE = 1 << 20  # arrays up to this size are read whole
 _ROWS = 64  # read of a larger array: each may be a read from the disk
 _SEED = 7
+
+
+def fingerprint_of(arrays: Iterable[tuple[str, torch.dtype, Sequence[int], Iterable[Tensor]]]) -> str:
+    """The hash of ``indptr``, ``indices`` and the masks, each given as name, type, shape and pieces of its content."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, dtype, shape, pieces in arrays:
+        digest.update(f"{name} {dtype} {tuple(shape)}".encode())
+        for piece in pieces:
+            digest.update(piece.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def sampled_digest(arrays: Mapping[str, Tensor]) -> str:

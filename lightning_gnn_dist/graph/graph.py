@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -25,15 +24,26 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.rows import Lookup, count_per_row, edge_positions, take_rows
+from lightning_gnn_dist.graph.digest import fingerprint_of
+from lightning_gnn_dist.graph.rows import (
+    Lookup,
+    check_csr,
+    check_form,
+    count_edges,
+    count_per_row,
+    row_pieces,
+    take_rows,
+)
 from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.graph.typed import hetero
+from lightning_gnn_dist.graph.typed.build import build
+from lightning_gnn_dist.graph.typed.induced import induced
+from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, GraphTypes
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data
+    from torch_geometric.data import Data, HeteroData
 
 EDGES_AT_ONCE = 1 << 22  # bounds what a pass over a memory-mapped graph holds in RAM
-EDGES_PER_PIECE = 1 << 20  # the same for look-ups, which take about 70 bytes per edge
-NODES_PER_PIECE = 1 << 18  # the same for nodes
 
 
 class Graph:
@@ -41,6 +51,9 @@ class Graph:
 
     The arrays are tensors in RAM or over a memory map. Do not change them: what is computed from a graph is
     remembered. Most users call :meth:`from_pyg` or :meth:`open`.
+
+    A typed graph, made of a ``HeteroData``, has :class:`GraphTypes` as its ``types``, with the arrays of each type, and
+    neither ``node_arrays`` nor ``edge_arrays``: what needs these refuses it. The ``types`` of other graphs are None.
 
     Args:
         indptr: Where each row starts, int64, shape ``(N + 1,)``.
@@ -85,30 +98,54 @@ class Graph:
         path: Path | None,
         fingerprint: str | None,
         num_senders: int | None,
+        types: GraphTypes | None = None,
     ) -> None:
         self.indptr = indptr
         self.indices = indices
-        self.node_arrays = dict(node_arrays or {})
-        self.edge_arrays = dict(edge_arrays or {})
+        self.types = types
+        if types is None:
+            self.node_arrays = dict(node_arrays or {})
+            self.edge_arrays = dict(edge_arrays or {})
         self.path = None if path is None else check_path("path", path)
         self._fingerprint = fingerprint
         self._check_lengths()
         self.num_senders = self.num_nodes if num_senders is None else num_senders
 
+    if not TYPE_CHECKING:  # mypy would believe in any attribute
+
+        def __getattr__(self, name: str) -> Any:  # called where there is none of this name
+            if name in ("node_arrays", "edge_arrays"):
+                self.check_untyped()
+            raise AttributeError(f"a Graph has no attribute {name!r}")
+
     @classmethod
     def from_pyg(
-        cls, data: Data, *, check_features: bool = True, float_labels: bool = False, edge_ids: bool = False
+        cls,
+        data: Data | HeteroData,
+        *,
+        check_features: bool = True,
+        float_labels: bool = False,
+        edge_ids: bool = False,
+        time: str | None = None,
     ) -> Graph:
-        """Build a graph from a PyG ``Data``: its edges, and every tensor with one row per node or per edge.
+        """Build a graph from what PyG holds: its edges, and every tensor with one row per node or per edge.
 
         Args:
-            data: A homogeneous graph with ``edge_index``. Attributes that are not tensors are left out. Ids in
+            data: A ``Data`` or ``HeteroData`` with ``edge_index``. Attributes that are not tensors are left out. Ids in
                 ``train_idx``, ``val_idx`` (``valid_idx``) and ``test_idx`` become masks, without nodes of ``y`` NaN.
             check_features: Refuse NaN and infinity (one pass over ``x``, and over the edge arrays).
             float_labels: Accept a floating point ``y`` with one value per node, for regression.
             edge_ids: Give batches an ``e_id``: the place of each edge in ``data.edge_index``.
+            time: Of a ``HeteroData``, the array that says when edges, or the nodes that send, were there. The edges of
+                one type into a node are then in its order, see :class:`GraphTypes`.
         """
         check_true_or_false(check_features=check_features, float_labels=float_labels, edge_ids=edge_ids)
+        if hetero.is_hetero(data):
+            flags = {"check_features": check_features, "float_labels": float_labels, "edge_ids": edge_ids}
+            nodes_of, edges_of = hetero.contents_of(data)
+            return typed_graph(*build(*hetero.tables_of(nodes_of, edges_of, **flags), time))
+        if time is not None:
+            raise ValueError(f"time ({shown(time)}) orders the edges of a HeteroData: leave it out for a Data.")
         nodes, edges = convert.arrays_of(data)
         convert.check_arrays(nodes, check_features=check_features, float_labels=float_labels)
         if check_features:
@@ -127,8 +164,18 @@ class Graph:
         """Build a graph from a list of edges, shape (2, E): ``edge_index[0]`` sends to ``edge_index[1]``."""
         check_arrays_if_given(node_arrays=node_arrays, edge_arrays=edge_arrays)
         indptr, indices, order = convert.compress(edge_index, num_nodes)
-        check_rows("edge", edge_arrays or {}, order.numel())
+        convert.check_rows("edge", edge_arrays or {}, order.numel())
         return cls(indptr, indices, node_arrays, {name: a[order] for name, a in (edge_arrays or {}).items()})
+
+    def to_pyg(self) -> Data | HeteroData:
+        """The graph as a PyG ``Data``, or a typed one as a ``HeteroData``. The arrays are this graph's own.
+
+        Edges come in the order of the graph: by receiver, then by time in a typed graph that has one, then by sender.
+        """
+        self.check_whole()
+        if self.types is not None:
+            return hetero.to_hetero(self.indptr, self.indices, self.types)
+        return convert.to_data(self.indptr, self.indices, self.node_arrays | self.edge_arrays)
 
     @classmethod
     def open(cls, path: str | Path) -> Graph:
@@ -150,17 +197,16 @@ class Graph:
         """
         path = check_folder("path", path)
         check_true_or_false(overwrite=overwrite)
-        check_arrays(beside=beside, node_arrays=self.node_arrays, edge_arrays=self.edge_arrays)  # they may have changed
+        arrays = self.arrays
+        check_arrays(beside=beside, arrays=arrays)  # they may have changed
         self._check_lengths()
         self.check_edges()
-        arrays = {"indptr": self.indptr, "indices": self.indices}
-        arrays |= {f"nodes/{name}": array for name, array in self.node_arrays.items()}
-        arrays |= {f"edges/{name}": array for name, array in self.edge_arrays.items()}
         if self.path is not None and path.resolve() == self.path:
             raise ValueError(f"The graph is read from {path} itself: save it to another path.")
         if twice := sorted(arrays.keys() & beside.keys()):
             raise ValueError(f"beside holds {twice}, which are arrays of the graph itself: call them links/...")
-        store.write(path, arrays | dict(beside), self.fingerprint, overwrite=overwrite)
+        about = None if self.types is None else self.types.about
+        store.write(path, arrays | dict(beside), self.fingerprint, overwrite=overwrite, types=about)
 
     @property
     def num_nodes(self) -> int:
@@ -171,16 +217,27 @@ class Graph:
         return self.indices.numel()
 
     @property
+    def arrays(self) -> dict[str, Tensor]:
+        """All arrays by the names of their files: ``indptr``, ``indices``, ``nodes/x``, ``nodes/paper/x``, ..."""
+        arrays = {"indptr": self.indptr, "indices": self.indices}
+        if self.types is not None:
+            return arrays | self.types.arrays
+        arrays |= {f"nodes/{name}": array for name, array in self.node_arrays.items()}
+        return arrays | {f"edges/{name}": array for name, array in self.edge_arrays.items()}
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all arrays, in RAM or on disk."""
-        tensors = [self.indptr, self.indices, *self.node_arrays.values(), *self.edge_arrays.values()]
-        return sum(tensor.nbytes for tensor in tensors)
+        return sum(array.nbytes for array in self.arrays.values())
 
     @property
     def fingerprint(self) -> str:
         """A hash of the edges and of every array whose name ends in ``_mask``."""
         if self._fingerprint is None:
-            masks = {name: array for name, array in sorted(self.node_arrays.items()) if name.endswith("_mask")}
+            if self.types is None:
+                masks = {name: array for name, array in sorted(self.node_arrays.items()) if name.endswith("_mask")}
+            else:
+                masks = self.types.masks
             arrays = {"indptr": self.indptr, "indices": self.indices, **masks}
             self._fingerprint = fingerprint_of(
                 (name, tensor.dtype, tensor.shape, tensor.split(EDGES_AT_ONCE)) for name, tensor in arrays.items()
@@ -194,16 +251,9 @@ class Graph:
     def split(self, name: str) -> Tensor:
         """The ids of the nodes that ``<name>_mask`` marks, in increasing order."""
         check_word("name", name, "train")
-        mask = self.node_arrays.get(f"{name}_mask")
-        if mask is None:
-            masks = sorted(key for key in self.node_arrays if key.endswith("_mask"))
-            raise ValueError(
-                f"The graph has no {name:.60}_mask (it has: {masks}). Set data.{name:.60}_mask, a boolean per node, "
-                "before Graph.from_pyg(data)."
-            )
-        convert.check_mask(f"{name}_mask", mask)
-        check_rows("node", {f"{name}_mask": mask}, self.num_nodes)
-        return mask.nonzero().view(-1)
+        if self.types is not None:
+            return self.types.split(name)
+        return convert.split_of(name, self.node_arrays, self.num_nodes)
 
     def induced(self, nodes: Tensor) -> Graph:
         """The subgraph of ``nodes`` and the edges among them, copied into RAM.
@@ -212,13 +262,15 @@ class Graph:
         ``n_id`` where it has one. Takes memory in proportion to the result, also when this graph is a memory map.
         """
         nodes = self._checked(nodes)
+        if self.types is not None:
+            return typed_graph(*induced(self.indptr, self.indices, self.types, nodes))
         lookup, done, filled = Lookup(nodes), 0, 0
         indptr = nodes.new_zeros(nodes.numel() + 1)
         # Room for all edges into these nodes: memory that is never written to takes no RAM.
         most = count_edges(self.indptr, nodes)
         indices = torch.empty(most, dtype=convert.index_dtype(nodes.numel()))
         edges = {name: array.new_empty((most, *array.shape[1:])) for name, array in self.edge_arrays.items()}
-        for rows, at in self._row_pieces(nodes):
+        for rows, at in row_pieces(self.indptr, nodes):
             local, found = lookup(self.indices[at].to(torch.int64))
             piece = slice(filled, filled + local.numel())
             indices[piece] = local
@@ -236,37 +288,20 @@ class Graph:
         nodes = self._checked(nodes)
         lookup = Lookup(nodes)
         outside = [nodes[:0]]
-        for _, at in self._row_pieces(nodes):
+        for _, at in row_pieces(self.indptr, nodes):
             senders = self.indices[at].to(torch.int64).unique()
             outside.append(senders[~lookup.contains(senders)])
         halo: Tensor = torch.cat(outside).unique()
         return halo
-
-    def _row_pieces(self, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield ``nodes`` in pieces, each with the positions of its edges in ``indices``."""
-        for some in nodes.split(NODES_PER_PIECE):
-            degree = degrees_of(self.indptr, some)
-            piece = (degree.cumsum(0) - degree) // EDGES_PER_PIECE
-            for rows in some.split(piece.unique_consecutive(return_counts=True)[1].tolist()):
-                yield rows, edge_positions(self.indptr, rows)
 
     def check_edges(self) -> None:
         """Refuse edges that lead out of the graph, for instance after a file was changed: compiled loops follow them.
 
         Reads all of ``indptr`` and ``indices`` once, also from disk.
         """
-        for start in range(0, max(self.num_nodes, 1), EDGES_AT_ONCE):
-            piece = self.indptr[start : start + EDGES_AT_ONCE + 1]
-            if bool((falls := piece[1:] < piece[:-1]).any()):
-                row = int(falls.nonzero()[0])
-                raise ValueError(
-                    f"indptr must not fall, but row {start + row} goes from {int(piece[row])} to {int(piece[row + 1])}."
-                )
-        self._check_ends()
-        for piece in self.indices.split(EDGES_AT_ONCE) if self.num_edges else ():
-            low, high = (int(end) for end in piece.aminmax())
-            if low < 0 or high >= self.num_senders:
-                raise ValueError(f"indices must lie in [0, {self.num_senders}), got {low} to {high}.")
+        check_csr(self.indptr, self.indices, self.num_senders, EDGES_AT_ONCE)
+        if self.types is not None:
+            self.types.check_edges(self.indptr, self.indices)
 
     def check_whole(self) -> None:
         """Refuse some rows of a larger graph, where every sender must have a row of its own."""
@@ -275,6 +310,11 @@ class Graph:
                 f"The graph has rows for {self.num_nodes} nodes, and edges from {self.num_senders}: it is a shard, and "
                 "the whole graph is needed here."
             )
+
+    def check_untyped(self) -> None:
+        """Refuse a typed graph, where all nodes and edges must be of one type."""
+        if self.types is not None:
+            raise ValueError(UNTYPED_ONLY)
 
     def _checked(self, nodes: Tensor) -> Tensor:
         """The ids as int64; an id that is no node of this graph is refused."""
@@ -287,50 +327,30 @@ class Graph:
         return nodes
 
     def _check_lengths(self) -> None:
-        if self.indptr.dim() != 1 or self.indptr.numel() == 0 or self.indices.dim() != 1:
-            raise ValueError("indptr and indices must be vectors, and indptr must hold one entry more than nodes.")
-        if self.indptr.dtype != torch.int64 or self.indices.dtype not in (torch.int32, torch.int64):
-            raise ValueError(
-                f"indptr and indices must hold integers, got {self.indptr.dtype} and {self.indices.dtype}: give indptr "
-                "as torch.int64, and indices as torch.int32 or torch.int64."
-            )
-        self._check_ends()
-        check_rows("node", self.node_arrays, self.num_nodes)
-        check_rows("edge", self.edge_arrays, self.num_edges)
-        for name, array in self.node_arrays.items():
-            if name.endswith("_mask"):
-                convert.check_mask(name, array)
+        check_form(self.indptr, self.indices)
+        if self.types is not None:
+            self.types.check_fits(self.num_nodes, self.num_edges)
+            return
+        convert.check_rows("node", self.node_arrays, self.num_nodes)
+        convert.check_rows("edge", self.edge_arrays, self.num_edges)
+        convert.check_masks(self.node_arrays)
         convert.check_scales(self.node_arrays)
 
-    def _check_ends(self) -> None:
-        if int(self.indptr[0]) != 0:
-            raise ValueError(f"indptr must start at 0, got {int(self.indptr[0])}.")
-        if int(self.indptr[-1]) != self.num_edges:
-            raise ValueError(f"indptr ends at {int(self.indptr[-1])}, but indices holds {self.num_edges} edges.")
-
     def __repr__(self) -> str:
-        arrays = [*self.node_arrays, *self.edge_arrays]
         where = f", path={str(self.path)!r}" if self.path else ""
-        return f"Graph(num_nodes={self.num_nodes}, num_edges={self.num_edges}, arrays={arrays}{where})"
+        if self.types is not None:
+            held = f"node_types={list(self.types.node_types)}, edge_types={len(self.types.edge_types)}"
+        else:
+            held = f"arrays={[*self.node_arrays, *self.edge_arrays]}"
+        return f"Graph(num_nodes={self.num_nodes}, num_edges={self.num_edges}, {held}{where})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A memory map travels between processes as its path, never as its bytes.
         others = None if self.num_senders == self.num_nodes else self.num_senders
         if self.path is not None:
             return open_rows, (self.path, others)
-        return _built, (self.indptr, self.indices, self.node_arrays, self.edge_arrays, others)
-
-
-def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
-    """Refuse an array without ``length`` rows; ``kind`` is ``"node"`` or ``"edge"``."""
-    for name, array in arrays.items():
-        if array.dim() == 0 or len(array) != length:
-            raise ValueError(
-                f"{name} has shape {tuple(array.shape)}, but the graph has {length} {kind}s: "
-                f"a {kind} array needs one row per {kind}."
-            )
-        if array.shape[1:].numel() == 0:
-            raise ValueError(f"{name} has shape {tuple(array.shape)}, rows without a number: leave it out.")
+        arrays = ({}, {}) if self.types is not None else (self.node_arrays, self.edge_arrays)
+        return _built, (self.indptr, self.indices, *arrays, others, self.types)
 
 
 def checked_graph(
@@ -349,52 +369,31 @@ def checked_graph(
     return graph
 
 
+def typed_graph(
+    indptr: Tensor, indices: Tensor, types: GraphTypes, path: Path | None = None, fingerprint: str | None = None
+) -> Graph:
+    """Do as :func:`checked_graph` for a graph with types."""
+    graph = Graph.__new__(Graph)
+    graph._set(indptr, indices, None, None, path, fingerprint, None, types)
+    return graph
+
+
 def open_rows(path: Path, num_senders: int | None) -> Graph:
     """Open a saved graph whose ``indices`` lie below ``num_senders``, or below its number of rows if that is None."""
-    arrays, fingerprint = store.read(path, num_senders)
+    arrays, fingerprint, types = store.read(path, num_senders)
     if missing := {"indptr", "indices"} - arrays.keys():
         raise ValueError(f"{path} holds no {min(missing)}.npy that its meta.json knows of: save the graph again.")
+    ends = arrays["indptr"], arrays["indices"]
+    if types is not None:
+        return typed_graph(*ends, types, path.resolve(), fingerprint)
     nodes = {name.removeprefix("nodes/"): t for name, t in arrays.items() if name.startswith("nodes/")}
     edges = {name.removeprefix("edges/"): t for name, t in arrays.items() if name.startswith("edges/")}
-    ends = arrays["indptr"], arrays["indices"]
     convert.check_names(nodes, edges, allowed=("n_id",))
     return checked_graph(*ends, nodes, edges, path=path.resolve(), fingerprint=fingerprint, num_senders=num_senders)
 
 
-def _built(
-    indptr: Tensor, indices: Tensor, nodes: dict[str, Tensor], edges: dict[str, Tensor], num_senders: int | None
-) -> Graph:
-    graph = checked_graph(indptr, indices, nodes, edges, num_senders=num_senders)
+def _built(indptr: Tensor, indices: Tensor, nodes: Any, edges: Any, num_senders: int | None, types: Any) -> Graph:
+    graph = Graph.__new__(Graph)
+    graph._set(indptr, indices, nodes, edges, None, None, num_senders, types)
     graph.check_edges()
     return graph
-
-
-def fingerprint_of(arrays: Iterable[tuple[str, torch.dtype, Sequence[int], Iterable[Tensor]]]) -> str:
-    """The hash of ``indptr``, ``indices`` and the masks, each given as name, type, shape and pieces of its content."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, dtype, shape, pieces in arrays:
-        digest.update(f"{name} {dtype} {tuple(shape)}".encode())
-        for piece in pieces:
-            digest.update(piece.contiguous().numpy().data)
-    return digest.hexdigest()
-
-
-def degrees_of(indptr: Tensor, nodes: Tensor) -> Tensor:
-    """The in-degrees of ``nodes``, in their order."""
-    pieces = [indptr[some + 1] - indptr[some] for some in nodes.split(NODES_PER_PIECE)]
-    return torch.cat([nodes[:0], *pieces])
-
-
-def count_edges(indptr: Tensor, nodes: Tensor) -> int:
-    """The sum of the in-degrees of ``nodes``."""
-    return sum(int((indptr[some + 1] - indptr[some]).sum()) for some in nodes.split(NODES_PER_PIECE))
-
-
-def row_slices(indptr: Tensor) -> Iterator[slice]:
-    """Yield all rows in slices of at most ``EDGES_PER_PIECE`` edges, or of one row that has more."""
-    first, num_rows = 0, indptr.numel() - 1
-    while first < num_rows:
-        reached = int(torch.searchsorted(indptr, int(indptr[first]) + EDGES_PER_PIECE, right=True)) - 1
-        last = min(max(reached, first + 1), num_rows, first + NODES_PER_PIECE)
-        yield slice(first, last)
-        first = last

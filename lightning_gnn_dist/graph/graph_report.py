@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
+from lightning_gnn_dist.graph.typed.report import TypesReport
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +82,18 @@ class GraphReport:
         return "\n".join([*lines, f"split: {', '.join(splits) or 'none'}"])
 
 
+def report_of(graph: Graph) -> GraphReport | TypesReport:
+    """Measure a graph, a typed one by type."""
+    if graph.types is None:
+        return GraphReport.of(graph)
+    graph.check_edges()
+    return TypesReport.of(graph.indptr, graph.indices, graph.types)
+
+
 def labels_of(graph: Graph) -> Tensor | None:
-    """``y``, if it is one integer per node."""
+    """``y``, if it is one integer per node. A typed graph has no label of all nodes."""
+    if graph.types is not None:
+        return None
     y = graph.node_arrays.get("y")
     if y is None or y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         return None

@@ -56,8 +56,7 @@ if hasattr(os, "register_at_fork"):  # the child shares the pieces that are left
 
 def _pieces(graph: Graph) -> list[range]:
     """The pieces of all arrays as ranges of addresses, those of the edges first."""
-    tensors = [graph.indptr, graph.indices, *graph.node_arrays.values(), *graph.edge_arrays.values()]
-    large = [(tensor, pages) for tensor in tensors if (pages := _whole_pages(tensor))]
+    large = [(tensor, pages) for tensor in graph.arrays.values() if (pages := _whole_pages(tensor))]
     maps = all_maps() if large else []
     own = [pages for tensor, pages in large if _is_own(maps_under(tensor, maps))]
     return [pages[i : i + PIECE_BYTES] for pages in own for i in range(0, len(pages), PIECE_BYTES)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
+
+EDGES_PER_PIECE = 1 << 20  # bounds what look-ups hold in RAM, which take about 70 bytes per edge
+NODES_PER_PIECE = 1 << 18  # the same for nodes
 
 
 class Lookup:
@@ -64,3 +67,64 @@ def count_per_row(indptr: Tensor, rows: Tensor, found: Tensor) -> Tensor:
     degree = indptr[rows + 1] - indptr[rows]
     row = torch.arange(rows.numel()).repeat_interleave(degree)
     return torch.bincount(row[found], minlength=rows.numel())
+
+
+def degrees_of(indptr: Tensor, nodes: Tensor) -> Tensor:
+    """The in-degrees of ``nodes``, in their order."""
+    pieces = [indptr[some + 1] - indptr[some] for some in nodes.split(NODES_PER_PIECE)]
+    return torch.cat([nodes[:0], *pieces])
+
+
+def count_edges(indptr: Tensor, nodes: Tensor) -> int:
+    """The sum of the in-degrees of ``nodes``."""
+    return sum(int((indptr[some + 1] - indptr[some]).sum()) for some in nodes.split(NODES_PER_PIECE))
+
+
+def row_slices(indptr: Tensor) -> Iterator[slice]:
+    """Yield all rows in slices of at most ``EDGES_PER_PIECE`` edges, or of one row that has more."""
+    first, num_rows = 0, indptr.numel() - 1
+    while first < num_rows:
+        reached = int(torch.searchsorted(indptr, int(indptr[first]) + EDGES_PER_PIECE, right=True)) - 1
+        last = min(max(reached, first + 1), num_rows, first + NODES_PER_PIECE)
+        yield slice(first, last)
+        first = last
+
+
+def row_pieces(indptr: Tensor, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield ``nodes`` in pieces, each with the positions of its edges in ``indices``."""
+    for some in nodes.split(NODES_PER_PIECE):
+        degree = degrees_of(indptr, some)
+        piece = (degree.cumsum(0) - degree) // EDGES_PER_PIECE
+        for rows in some.split(piece.unique_consecutive(return_counts=True)[1].tolist()):
+            yield rows, edge_positions(indptr, rows)
+
+
+def check_form(indptr: Tensor, indices: Tensor) -> None:
+    """Refuse anything but two vectors of integers, of which the first begins at 0 and ends where the second does."""
+    if indptr.dim() != 1 or indptr.numel() == 0 or indices.dim() != 1:
+        raise ValueError("indptr and indices must be vectors, and indptr must hold one entry more than nodes.")
+    if indptr.dtype != torch.int64 or indices.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"indptr and indices must hold integers, got {indptr.dtype} and {indices.dtype}: give indptr "
+            "as torch.int64, and indices as torch.int32 or torch.int64."
+        )
+    if int(indptr[0]) != 0:
+        raise ValueError(f"indptr must start at 0, got {int(indptr[0])}.")
+    if int(indptr[-1]) != indices.numel():
+        raise ValueError(f"indptr ends at {int(indptr[-1])}, but indices holds {indices.numel()} edges.")
+
+
+def check_csr(indptr: Tensor, indices: Tensor, num_senders: int, at_once: int) -> None:
+    """Refuse rows that overlap and senders beyond ``num_senders``, reading both arrays in pieces of ``at_once``."""
+    for start in range(0, max(indptr.numel() - 1, 1), at_once):
+        piece = indptr[start : start + at_once + 1]
+        if bool((falls := piece[1:] < piece[:-1]).any()):
+            row = int(falls.nonzero()[0])
+            raise ValueError(
+                f"indptr must not fall, but row {start + row} goes from {int(piece[row])} to {int(piece[row + 1])}."
+            )
+    check_form(indptr, indices)
+    for piece in indices.split(at_once) if indices.numel() else ():
+        low, high = (int(end) for end in piece.aminmax())
+        if low < 0 or high >= num_senders:
+            raise ValueError(f"indices must lie in [0, {num_senders}), got {low} to {high}.")

@@ -81,6 +81,8 @@ def predict_by_layer(
     """
     path = None if path is None else check_npy("path", path)
     check_instance("graph", graph, Graph | HoldsShards, "a Graph or a ShardedDataModule")
+    if isinstance(graph, Graph):
+        graph.check_untyped()
     check_true_or_false(overwrite=overwrite)
     _check_options(options)
     if on_rows is not None:

@@ -38,11 +38,12 @@ class MetisPartitioner:
 
     Args:
         balance: What parts hold equally many of: ``"nodes"``, or with ``"train"`` training nodes *and* nodes,
-            so that ranks have equally many batches in an epoch and no part is without a training node. METIS
+            so that ranks have equally many batches in an epoch and no part is without a training node. In a graph
+            with types every part gets its share of the training nodes of each type. METIS
             itself balances nodes in both cases, and the last pass moves training nodes: its Python binding
             takes one weight per node, and a mix of both counts as that weight ended with more cut edges.
         imbalance: The share :math:`\epsilon` by which a part may exceed the average, rounded down to whole
-            nodes (but never so far that not all nodes fit).
+            nodes (but never so far that not all nodes fit, in a graph with types the training nodes of each).
     """
 
     balance: Balance = "nodes"
@@ -58,38 +59,45 @@ class MetisPartitioner:
 
     def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
         check_request(graph, num_parts, seed)
-        train = self._train_mask(graph, num_parts)
+        groups = self._groups(graph, num_parts)
         if num_parts == 1:
             return Partition(torch.zeros(graph.num_nodes, dtype=torch.int32), 1)
         start, neighbors = undirected(graph)
         assignment = _call_metis(start, neighbors, num_parts, self.imbalance, seed)
-        self._repair(start, neighbors, train, assignment, num_parts)
+        self._repair(start, neighbors, groups, assignment, num_parts)
         return Partition(torch.from_numpy(assignment), num_parts)
 
-    def _train_mask(self, graph: Graph, num_parts: int) -> Array | None:
+    def _groups(self, graph: Graph, num_parts: int) -> list[Array]:
+        """The groups of nodes of which each part gets its share, each as a mask: all, or the training nodes by type."""
         if self.balance == "nodes":
-            return None
+            return [np.ones(graph.num_nodes, np.bool_)]
         train_nodes = graph.split("train")
         if train_nodes.numel() < num_parts:
             raise ValueError(
                 f"num_parts ({num_parts}) must not exceed the training nodes ({train_nodes.numel()}) with "
                 'balance="train": every part needs one. Ask for fewer parts or use balance="nodes".'
             )
-        mask = np.zeros(graph.num_nodes, np.bool_)
-        mask[train_nodes.numpy()] = True
-        return mask
+        groups = [train_nodes] if graph.types is None else graph.types.splits("train").values()
+        masks = [np.zeros(graph.num_nodes, np.bool_) for _ in groups]
+        for mask, nodes in zip(masks, groups, strict=True):
+            mask[nodes.numpy()] = True
+        return masks
 
-    def _repair(self, start: Array, neighbors: Array, train: Array | None, assignment: Array, num_parts: int) -> None:
-        if train is None:
-            train = np.ones(assignment.size, np.bool_)  # all nodes count and may move
-        load = np.bincount(assignment[train], minlength=num_parts)
-        capacity = part_capacity(int(train.sum()), num_parts, self.imbalance)
-        kernels.relieve(start, neighbors, assignment, train, load, capacity)
-        kernels.occupy(assignment, train, load)
-        # The training nodes stay where they are now; the others are moved to balance the node counts.
+    def _repair(self, start: Array, neighbors: Array, groups: list[Array], assignment: Array, num_parts: int) -> None:
+        placed = np.zeros(assignment.size, np.bool_)
+        for group in groups:
+            load = np.bincount(assignment[group], minlength=num_parts)
+            capacity = part_capacity(int(group.sum()), num_parts, self.imbalance)
+            kernels.relieve(start, neighbors, assignment, group, load, capacity)
+            if group.sum() >= num_parts:
+                kernels.occupy(assignment, group, load)
+            placed |= group
+        kernels.occupy(assignment, placed, np.bincount(assignment[placed], minlength=num_parts))
+        # These nodes stay where they are now; the others are moved to balance the node counts.
         load = np.bincount(assignment, minlength=num_parts)
-        capacity = part_capacity(assignment.size, num_parts, self.imbalance)
-        kernels.relieve(start, neighbors, assignment, ~train, load, capacity)
+        most_placed = int(np.bincount(assignment[placed], minlength=num_parts).max())
+        capacity = max(part_capacity(assignment.size, num_parts, self.imbalance), most_placed)
+        kernels.relieve(start, neighbors, assignment, ~placed, load, capacity)
 
 
 def undirected(graph: Graph) -> tuple[Array, Array]:

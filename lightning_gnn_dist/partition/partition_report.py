@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ class PartitionReport:
             nodes count if there is a ``train_mask``, and no negative labels. NaN for a part without labels;
             ``None`` when ``y`` is not one integer per node, or no node is labelled.
         num_edges: Edges of the graph.
+        train_of_types: For each node type with a ``train_mask``, its training nodes in the part; empty without types.
     """
 
     nodes: Tensor
@@ -41,6 +42,7 @@ class PartitionReport:
     isolated_nodes: Tensor
     label_skew: Tensor | None
     num_edges: int
+    train_of_types: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph, assignment: Tensor, num_parts: int) -> PartitionReport:
@@ -54,6 +56,10 @@ class PartitionReport:
             isolated_nodes=isolated,
             label_skew=label_skew(graph, assignment, num_parts),
             num_edges=graph.num_edges,
+            train_of_types={
+                kind: torch.bincount(assignment[nodes], minlength=num_parts)
+                for kind, nodes in ({} if graph.types is None else graph.types.splits("train")).items()
+            },
         )
 
     @property
@@ -79,6 +85,7 @@ class PartitionReport:
             ("part", [str(part) for part in range(self.nodes.numel())]),
             ("nodes", _counts(self.nodes)),
             ("training nodes", self._or_dashes(self.train_nodes)),
+            *((f"of {kind}", _counts(column)) for kind, column in self.train_of_types.items()),
             ("edges inside", _counts(self.inside_edges)),
             ("halo nodes", _counts(self.halo_nodes)),
             ("isolated nodes", _counts(self.isolated_nodes)),
@@ -104,6 +111,13 @@ class PartitionReport:
 
 
 def _train_mask(graph: Graph) -> Tensor | None:
+    if graph.types is not None:
+        found = graph.types.splits("train").values()
+        return (
+            torch.zeros(graph.num_nodes, dtype=torch.bool).index_fill_(0, torch.cat(list(found)), True)
+            if found
+            else None
+        )
     mask = graph.node_arrays.get("train_mask")
     return mask if mask is not None and mask.dim() == 1 and mask.dtype == torch.bool else None
 

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.graph import fingerprint_of
+from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.checksum import checksum_of
 from lightning_gnn_dist.graph.storage.files import flush
@@ -38,6 +38,7 @@ from lightning_gnn_dist.prepare.files.raw import SPLITS, RawGraph
 from lightning_gnn_dist.prepare.files.row_files import RowFiles
 from lightning_gnn_dist.prepare.files.table_files import about_headings
 from lightning_gnn_dist.prepare.files.text_tables import Progress
+from lightning_gnn_dist.prepare.files.typed_tables import is_typed
 from lightning_gnn_dist.prepare.files.unpack import check_nodes, unpack_edges, unpack_nodes
 from lightning_gnn_dist.prepare.journal import Journal, journal_of
 
@@ -143,6 +144,7 @@ class Prepared:
 class Preparation:
     """The settings of :func:`prepare_graph`."""
 
+    takes_types: ClassVar[bool] = False  # tables of several types
     source: Path
     out: Path
     undirected: bool = False
@@ -162,6 +164,11 @@ class Preparation:
         for file in (self.source, *([self.nodes] if self.nodes else [])):
             if not file.exists():
                 raise FileNotFoundError(f"{file} does not exist.")
+        if is_typed(self.source) and not self.takes_types:
+            raise ValueError(
+                f"source ({self.source}) holds tables of several types: prepare_typed_graph(source, out) takes them, "
+                "and lightning-gnn-dist prepare without --shard."
+            )
 
     @property
     def folder(self) -> Path:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_folder, check_instance
 from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph, open_rows, row_slices
-from lightning_gnn_dist.graph.rows import edge_positions, take_rows
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph, open_rows
+from lightning_gnn_dist.graph.rows import edge_positions, row_slices, take_rows
 from lightning_gnn_dist.graph.storage import drafts
 from lightning_gnn_dist.graph.storage.files import check_entries, read_json
 from lightning_gnn_dist.partition.base import Partition
@@ -152,6 +152,7 @@ def save_shards(graph: Graph, partition: Partition, folder: str | Path) -> None:
             "the graph that was partitioned."
         )
     graph.check_whole()
+    graph.check_untyped()
     if not (counts := partition.counts()).all():
         raise ValueError(f"Part {int(counts.argmin())} of the partition has no nodes, and each shard needs one.")
     with drafts.folder_beside(folder) as draft:

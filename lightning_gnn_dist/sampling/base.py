@@ -45,6 +45,7 @@ def check_bulk(graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) 
     """Refuse wrong arguments of ``sample_bulk``; return the seeds and the key of each batch."""
     check_instance("graph", graph, Graph, "a Graph, made by Graph.from_pyg(data)")
     graph.check_whole()
+    graph.check_untyped()
     check_list("seeds", seeds, "[torch.arange(8)], a tensor for each batch")
     check_list("keys", keys, "[BatchKey(seed=0, epoch=0, batch=0)], one for each batch")
     if len(seeds) != len(keys):

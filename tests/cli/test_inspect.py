@@ -10,6 +10,7 @@ from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.data.links import split_edges
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.graph.typed.synthetic import citations
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.prepare.shard import save_shards
 
@@ -24,6 +25,14 @@ def test_a_graph_alone(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["inspect", graph])
     said = capsys.readouterr().out
     assert said.startswith("2,000 nodes, ") and "parts" not in said
+
+
+def test_a_typed_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    citations(600).save(tmp_path / "graph")
+    main(["inspect", str(tmp_path / "graph")])
+    assert "author writes paper" in capsys.readouterr().out
+    main(["inspect", "--check", str(tmp_path / "graph")])
+    assert "all arrays are what was saved" in capsys.readouterr().out
 
 
 def test_several_partitions_with_what_follows(graph: str, capsys: pytest.CaptureFixture[str]) -> None:

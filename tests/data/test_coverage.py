@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist.data.coverage import Coverage, coverage_mean
-from lightning_gnn_dist.graph import graph as graph_module
+from lightning_gnn_dist.graph import rows as rows_module
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 
@@ -57,7 +57,7 @@ def test_coverage_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
     graph = communities(300, 3, num_features=4, seed=1)
     part, degrees = graph.induced(torch.arange(0, 300, 2)), graph.degrees()[::2]
     at_once = Coverage(hops=2, shrinkage=1.0).of(part, degrees, 100)
-    monkeypatch.setattr(graph_module, "EDGES_PER_PIECE", 7)
+    monkeypatch.setattr(rows_module, "EDGES_PER_PIECE", 7)
     assert torch.equal(Coverage(hops=2, shrinkage=1.0).of(part, degrees, 100), at_once)
 
 

@@ -44,12 +44,20 @@ def test_as_many_edges_as_nodes_is_not_confusing() -> None:
     assert graph.edge_arrays["edge_type"].tolist() == [8, 5, 6, 7]
 
 
+def test_it_goes_back_to_pyg() -> None:
+    data = small(edge_attr=torch.tensor([[1.0], [2.0], [3.0]]))
+    found = Graph.from_pyg(data, edge_ids=True).to_pyg()
+    assert isinstance(found, Data) and found.num_nodes == 4
+    assert torch.equal(found.edge_index, data.edge_index[:, found.e_id])
+    assert torch.equal(found.edge_attr, data.edge_attr[found.e_id]) and torch.equal(found.x, data.x)
+    bare = Graph.from_edge_index(torch.tensor([[0], [1]]), 7).to_pyg()
+    assert bare.num_nodes == 7 and bare.edge_index.tolist() == [[0], [1]]
+
+
 def test_a_homogeneous_view_of_a_heterogeneous_graph_is_taken() -> None:
     hetero = HeteroData()
     hetero["paper"].x, hetero["author"].x = torch.randn(3, 2), torch.randn(2, 2)
     hetero["author", "writes", "paper"].edge_index = torch.tensor([[0, 1], [0, 2]])
-    with pytest.raises(NotImplementedError, match="to_homogeneous"):
-        Graph.from_pyg(hetero)  # type: ignore[arg-type]
     graph = Graph.from_pyg(hetero.to_homogeneous())
     assert graph.num_nodes == 5 and "node_type" in graph.node_arrays and "edge_type" in graph.edge_arrays
 

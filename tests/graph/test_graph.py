@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import subgraph
 
-from lightning_gnn_dist.graph import graph as graph_module
+from lightning_gnn_dist.graph import rows as rows_module
 from lightning_gnn_dist.graph.graph import Graph
 
 
@@ -49,8 +49,8 @@ def test_edge_arrays_follow_their_edges(graph: Graph) -> None:
 def test_induced_is_the_subgraph_with_local_ids(
     graph: Graph, nodes: list[int], edges_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph_module, "EDGES_PER_PIECE", edges_at_once)
-    monkeypatch.setattr(graph_module, "NODES_PER_PIECE", 2 * edges_at_once)
+    monkeypatch.setattr(rows_module, "EDGES_PER_PIECE", edges_at_once)
+    monkeypatch.setattr(rows_module, "NODES_PER_PIECE", 2 * edges_at_once)
     ids = torch.tensor(nodes, dtype=torch.int64)
     part = graph.induced(ids)
     expected, _ = subgraph(ids, random_edges(), num_nodes=40)

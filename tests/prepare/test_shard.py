@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_gnn_dist.graph import graph as graph_module
+from lightning_gnn_dist.graph import rows as rows_module
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import Shard, save_shards
@@ -43,7 +43,7 @@ def test_shards_together_are_the_graph(folder: Path) -> None:
 def test_a_part_is_what_is_inside_of_a_shard(
     folder: Path, edges_per_piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph_module, "EDGES_PER_PIECE", edges_per_piece)
+    monkeypatch.setattr(rows_module, "EDGES_PER_PIECE", edges_per_piece)
     graph = small_graph(edge_arrays=True)
     whole = in_order_of_parts(graph, some_partition(graph, 3))
     for index in range(3):

@@ -25,20 +25,31 @@ from lightning_gnn_dist.graph.storage.bus_error import explain_bus_errors
 from lightning_gnn_dist.graph.storage.drafts import folder_beside, unused_name
 from lightning_gnn_dist.graph.storage.files import check_entries, flush, make_read_only, open_file, read_json
 from lightning_gnn_dist.graph.storage.npy import NpyFile, save_for_good
+from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 FORMAT = "lightning_gnn_dist graph"
-VERSION = 1
+VERSION, UNTYPED = 2, 1  # that of a graph without types is what older releases read
 _WAY_OUT = "Copy or save the graph again."
 # Linux's MAP_NORESERVE, which Python's mmap module does not name.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in {"x86_64", "aarch64"} else 0
 
 
-def write(path: Path, arrays: Mapping[str, Tensor], fingerprint: str, *, overwrite: bool) -> None:
-    """Save arrays under a temporary name beside ``path``, then rename: a reader sees all of them or nothing."""
+def write(
+    path: Path,
+    arrays: Mapping[str, Tensor],
+    fingerprint: str,
+    *,
+    overwrite: bool,
+    types: Mapping[str, Any] | None = None,
+) -> None:
+    """Save arrays under a temporary name beside ``path``, then rename: a reader sees all of them or nothing.
+
+    ``types`` is what :attr:`GraphTypes.about` says of a typed graph.
+    """
     check_target(path, overwrite=overwrite)
     check_names(arrays)
     with folder_beside(path) as draft:
-        _write(draft, arrays, fingerprint)
+        _write(draft, arrays, fingerprint, types)
         replace(draft, path)
 
 
@@ -52,8 +63,10 @@ def check_target(path: Path, *, overwrite: bool) -> None:
         raise FileExistsError(f"{path} exists and is not a saved graph, so it is not overwritten. Choose another path.")
 
 
-def read(path: Path, num_senders: int | None = None) -> tuple[dict[str, Tensor], str]:
-    """Map every array, and return them by name with the fingerprint. Edges are checked, unless a mark says they were.
+def read(path: Path, num_senders: int | None = None) -> tuple[dict[str, Tensor], str, GraphTypes | None]:
+    """Map every array, and return them by name with the fingerprint, and the types of a typed graph.
+
+    Edges are checked, unless a mark says that they were.
 
     Args:
         path: The directory.
@@ -62,13 +75,25 @@ def read(path: Path, num_senders: int | None = None) -> tuple[dict[str, Tensor],
     meta = read_meta(path)
     entries: dict[str, dict[str, Any]] = meta["arrays"]
     arrays = {name: _map(path / f"{name}.npy", entry) for name, entry in entries.items()}
+    types = _types(path, meta, arrays)
     explain_bus_errors(path.resolve())
     short = contents.short_arrays(entries)
     sign = marks.signature(path, ["meta.json", *(f"{name}.npy" for name in short)], num_senders=num_senders)
     if {"indptr", "indices"} <= entries.keys() and not marks.is_marked(path, sign):
         contents.check_edges(path, short, _checksums(entries), num_senders)
+        if types is not None:
+            types.check_edges(arrays["indptr"], arrays["indices"])
         marks.mark(path, sign)
-    return arrays, meta["fingerprint"]
+    return arrays, meta["fingerprint"], types
+
+
+def _types(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> GraphTypes | None:
+    if meta["version"] == UNTYPED:
+        return None
+    try:
+        return GraphTypes.saved(meta["types"], arrays)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path / 'meta.json'} does not fit the arrays beside it ({error}). {_WAY_OUT}") from error
 
 
 def verify(path: Path, prefix: str = "") -> list[str]:
@@ -83,13 +108,13 @@ def _checksums(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, str | None
     return {name: entry.get("xxh64") for name, entry in entries.items()}
 
 
-def _write(directory: Path, arrays: Mapping[str, Tensor], fingerprint: str) -> None:
+def _write(directory: Path, arrays: Mapping[str, Tensor], fingerprint: str, types: Mapping[str, Any] | None) -> None:
     checksums = {}
     for name, tensor in arrays.items():
         file = directory / f"{name}.npy"
         file.parent.mkdir(parents=True, exist_ok=True)
         checksums[name] = save_for_good(file, _as_numpy(tensor))
-    describe(directory, {name: (t.dtype, t.shape) for name, t in arrays.items()}, fingerprint, checksums)
+    describe(directory, {name: (t.dtype, t.shape) for name, t in arrays.items()}, fingerprint, checksums, types)
 
 
 def describe(
@@ -97,6 +122,7 @@ def describe(
     arrays: Mapping[str, tuple[torch.dtype, Sequence[int]]],
     fingerprint: str,
     checksums: Mapping[str, str],
+    types: Mapping[str, Any] | None = None,
 ) -> None:
     """Write ``meta.json``, which makes a directory of arrays a saved graph."""
     check_names(arrays)
@@ -104,7 +130,9 @@ def describe(
         name: {"dtype": _dtype_name(dtype), "shape": list(shape), "xxh64": checksums[name]}
         for name, (dtype, shape) in arrays.items()
     }
-    meta = {"format": FORMAT, "version": VERSION, "fingerprint": fingerprint, "arrays": entries}
+    meta = {"format": FORMAT, "version": UNTYPED, "fingerprint": fingerprint, "arrays": entries}
+    if types is not None:
+        meta |= {"version": VERSION, "types": types}
     (directory / "meta.json").write_text(json.dumps(meta, indent=1))
     flush(directory / "meta.json")
 
@@ -141,6 +169,10 @@ def read_meta(path: Path) -> dict[str, Any]:
             f"{path} was saved in format version {meta['version']}, and this release reads up to {VERSION}: "
             "upgrade lightning_gnn_dist, or save the graph again with this release."
         )
+    if meta["version"] > UNTYPED:
+        check_entries(meta, {"types": dict[str, object]}, file, _WAY_OUT)
+        kinds = {"nodes": list[list[str | int]], "edges": list[list[str | int]], "time": str | None}
+        check_entries(meta["types"], kinds, file, _WAY_OUT)
     check_names(meta["arrays"])
     for entry in meta["arrays"].values():
         check_entries(entry, {"dtype": str, "shape": list[int]}, file, _WAY_OUT)
@@ -153,7 +185,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 def check_names(names: Iterable[str]) -> None:
     """Refuse names that, as names of files, could lead out of the directory."""
     for name in names:
-        if not re.fullmatch(r"indptr|indices|(nodes|edges|links)/\w[^/\\\0]*", name):
+        if not re.fullmatch(r"indptr|indices|edge_type|(nodes|edges|links)(/\w[^/\\\0]*){1,2}", name):
             raise ValueError(
                 f"{name.partition('/')[2] or name!r} cannot be the name of a saved array: start it with a letter, and "
                 "use no slashes."

@@ -7,14 +7,13 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-from torch_geometric.data.storage import GlobalStorage
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.files import open_file
@@ -32,6 +31,7 @@ ALIASES = {
     "labels": "y",
     "edge_feat": "edge_attr",
 }
+_OF_PYG = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage, HeteroData, BaseStorage, NodeStorage, EdgeStorage]
 INDEX_LISTS = {"train_idx": "train", "val_idx": "val", "valid_idx": "val", "test_idx": "test"}
 
 
@@ -56,7 +56,7 @@ def of_directory(path: Path, drop: Collection[str]) -> Source:
 def of_npz(path: Path, drop: Collection[str]) -> Source:
     """The source in an archive of arrays, of which only the headers are read now."""
     sizes = {}
-    with _told(path), zipfile.ZipFile(path) as archive:
+    with told(path), zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             with archive.open(name) as file:
                 np.lib.format.read_magic(file)
@@ -68,7 +68,7 @@ def of_npz(path: Path, drop: Collection[str]) -> Source:
     num_bytes = sum(size for name, (_, size) in sizes.items() if name != "edge_index" and name not in drop)
 
     def read(on_progress: Progress) -> RawGraph:
-        with _told(path), np.load(path, allow_pickle=False) as archive:
+        with told(path), np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files if name not in drop or name == "edge_index"}
         return _from_arrays(arrays, path, [])
 
@@ -76,7 +76,7 @@ def of_npz(path: Path, drop: Collection[str]) -> Source:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def told(path: Path) -> Iterator[None]:
     """What is said of an archive that cannot be read."""
     try:
         with open_file(path):  # and neither a folder nor a pipe
@@ -94,15 +94,9 @@ def _mapped(graph: RawGraph) -> Source:
 
 
 def _read_pyg(path: Path, drop: Collection[str]) -> RawGraph:
-    try:
-        with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]):
-            content = torch.load(path, mmap=True, weights_only=True)
-    except Exception as error:
-        raise ValueError(
-            f"{path} cannot be read without running code out of it ({str(error).splitlines()[0]}). If you trust it, "
-            "load it yourself and save the graph: Graph.from_pyg(torch.load(path, weights_only=False)).save(out)."
-        ) from error
-    data = _as_data(content, path)
+    data = load_pyg(path)
+    if not isinstance(data, Data):
+        raise TypeError(f"{path} holds a {type(data).__name__}, and a torch_geometric.data.Data is needed.")
     data.num_nodes = data.num_nodes  # stored, because PyG infers it from arrays that may be dropped
     check_drop(drop, data.keys(), path)
     for name in drop:
@@ -111,13 +105,23 @@ def _read_pyg(path: Path, drop: Collection[str]) -> RawGraph:
     return RawGraph(data.edge_index, int(data.num_nodes), nodes, edges)
 
 
-def _as_data(content: Any, path: Path) -> Data:
-    """The content as a ``Data``; ``InMemoryDataset`` saves its dictionary, and slices if there are several graphs."""
-    if isinstance(content, tuple) and content and isinstance(content[0], dict | Data):
+def load_pyg(path: Path) -> Data | HeteroData:
+    """The graph that ``torch.save`` saved, mapped. Nothing of the file is run."""
+    try:
+        with torch.serialization.safe_globals(_OF_PYG):
+            content = torch.load(path, mmap=True, weights_only=True)
+    except Exception as error:
+        raise ValueError(
+            f"{path} cannot be read without running code out of it ({str(error).splitlines()[0]}). If you trust it, "
+            "load it yourself and save the graph: Graph.from_pyg(torch.load(path, weights_only=False)).save(out)."
+        ) from error
+    # InMemoryDataset saves a dictionary, slices if there are several graphs, and the class.
+    if isinstance(content, tuple) and content and isinstance(content[0], dict | Data | HeteroData):
         if len(content) > 1 and content[1] is not None:
             raise ValueError(f"{path} holds a data set of several graphs: save the one you want, dataset[0].")
-        content = Data.from_dict(content[0]) if isinstance(content[0], dict) else content[0]
-    if not isinstance(content, Data):
+        kind = HeteroData if HeteroData in content[2:] else Data
+        content = kind.from_dict(content[0]) if isinstance(content[0], dict) else content[0]
+    if not isinstance(content, Data | HeteroData):
         raise TypeError(f"{path} holds a {type(content).__name__}, and a torch_geometric.data.Data is needed.")
     return content
 
@@ -129,7 +133,7 @@ def _from_arrays(arrays: Mapping[str, Column], path: Path, drop: Collection[str]
     if "edge_index" not in found:
         raise ValueError(f"{path} holds no edge_index, of shape (2, edges), but {sorted(arrays)}.")
     edge_index = found.pop("edge_index")
-    num_nodes = _num_nodes(found, path)
+    num_nodes = num_nodes_of(found, path)
     tensors = node_tensors(found, num_nodes)
     data = Data(edge_index=torch.from_numpy(np.ascontiguousarray(edge_index)), num_nodes=num_nodes, **tensors)
     return RawGraph(data.edge_index, num_nodes, *convert.arrays_of(data))
@@ -145,7 +149,8 @@ def node_tensors(found: Mapping[str, Column], num_nodes: int) -> dict[str, Tenso
     return tensors
 
 
-def _num_nodes(found: dict[str, Column], path: Path) -> int:
+def num_nodes_of(found: dict[str, Column], path: Path) -> int:
+    """How many nodes there are: as ``num_nodes`` says, which is taken out, or other arrays show."""
     if "num_nodes" in found:
         return number_in(found.pop("num_nodes"), path)
     for name in ("x", "y", "train_mask"):

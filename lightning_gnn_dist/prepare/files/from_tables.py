@@ -76,7 +76,7 @@ def _from_tables(
             )
         columns = node_columns(dict(islice(table.items(), 1, None)), nodes)
         arrays = {name: torch.from_numpy(column) for name, column in columns.items()}
-    places = _places(np.concatenate([sender, receiver]), ids, edges, nodes)
+    places = places_of(np.concatenate([sender, receiver]), ids, edges, nodes)
     num_nodes = len(ids) if ids is not None else int(places.max(initial=-1)) + 1
     if ids is None and len(places):
         row = int(places.argmax()) % len(sender) + 1
@@ -92,7 +92,7 @@ def edge_columns(columns: Mapping[str, Column], edges: Path, first: int = 0) -> 
     return {names[name]: _numbers(name, column, edges, first) for name, column in columns.items()}
 
 
-def _places(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -> Column:
+def places_of(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -> Column:
     """The node of each end of an edge: its row in the table of nodes, or the end itself without one."""
     for column, table in ((ends, edges), (ids, nodes)):
         if column is not None and column.dtype.kind == "f":

@@ -32,7 +32,7 @@ class GraphFiles:
     @classmethod
     def of(cls, source: Path, drop: Collection[str] = ()) -> GraphFiles:
         """The graph at ``source``: a folder with ``edge_index`` and arrays, or edges alone."""
-        found = _entries(source) if source.is_dir() else {}
+        found = entries(source) if source.is_dir() else {}
         if "edge_index" not in found:
             return cls(EdgeFiles.of(source, drop), {}, Carried({}), None)
         check_drop(drop, found, source)
@@ -41,9 +41,15 @@ class GraphFiles:
             {name: path for name, path in found.items() if name not in drop}, source
         )
 
+    @classmethod
+    def of_nodes(cls, folder: Path, drop: Collection[str] = ()) -> GraphFiles:
+        """The arrays of nodes in a folder, without edges."""
+        found = {name: path for name, path in entries(folder).items() if name not in drop}
+        return cls(EdgeFiles((), 0), {}, Carried({}), None)._with(found, folder)
+
     def with_arrays(self, folder: Path) -> GraphFiles:
         """The same graph with the arrays of a folder in addition."""
-        return self._with(_entries(folder), folder)
+        return self._with(entries(folder), folder)
 
     def _with(self, found: dict[str, Path], where: Path) -> GraphFiles:
         files = {name: RowFiles.of(path) for name, path in found.items()}
@@ -66,7 +72,7 @@ class GraphFiles:
         return sum(rows.num_bytes for rows in self.arrays.values())
 
 
-def _entries(folder: Path) -> dict[str, Path]:
+def entries(folder: Path) -> dict[str, Path]:
     """Arrays by name: ``x.npy``, or ``x/`` with several files."""
     folders = [path for path in folder.iterdir() if path.is_dir() and any(path.iterdir())]
     files = [path for path in folder.glob("*.npy") if not path.is_dir()]

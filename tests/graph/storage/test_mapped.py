@@ -20,7 +20,7 @@ ROWS = torch.tensor([5, 6, 7, 2, 2, 0, 99, 98, 99, 5])
 
 def saved(folder: Path, array: Tensor) -> Tensor:
     store.write(folder, {"nodes/x": array}, "", overwrite=True)
-    arrays, _ = store.read(folder)
+    arrays = store.read(folder)[0]
     return arrays["nodes/x"]
 
 

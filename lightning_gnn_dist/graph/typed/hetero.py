@@ -1,0 +1,120 @@
+"""From PyG's ``HeteroData`` to tables of nodes and edges, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.checks import check_at_least
+from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable
+from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, check_names, within
+
+if TYPE_CHECKING:
+    from torch_geometric.data import HeteroData
+
+Content = dict[str, Any]  # arrays by name, num_nodes, edge_index
+
+
+def is_hetero(data: object) -> bool:
+    """Whether it is a ``HeteroData``."""
+    from torch_geometric.data import HeteroData  # two seconds, and saved graphs need none of it
+
+    return isinstance(data, HeteroData)
+
+
+def contents_of(data: HeteroData) -> tuple[dict[str, Content], dict[EdgeType, Content]]:
+    """What is set of each node type and each edge type; a tensor of no type is refused."""
+    if stray := [name for name, value in data._global_store.items() if isinstance(value, Tensor)]:
+        raise ValueError(f"{stray} belong to no type: set them on one, as in data['paper'].x, or remove them.")
+    return {k: data[k].to_dict() for k in data.node_types}, {k: data[k].to_dict() for k in data.edge_types}
+
+
+def tables_of(
+    nodes: Mapping[str, Content],
+    edges: Mapping[EdgeType, Content],
+    *,
+    check_features: bool,
+    float_labels: bool,
+    edge_ids: bool,
+) -> tuple[dict[str, NodeTable], dict[EdgeType, EdgeTable]]:
+    """The nodes and the edges of each type; what cannot be trained on later is refused."""
+    check_names(tuple(nodes), tuple(edges))
+    found, links = {}, {}
+    for kind, content in nodes.items():
+        with within(kind):
+            found[kind] = _nodes(content, check_features, float_labels)
+    labels = [table.arrays["y"] for table in found.values() if "y" in table.arrays]
+    if float_labels and not any(y.is_floating_point() for y in labels):
+        raise ValueError("float_labels says that a y is a target of regression, but no node type has a y of fractions.")
+    for edge_type, content in edges.items():
+        with within(edge_type):
+            links[edge_type] = _edges(content, check_features, edge_ids)
+    return found, links
+
+
+def _nodes(content: Content, check_features: bool, float_labels: bool) -> NodeTable:
+    tensors = dict(convert.tensors_of(content))
+    count = _count(content, tensors)
+    arrays: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        if name in convert.SPLITS:
+            own = arrays.get(convert.SPLITS[name], tensors.get(convert.SPLITS[name]))
+            arrays[convert.SPLITS[name]] = convert.mask_of(name, value, count, own)
+        else:
+            arrays[name] = value.contiguous()
+    convert.check_each_name(arrays, allowed=())
+    convert.check_rows("node", arrays, count)
+    is_target = float_labels and "y" in arrays and arrays["y"].is_floating_point()
+    convert.check_arrays(arrays, check_features=check_features, float_labels=is_target)
+    arrays = convert.without_unlabelled(arrays)
+    convert.warn_of_overlaps(arrays)
+    return NodeTable(count, arrays)
+
+
+def _count(content: Content, tensors: Mapping[str, Tensor]) -> int:
+    """The number of nodes: as the data says, or as its arrays show."""
+    if (count := content.get("num_nodes")) is not None:
+        check_at_least(0, num_nodes=count)
+        return int(count)
+    lengths = [len(array) for name, array in tensors.items() if name not in convert.SPLITS and array.dim()]
+    if not lengths:
+        raise ValueError("nothing says how many nodes there are: set data.num_nodes.")
+    return lengths[0]
+
+
+def _edges(content: Content, check_features: bool, edge_ids: bool) -> EdgeTable:
+    edge_index = content.get("edge_index")
+    if edge_index is None:
+        raise ValueError(
+            "there is no edge_index: set data.edge_index, of shape (2, E). Of adj_t nothing is read: keep edge_index "
+            "beside it, as T.ToSparseTensor(remove_edge_index=False) does."
+        )
+    convert.check_pairs(edge_index)
+    arrays = {name: array.contiguous() for name, array in convert.tensors_of(content)}
+    convert.check_each_name(arrays, allowed=())
+    convert.check_rows("edge", arrays, edge_index.shape[1])
+    if check_features:
+        convert.check_edge_arrays(arrays)
+    ids = {convert.EDGE_IDS: torch.arange(edge_index.shape[1])} if edge_ids else {}
+    return EdgeTable(edge_index.detach(), ids | arrays)
+
+
+def to_hetero(indptr: Tensor, indices: Tensor, types: GraphTypes) -> HeteroData:
+    """The graph as a ``HeteroData``, which shares its arrays."""
+    from torch_geometric.data import HeteroData
+
+    data = HeteroData()
+    for kind, count in types.num_nodes.items():
+        data[kind].num_nodes = count
+        data[kind].update(dict(types.node_arrays[kind]))
+    of_types = torch.argsort(types.edge_type, stable=True).split(list(types.num_edges))
+    for edge_type, at in zip(types.edge_types, of_types, strict=True):
+        receiver = torch.searchsorted(indptr, at, right=True) - 1 - types.nodes_of(edge_type[2]).start
+        sender = indices[at].to(torch.int64) - types.nodes_of(edge_type[0]).start
+        data[edge_type].edge_index = torch.stack([sender, receiver])
+        data[edge_type].update(dict(types.edge_arrays[edge_type]))
+    return data

@@ -1,0 +1,250 @@
+"""A graph with types from tables is that of the same ``HeteroData``; what cannot be right is refused by file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+
+from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.synthetic import citations
+from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
+
+WRITES, CITES, AT = "author__writes__paper", "paper__cites__paper", "paper__at__venue"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Papers and authors with ids of their own, venues in arrays, edges with weights, labels and times."""
+    tables = {
+        "nodes/paper.csv": "id,year,label,split,words,pages\n10,3,b,train,0.5,2\n30,1,a,val,1.5,3\n20,2,b,,2.5,4\n",
+        "nodes/author.tsv": "name\tage\nann\t31\nbob\t29\n",
+        f"edges/{WRITES}.csv": "source,target,share\nbob,20,0.25\nann,10,1\nann,20,0.75\n",
+        f"edges/{CITES}.csv": "old,new,year,label\n30,20,2,1\n30,10,9,0\n20,10,3,1\n",
+    }
+    for name, text in tables.items():
+        (tmp_path / "tables" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tables" / name).write_text(text)
+    for name, arrays in {
+        "nodes/venue": {"num_nodes": 2, "x": [[1.0], [2.0]]},
+        f"edges/{AT}": {"edge_index": [[2], [1]]},
+    }.items():
+        (tmp_path / "tables" / name).mkdir()
+        for key, array in arrays.items():
+            np.save(tmp_path / "tables" / name / f"{key}.npy", np.array(array))
+    return tmp_path / "tables"
+
+
+def by_hand() -> HeteroData:
+    data = HeteroData()
+    data["author"].x = torch.tensor([[31.0], [29.0]])
+    data["paper"].x = torch.tensor([[0.5, 2.0], [1.5, 3.0], [2.5, 4.0]])
+    data["paper"].y, data["paper"].year = torch.tensor([1, 0, 1]), torch.tensor([3, 1, 2])
+    for name, marked in (("train", 0), ("val", 1), ("test", 9)):
+        data["paper"][f"{name}_mask"] = torch.arange(3) == marked
+    data["venue"].x = torch.tensor([[1.0], [2.0]]).double()
+    data["author", "writes", "paper"].edge_index = torch.tensor([[1, 0, 0], [2, 0, 2]])
+    data["author", "writes", "paper"].edge_share = torch.tensor([0.25, 1.0, 0.75])
+    data["paper", "at", "venue"].edge_index = torch.tensor([[2], [1]])
+    data["paper", "cites", "paper"].edge_index = torch.tensor([[1, 1, 2], [2, 0, 0]])
+    data["paper", "cites", "paper"].y = torch.tensor([1, 0, 1])
+    data["paper", "cites", "paper"].year = torch.tensor([2, 9, 3])
+    return data
+
+
+def prepare(folder: Path, *options: str) -> Graph:
+    main(["prepare", str(folder), str(folder.parent / "graph"), "--overwrite", *options])
+    return Graph.open(folder.parent / "graph")
+
+
+def check_equal(found: Graph, expected: Graph) -> None:
+    assert found.types is not None and expected.types is not None and found.types.about == expected.types.about
+    assert found.arrays.keys() == expected.arrays.keys() and found.fingerprint == expected.fingerprint
+    for name, array in expected.arrays.items():
+        assert found.arrays[name].dtype == array.dtype and torch.equal(found.arrays[name], array), name
+
+
+def test_tables_of_all_kinds_become_the_graph_by_hand(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check_equal(prepare(folder, "--time", "year"), Graph.from_pyg(by_hand(), time="year"))
+    said = capsys.readouterr().out
+    assert "3 types of nodes, " in said and "edges of 3 types. Sorting them takes" in said
+    assert f"{CITES}.csv: line 1 is taken as heading: old, new, year, label." in said
+    assert "paper cites paper" in said
+
+
+def test_reverse_edges_have_the_same_arrays(folder: Path) -> None:
+    data = by_hand()
+    for source, name, target in list(data.edge_types):
+        store = data[source, name, target]
+        data[target, f"rev_{name}", source].update(store.to_dict() | {"edge_index": store.edge_index.flip(0)})
+    check_equal(prepare(folder, "--time", "year", "--reverse"), Graph.from_pyg(data, time="year"))
+
+
+@pytest.mark.parametrize("as_data_set", [False, True])
+def test_a_file_of_pyg_is_read_too(tmp_path: Path, as_data_set: bool) -> None:
+    data, path = by_hand(), tmp_path / "data.pt"
+    torch.save((data.to_dict(), None, HeteroData) if as_data_set else data, path)
+    check_equal(prepare(path, "--time", "year"), Graph.from_pyg(data, time="year"))
+    del data["paper"].y, data["paper", "cites", "paper"].y
+    check_equal(prepare(path, "--drop", "y"), Graph.from_pyg(data))
+    with pytest.raises(SystemExit, match="has no 'z' to drop"):
+        prepare(path, "--drop", "z")
+    with pytest.raises(SystemExit, match="--reverse, no --undirected"):
+        prepare(path, "--undirected")
+
+
+def test_labelled_nodes_are_dealt_and_columns_left_out(folder: Path) -> None:
+    (folder / "nodes" / "paper.csv").write_text("id,label,words\n" + "".join(f"{i},{i % 2},1\n" for i in (10, 20, 30)))
+    graph = prepare(folder, "--split", "0.4", "0.3", "0.3", "--drop", "words", "share")
+    assert [graph.split(name).numel() for name in ("train", "val", "test")] == [1, 1, 1]
+    assert graph.types is not None and "x" not in graph.types.node_arrays["paper"]
+    assert graph.types.edge_arrays["author", "writes", "paper"] == {}
+
+
+def test_parquet_and_archives_are_read_too(folder: Path) -> None:
+    pytest.importorskip("pyarrow")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    expected = prepare(folder, "--time", "year")
+    edges = folder / "edges" / f"{CITES}.csv"
+    edges.unlink()
+    columns = {"old": [30, 30, 20], "new": [20, 10, 10], "year": [2, 9, 3], "label": [1, 0, 1]}
+    pq.write_table(pa.table(columns), edges.with_suffix(".parquet"))
+    (folder / "nodes" / "venue" / "x.npy").unlink()
+    (folder / "nodes" / "venue" / "num_nodes.npy").unlink()
+    (folder / "nodes" / "venue").rmdir()
+    np.savez(folder / "nodes" / "venue.npz", x=np.array([[1.0], [2.0]]))
+    check_equal(prepare(folder, "--time", "year"), expected)
+
+
+def test_a_built_in_graph_comes_back_from_arrays(tmp_path: Path) -> None:
+    graph = citations(600)
+    data = graph.to_pyg()
+    assert graph.types is not None and isinstance(data, HeteroData)
+    for kind in data.node_types:
+        save(tmp_path / "tables" / "nodes" / kind, data[kind].to_dict())
+    for edge_type in data.edge_types:
+        save(tmp_path / "tables" / "edges" / "__".join(edge_type), data[edge_type].to_dict())
+    found = prepare(tmp_path / "tables", "--time", "time").to_pyg()
+    assert isinstance(found, HeteroData)
+    for edge_type in data.edge_types:
+        assert torch.equal(found[edge_type].edge_index, data[edge_type].edge_index)
+    assert torch.equal(found["paper"].x, data["paper"].x) and torch.equal(found["paper"].y, data["paper"].y)
+
+
+def save(folder: Path, arrays: dict[str, torch.Tensor | int]) -> None:
+    folder.mkdir(parents=True)
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array.numpy() if isinstance(array, torch.Tensor) else np.array(array))
+
+
+def with_text(name: str, text: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+
+    return write
+
+
+def nothing(folder: Path) -> None:
+    pass
+
+
+BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
+    "two tables of one type": (
+        with_text("nodes/paper.tsv", "id\n1\n"),
+        (),
+        "paper.tsv and .*paper.csv are two tables of",
+    ),
+    "no such node": (
+        with_text(f"edges/{WRITES}.csv", "a,b\nann,11\n"),
+        (),
+        f"{WRITES}.csv names node 11, which .*paper.csv",
+    ),
+    "a node of another type": (
+        with_text(f"edges/{WRITES}.csv", "a,b\n10,20\n"),
+        (),
+        r"names node 10, which .*author\.tsv",
+    ),
+    "a node twice": (with_text("nodes/author.tsv", "name\nann\nann\nbob\n"), (), "author.tsv lists node ann twice"),
+    "an unknown type": (
+        with_text("edges/paper__by__x.csv", "a,b\n10,1\n"),
+        (),
+        "names the node type 'x', which is not",
+    ),
+    "a name of two words": (
+        with_text("edges/writes__paper.csv", "a,b\n"),
+        (),
+        "is called <source type>__<name>__<dest",
+    ),
+    "no table": (with_text("nodes/readme.md", "x"), (), "readme.md is no table of one type: give a text"),
+    "a folder and a text": (
+        with_text(f"edges/{AT}.csv", "a,b\n"),
+        (),
+        f"{AT}.csv and .*{AT} are two tables of one type",
+    ),
+    "dates": (
+        with_text(f"edges/{CITES}.csv", "a,b,year\n10,20,2012-01-01\n"),
+        ("--time", "year"),
+        r"column 'year' holds '2012-01-01' in row 1, and times are numbers",
+    ),
+    "a missing time": (
+        with_text(f"edges/{CITES}.csv", "a,b,year\n10,20,1\n10,20,nan\n"),
+        ("--time", "year"),
+        r"column 'year' is empty or NaN in row 2",
+    ),
+    "no such time": (nothing, ("--time", "when"), "time names the column 'when', and .* has these"),
+    "no such column": (nothing, ("--drop", "when"), "has no 'when' to drop"),
+    "words for arrays": (
+        with_text("edges/paper__on__venue.csv", "a,b\n10,icml\n"),
+        (),
+        "by words, such as 'icml', and",
+    ),
+    "beyond the arrays": (
+        with_text("edges/paper__on__venue.csv", "a,b\n10,2\n"),
+        (),
+        "names the receiver 2, but there are 2",
+    ),
+    "features in words": (with_text("nodes/author.tsv", "name\tage\nann\tx\n"), (), "column 'age' holds 'x' in row 1"),
+    "reverse twice": (
+        with_text("edges/paper__rev_writes__author.csv", "a,b\n10,ann\n"),
+        ("--reverse",),
+        "rev_writes.*already",
+    ),
+    "undirected": (nothing, ("--undirected",), "--reverse, no --undirected"),
+    "out of core": (nothing, ("--out-of-core",), "author.tsv is read in memory alone"),
+    "a shard": (nothing, ("--shard", "0", "--num-shards", "2"), "holds tables of several types: prepare_typed_graph"),
+    "no labels": (
+        with_text("nodes/paper.csv", "id\n10\n20\n30\n"),
+        ("--split", "1", "0", "0"),
+        "no node type has a label",
+    ),
+    "a split twice": (nothing, ("--split", "1", "0", "0"), "The source has .'test_mask'"),
+}
+
+
+@pytest.mark.parametrize(("change", "options", "message"), BAD.values(), ids=BAD)
+def test_what_cannot_be_right_is_refused(
+    folder: Path, change: Callable[[Path], None], options: tuple[str, ...], message: str
+) -> None:
+    change(folder)
+    with pytest.raises(SystemExit, match=message) as stop:
+        prepare(folder, *options)
+    assert str(stop.value).startswith("lightning-gnn-dist prepare: ") and "\n" not in str(stop.value)
+    assert not (folder.parent / "graph").exists()
+
+
+def test_options_of_types_are_of_types(tmp_path: Path) -> None:
+    (tmp_path / "edges.csv").write_text("0,1\n1,0\n")
+    with pytest.raises(SystemExit, match="--time and --reverse are of graphs with types"):
+        prepare(tmp_path / "edges.csv", "--reverse")
+    for name in ("nodes", "edges"):
+        (tmp_path / "tables" / name).mkdir(parents=True)
+    with pytest.raises(ValueError, match="prepare_typed_graph"):
+        prepare_graph(tmp_path / "tables", tmp_path / "out")

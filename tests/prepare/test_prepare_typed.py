@@ -1,0 +1,179 @@
+"""A typed graph prepared in bounded memory is the one prepared in memory, also after kills; bad arrays are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+
+from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.graph import rows as rows_module
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.prepare import journal as journal_module
+from lightning_gnn_dist.prepare.files.typed_tables import TypedTables
+from lightning_gnn_dist.prepare.prepare_typed import prepare_typed_graph
+from tests.graph.typed.graphs import small
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The small graph in arrays, one of them in two files; the edges of one type as a text."""
+    data = small()
+    for place, stores in (("nodes", data.node_types), ("edges", data.edge_types)):
+        for kind in stores:
+            target = tmp_path / "arrays" / place / (kind if isinstance(kind, str) else "__".join(kind))
+            target.mkdir(parents=True)
+            for name, array in data[kind].to_dict().items():
+                np.save(target / name, array.numpy() if isinstance(array, torch.Tensor) else np.array(array))
+    text = tmp_path / "arrays" / "edges" / "venue__of__paper"
+    np.savetxt(text.with_suffix(".csv"), np.load(text / "edge_index.npy").T, "%d", ",")
+    (text / "edge_index.npy").unlink()
+    text.rmdir()
+    return tmp_path / "arrays"
+
+
+def in_memory(folder: Path, time: str | None, **options: Any) -> Graph:
+    return TypedTables.of(folder, time=time).read(lambda share: None, **options)
+
+
+def check_equal(path: Path, expected: Graph) -> None:
+    found = Graph.open(path)
+    assert found.types is not None and expected.types is not None and found.types.about == expected.types.about
+    assert found.fingerprint == expected.fingerprint and found.arrays.keys() == expected.arrays.keys()
+    for name, array in expected.arrays.items():
+        assert found.arrays[name].dtype == array.dtype and torch.equal(found.arrays[name], array), name
+
+
+@pytest.mark.parametrize("memory_bytes", [1_500, 2_000_000_000])
+@pytest.mark.parametrize("time", [None, "time"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_it_is_the_graph_from_memory(
+    folder: Path, time: str | None, reverse: bool, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "EDGES_PER_PIECE", 5)
+    out = folder.parent / "graph"
+    prepare_typed_graph(folder, out, time=time, reverse=reverse, memory_bytes=memory_bytes)
+    check_equal(out, in_memory(folder, time, reverse=reverse))
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["arrays", "graph"]
+
+
+def test_it_goes_on_after_any_kill(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "RECORD_SECONDS", 0.0)
+    settings: dict[str, Any] = {"time": "time", "reverse": True, "memory_bytes": 1_500, "overwrite": True}
+    out, kills = folder.parent / "graph", 0
+    stages: list[str] = []
+
+    def killed(stage: str, share: float) -> None:
+        stages.append(stage)
+        if len(stages) > kills:
+            raise KeyboardInterrupt
+
+    while not out.exists():
+        kills += 1
+        stages.clear()
+        try:
+            prepare_typed_graph(folder, out, **settings, on_progress=killed)
+        except KeyboardInterrupt:
+            assert kills < 300
+    assert kills > 10 and stages[-1] == "taking the fingerprint"
+    check_equal(out, in_memory(folder, "time", reverse=True))
+
+
+def test_an_array_in_several_files_and_a_split(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = folder / "nodes" / "author" / "x.npy"
+    whole = np.load(x)
+    (x.parent / "x").mkdir()
+    np.save(x.parent / "x" / "0.npy", whole[:3])
+    np.save(x.parent / "x" / "1.npy", whole[3:])
+    x.unlink()
+    (folder / "nodes" / "paper" / "train_mask.npy").unlink()
+    command = ["prepare", str(folder), str(folder.parent / "graph"), "--split", "0.5", "0.25", "0.25"]
+    with pytest.raises(SystemExit, match=r"x is a folder, and an array in several files is read out of core alone"):
+        main(command)
+    main([*command, "--out-of-core"])
+    said = capsys.readouterr()
+    assert "22 nodes, 99 edges" in said.out and "6 paper train" in said.out
+    assert "There is no train_mask" not in said.out and "sorting author writes paper" in said.err
+    opened = Graph.open(folder.parent / "graph")
+    assert opened.types is not None and torch.equal(opened.types.node_arrays["author"]["x"], torch.from_numpy(whole))
+    np.save(x, whole)
+    for file in (x.parent / "x").iterdir():
+        file.unlink()
+    (x.parent / "x").rmdir()
+    check_equal(folder.parent / "graph", in_memory(folder, None, split=(0.5, 0.25, 0.25)))
+
+
+def replaced(name: str, array: Any) -> Callable[[Path], None]:
+    return lambda folder: np.save(folder / name, np.array(array))
+
+
+def text(name: str, content: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / name).write_text(content)
+
+    return write
+
+
+CITES = "edges/paper__cites__paper"
+BAD: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
+    "a sender of another type": (
+        text("edges/venue__by__paper.csv", "a,b\n3,0\n"),
+        {},
+        r"data\['venue', 'by', 'paper'\]: .*by__paper.csv names the sender 3, but there are 3 nodes of its type",
+    ),
+    "a receiver of another type": (text("edges/venue__by__paper.csv", "a,b\n0,12\n"), {}, "names the receiver 12, but"),
+    "too few of what edges carry": (
+        replaced(f"{CITES}/time.npy", [1.0]),
+        {},
+        r"time has shape \(1,\), and there are 40",
+    ),
+    "a text with weights": (
+        text("edges/venue__by__paper.csv", "a,b,w\n0,1,2\n"),
+        {},
+        "has the column 'w' beside the two",
+    ),
+    "nodes in a table": (text("nodes/film.csv", "id\n1\n"), {}, "film.csv is read in memory alone"),
+    "weights that are NaN": (replaced(f"{CITES}/w.npy", [np.nan] * 40), {}, r"'cites', 'paper'\]: w holds NaN"),
+    "times that are NaN": (replaced("nodes/paper/time.npy", [np.nan] * 12), {"time": "time"}, "time of node 0 is NaN"),
+    "times in columns": (
+        replaced(f"{CITES}/time.npy", np.ones((40, 2))),
+        {"time": "time"},
+        "time must hold one number",
+    ),
+    "another length": (
+        replaced("nodes/author/x.npy", np.ones((6, 1))),
+        {},
+        r"data\['author'\]: train_mask has shape \(7,\)",
+    ),
+    "regression of classes": (lambda folder: None, {"float_labels": True}, "no type has a y of fractions"),
+    "not of types": (lambda folder: None, {"source": "nodes"}, "must be a folder with the folders nodes and edges"),
+}
+
+
+@pytest.mark.parametrize(("change", "options", "message"), BAD.values(), ids=BAD)
+def test_what_cannot_be_right_is_refused(
+    folder: Path, change: Callable[[Path], None], options: dict[str, Any], message: str
+) -> None:
+    change(folder)
+    source = folder / options.pop("source", ".")
+    with pytest.raises(ValueError, match=message):
+        prepare_typed_graph(source, folder.parent / "graph", **options)
+    assert not (folder.parent / "graph").exists()
+
+
+def test_a_type_without_edges_is_right(tmp_path: Path) -> None:
+    data = HeteroData()
+    data["a"].num_nodes = 2
+    for place, name, array in (
+        ("nodes/a", "num_nodes", 2),
+        ("edges/a__to__a", "edge_index", np.empty((2, 0), np.int64)),
+    ):
+        (tmp_path / "arrays" / place).mkdir(parents=True)
+        np.save(tmp_path / "arrays" / place / name, array)
+    prepare_typed_graph(tmp_path / "arrays", tmp_path / "graph")
+    check_equal(tmp_path / "graph", in_memory(tmp_path / "arrays", None))
