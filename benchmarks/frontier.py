@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from accuracy import Method, averaging, llcg, load, methods, run
-from torch_geometric.data import Data
 from torch_geometric.transforms import GCNNorm
 
 from lightning_gnn_dist import (
@@ -94,11 +93,7 @@ def graph_of(name: str, directory: Path | None, seed: int, model: str) -> Graph:
     if name in GENERATED:
         options: dict[str, Any] = {"num_classes": 8, "num_features": 32, "mean_degree": 8.0} | GENERATED[name]
         graph = communities(4000, seed=seed, **options)
-        if model == "sage":
-            return graph
-        receivers = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
-        data = Data(**graph.node_arrays, edge_index=torch.stack([graph.indices.long(), receivers]))
-        return Graph.from_pyg(GCNNorm()(data))
+        return Graph.from_pyg(GCNNorm()(graph.to_pyg())) if model == "gcn" else graph
     assert directory is not None
     data = load(directory, name, seed)
     return Graph.from_pyg(GCNNorm()(data) if model == "gcn" else data)
