@@ -1,5 +1,5 @@
-"""Imported first by the server that ranks are forked from: a third of the time of its imports would go to garbage."""
+"""Imported first where processes are started over and over: a part of the time of their imports goes to garbage."""
 
 import gc
 
-gc.disable()  # `tests.warm`, the last import, ends it
+gc.disable()  # whoever imports this calls gc.enable() in the end

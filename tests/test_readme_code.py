@@ -268,7 +268,7 @@ def test_the_quick_start_leads_to_predictions(tmp_path: Path) -> None:
     (tmp_path / "my_modules.py").write_text(module)
     config = blocks("yaml", "quick-start")[0].code
     assert "max_epochs: 30" in config
-    (tmp_path / "my.yaml").write_text(config.replace("max_epochs: 30", "max_epochs: 10"))
+    (tmp_path / "my.yaml").write_text(config.replace("max_epochs: 30", "max_epochs: 5"))
     (tmp_path / "lightning-gnn-dist").write_text(f'#!/bin/bash\nexec {sys.executable} -m lightning_gnn_dist "$@"\n')
     (tmp_path / "lightning-gnn-dist").chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
