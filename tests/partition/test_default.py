@@ -53,7 +53,7 @@ def test_without_metis_another_cuts_and_one_line_of_a_host_says_so(
 @pytest.mark.usefixtures("without_metis")
 @pytest.mark.parametrize("make", [MetisPartitioner, lambda: SuperNodePartitioner(8)], ids=["metis", "super-nodes"])
 def test_who_asks_for_metis_is_told_the_way_out(make: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=r"needs METIS, .*lightning-gnn-dist\[metis\].* or take StreamingPartitioner\(\)"):
+    with pytest.raises(ValueError, match=r"needs METIS, .*gnn-dist\[metis\].* or take StreamingPartitioner\(\)"):
         make()
 
 
