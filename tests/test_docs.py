@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import itertools
 import os
 import re
@@ -70,6 +71,23 @@ def test_measurements_come_from_their_files(site: Path) -> None:
 def test_files_that_pages_name_are_there(site: Path) -> None:
     assert (site / "examples" / "llcg.py").read_text() == (ROOT / "examples" / "llcg.py").read_text()
     assert not list(site.glob("hooks.py")) and not (site / "docs").exists()
+
+
+def test_copied_commands_have_no_prompts(site: Path) -> None:
+    pages = "".join(path.read_text() for path in site.glob("*.html"))
+    copied = [
+        html.unescape(text) for text in re.findall(r'<div class="language-console highlight" data-copy="(.*?)">', pages)
+    ]
+    assert len(copied) == pages.count("language-console") > 10
+    assert all(text and not re.search(r"^\w*\$ ", text, re.MULTILINE) for text in copied)
+    assert "lightning-gnn-dist fit --config my.yaml" in "\n".join(copied).splitlines()
+    assert any(re.match(r"torchrun --nnodes 2 .*\\\n +-m lightning_gnn_dist", text) for text in copied)
+
+
+def test_pages_from_a_disk_are_searched(site: Path) -> None:
+    assert (site / "search" / "search_index.js").read_text().startswith("var __index = ")
+    assert '<script src="assets/iframe-worker.js">' in (site / "index.html").read_text()
+    assert (site / "assets" / "iframe-worker.js").is_file()
 
 
 def test_a_reader_needs_no_network(site: Path) -> None:
