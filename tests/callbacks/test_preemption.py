@@ -34,8 +34,8 @@ from tests.strategies.fitting import State, differs, state_of
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STRATEGIES = every_strategy(5)
 BY_TIME = {
-    "tma by time": lambda: TMAStrategy(EverySeconds(0.3)),
-    "llcg by time": lambda: LLCGStrategy(EverySeconds(0.3)),
+    "tma by time": lambda: TMAStrategy(EverySeconds(0.2)),
+    "llcg by time": lambda: LLCGStrategy(EverySeconds(0.2)),
 }
 
 
