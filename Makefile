@@ -7,9 +7,10 @@ BIN := .venv/bin
 READY := .venv/ready
 # pip from outside the environment: where Debian splits Python up, "-m venv" cannot install pip by itself.
 PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check
+ALONE = $(PYTHON) -m pip --python build/alone/bin/python install --quiet --no-compile --constraint constraints.txt
 TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test test-slow lint types docs clean
+.PHONY: demo test test-slow lint types docs wheel publish clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -32,6 +33,24 @@ types: $(READY)
 # The variable spares the theme's notice, at every start, that it is maintained until May 2027.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# What is published: the sdist, the wheel that pip makes of it, and that wheel alone in an environment of its own.
+wheel: $(READY)
+	rm -rf dist build
+	$(BIN)/hatchling build --target sdist
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	$(BIN)/python .ci/check_dist.py dist
+	$(PYTHON) -m venv --without-pip build/alone
+	$(ALONE) "$(TORCH)"
+	$(ALONE) dist/*.whl
+	cd build && env -u PYTHONPATH alone/bin/lightning-gnn-dist demo
+
+# Upload what `make wheel` has built; in the release workflow, where twine gets its token from the index by itself.
+publish:
+	$(PYTHON) -m venv build/twine
+	build/twine/bin/python -m pip install --quiet "twine==7.0.0"
+	build/twine/bin/twine check --strict dist/*
+	build/twine/bin/twine upload --non-interactive dist/*
 
 clean:
 	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache

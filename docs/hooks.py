@@ -6,6 +6,7 @@ pages can be read in the repository as well.
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 MEASUREMENTS = "choosing.md"  # the page that shows them
 _LINK = re.compile(r"(?<=\])\((?!https?://|#)([^)#\s]+)(#[^)\s]*)?\)")
+_CONSOLE = re.compile(r'<div class="language-console highlight">(<pre>.*?</pre>)</div>', re.DOTALL)
 _INCLUDED = re.compile(r"^\[[^\]]+\]\((\.\./benchmarks/\w+\.md)\)$", re.MULTILINE)
 
 
@@ -37,6 +39,21 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     folder = ROOT if page.file.src_uri == "index.md" else DOCS
     pieces = enumerate(_INCLUDED.split(markdown))
     return "".join(_measurements(DOCS / piece) if at % 2 else _led(piece, folder) for at, piece in pieces)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Let the copy button of a console take its commands alone, without prompts."""
+    return _CONSOLE.sub(_with_commands, content)
+
+
+def _with_commands(console: re.Match[str]) -> str:
+    commands, goes_on = [], False
+    for line in html.unescape(re.sub(r"<[^>]*>", "", console[1])).splitlines():
+        if goes_on or re.match(r"\w*\$ ", line):
+            commands.append(line if goes_on else line.partition("$ ")[2])
+            goes_on = line.endswith("\\")
+    text = html.escape("\n".join(commands)).replace("\n", "&#10;")
+    return f'<div class="language-console highlight" data-copy="{text}">{console[1]}</div>'
 
 
 def _as_page(notebook: Path) -> str:

@@ -6,6 +6,10 @@ LATE=1 ...                                 # in a step, rather than before the s
 
 from __future__ import annotations
 
+import tests.no_garbage  # noqa: F401
+
+# isort: split
+import gc
 import os
 import resource
 import signal
@@ -68,6 +72,7 @@ class LeavesEarly(LocalSGDStrategy):
 
 
 def main(method: str, fault: str) -> None:
+    gc.enable()
     torch.set_num_threads(1)
     elastic = method == "elastic"
     own = {"start_method": method} if method not in ("elastic", "torchrun") else {}

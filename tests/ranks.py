@@ -49,7 +49,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 GRACE_SECONDS = 5.0  # for the others to notice that a rank failed
 LEAVE_SECONDS = 30.0  # for a rank to leave when all have returned: on a busy machine, seconds
 MARGIN_SECONDS = 15.0  # a stuck rank writes its stacks and leaves by itself; this much later it is killed
-PRELOAD = ["lightning.pytorch", "torch_geometric.nn", "torchmetrics", "numba", "pytest"]
+PRELOAD = ["tests.no_garbage", "lightning.pytorch", "torch_geometric.nn", "torchmetrics", "numba", "pytest"]
 PRELOAD += ["jsonargparse"]  # a warning filter names one of its classes
 PRELOAD += ["tests.ranks", "tests.warm"]
 _CONTEXT = multiprocessing.get_context("forkserver")

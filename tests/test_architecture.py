@@ -182,15 +182,19 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def imports(path: Path) -> Iterator[tuple[str, str]]:
+@cache
+def imports(path: Path) -> list[tuple[str, str]]:
     """Every import of a file, wherever it stands, as (module, name); the name is empty in `import module`."""
+    found = []
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names)
+            found += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield from (("." * node.level + (node.module or ""), alias.name) for alias in node.names)
+            found += [("." * node.level + (node.module or ""), alias.name) for alias in node.names]
+    return found
 
 
+@cache
 def imported_modules(path: Path, package: Path) -> set[Path]:
     """The files of the package that a file imports."""
     found = {find(module, name, package) for module, name in imports(path) if is_inside(module, package)}

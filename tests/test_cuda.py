@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 
 DEVICES = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
+# Each against batches that a CPU makes for a CPU.
+PLACES = [("cpu", "device"), *(pytest.param("gpu", on, marks=pytest.mark.gpu) for on in ("cpu", "device"))]
 pytestmark = pytest.mark.filterwarnings("ignore:You have overridden `on_before_batch_transfer`:UserWarning")
 STRATEGIES = {
     "single": lambda: "auto",
@@ -81,13 +84,17 @@ def seeds_of(module: SAGE) -> list[list[int]]:
     return [seeds.tolist() for seeds in module.trained]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("sample_on", ["cpu", "device"])
+@cache
+def on_parts(device: str, strategy: str, sample_on: Any) -> Watched:
+    data = {"sampler": NeighborSampler([4, 4]), "batch_size": 16, "loading": Loading(sample_on=sample_on)}
+    module: Watched = fit(device, strategy, PartitionedDataModule(small_graph(), **data))
+    return module
+
+
+@pytest.mark.parametrize(("device", "sample_on"), PLACES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_parts_under_every_strategy(device: str, sample_on: Any, strategy: str) -> None:
-    options: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 16}
-    plain = fit("cpu", strategy, PartitionedDataModule(small_graph(), loading=Loading(sample_on="cpu"), **options))
-    other = fit(device, strategy, PartitionedDataModule(small_graph(), loading=Loading(sample_on=sample_on), **options))
+    plain, other = on_parts("cpu", strategy, "cpu"), on_parts(device, strategy, sample_on)
     assert other.came_on == {"cuda" if device == "gpu" else "cpu"}
     assert seeds_of(other) == seeds_of(plain)
     if device == "cpu":
@@ -107,8 +114,7 @@ def test_other_samplers(device: str, sampler: Any) -> None:
     assert modules[1].came_on == {"cuda" if device == "gpu" else "cpu"}
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("sample_on", ["cpu", "device"])
+@pytest.mark.parametrize(("device", "sample_on"), PLACES)
 @pytest.mark.parametrize("strategy", ["local_sgd", "llcg"])
 def test_links(device: str, sample_on: Any, strategy: str) -> None:
     split = split_edges(small_graph(), val=0.1, negatives=5)

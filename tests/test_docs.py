@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import html
+import itertools
 import os
 import re
 import subprocess
@@ -70,10 +73,62 @@ def test_files_that_pages_name_are_there(site: Path) -> None:
     assert not list(site.glob("hooks.py")) and not (site / "docs").exists()
 
 
+def test_copied_commands_have_no_prompts(site: Path) -> None:
+    pages = "".join(path.read_text() for path in site.glob("*.html"))
+    copied = [
+        html.unescape(text) for text in re.findall(r'<div class="language-console highlight" data-copy="(.*?)">', pages)
+    ]
+    assert len(copied) == pages.count("language-console") > 10
+    assert all(text and not re.search(r"^\w*\$ ", text, re.MULTILINE) for text in copied)
+    assert "lightning-gnn-dist fit --config my.yaml" in "\n".join(copied).splitlines()
+    assert any(re.match(r"torchrun --nnodes 2 .*\\\n +-m lightning_gnn_dist", text) for text in copied)
+
+
+def test_pages_from_a_disk_are_searched(site: Path) -> None:
+    assert (site / "search" / "search_index.js").read_text().startswith("var __index = ")
+    assert '<script src="assets/iframe-worker.js">' in (site / "index.html").read_text()
+    assert (site / "assets" / "iframe-worker.js").is_file()
+
+
 def test_a_reader_needs_no_network(site: Path) -> None:
     for path in site.glob("*.html"):
         assert not re.findall(r'<(?:script|img|iframe)[^>]*src="(?:https?:)?//', path.read_text()), path.name
         assert not re.findall(r'<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*href="(?:https?:)?//', path.read_text())
+
+
+def test_the_wire_is_worked_out_right() -> None:
+    wire = (ROOT / "docs" / "wire.md").read_text()
+    wires = re.findall(r"^\| ([\d.]+) (.)bit/s \| (\S+) \| (\S+) \|$", wire, re.M)
+    for gigabits, unit, per_second, milliseconds in wires:
+        rate = float(gigabits) * {"G": 1, "M": 1e-3}[unit]
+        assert (float(per_second), float(milliseconds)) == pytest.approx((125 * rate, 8 / rate))
+    models = re.findall(r"^\| GraphSAGE ([\d -]+) \| (\S+) \| (\S+) \| (\S+) ms \| (\S+) ms \|$", wire, re.M)
+    for widths, parameters, megabytes, slow, fast in models:
+        layers = itertools.pairwise(map(int, widths.split(" - ")))
+        count = sum(2 * width_in * width_out + width_out for width_in, width_out in layers)
+        least = 1.5 * 4e-6 * count * 8
+        assert int(parameters.replace(",", "")) == count and float(megabytes) == pytest.approx(4e-6 * count, rel=0.01)
+        assert (float(slow), float(fast)) == pytest.approx((least, least / 10), rel=0.01)
+    assert (len(wires), len(models)) == (4, 2)
+
+
+def test_messages_are_those_of_the_code() -> None:
+    said = "\n".join(map(_strings, (ROOT / "lightning_gnn_dist").rglob("*.py")))
+    rows = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.M)
+    pieces = [piece.strip() for row in rows for piece in row.split("…") if len(piece.strip()) > 3]
+    assert len(rows) > 20
+    assert [piece for piece in pieces if piece not in said] == []
+
+
+def _strings(path: Path) -> str:
+    """All texts of a module, a line each; of those with values in them the pieces."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return "\n".join(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES[1:] if page.stem != "api"], ids=lambda page: page.stem)
+def test_a_page_begins_with_what_you_can_do_after_it(page: Path) -> None:
+    assert re.match(r"# .+\n\nAfter this page you (can|know) ", page.read_text())
 
 
 @pytest.mark.parametrize(

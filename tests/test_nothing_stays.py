@@ -20,18 +20,18 @@ from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[1]
 FAULTS = {
-    "popen": ("kill", "stop", "exit 0", "exit 1", "exception", "full", "early", "SIGTERM", "SIGKILL"),
-    "fork": ("kill", "stop", "exit 0", "full", "SIGTERM", "SIGKILL"),
+    "popen": ("kill", "stop", "exit 0", "exception", "full", "early", "SIGTERM", "SIGKILL"),
+    "fork": ("kill", "stop", "SIGTERM", "SIGKILL"),
     "spawn": ("kill",),  # as forkserver, but for how a rank begins
     "forkserver": ("exception", "early", "SIGTERM", "SIGKILL"),
     "torchrun": ("kill", "stop", "exit 1"),
-    "elastic": ("kill", "stop", "exit 0", "SIGTERM", "SIGKILL"),
+    "elastic": ("kill", "stop", "SIGTERM", "SIGKILL"),
 }
 TABLE = [(method, fault) for method, faults in FAULTS.items() for fault in faults]
 # Modules of torch_geometric, whose processes take them away unless they are killed, and torchrun's logs.
 NOT_OURS = ("torch_geometric.", "torchelastic_")
-# Python's, and small folders of our launchers, which nobody is left to take away.
-OF_A_KILLED_LAUNCHER = ("pymp-", "ranks-", "elastic-")
+# Python's, small folders of our launchers, and fsspec's half of a checkpoint, which nobody is left to take away.
+OF_A_KILLED_LAUNCHER = ("pymp-", "ranks-", "elastic-", "tmp")
 MARK = "FAULTY_FIT"
 ENDS_IN = 300.0  # much more than it takes; a rank that stays would stay for ever
 

@@ -77,6 +77,8 @@ appnp, weight = torch_geometric.nn.APPNP(2, 0.1, normalize=False), torch.ones(py
 expected, pyg_data.edge_weight = appnp(model.linear(pyg_data.x), pyg_data.edge_index, weight), weight
 assert torch.allclose(through_layers(model, pyg_data), expected, rtol=1e-4)
 """,
+    "def milliseconds": "assert 9.9 < milliseconds(torch.nn.Linear(206_895, 1, bias=False), 4, 1) < 10",
+    'accelerator="gpu"': "trainer.fit(model, data)",
     "on_rows=evaluate": "assert 0 < accuracy.compute() < 1",
 }
 
@@ -100,7 +102,12 @@ def surroundings() -> dict[str, Any]:
     batch.edge_weight = torch.ones(batch.num_edges)
     example = {"data": data, "batch": batch, "block": batch.blocks[0], "x": batch.x, "link_batch": link_batch}
     example |= {"functional": torch.nn.functional, "ModelCheckpoint": ModelCheckpoint}
-    return scope | modules | example | {"in_channels": 8, "out_channels": 4, "LinkSAGE": LinkSAGE, "Encoder": Encoder}
+    return (
+        scope
+        | modules
+        | example
+        | {"SAGE": SAGE, "in_channels": 8, "out_channels": 4, "LinkSAGE": LinkSAGE, "Encoder": Encoder}
+    )
 
 
 class Layered(SAGE):
@@ -152,6 +159,9 @@ def test_a_block_of_python_runs(code: str, tmp_path: Path) -> None:
     if "my_shares" in code:
         graph = Graph.from_pyg(as_pyg())
         save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "my_shares")
+    if "some.ckpt" in code:
+        saved = {"state_dict": SAGE(8, 4).state_dict(), "pytorch-lightning_version": pl.__version__}
+        torch.save(saved, tmp_path / "some.ckpt")
     for metrics in run_ranks(run_block, num_ranks, code, str(tmp_path)):
         assert bool(metrics) == ("Trainer(" in code)
 
@@ -225,7 +235,7 @@ def test_a_file_to_start_exists(words: list[str]) -> None:
 def test_the_extras_that_pages_name_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = {name for page in PAGES for name in re.findall(r'pip install "?\.\[(\w+)\]', page.read_text())}
-    assert named == {"elastic", "parquet", "plots"} <= extras.keys()
+    assert named == {"elastic", "metis", "parquet", "plots"} <= extras.keys()
 
 
 def test_the_variables_of_elastic_ranks_are_those_that_are_read() -> None:
@@ -268,7 +278,7 @@ def test_the_quick_start_leads_to_predictions(tmp_path: Path) -> None:
     (tmp_path / "my_modules.py").write_text(module)
     config = blocks("yaml", "quick-start")[0].code
     assert "max_epochs: 30" in config
-    (tmp_path / "my.yaml").write_text(config.replace("max_epochs: 30", "max_epochs: 10"))
+    (tmp_path / "my.yaml").write_text(config.replace("max_epochs: 30", "max_epochs: 5"))
     (tmp_path / "lightning-gnn-dist").write_text(f'#!/bin/bash\nexec {sys.executable} -m lightning_gnn_dist "$@"\n')
     (tmp_path / "lightning-gnn-dist").chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}

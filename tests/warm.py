@@ -7,6 +7,7 @@ the scratch memory of another's samples.
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 
@@ -52,3 +53,5 @@ quieten()
 thread = threading.Thread(target=lambda: (train_on_a_part(), fit()))
 thread.start()
 thread.join()
+gc.enable()
+gc.collect()

@@ -7,7 +7,7 @@ import logging
 
 from lightning_gnn_dist.cli.demo_run import as_table, run_demo
 from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 
 
@@ -25,6 +25,6 @@ def run(options: argparse.Namespace) -> None:
     if outcomes is None:
         return
     print(f"\n{graph}")
-    for partitioner in (MetisPartitioner(), RandomPartitioner()):
+    for partitioner in (default_partitioner(), RandomPartitioner()):
         print(f"\n{partitioner}\n{partitioner(graph, options.ranks, 0).report(graph)}")
     print(f"\n{as_table(outcomes)}")

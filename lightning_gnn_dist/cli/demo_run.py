@@ -20,7 +20,7 @@ from lightning_gnn_dist.boundary.boundary import Halo, Isolated
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partitioner
-from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
@@ -82,11 +82,13 @@ def run_demo(graph: Graph, *, ranks: int, rounds: int, steps: int, seed: int = 0
         alone = SingleDeviceStrategy(torch.device("cpu"))
         outcomes.append(_train("one process, whole graph", graph, None, alone, 1, rounds * steps, seed))
     clock = EverySteps(steps)
+    cutter = default_partitioner()
+    cut = type(cutter).__name__.removesuffix("Partitioner").replace("Metis", "METIS")
     methods: list[tuple[str, Partitioner, Strategy]] = [
-        ("Grappa, {} ranks, METIS parts, halo", MetisPartitioner(), GrappaStrategy()),
-        ("local SGD, {} ranks, METIS parts", MetisPartitioner(), LocalSGDStrategy(clock)),
+        (f"Grappa, {{}} ranks, {cut} parts, halo", cutter, GrappaStrategy()),
+        (f"local SGD, {{}} ranks, {cut} parts", cutter, LocalSGDStrategy(clock)),
         ("local SGD, {} ranks, random parts", RandomPartitioner(), LocalSGDStrategy(clock)),
-        ("LLCG, {} ranks, METIS parts", MetisPartitioner(), LLCGStrategy(clock, correction_steps=0.5)),
+        (f"LLCG, {{}} ranks, {cut} parts", cutter, LLCGStrategy(clock, correction_steps=0.5)),
         ("LLCG, {} ranks, random parts", RandomPartitioner(), LLCGStrategy(clock, correction_steps=0.5)),
     ]
     for name, partitioner, strategy in methods:

@@ -19,6 +19,7 @@ OF_LIGHTNING = {  # the commands that are listed here and parsed by Lightning
     "test": "evaluate on the test nodes",
     "predict": "write what a model says of every node",
 }
+HOW = "how (default: metis or, where that is not installed, streaming)"
 PARTITIONERS = ("metis", "supernodes", "random", "streaming")
 SOURCES = """\
 SOURCE is a PyG Data or HeteroData saved by torch.save (.pt); arrays in an .npz or a directory of .npy: edge_index of
@@ -101,9 +102,7 @@ def _add_inspect(commands: Commands) -> None:
         "--check", action="store_true", help="only read every array, and compare it with the checksum it was saved with"
     )
     inspect.add_argument("--parts", type=positive, metavar="P", help="cut it into so many parts")
-    inspect.add_argument(
-        "--partitioner", nargs="+", choices=PARTITIONERS, default=["metis"], help="how (default: metis)"
-    )
+    inspect.add_argument("--partitioner", nargs="+", choices=PARTITIONERS, help=HOW)
     _add_partitioner_settings(inspect)
     inspect.add_argument("--layers", type=positive, default=2, help="layers of the model (default: 2)")
     inspect.add_argument("--width", type=positive, default=64, help="numbers in a row between layers (default: 64)")
@@ -118,7 +117,7 @@ def _add_divide(commands: Commands) -> None:
     divide.add_argument("graph", type=Path, help="the directory of the graph")
     divide.add_argument("output", type=Path, help="the directory of the shards, which must not exist")
     divide.add_argument("--parts", type=positive, metavar="P", required=True, help="how many shards")
-    divide.add_argument("--partitioner", choices=PARTITIONERS, default="metis", help="how (default: metis)")
+    divide.add_argument("--partitioner", choices=PARTITIONERS, help=HOW)
     _add_partitioner_settings(divide)
     divide.set_defaults(module="divide")
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import pymetis
 import torch
 
 from lightning_gnn_dist.checks import check_choice, is_number, shown
@@ -21,6 +20,12 @@ from lightning_gnn_dist.partition import kernels
 from lightning_gnn_dist.partition.base import MAX_SHARE, Partition, check_request, part_capacity
 from lightning_gnn_dist.partition.kernels import Array
 
+try:
+    import pymetis
+except ImportError:  # not every machine has it
+    pymetis = None  # type: ignore[assignment]
+
+WAY_TO_METIS = 'pip install "lightning-gnn-dist[metis]", with a C++ compiler where there is no wheel of pymetis'
 Balance = Literal["nodes", "train"]
 
 
@@ -50,6 +55,7 @@ class MetisPartitioner:
     imbalance: float = 0.03
 
     def __post_init__(self) -> None:
+        check_available("MetisPartitioner()")
         check_choice("balance", self.balance, Balance)
         if not is_number(self.imbalance) or not 0 <= self.imbalance <= MAX_SHARE:
             raise ValueError(
@@ -98,6 +104,20 @@ class MetisPartitioner:
         most_placed = int(np.bincount(assignment[placed], minlength=num_parts).max())
         capacity = max(part_capacity(assignment.size, num_parts, self.imbalance), most_placed)
         kernels.relieve(start, neighbors, assignment, ~placed, load, capacity)
+
+
+def is_available() -> bool:
+    """Whether METIS is installed."""
+    return pymetis is not None
+
+
+def check_available(needed_by: str) -> None:
+    """Refuse what needs METIS where it is not installed."""
+    if not is_available():
+        raise ValueError(
+            f"{needed_by} needs METIS, which is not installed: {WAY_TO_METIS}; or take StreamingPartitioner(), which "
+            "needs neither."
+        )
 
 
 def undirected(graph: Graph) -> tuple[Array, Array]:

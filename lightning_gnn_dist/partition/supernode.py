@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, check_request
-from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.partition.metis import MetisPartitioner, check_available
 from lightning_gnn_dist.partition.random import deal
 
 
@@ -27,6 +27,7 @@ class SuperNodePartitioner:
     num_supernodes: int
 
     def __post_init__(self) -> None:
+        check_available("SuperNodePartitioner()")
         check_at_least(1, num_supernodes=self.num_supernodes)
 
     def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:

@@ -31,7 +31,7 @@ class Block:
     Sources and destinations are the first ``num_src`` and the first ``num_dst`` nodes of the batch, so
     a layer reads as ``x = conv((x, x[:block.num_dst]), block.adj)``. On ``adj`` a layer computes what it computes on
     ``batch.edge_index``, and on ``weighted_adj`` what it computes with ``batch.edge_weight`` beside that. Layers that
-    take no sparse matrix, such as attention, take ``block.edge_index`` instead; so must all layers under mixed
+    take no sparse matrix, such as ``GINEConv``, take ``block.edge_index`` instead; so must all layers under mixed
     precision, which torch's sparse products do not support.
 
     Args:

@@ -269,6 +269,7 @@ def join_store(address: str, port: int, deadline: timedelta) -> Any:
 
     def join() -> None:
         try:
+            _wait_for_listener(address, port, time.monotonic() + deadline.total_seconds())
             store = dist.TCPStore(address, port, None, False, deadline, wait_for_workers=False)  # type: ignore[attr-defined]
             found.set_result(store)
         except Exception as error:  # it is raised where the result is asked for
@@ -280,6 +281,19 @@ def join_store(address: str, port: int, deadline: timedelta) -> Any:
         return found.result(deadline.total_seconds() + 1.0)
     except TimeoutError as error:
         raise RuntimeError(f"What listens at {address}:{port} says nothing.") from error
+
+
+def _wait_for_listener(address: str, port: int, end: float) -> None:
+    """Try often: torch itself, once refused, waits for half a second or more before it asks again."""
+    pause = 0.004
+    while True:
+        try:
+            return socket.create_connection((address, port), timeout=max(1.0, end - time.monotonic())).close()
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise RuntimeError(f"Nobody answers at {address}:{port}.") from error
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
 
 
 def own_store() -> Any:

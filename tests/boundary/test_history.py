@@ -246,9 +246,7 @@ def error_of_first_steps(module: Model, strategy: Any, **options: Any) -> float:
 
 def first_steps(rank: int, world_size: int) -> dict[str, float]:
     drawn = {"sampler": NeighborSampler([-1] * 3), "batch_size": 4}
-    errors = {
-        name: error_of_first_steps(model(name, 3), averaging()) for name in ("GAT", "GIN", "JK", "PyG GCN", "PyG JK")
-    }
+    errors = {name: error_of_first_steps(model(name, 3), averaging()) for name in ("GAT", "JK", "PyG GCN")}
     errors["drawn"] = error_of_first_steps(model("JK", 3), averaging(), **drawn)
     errors["extra"] = error_of_first_steps(model("SAGE", 3), averaging(), holding=Holding(extra_nodes=0.5))
     errors["by time"] = error_of_first_steps(model("SAGE", 3), TMAStrategy(EverySeconds(1e-9), **PATIENCE), **drawn)

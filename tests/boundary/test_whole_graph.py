@@ -23,7 +23,7 @@ from tests.evaluation.models import graph_of
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 
-STEPS = 4
+STEPS = 3
 Weights = dict[str, Tensor]
 
 

@@ -34,8 +34,8 @@ from tests.strategies.fitting import State, differs, state_of
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STRATEGIES = every_strategy(5)
 BY_TIME = {
-    "tma by time": lambda: TMAStrategy(EverySeconds(0.3)),
-    "llcg by time": lambda: LLCGStrategy(EverySeconds(0.3)),
+    "tma by time": lambda: TMAStrategy(EverySeconds(0.2)),
+    "llcg by time": lambda: LLCGStrategy(EverySeconds(0.2)),
 }
 
 
@@ -139,7 +139,7 @@ LAUNCHERS = {
     "lightning": [sys.executable],
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"],
 }
-RUNS = [*(("lightning", name) for name in ("llcg", "tma", "grappa")), ("torchrun", "local_sgd")]
+RUNS = [("lightning", "llcg"), ("torchrun", "local_sgd")]  # the ways to start; every strategy is stopped above
 ENDLESS, SMALL = "--trainer.max_epochs=100000", "--data.graph.init_args.num_nodes=2000"
 
 

@@ -242,7 +242,7 @@ def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> 
 @pytest.mark.slow
 @reads_memory
 def test_neither_a_shard_nor_its_halo_is_held(tmp_path: Path) -> None:
-    nodes, budget = 4_000_000, 128 << 20
+    nodes, budget = 2_000_000, 64 << 20
     graph = Graph.from_edge_index(torch.randint(nodes, (2, 2 * nodes)), nodes, {"x": torch.rand(nodes, 5)})
     graph.node_arrays["z"] = torch.rand(nodes, 15)
     for name, whole in (("shares", graph), ("small", small_graph())):

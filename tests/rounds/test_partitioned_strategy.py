@@ -26,6 +26,7 @@ from tests.ranks import run_ranks
 from tests.strategies.fitting import Net, fit
 
 SECONDS = 1.5
+HERE = "127.0.0.1"
 
 
 def come_together(folder: Path, rank: int, num_ranks: int) -> None:
@@ -102,9 +103,35 @@ def test_a_port_of_another_program_is_named(is_silent: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         if not is_silent:  # it answers as a web server does to what it cannot read
-            threading.Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
+            threading.Thread(target=hang_up_on_all, args=(server,), daemon=True).start()
         with pytest.raises(TimeoutError, match=rf"another program has port {port} at 127.0.0.1, .* by MASTER_PORT"):
-            Roll("127.0.0.1", port, 1, 2, timedelta(seconds=0.5)).call()
+            Roll("127.0.0.1", port, 1, 2, timedelta(seconds=0.2)).call()
+
+
+def hang_up_on_all(server: socket.socket) -> None:
+    with suppress(OSError):  # the server is closed at the end
+        while True:
+            server.accept()[0].close()
+
+
+def seconds_after_it_opened() -> float:
+    """How long after its store is there a rank that came before it has joined."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # free from here on
+    limit, joined = timedelta(seconds=30), []
+    early = threading.Thread(
+        target=lambda: joined.append((collectives.join_store(HERE, port, limit), time.monotonic()))
+    )
+    early.start()
+    time.sleep(0.02)
+    stores, opened = [collectives.serve_store(HERE, port, limit)], time.monotonic()
+    early.join()
+    assert stores
+    return float(joined[0][1] - opened)
+
+
+def test_who_comes_before_the_store_is_told_soon() -> None:
+    assert min(seconds_after_it_opened() for _ in range(3)) < 0.2  # torch alone lets it wait for half a second
 
 
 def test_one_rank_waits_for_nobody() -> None:

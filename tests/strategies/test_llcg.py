@@ -72,34 +72,46 @@ def test_sliced_correction_is_the_single_servers(correction_batch_size: int) -> 
 # Law 4: replicas stay equal, with everything that could drive them apart.
 
 
-def equal_replicas(rank: int, world_size: int, options: dict[str, Any], trainer: dict[str, Any]) -> State:
-    strategy = LLCGStrategy(EverySteps(3), **options, **PATIENCE)
-    module = model(Batched, dropout=0.5, blocks="precision" not in trainer)
-    torch.manual_seed(rank)
-    fit(strategy, module, data_module(partitioner=MetisPartitioner()), world_size, **trainer)
-    state = state_of(module)
-    return {name: value for name, value in state.items() if not name.startswith(("losses", "accuracy"))}
+REPLICAS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "paper": ({"correction_steps": 2, "drift": None}, {}),
+    "default": ({}, {}),
+    "rank0": ({"correction_steps": 0.5, "correction": "rank0"}, {}),
+    "clipped": ({"drift": Drift("ranks"), "correction_steps": 0}, {"gradient_clip_val": 0.1}),
+    "bf16": (
+        {"drift": Drift("global"), "average_optimizer": True, "buffers": "average"},
+        {"precision": "bf16-mixed"},
+    ),
+    "accumulated": ({"drift": Drift("global"), "weights": "nodes"}, {"accumulate_grad_batches": 2}),
+    "averaged": ({"correction_optimizer": "averaged"}, {}),
+    "statistics": ({"buffers": "global", "correction_steps": 0}, {}),
+    "reset": ({"correction_optimizer": "reset", "correction_lr": 0.003}, {}),
+    "sgd": ({"correction_optimizer": "sgd", "correction_lr": 0.5}, {}),
+}
 
 
-@pytest.mark.parametrize(
-    ("options", "trainer"),
-    [
-        ({"correction_steps": 2, "drift": None}, {}),
-        ({}, {}),
-        ({"correction_steps": 0.5, "correction": "rank0"}, {}),
-        ({"drift": Drift("ranks"), "correction_steps": 0}, {"gradient_clip_val": 0.1}),
-        ({"drift": Drift("global"), "average_optimizer": True, "buffers": "average"}, {"precision": "bf16-mixed"}),
-        ({"drift": Drift("global"), "weights": "nodes"}, {"accumulate_grad_batches": 2}),
-        ({"correction_optimizer": "averaged"}, {}),
-        ({"buffers": "global", "correction_steps": 0}, {}),
-        ({"correction_optimizer": "reset", "correction_lr": 0.003}, {}),
-        ({"correction_optimizer": "sgd", "correction_lr": 0.5}, {}),
-    ],
-    ids=lambda options: "-".join(map(str, options.values())),
-)
-def test_replicas_are_equal_after_the_meeting(options: dict[str, Any], trainer: dict[str, Any]) -> None:
-    first, second = run_ranks(equal_replicas, 2, options, trainer)
-    assert differs(first, second) == 0.0
+def equal_replicas(rank: int, world_size: int) -> dict[str, State]:
+    states = {}
+    for name, (options, trainer) in REPLICAS.items():
+        strategy = LLCGStrategy(EverySteps(3), **options, **PATIENCE)
+        module = model(Batched, dropout=0.5, blocks="precision" not in trainer)
+        torch.manual_seed(rank)
+        data = data_module(partitioner=MetisPartitioner())
+        fit(strategy, module, data, world_size, max_epochs=2, limit_val_batches=0, **trainer)
+        state = state_of(module).items()
+        states[name] = {key: value for key, value in state if not key.startswith(("losses", "accuracy"))}
+    return states
+
+
+@pytest.fixture(scope="module")
+def replicas() -> list[dict[str, State]]:
+    return run_ranks(equal_replicas, 2)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize("name", REPLICAS)
+def test_replicas_are_equal_after_the_meeting(name: str, replicas: list[dict[str, State]]) -> None:
+    first, second = replicas
+    assert differs(first[name], second[name]) == 0.0
 
 
 def shares(rank: int, world_size: int, share: float) -> tuple[int, list[int]]:

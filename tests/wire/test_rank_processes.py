@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -118,6 +118,15 @@ def test_of_several_failures_the_first_is_the_cause() -> None:
     assert str(ranks_of(act, 3).run()) == "of rank 2"
 
 
+@pytest.fixture
+def listens_to_interrupts() -> Iterator[None]:
+    """A shell that starts a command in the background lets it ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listens_to_interrupts")
 @pytest.mark.parametrize("who", ["here", "a rank"])
 def test_an_interrupt_ends_all_whoever_gets_it(who: str) -> None:
     if who == "here":

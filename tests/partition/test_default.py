@@ -1,0 +1,80 @@
+"""Where METIS is not installed another partitioner is the default, and what needs METIS says so."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+
+import pytest
+
+from lightning_gnn_dist.cli.options import parser
+from lightning_gnn_dist.cli.partitioners import partitioner_of
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.data.links import split_edges
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition import default, metis
+from lightning_gnn_dist.partition.default import default_partitioner
+from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.partition.streaming import StreamingPartitioner
+from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+
+
+@pytest.fixture
+def without_metis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metis, "pymetis", None)
+    default._without_metis.cache_clear()
+
+
+def test_metis_is_the_default() -> None:
+    assert default_partitioner() == MetisPartitioner()
+
+
+@pytest.mark.usefixtures("without_metis")
+@pytest.mark.parametrize("local_rank", ["0", "1"])
+def test_without_metis_another_cuts_and_one_line_of_a_host_says_so(
+    local_rank: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    graph, sampler = communities(60, 2, num_features=4), NeighborSampler([2])
+    with caplog.at_level(logging.WARNING):
+        modules = [PartitionedDataModule(graph, sampler=sampler), LinkDataModule(split_edges(graph), sampler=sampler)]
+    assert [module.partitioner for module in modules] == [StreamingPartitioner()] * 2
+    assert modules[0].part(0, 2).num_nodes < 60
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (local_rank == "0")
+    assert all("METIS is not installed" in line and "lightning-gnn-dist[metis]" in line for line in said)
+
+
+@pytest.mark.usefixtures("without_metis")
+@pytest.mark.parametrize("make", [MetisPartitioner, lambda: SuperNodePartitioner(8)], ids=["metis", "super-nodes"])
+def test_who_asks_for_metis_is_told_the_way_out(make: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"needs METIS, .*gnn-dist\[metis\].* or take StreamingPartitioner\(\)"):
+        make()
+
+
+def on_the_command_line(*words: str) -> object:
+    options: Namespace = parser().parse_args(["divide", "graph", "shards", "--parts=2", *words])
+    return partitioner_of(options.partitioner, options, communities(60, 2, num_features=4))
+
+
+def test_commands_cut_by_the_default_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert on_the_command_line("--balance=train") == MetisPartitioner(balance="train")
+    monkeypatch.setattr(metis, "pymetis", None)
+    assert on_the_command_line() == StreamingPartitioner()
+    with pytest.raises(ValueError, match="needs METIS"):
+        on_the_command_line("--partitioner=metis")
+
+
+def test_the_module_is_imported_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pymetis", None)  # an import of it fails
+    spec = importlib.util.spec_from_file_location("metis_again", metis.__file__)
+    assert spec is not None and spec.loader is not None
+    again = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "metis_again", again)
+    spec.loader.exec_module(again)
+    assert not again.is_available()
