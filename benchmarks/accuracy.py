@@ -98,11 +98,7 @@ def methods(supernodes: int) -> dict[str, Method]:
         "drift-ranks-1": {"correction_steps": 1, "drift": Drift("ranks")},
         "drift-global": {"correction_steps": 0, "drift": Drift("global")},
         "default": {},
-        "exact": {"outer": Outer(lr=1.0, momentum=0.0), "average_optimizer": True},
-        "persistent": {"correction_optimizer": "persistent"},
         "drift-share": {"correction_steps": 0.5},
-        "default-slowmo": {"outer": SLOWMO},
-        "default-outer": {"outer": Outer()},
     }
     rotated = {"holding": Holding(Rotate())}
     gradients: dict[str, dict[str, Any]] = {

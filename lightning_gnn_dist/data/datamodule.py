@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.boundary.auto import asked_for
+from lightning_gnn_dist.boundary.auto import Auto, asked_for
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch
 from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
 from lightning_gnn_dist.checks import check_instance, check_path
@@ -72,7 +72,7 @@ class PartitionedDataModule(HistoryDataModule):
         seed: int = 0,
         loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
         holding: Holding = Holding(),  # noqa: B008
-        boundary: Boundary | Literal["auto"] = "auto",
+        boundary: Boundary | Literal["auto"] = Auto(),  # noqa: B008
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
         coverage: Coverage | None = Coverage(),  # noqa: B008

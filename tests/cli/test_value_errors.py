@@ -61,7 +61,12 @@ def halo(**init_args: Any) -> dict[str, Any]:
         ({"loading": 8}, [], "data.loading must be settings such as {name: value}, got 8."),
         (halo(bytes="x"), [], "data.boundary.bytes must be an integer or null, got x."),
         (halo(byte=2), [], "data.boundary: There is no 'byte'. Did you mean 'bytes'?"),
-        ({"boundary": {"bytes": 5}}, [], "data.boundary: Isolated takes no 'bytes': name the class that does, by "),
+        ({"boundary": {"hops": 5}}, [], "data.boundary: There is no 'hops': Auto takes bytes, exchange."),
+        (
+            {"holding": {"residency": {"chunks": 5}}},
+            [],
+            "data.holding.residency: Fixed takes no 'chunks': name the class",
+        ),
         (
             {"holding": {"residency": {"class_path": "Redeal", "init_args": {"num_supernodes": 0}}}},
             [],

@@ -15,7 +15,7 @@ from typing import Literal
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
-from lightning_gnn_dist.checks import is_number, shown
+from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.rounds.correction_gradients import trained_parameters
 from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.rounds.replica_state import optimizer_tensors
@@ -32,7 +32,9 @@ _TRAINED = -1  # stands for a parameter that is averaged anyway
 
 def check_moments(average_optimizer: object) -> None:
     """Refuse a value that does not say which moments are averaged."""
-    if average_optimizer not in (True, False, *_MOMENTS) or is_number(average_optimizer):
+    if not isinstance(average_optimizer, bool) and not (
+        isinstance(average_optimizer, str) and average_optimizer in _MOMENTS
+    ):
         raise ValueError(
             'average_optimizer must be True, False, "momentum" (running means of gradients alone) or "variance" (of '
             f"their squares alone), got {shown(average_optimizer)}."
