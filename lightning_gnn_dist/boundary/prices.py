@@ -80,7 +80,7 @@ def prices(graph: Graph, partition: Partition, report: PartitionReport, num_laye
 
 def short_name(boundary: Boundary) -> str:
     """How a boundary is written, without what is not given."""
-    return re.sub(r"(, )?\w+=(None|'round')", "", repr(boundary)).replace("hops=", "")
+    return re.sub(r"(, )?\w+=(None|False|'round')", "", repr(boundary)).replace("hops=", "")
 
 
 def bytes_with_halos(graph: Graph, residents: Tensor, num_hops: int) -> Tensor:

@@ -23,6 +23,7 @@ from lightning_gnn_dist.boundary.exchange_refusals import against_exchange
 from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.checks import check_at_least, check_below
 from lightning_gnn_dist.data.exchanging import ExchangingDataModule
+from lightning_gnn_dist.data.part_reader import PartReader
 from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding, default_period
 from lightning_gnn_dist.data.settings import BatchSettings
@@ -134,8 +135,7 @@ class PartDataModule(ExchangingDataModule):
         check_at_least(0, super_epoch=super_epoch)
         if num_parts == 1:
             return self.graph
-        boundary = self._boundary_here(num_parts) if isinstance(self.boundary, Auto) else self.boundary
-        return self._cut.reader(rank, num_parts, boundary, self.coverage).read(super_epoch).graph
+        return self._reader(rank, num_parts).read(super_epoch).graph
 
     @property
     def figures(self) -> dict[str, float]:
@@ -180,11 +180,13 @@ class PartDataModule(ExchangingDataModule):
             num_hops, device = self.sampler.num_hops, device_of(self.trainer)
             self._treat(*chosen(room, self.graph, parts, num_hops, device, exchanges=self._can_exchange()))
 
-    def _boundary_here(self, num_ranks: int) -> Boundary:
-        """Return what ``boundary="auto"`` would be if a fit on so many ranks of this host began now."""
-        assert isinstance(self._cut.boundary, Auto)
-        parts = self._residents(range(num_ranks), num_ranks)
-        return chosen_here(room_of(self._cut.boundary, num_ranks), self.graph, parts, self.sampler.num_hops)
+    def _reader(self, rank: int, num_ranks: int) -> PartReader:
+        """Return the reader of a rank's parts. Before a fit ``"auto"`` is what it would be on ranks of this host."""
+        boundary = self.boundary
+        if isinstance(boundary, Auto):
+            parts = self._residents(range(num_ranks), num_ranks)
+            boundary = chosen_here(room_of(boundary, num_ranks), self.graph, parts, self.sampler.num_hops)
+        return self._cut.reader(rank, num_ranks, boundary, self.coverage)
 
     def _residents(self, ranks: Iterable[int], num_ranks: int) -> Iterator[Tensor]:
         """Yield what ranks hold without a halo, in the first super-epochs."""
@@ -225,7 +227,7 @@ class PartDataModule(ExchangingDataModule):
 
     def _own_parts(self) -> PartSwitcher:
         if self._parts is None:
-            reader = self._cut.reader(self._rank(), self._world_size(), self.boundary, self.coverage)
+            reader = self._reader(self._rank(), self._world_size())
             self._parts = PartSwitcher(reader, in_background=self.loading.num_threads > 0)
         return self._parts
 

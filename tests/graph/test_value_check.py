@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import split_edges
@@ -76,7 +77,7 @@ def test_what_may_be_meant_is_left_alone(name: str, value: float, arrays: dict[s
 
 def of(graph: Graph, **options: Any) -> PartitionedDataModule:
     sides = Partition((torch.arange(60) >= 30).int(), 2)
-    return PartitionedDataModule(graph, partitioner=sides, sampler=NeighborSampler([2]), **options)
+    return PartitionedDataModule(graph, partitioner=sides, sampler=NeighborSampler([2]), boundary=Isolated(), **options)
 
 
 def test_a_part_names_nodes_as_the_graph_does() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
@@ -95,5 +96,5 @@ def test_memory_is_that_of_the_part() -> None:
     graph = Graph(graph.indptr, graph.indices, graph.node_arrays, {"edge_weight": torch.rand(graph.num_edges)})
     partition = MetisPartitioner()(graph, 3, 0)
     ram = bytes_per_part(graph, partition.report(graph))
-    data = PartitionedDataModule(graph, partitioner=partition)
+    data = PartitionedDataModule(graph, partitioner=partition, boundary=Isolated())
     assert ram.tolist() == [data.part(rank, 3).num_bytes for rank in range(3)]

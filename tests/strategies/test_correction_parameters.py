@@ -148,7 +148,7 @@ def test_a_checkpoint_before_the_first_correction_holds_nothing() -> None:
 
 def test_another_mode_than_the_checkpoints_is_refused() -> None:
     ours = weights()
-    message = "is 'sgd', this strategy's is 'persistent': resume with correction_optimizer='sgd' .* drift"
+    message = "is 'sgd', this strategy's is 'persistent': resume with correction_optimizer='sgd' .* average_optimizer"
     with pytest.raises(ValueError, match=message):
         CorrectionOptimizer("persistent", None).restore({"mode": "sgd", "optimizers": []}, [ADAM(ours)], ours)
     with pytest.raises(ValueError, match=r"is 'function', this strategy's is 'sgd': .*=the function it was"):
