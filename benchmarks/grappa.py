@@ -35,6 +35,7 @@ from lightning_gnn_dist import (
     Graph,
     GrappaStrategy,
     Holding,
+    Isolated,
     Launch,
     Loading,
     NeighborSampler,
@@ -103,7 +104,8 @@ def prepare(options: argparse.Namespace) -> Path:
 
 
 def data_of(options: argparse.Namespace, **settings: Any) -> PartitionedDataModule:
-    return PartitionedDataModule(prepare(options), sampler=NeighborSampler([15, 10]), batch_size=BATCH, **settings)
+    settings = {"sampler": NeighborSampler([15, 10]), "boundary": Isolated()} | settings
+    return PartitionedDataModule(prepare(options), batch_size=BATCH, **settings)
 
 
 def trainer_of(counters: Counters, **options: Any) -> pl.Trainer:

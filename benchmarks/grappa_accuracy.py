@@ -27,6 +27,7 @@ from lightning_gnn_dist import (
     Graph,
     Halo,
     Holding,
+    Isolated,
     MetisPartitioner,
     PartitionedDataModule,
     RandomPartitioner,
@@ -60,7 +61,7 @@ def train(graph: Graph, cut: str, arm: str, options: argparse.Namespace, seed: i
     """Validation and test accuracy at the best step for validation."""
     parts = 1 if cut == "full" else options.parts
     partitioner = {"random": RandomPartitioner(), "supernodes": SuperNodePartitioner(options.supernodes)}.get(cut)
-    settings: dict[str, Any] = {"holding": Holding(Fixed()), "coverage": None} | ARMS[arm]
+    settings: dict[str, Any] = {"holding": Holding(Fixed()), "coverage": None, "boundary": Isolated()} | ARMS[arm]
     sampler = WholePartSampler(options.layers)
     data = PartitionedDataModule(
         graph, partitioner=partitioner or MetisPartitioner(), sampler=sampler, seed=seed, **settings

@@ -29,6 +29,7 @@ from lightning.pytorch.strategies import Strategy
 from lightning_gnn_dist import (
     EverySteps,
     Graph,
+    Isolated,
     Launch,
     LLCGStrategy,
     LocalSGDStrategy,
@@ -79,7 +80,7 @@ def measure(graph: Graph, name: str, options: argparse.Namespace) -> tuple[float
         enable_checkpointing=False,
         **quiet,
     )
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([15, 10]), batch_size=1024)
+    data = PartitionedDataModule(graph, sampler=NeighborSampler([15, 10]), batch_size=1024, boundary=Isolated())
     sizes = [graph.node_arrays["x"].shape[1], 256, int(graph.node_arrays["y"].max()) + 1]
     trainer.fit(SAGE(sizes, dropout=0.5), data)
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from lightning_gnn_dist import (
     EveryPass,
     Graph,
+    Isolated,
     Launch,
     LocalSGDStrategy,
     MetisPartitioner,
@@ -205,7 +206,12 @@ def train(options: argparse.Namespace) -> None:
     chunks = cached_partition(graph, PARTITIONERS[options.partitioner], options.parts, 0)
     parts = Partition(chunks.assignment // (options.parts // options.ranks), options.ranks)
     data = PartitionedDataModule(
-        options.graph, partitioner=parts, sampler=NeighborSampler([10, 5]), batch_size=1024, coverage=None
+        options.graph,
+        partitioner=parts,
+        sampler=NeighborSampler([10, 5]),
+        batch_size=1024,
+        boundary=Isolated(),
+        coverage=None,
     )
     trainer = pl.Trainer(
         accelerator="cpu",

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
+from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.advice import bytes_per_part, peak_bytes
@@ -70,7 +71,8 @@ def measure_peak(rank: int, world_size: int, path: str) -> int:
         enable_model_summary=False,
     )
     sampler = NeighborSampler([10, 5])
-    data = PartitionedDataModule(path, partitioner=RandomPartitioner(), sampler=sampler, batch_size=512)
+    alone = {"partitioner": RandomPartitioner(), "boundary": Isolated()}
+    data = PartitionedDataModule(path, sampler=sampler, batch_size=512, **alone)  # type: ignore[arg-type]
     with Peak("RssAnon") as peak:
         trainer.fit(SAGE(64, 4), data)
     return peak.added_bytes
@@ -91,7 +93,8 @@ def train(rank: int, world_size: int, path: str) -> tuple[int, int]:
         **options,
     )
     sampler = NeighborSampler([10, 10])
-    data = PartitionedDataModule(path, partitioner=RandomPartitioner(), sampler=sampler, batch_size=256)
+    alone = {"partitioner": RandomPartitioner(), "boundary": Isolated()}
+    data = PartitionedDataModule(path, sampler=sampler, batch_size=256, **alone)  # type: ignore[arg-type]
     trainer.fit(SAGE(NUM_FEATURES, 4), data)
     return watch.after[0] - watch.before[0], watch.after[1] - watch.before[1]
 

@@ -42,7 +42,7 @@ class PartitionedDataModule(HistoryDataModule):
 
     Args:
         graph: A :class:`Graph`, a PyG ``Data``, or the path of a saved graph. With a path a rank holds no more
-            than its part in RAM; the rest stays on disk.
+            than its part in RAM, and what its boundary adds; the rest stays on disk.
         partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``;
             ``StreamingPartitioner()`` where METIS is not installed.
         sampler: How training batches are drawn. Default: ``NeighborSampler([15, 10])``.

@@ -179,6 +179,7 @@ class RoundStrategy(PartitionedStrategy):
         if data is not None:
             self.pace.check_parts(data.batches_of_part(), self.state.round_idx, self.state.batches_done)
         self._refresh_rows()
+        self.means.begin_meeting(self.state.round_idx)  # also where a search of the learning rate was here before
         if self._resumed is None:
             self.drift_correction.anchor(self.state.round_idx, self.state.batches_done)
         super().on_train_start()

@@ -42,7 +42,7 @@ from lightning_gnn_dist.wire import collectives
 
 Correction = Literal["sliced", "rank0"]
 GlobalBuffers = Literal["average", "local", "global"]
-_THRIFTY = Outer(lr=1.0, momentum=0.5, nesterov=False, bits=8)  # of a meeting that corrects drift, by default
+_THRIFTY = Outer(lr=1.0, momentum=0.3, nesterov=False, bits=8)  # of a meeting that corrects drift, by default
 
 
 class LLCGStrategy(RoundStrategy):
@@ -56,7 +56,7 @@ class LLCGStrategy(RoundStrategy):
     correction's optimizer. With manual optimisation it is not clipped.
 
     Beyond the paper, a global gradient is also the control variate in every local step of the round
-    that follows (:mod:`~lightning_gnn_dist.rounds.drift`), the optimizers' momentum is averaged as well, and the
+    that follows (:mod:`~lightning_gnn_dist.rounds.drift`), the optimizers' moments are averaged as well, and the
     averages have momentum of their own. Where parts differ this is what makes local training as good as training on the
     whole graph. The paper's method is ``drift=None, weights="uniform"``, and
     ``GlobalBatching(sampler=NeighborSampler([-1, -1]))`` in the data module.
@@ -69,8 +69,8 @@ class LLCGStrategy(RoundStrategy):
     which are averaged afterwards. An anchor normalises by the batch too, as local steps do, but draws no dropout and
     moves nothing (:func:`~lightning_gnn_dist.rounds.correction_gradients.without_noise`).
 
-    A round moves the model for the average, S times for the correction steps, for the anchor, and for the momentum: in
-    8, 8, 8 and 16 bits a number with the defaults, where averaging moves it once, in 32.
+    A round moves the model for the average, S times for the correction steps and for the anchor, by default in 8 bits a
+    number, and twice for Adam's moments, in 16. Averaging moves it once, in 32.
 
     Arguments that are not listed are those of :class:`~lightning_gnn_dist.rounds.round_strategy.RoundStrategy`.
 
@@ -91,10 +91,9 @@ class LLCGStrategy(RoundStrategy):
         buffers: ``"average"`` or ``"local"``, or ``"global"``: at a meeting the statistics of batch normalisation are
             taken anew on as many batches of the whole graph as an anchor (4 without drift), but for layers in
             evaluation mode. Other buffers are averaged.
-        average_optimizer: Average the optimizers' state too: True, or ``"momentum"`` for running means of gradients
-            alone, the default when drift is corrected.
+        average_optimizer: Average the optimizers' moments too: all, or one kind. Default: all, when drift is corrected.
         outer: The optimizer of the meetings, and the bits of what they send. Default: when drift is corrected
-            ``Outer(lr=1.0, momentum=0.5, nesterov=False, bits=8)``, else the mean is the model.
+            ``Outer(lr=1.0, momentum=0.3, nesterov=False, bits=8)``, else the mean is the model.
     """
 
     strategy_name = "llcg"
@@ -121,7 +120,7 @@ class LLCGStrategy(RoundStrategy):
             clock,
             weights=weights,
             buffers=buffers,  # type: ignore[arg-type]  # this class offers one more
-            average_optimizer=drift is not None and "momentum" if average_optimizer is None else average_optimizer,
+            average_optimizer=drift is not None if average_optimizer is None else average_optimizer,
             drift=drift,
             nonfinite=nonfinite,
             outer=_THRIFTY if outer is None and drift is not None else outer,

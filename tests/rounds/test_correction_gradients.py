@@ -20,7 +20,6 @@ from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.rounds.correction_gradients import average_gradient_, mean_gradient, step_of, without_noise
-from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
@@ -222,8 +221,7 @@ def link_gradients(rank: int, world_size: int) -> tuple[list[Tensor], list[Tenso
                 expected = torch.autograd.grad(module.training_step(whole), list(module.parameters()))
                 found.extend((gradient, list(expected), [int(targets), own.edge_label.numel(), own.batch_size]))
 
-    strategy = Watch(EverySteps(1), outer=Outer(lr=1.0, momentum=0.0), **PATIENCE)
-    fit(strategy, module, data, world_size, max_epochs=1, limit_val_batches=0)
+    fit(Watch(EverySteps(1), drift=None, **PATIENCE), module, data, world_size, max_epochs=1, limit_val_batches=0)
     return found[0], found[1], found[2]
 
 

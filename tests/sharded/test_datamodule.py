@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.boundary.boundary import Fetch, Halo
+from lightning_gnn_dist.boundary.boundary import Fetch, Halo, Isolated
 from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
@@ -72,7 +72,7 @@ def fit(rank: int, world_size: int, folder: str, name: str, kind: str) -> Result
         whole = Graph.open(f"{folder}/whole")
         sizes = [240, 160]
         partition = Partition(torch.arange(2, dtype=torch.int32).repeat_interleave(torch.tensor(sizes)), 2)
-        data = PartitionedDataModule(whole, partitioner=partition, **options)
+        data = PartitionedDataModule(whole, partitioner=partition, **({"boundary": Isolated()} | options))
     pl.seed_everything(0, verbose=False)
     model = SAGE(12, 4, dropout=0.5, blocks=name != "llcg with layers")  # whose batches have weights, and SAGE means
     writer = PredictionWriter(f"{folder}/{kind}.npy", overwrite=True)
