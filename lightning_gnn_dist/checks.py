@@ -45,6 +45,13 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__}"
 
 
+def brief(value: Any) -> str:
+    """Return how a dataclass is written, without the fields that are at their defaults: ``Exchange(bits=8)``."""
+    fields = [(each.name, getattr(value, each.name), each.default) for each in dataclasses.fields(value)]
+    given = [f"{name}={chosen!r}" for name, chosen, default in fields if chosen != default]
+    return f"{type(value).__name__}({', '.join(given)})"
+
+
 # Numbers.
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import lightning_gnn_dist
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.partition.advice import SUPERNODES_PER_PART
+from lightning_gnn_dist.partition.supernode import SUPERNODES_PER_PART
 from lightning_gnn_dist.strategies.names import _CLASSES, _after_import
 from tests.every_strategy import every_strategy
 

@@ -143,7 +143,8 @@ def good(said: Said) -> str:
 def test_a_session(session: Session, tmp_path: Path) -> None:
     said = good(session.run("first = trainer(2, 'llcg', callbacks=[history]); first.fit(model, data)"))
     assert re.search(r"Epoch 1: 100%.* (\d+)/\1 ", said), said[-500:]  # a bar with its total
-    said = good(session.run("print(*history.accuracies, first.callback_metrics['accuracy'].item(), first.current_epoch)"))
+    told = "*history.accuracies, first.callback_metrics['accuracy'].item(), first.current_epoch"
+    said = good(session.run(f"print({told})"))
     _, last, logged, epoch = map(float, said.split())
     assert last == pytest.approx(logged) and epoch == 2, said
     assert good(session.run("print(first.test(model, data, ckpt_path='best', verbose=False))")).count("accuracy") == 1

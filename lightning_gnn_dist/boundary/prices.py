@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, History, Isolated
+from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.evaluation.reach import Neighbourhoods, Reach
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.advice import bytes_of_part, bytes_per_part
@@ -80,7 +80,7 @@ def prices(graph: Graph, partition: Partition, report: PartitionReport, num_laye
 
 def short_name(boundary: Boundary) -> str:
     """How a boundary is written, without what is not given."""
-    return re.sub(r"(, )?\w+=(None|False|'round')", "", repr(boundary)).replace("hops=", "")
+    return f"Halo({boundary.hops})" if isinstance(boundary, Halo) else brief(boundary)
 
 
 def bytes_with_halos(graph: Graph, residents: Tensor, num_hops: int) -> Tensor:

@@ -15,7 +15,7 @@ def run(options: argparse.Namespace) -> None:
     try:
         graph = Graph.open(options.graph)
         graph.check_untyped()
-        partitioner = partitioner_of(options.partitioner, options, graph)
+        partitioner = partitioner_of(options.partitioner, options)
         partition = cached_partition(graph, partitioner, options.parts, options.seed)
         save_shards(graph, partition, options.output)
     except (ValueError, OSError) as error:

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
         graph = Graph.open(options.graph)
         print(report_of(graph))
         for name in (options.partitioner or [None]) if options.parts else ():
-            _inspect(graph, partitioner_of(name, options, graph), options)
+            _inspect(graph, partitioner_of(name, options), options)
     except (ValueError, OSError) as error:
         raise SystemExit(f"lightning-gnn-dist inspect: {error}") from error
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.advice import SUPERNODES_PER_PART
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner, is_available
@@ -14,13 +12,12 @@ from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 
 
-def partitioner_of(name: str | None, options: argparse.Namespace, graph: Graph) -> Partitioner:
+def partitioner_of(name: str | None, options: argparse.Namespace) -> Partitioner:
     """The partitioner of that name, or the default one, with the settings on the command line."""
     if name is None and not is_available():
         return default_partitioner()
     if name in (None, "metis"):
         return MetisPartitioner(balance=options.balance)
     if name == "supernodes":
-        number = options.supernodes or min(SUPERNODES_PER_PART * options.parts, graph.num_nodes)
-        return SuperNodePartitioner(number)
+        return SuperNodePartitioner(options.supernodes)
     return RandomPartitioner() if name == "random" else StreamingPartitioner()

@@ -24,7 +24,6 @@ from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBa
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.advice import against_averaging
 from lightning_gnn_dist.partition.base import Partition, Partitioner
-from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.sampling.base import Sampler
 
 
@@ -43,8 +42,9 @@ class PartitionedDataModule(HistoryDataModule):
     Args:
         graph: A :class:`Graph`, a PyG ``Data``, or the path of a saved graph. With a path a rank holds no more
             than its part in RAM, and what its boundary adds; the rest stays on disk.
-        partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``;
-            ``StreamingPartitioner()`` where METIS is not installed.
+        partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``,
+            and ``SuperNodePartitioner()`` for strategies of rounds, which average models of different parts (unless
+            ``holding`` deals chunks anew). Where METIS is not installed, ``StreamingPartitioner()`` takes its place.
         sampler: How training batches are drawn. Default: ``NeighborSampler([15, 10])``.
         batch_size: Training nodes (seeds) in a batch, at most. All ranks have the same number of batches, so batches of
             a part with fewer training nodes are smaller. Each node is a seed once a pass. The largest part of the first
@@ -79,10 +79,9 @@ class PartitionedDataModule(HistoryDataModule):
         cache_dir: str | Path | None = None,
     ) -> None:
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
-        cutter = default_partitioner() if partitioner is None else partitioner
         if isinstance(boundary, Exchange):
             check_whole_part(sampler)
-        plan = PartPlan(_as_graph(graph), cutter, holding, asked_for(boundary), coverage, int(seed), cache_dir)
+        plan = PartPlan(_as_graph(graph), partitioner, holding, asked_for(boundary), coverage, int(seed), cache_dir)
         super().__init__(plan, settings)
 
     # What Lightning calls.

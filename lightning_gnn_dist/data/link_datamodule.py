@@ -27,7 +27,6 @@ from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBa
 from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner
-from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.far_negatives import FarNegativesSampler
@@ -57,8 +56,9 @@ class LinkDataModule(PartDataModule):
     Args:
         split: A :class:`LinkSplit`, as :func:`split_edges` makes it, or the path of a saved one. With a path a rank
             holds no more than its part in RAM; the rest stays on disk.
-        partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``;
-            ``StreamingPartitioner()`` where METIS is not installed.
+        partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``,
+            and ``SuperNodePartitioner()`` for strategies of rounds, which average models of different parts (unless
+            ``holding`` deals chunks anew). Where METIS is not installed, ``StreamingPartitioner()`` takes its place.
         sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``.
         batch_size: True edges in a training batch, at most. All ranks have the same number of batches.
         num_negatives: False receivers for each training edge.
@@ -97,8 +97,7 @@ class LinkDataModule(PartDataModule):
         for chosen in (sampler, global_batching.sampler):
             _check_sampler(chosen)
         self.split = _as_split(split)
-        cutter = default_partitioner() if partitioner is None else partitioner
-        plan = PartPlan(self.split.graph, cutter, holding, Isolated(), None, int(seed), cache_dir)
+        plan = PartPlan(self.split.graph, partitioner, holding, Isolated(), None, int(seed), cache_dir)
         super().__init__(plan, settings)
         if negatives_from == "graph":
             _check_far(self.graph, loading.sample_on)

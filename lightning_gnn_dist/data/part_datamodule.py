@@ -35,9 +35,10 @@ from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
+from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layerwise.layers import Layer, with_arrays
 from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
-from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import draws_anywhere
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -52,11 +53,24 @@ class PartDataModule(ExchangingDataModule):
 
     def __init__(self, plan: PartPlan, settings: BatchSettings) -> None:
         super().__init__(settings, plan.coverage, plan.boundary)
-        self.graph, self.partitioner, self.holding = plan.graph, plan.partitioner, plan.holding
-        self._cut = plan
+        self.graph, self.holding = plan.graph, plan.holding
+        self._plan = plan
+        self._suited: dict[bool, PartPlan] = {}
         self._treat(plan.boundary)
         self._parts: PartSwitcher | None = None
         self._period: int | None = None
+
+    @property
+    def partitioner(self) -> Partitioner | Partition | None:
+        """What cuts the graph. Where none was named, it depends on the strategy: before a fit it is METIS."""
+        return self._cut.partitioner
+
+    @property
+    def _cut(self) -> PartPlan:
+        to_averages = self.trainer is not None and isinstance(self.trainer.strategy, TrainsReplicasApart)
+        if to_averages not in self._suited:
+            self._suited[to_averages] = self._plan.suited(to_averages=to_averages)
+        return self._suited[to_averages]
 
     @property
     def fingerprint(self) -> str:
@@ -90,6 +104,8 @@ class PartDataModule(ExchangingDataModule):
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
+            if self._plan.partitioner is None and self._world_size() > 1:
+                rank_zero_info(f"{self.partitioner} cuts the graph, as no partitioner was named.")
             self._choose_boundary()  # first: of a fit before it may be another
         super().setup(stage)
         if stage == "fit":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, check_boundary
-from lightning_gnn_dist.checks import check_folder, check_instance, shown, takes
+from lightning_gnn_dist.checks import check_callable, check_folder, check_instance
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartReader
-from lightning_gnn_dist.data.residency import Holding, Residency, held_by_all
+from lightning_gnn_dist.data.residency import Fixed, Holding, Residency, held_by_all
 from lightning_gnn_dist.graph.digest import sampled_digest, sketches
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
+from lightning_gnn_dist.partition.default import default_partitioner
 
 _HORIZON = 16  # super-epochs whose largest part decides the number of batches of a pass, however long the run
 _LONGEST = 1000  # super-epochs, at most, that are searched for ranks with nothing to learn from
@@ -34,7 +35,7 @@ class PartPlan:
 
     Args:
         graph: The whole graph.
-        partitioner: Cuts the graph into chunks; or a ready partition.
+        partitioner: Cuts the graph into chunks; or a ready partition. None: what suits the strategy, see ``suited``.
         holding: Which chunks a rank holds, and which random nodes of others.
         boundary: How edges between parts are treated.
         coverage: Weighs nodes by the share of their neighbourhood in the part. With None there are no weights.
@@ -43,7 +44,7 @@ class PartPlan:
     """
 
     graph: Graph
-    partitioner: Partitioner | Partition
+    partitioner: Partitioner | Partition | None
     holding: Holding
     boundary: Boundary
     coverage: Coverage | None
@@ -53,12 +54,9 @@ class PartPlan:
 
     def __post_init__(self) -> None:
         self.graph.check_untyped()
-        if not isinstance(self.partitioner, Partition) and (
-            isinstance(self.partitioner, type) or not takes(self.partitioner, "graph", 2, 0)
-        ):
-            raise TypeError(
-                "partitioner must be an object such as MetisPartitioner(), or a Partition, got "
-                f"{shown(self.partitioner)}."
+        if not isinstance(self.partitioner, Partition | None):
+            check_callable(
+                "partitioner", self.partitioner, "an object such as MetisPartitioner(), or a Partition", "graph", 2, 0
             )
         check_instance("holding", self.holding, Holding, "an object such as Holding(Rotate())")
         check_boundary(self.boundary)
@@ -75,8 +73,21 @@ class PartPlan:
     def residency(self) -> Residency:
         return self.holding.residency
 
+    def suited(self, *, to_averages: bool) -> PartPlan:
+        """Return the plan with a partitioner, also where none was named.
+
+        Args:
+            to_averages: Whether models that learn from different parts are averaged. Parts for good are then cut so
+                that they look alike.
+        """
+        if self.partitioner is not None:
+            return self
+        look_alike = to_averages and isinstance(self.residency, Fixed)
+        return replace(self, partitioner=default_partitioner(look_alike=look_alike))
+
     def partition(self, world_size: int) -> Partition:
         """Return the partition for ``world_size`` ranks, from the cache or computed and put there."""
+        assert self.partitioner is not None, "not suited"
         num_chunks = self.residency.num_chunks(world_size)
         if isinstance(self.partitioner, Partition):
             _check_fits(self.partitioner, num_chunks, world_size, self.graph)

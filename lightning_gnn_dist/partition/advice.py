@@ -22,7 +22,6 @@ from lightning_gnn_dist.partition.partition_report import PartitionReport, label
 DIFFERENT = 0.15  # label skew beyond chance, in the mean over training nodes
 LOST = 0.1  # share of nodes without any neighbour
 UNEVEN = 1.25  # training nodes of the largest part against the mean
-SUPERNODES_PER_PART = 50  # 400 clusters for eight parts
 MOST = 0.75  # share of a part that one batch may reach before another sampler is advised
 BESIDE_A_PART = 200_000_000  # bytes, the most that was measured: edges being looked up, batches, activations
 FANOUT = (15, 10)
@@ -54,7 +53,7 @@ def advise(graph: Graph, report: PartitionReport) -> Finding:
         _about_labels(excess),
         f"{report.cut_ratio:.0%} of the edges are cut and {isolated:.1%} of the nodes lost all their neighbours: "
         + ("too many to ignore." if edges_lost else "few."),
-        _strategy(graph, report.nodes.numel(), parts_differ, edges_lost),
+        _strategy(parts_differ, edges_lost),
         _fanout(graph, report),
     ]
     return Finding(parts_differ, edges_lost, [*sentences, *_about_training_nodes(report)])
@@ -77,7 +76,7 @@ def against_averaging(graph: Graph, partition: Partition, lost: float) -> str | 
     if not (parts_differ or edges_lost):
         return None
     reason = _about_labels(excess) if parts_differ else f"{lost:.0%} of the training nodes lost all their neighbours."
-    return f"{reason} {_strategy(graph, num_parts, parts_differ, edges_lost)}"
+    return f"{reason} {_strategy(parts_differ, edges_lost)}"
 
 
 def bytes_per_part(graph: Graph, report: PartitionReport) -> Tensor:
@@ -131,18 +130,17 @@ def _about_labels(excess: float | None) -> str:
     return f"The parts look alike: {max(excess, 0.0):.2f} of label skew beyond chance, in the mean."
 
 
-def _strategy(graph: Graph, num_parts: int, parts_differ: bool, edges_lost: bool) -> str:
-    supernodes = min(SUPERNODES_PER_PART * num_parts, graph.num_nodes)
+def _strategy(parts_differ: bool, edges_lost: bool) -> str:
     if parts_differ:
         correction = "LLCGStrategy(clock, correction_steps=0.5)" if edges_lost else "LLCGStrategy(clock)"
         return (
             f"Exchange gradients every step (GrappaStrategy()), or meet rarely with {correction}, which corrects the "
-            f"drift. Do not average alone here; SuperNodePartitioner({supernodes}) makes parts that one can average."
+            "drift. Do not average alone here; SuperNodePartitioner() makes parts that one can average."
         )
     if edges_lost:
         return (
             "LLCGStrategy(clock, correction_steps=0.5): its correction sees the edges that are cut. To average alone, "
-            f"keep more of them: SuperNodePartitioner({supernodes}). With gradients every step (GrappaStrategy()), use "
+            "keep more of them: SuperNodePartitioner(). With gradients every step (GrappaStrategy()), use "
             "MetisPartitioner(), or holding=Holding(Rotate())."
         )
     return "LocalSGDStrategy(EverySteps(16)) is enough: averaging loses little on such parts, and sends least."

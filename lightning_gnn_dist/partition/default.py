@@ -9,13 +9,20 @@ from functools import cache
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.metis import WAY_TO_METIS, MetisPartitioner, is_available
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
+from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 
 _log = logging.getLogger(__name__)
 
 
-def default_partitioner() -> Partitioner:
-    """METIS or, where it is not installed, the one of the others that cuts fewest edges."""
-    return MetisPartitioner() if is_available() else _without_metis()
+def default_partitioner(*, look_alike: bool = False) -> Partitioner:
+    """METIS or, where it is not installed, the one of the others that cuts fewest edges.
+
+    Args:
+        look_alike: Whether parts are to look alike rather than to cut few edges: small clusters are dealt at random.
+    """
+    if not is_available():
+        return SuperNodePartitioner(clusters=_without_metis()) if look_alike else _without_metis()
+    return SuperNodePartitioner() if look_alike else MetisPartitioner()
 
 
 @cache  # so that it is said once

@@ -7,9 +7,14 @@ import logging
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from typing import Any
 
+import lightning.pytorch as pl
 import pytest
+import torch
+from lightning.pytorch.strategies import Strategy
 
+from lightning_gnn_dist import EverySteps, GrappaStrategy, Holding, LLCGStrategy, LocalSGDStrategy, Redeal
 from lightning_gnn_dist.cli.options import parser
 from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
@@ -17,6 +22,7 @@ from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import split_edges
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition import default, metis
+from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
@@ -32,6 +38,33 @@ def without_metis(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_metis_is_the_default() -> None:
     assert default_partitioner() == MetisPartitioner()
+    assert default_partitioner(look_alike=True) == SuperNodePartitioner()
+
+
+ALIKE, UNLIKE = SuperNodePartitioner(), MetisPartitioner()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "expected"),
+    [
+        (LocalSGDStrategy(), {}, ALIKE),
+        (LLCGStrategy(EverySteps(4)), {"holding": Holding(extra_nodes=0.1)}, ALIKE),
+        (LLCGStrategy(EverySteps(4)), {"holding": Holding(Redeal(8))}, UNLIKE),
+        (LLCGStrategy(EverySteps(4)), {"partitioner": UNLIKE}, UNLIKE),
+        (GrappaStrategy(), {}, UNLIKE),
+    ],
+    ids=["averaging", "LLCG", "chunks dealt anew", "named", "gradients"],
+)
+def test_ranks_that_average_models_get_parts_that_look_alike(
+    strategy: Strategy, options: dict[str, Any], expected: Partitioner
+) -> None:
+    graph = communities(400, 4, num_features=4)
+    data = PartitionedDataModule(graph, sampler=NeighborSampler([2]), **options)
+    assert data.partitioner == UNLIKE  # before anybody knows the strategy
+    data.trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False)
+    assert data.partitioner == expected
+    chunks = data.holding.residency.num_chunks(2)
+    assert torch.equal(data.partition(2).assignment, expected(graph, chunks, 0).assignment)
 
 
 @pytest.mark.usefixtures("without_metis")
@@ -45,6 +78,7 @@ def test_without_metis_another_cuts_and_one_line_of_a_host_says_so(
         modules = [PartitionedDataModule(graph, sampler=sampler), LinkDataModule(split_edges(graph), sampler=sampler)]
     assert [module.partitioner for module in modules] == [StreamingPartitioner()] * 2
     assert modules[0].part(0, 2).num_nodes < 60
+    assert default_partitioner(look_alike=True) == SuperNodePartitioner(clusters=StreamingPartitioner())
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == (local_rank == "0")
     assert all("METIS is not installed" in line and "lightning-gnn-dist[metis]" in line for line in said)
@@ -59,7 +93,7 @@ def test_who_asks_for_metis_is_told_the_way_out(make: Callable[[], object]) -> N
 
 def on_the_command_line(*words: str) -> object:
     options: Namespace = parser().parse_args(["divide", "graph", "shards", "--parts=2", *words])
-    return partitioner_of(options.partitioner, options, communities(60, 2, num_features=4))
+    return partitioner_of(options.partitioner, options)
 
 
 def test_commands_cut_by_the_default_too(monkeypatch: pytest.MonkeyPatch) -> None:

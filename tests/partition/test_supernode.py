@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition import metis
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from tests.partition.graphs import path_graph
 
@@ -32,6 +34,28 @@ def test_they_lie_between_metis_and_random_in_cut_and_in_skew() -> None:
     assert supernodes.worst_label_skew is not None
     assert random.worst_label_skew is not None
     assert metis.worst_label_skew > supernodes.worst_label_skew > random.worst_label_skew
+
+
+def test_there_are_fifty_for_each_part_where_no_number_is_given() -> None:
+    assert torch.equal(
+        SuperNodePartitioner()(GRAPH, 3, 0).assignment, SuperNodePartitioner(150)(GRAPH, 3, 0).assignment
+    )
+    graph = path_graph(64)
+    assert torch.equal(SuperNodePartitioner()(graph, 4, 0).assignment, SuperNodePartitioner(64)(graph, 4, 0).assignment)
+    assert [str(SuperNodePartitioner(*number)) for number in ((), (8,))] == [
+        "SuperNodePartitioner()",
+        "SuperNodePartitioner(num_supernodes=8)",
+    ]
+
+
+def test_another_partitioner_finds_the_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metis, "pymetis", None)
+    clusters = StreamingPartitioner()(GRAPH, 60, 1).assignment
+    partition = SuperNodePartitioner(60, StreamingPartitioner())(GRAPH, 4, 1)
+    assert torch.stack([clusters, partition.assignment]).unique(dim=1).shape[1] == 60  # each in one part
+    for wrong in ("metis", MetisPartitioner):
+        with pytest.raises(TypeError, match=r"clusters must be an object such as MetisPartitioner\(\), got"):
+            SuperNodePartitioner(60, wrong)  # type: ignore[arg-type]
 
 
 def test_one_supernode_per_node_is_random() -> None:

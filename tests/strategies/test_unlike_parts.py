@@ -60,5 +60,5 @@ def test_a_fit_that_averages_unlike_parts_says_so() -> None:
     of_rank_0, of_rank_1 = run_ranks(said, 2)
     for lines, (_, options, strategy, reason) in zip(of_rank_0, CASES, strict=True):
         assert len(lines) == bool(reason) and all(reason in line for line in lines), (options, type(strategy), lines)
-    assert "SuperNodePartitioner(100)" in of_rank_0[0][0]
+    assert "SuperNodePartitioner()" in of_rank_0[0][0]
     assert not any(of_rank_1)
