@@ -151,8 +151,8 @@ def averaging(steps: int, **settings: Any) -> Strategy:
     return LocalSGDStrategy(EverySteps(steps), launch=Launch(start_method="fork"), **settings)
 
 
-def grappa(_: int) -> Strategy:
-    return GrappaStrategy(launch=Launch(start_method="fork"))
+def grappa(_: int, **settings: Any) -> Strategy:
+    return GrappaStrategy(launch=Launch(start_method="fork"), **settings)
 
 
 def llcg(settings: dict[str, Any], steps: int) -> Strategy:

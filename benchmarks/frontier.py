@@ -5,7 +5,7 @@
 
 The first command runs what the file does not hold yet, and appends to it; it can be stopped and started again. The
 second prints the table and draws the picture. DIRECTORY holds real graphs, as ``accuracy.py`` reads them; without it
-there are generated ones only. Eight ranks on METIS parts, two layers of hidden size 64, Adam 0.01, fan-out 10 and 10,
+there are generated ones only. Eight ranks, two layers of hidden size 64, Adam 0.01, fan-out 10 and 10,
 64 seeds in a rank's batch, 200 local steps; one process takes as many steps with batches eight times as large. Accuracy
 is that of test nodes at the best round for validation nodes; differences are taken seed by seed.
 """
@@ -18,23 +18,25 @@ import logging
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from accuracy import Method, averaging, llcg, load, methods, run
+from accuracy import Method, averaging, grappa, llcg, load, methods, run
+from lightning.pytorch.strategies import Strategy
 from torch_geometric.transforms import GCNNorm
 
 from lightning_gnn_dist import (
     Coverage,
     EverySteps,
     Graph,
-    GrappaStrategy,
     Isolated,
     Launch,
     MetisPartitioner,
     Outer,
+    SuperNodePartitioner,
     TMAStrategy,
     communities,
 )
@@ -42,43 +44,43 @@ from lightning_gnn_dist.pictures.charts import Line, Lines
 from lightning_gnn_dist.pictures.svg import drawn
 
 RANKS, STEPS = 8, 200
-METIS = MetisPartitioner()
+METIS, SUPER = MetisPartitioner(), SuperNodePartitioner()
 OUTER: dict[str, Any] = {"outer": Outer(bits=8), "average_optimizer": "variance"}
 PAPER: dict[str, Any] = {"drift": None, "weights": "uniform"}
 EXACT: dict[str, Any] = {"outer": Outer(lr=1.0, momentum=0.0), "average_optimizer": True}
 
 
-def of_grappa(**settings: Any) -> Callable[[int], GrappaStrategy]:
-    return lambda _: GrappaStrategy(launch=Launch(start_method="fork"), **settings)
-
-
-def of_tma(**settings: Any) -> Callable[[int], TMAStrategy]:
-    return lambda steps: TMAStrategy(EverySteps(steps), launch=Launch(start_method="fork"), **settings)
-
-
-def of_llcg(**settings: Any) -> Callable[[int], Any]:
-    return lambda steps: llcg(settings, steps)
+def tma(steps: int, **settings: Any) -> Strategy:
+    return TMAStrategy(EverySteps(steps), launch=Launch(start_method="fork"), **settings)
 
 
 def around(boundary: Any = "auto", coverage: Coverage | None = None) -> dict[str, Any]:
     return {"boundary": boundary, "coverage": coverage}
 
 
+def every_step(bits: Any = None, boundary: Any = "auto") -> Method:
+    return Method(partial(grappa, bits=bits), METIS, every_step=True, data=around(boundary, Coverage()))
+
+
+# As users get them, unless their names say otherwise: Grappa on METIS parts, the others on super-nodes.
 SETTINGS: dict[str, Method] = {
     "one process": methods(1)["full"],
-    "Grappa": Method(of_grappa(), METIS, every_step=True, data=around(coverage=Coverage())),
-    "Grappa, 8 bits": Method(of_grappa(bits=8), METIS, every_step=True, data=around(coverage=Coverage())),
-    "Grappa, isolated": Method(of_grappa(), METIS, every_step=True, data=around(Isolated(), Coverage())),
-    "LLCG": Method(of_llcg(), METIS, data=around()),
-    "LLCG, isolated": Method(of_llcg(), METIS, data=around(Isolated())),
-    "LLCG, exact averages": Method(of_llcg(**EXACT), METIS, data=around()),
-    "LLCG, as in the paper": Method(of_llcg(**PAPER), METIS, data=around(Isolated())),
-    "averaging": Method(averaging, METIS, data=around()),
-    "averaging, outer optimizer": Method(lambda steps: averaging(steps, **OUTER), METIS, data=around()),
-    "TMA": Method(of_tma(), METIS, data=around()),
-    "TMA, outer optimizer": Method(of_tma(**OUTER), METIS, data=around()),
+    "Grappa": every_step(),
+    "Grappa, 8 bits": every_step(bits=8),
+    "Grappa, isolated": every_step(boundary=Isolated()),
+    "LLCG": Method(partial(llcg, {}), SUPER, data=around()),
+    "LLCG, isolated": Method(partial(llcg, {}), SUPER, data=around(Isolated())),
+    "LLCG, METIS": Method(partial(llcg, {}), METIS, data=around()),
+    "LLCG, METIS, isolated": Method(partial(llcg, {}), METIS, data=around(Isolated())),
+    "LLCG, METIS, exact averages": Method(partial(llcg, EXACT), METIS, data=around()),
+    "LLCG, as in the paper": Method(partial(llcg, PAPER), METIS, data=around(Isolated())),
+    "averaging": Method(averaging, SUPER, data=around()),
+    "averaging, METIS": Method(averaging, METIS, data=around()),
+    "averaging, METIS, outer optimizer": Method(partial(averaging, **OUTER), METIS, data=around()),
+    "TMA": Method(tma, SUPER, data=around()),
+    "TMA, METIS, outer optimizer": Method(partial(tma, **OUTER), METIS, data=around()),
 }
-LONG = ("LLCG", "averaging", "averaging, outer optimizer")  # also with rounds of 50 and 200 local steps
+LONG = ("LLCG", "LLCG, METIS", "averaging", "averaging, METIS")  # also with rounds of 50 and 200 local steps
 REAL = ("cora", "citeseer", "amazon_computers", "minesweeper", "dblp")
 GENERATED: dict[str, dict[str, Any]] = {
     "plain": {"homophily": 0.7, "noise": 4.0},
