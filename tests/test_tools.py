@@ -1,0 +1,103 @@
+"""Tools that users of Lightning know do on several ranks what their page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
+from torch import Tensor
+
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from tests.data_fitting import model, small_graph, trainer
+from tests.every_strategy import PATIENCE
+from tests.pages import ROOT, blocks
+from tests.ranks import run_ranks
+
+STRATEGIES = {
+    "rounds": lambda: LocalSGDStrategy(EverySteps(4), **PATIENCE),
+    "grappa": lambda: GrappaStrategy(**PATIENCE),
+}
+SEARCH = """
+import lightning.pytorch as pl
+import torch
+from lightning_gnn_dist import *
+from tests.sage import SAGE as Net
+
+graph, in_channels, out_channels = communities(600, 4, num_features=12), 12, 4
+
+
+class SAGE(Net):
+    def __init__(self, in_channels, out_channels, learning_rate):
+        super().__init__(in_channels, out_channels)
+        self.learning_rate = learning_rate
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), self.learning_rate)
+
+
+"""
+
+
+@pytest.mark.slow
+def test_a_search_runs_its_trials_once(tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="optuna is not installed")
+    (block,) = (block.code for block in blocks("python", "tools") if "import optuna" in block.code)
+    code = SEARCH + block.replace("n_trials=20", "n_trials=2").replace("max_epochs=8", "max_epochs=2, logger=False")
+    (tmp_path / "search.py").write_text(f"{code}    print('values', [trial.value for trial in study.trials])\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
+    done = subprocess.run(
+        [sys.executable, "search.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (values,) = re.findall(r"values \[(.*)\]", done.stdout)  # from one process
+    assert all(0 < float(value) < 1 for value in values.split(",")) and values.count(",") == 1
+
+
+def with_averages(rank: int, world_size: int, name: str) -> list[list[Tensor]]:
+    """The weights with, and without, the mean over the last two of four epochs."""
+    weights = []
+    for callbacks in ([StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=2)], []):
+        net, data = model(), PartitionedDataModule(small_graph(), batch_size=16)
+        fit = trainer(world_size, STRATEGIES[name](), max_epochs=4, callbacks=callbacks, limit_val_batches=0)
+        fit.fit(net, data)
+        weights.append([each.detach().clone() for each in net.parameters()])
+    return weights
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_averages_over_time_are_equal_on_all_ranks(name: str) -> None:
+    (mean, last), (other_mean, _) = run_ranks(with_averages, 2, name)
+    assert all(map(torch.equal, mean, other_mean))
+    assert not any(map(torch.equal, mean, last))
+
+
+def profiled(rank: int, world_size: int, folder: Path, name: str) -> None:
+    warnings.simplefilter("ignore")  # torch's profiler warns of its own future
+    makers: tuple[Any, ...] = (SimpleProfiler, AdvancedProfiler, PyTorchProfiler)
+    for number, make in enumerate(makers):
+        options: dict[str, Any] = {"profiler": make(folder, str(number)), "max_epochs": 1, "limit_val_batches": 0}
+        data = PartitionedDataModule(small_graph(), batch_size=16)
+        trainer(world_size, STRATEGIES[name](), **options).fit(model(), data)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_profilers_count_each_rank_by_itself(name: str, tmp_path: Path) -> None:
+    run_ranks(profiled, 2, tmp_path, name)
+    written = [path.name for path in tmp_path.glob("*.txt")]
+    assert sorted(written) == [f"fit-{number}-{rank}.txt" for number in range(3) for rank in range(2)]
+    assert "MeetingCallback" in (tmp_path / "fit-0-0.txt").read_text() or name == "grappa"
