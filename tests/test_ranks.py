@@ -149,6 +149,7 @@ def test_an_exception_in_a_thread_is_a_failure() -> None:
         run_ranks(fail_in_a_thread, 1)
 
 
+@pytest.mark.slow
 def test_a_hanging_rank_is_named_with_its_stack_and_killed() -> None:
     with start_ranks(hang_on_one, 2, timeout=4) as running:  # in which rank 0 returns, even on a busy machine
         pids, started = running.pids, time.monotonic()

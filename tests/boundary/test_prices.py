@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, History, Isolated
 from lightning_gnn_dist.boundary.prices import prices, short_name
+from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartReader
 from lightning_gnn_dist.data.residency import Fixed, Holding
@@ -76,11 +75,11 @@ def test_exchanges_and_meetings_cost_their_rows(num_layers: int) -> None:
     assert history.bytes_sent == max(sent) * 20
 
 
-def test_inspect_prints_the_prices(tmp_path: Path) -> None:
+def test_inspect_prints_the_prices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cut_graph()[0].save(tmp_path / "graph")
-    command = [sys.executable, "-m", "lightning_gnn_dist", "inspect", str(tmp_path / "graph"), "--parts", "3"]
     more = ["--partitioner", "random", "--layers", "2", "--width", "8", "--bandwidth", "0.5"]
-    said = subprocess.run([*command, *more], capture_output=True, text=True, check=True).stdout
+    main(["inspect", str(tmp_path / "graph"), "--parts", "3", *more])
+    said = capsys.readouterr().out
     lines = said[said.index("The edges between parts, for 2 layers of width 8 and 0.5 Gbit/s") :].splitlines()[2:13]
     assert lines.pop().startswith('boundary="auto" is Halo(2): 3 ranks on this host have room for parts of')
     assert [line.split()[0] for line in lines] == [

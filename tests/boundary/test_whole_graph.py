@@ -80,7 +80,7 @@ def odd(data: Data, world_size: int) -> Partition:
 @pytest.mark.parametrize("world_size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 5))])
 def test_an_exchange_loses_nothing(world_size: int) -> None:
     data = weighted_data()
-    cases = [(name, 3) for name in MODELS + READY] + [("SAGE", 1), ("GAT", 2)]
+    cases = [(name, 3) for name in MODELS + (READY if world_size > 2 else [])] + [("SAGE", 1), ("GAT", 2)]
     check(cases, run_ranks(fit, world_size, data, cases, {"data": exchanges}), data)
 
 
