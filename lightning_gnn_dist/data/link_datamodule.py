@@ -98,6 +98,7 @@ class LinkDataModule(PartDataModule):
             _check_sampler(chosen)
         self.split = _as_split(split)
         cutter = default_partitioner() if partitioner is None else partitioner
+        self.split.graph.check_untyped()
         plan = PartPlan(self.split.graph, cutter, holding, Isolated(), None, int(seed), cache_dir)
         super().__init__(plan, settings)
         if negatives_from == "graph":

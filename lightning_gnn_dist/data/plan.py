@@ -52,7 +52,6 @@ class PartPlan:
     _partitions: dict[int, Partition] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.graph.check_untyped()
         if not isinstance(self.partitioner, Partition) and (
             isinstance(self.partitioner, type) or not takes(self.partitioner, "graph", 2, 0)
         ):

@@ -91,7 +91,7 @@ class NeighborSampler:
 
     def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey) -> Sample:
         if graph.types is not None:
-            return sample_per_type(graph, seeds, self._of_types(graph.types), batch_key, replace=self.replace)
+            return sample_per_type(graph, seeds, self.of_types(graph.types), batch_key, replace=self.replace)
         fanouts = np.array(self.per_hop, np.int64)
         rule = Rule(NONE if self.weight is None else edge_weights(graph, self.weight), self.replace)
         return sample_hops(
@@ -101,8 +101,8 @@ class NeighborSampler:
             lambda indptr, indices, ids, keys, *batch: sample(indptr, indices, ids, fanouts, keys, rule, *batch),
         )
 
-    def _of_types(self, types: GraphTypes) -> Array:
-        """The numbers of each hop and edge type, int64."""
+    def of_types(self, types: GraphTypes) -> Array:
+        """The numbers of each hop and edge type, int64, shape (hops, types); those of other types are refused."""
         if self.weight is not None:
             raise ValueError(f"weight ({self.weight!r}) draws from graphs without types: leave it out for this one.")
         given = self.num_neighbors

@@ -21,8 +21,8 @@ EdgeType = tuple[str, str, str]
 MAX_EDGE_TYPES = 2**15  # torch can do little with numbers of 16 bits without a sign
 MAX_NAME = 200  # bytes: a type is the name of a folder
 UNTYPED_ONLY = (
-    "This needs a graph without types: the arrays of a typed one are in graph.types, and to train on it, take "
-    "Graph.from_pyg(data.to_homogeneous()), whose node_type and edge_type are arrays like any other."
+    "This needs a graph without types: the arrays of a typed one are in graph.types, and "
+    "Graph.from_pyg(data.to_homogeneous()) has none, but node_type and edge_type as arrays like any other."
 )
 _NAME = re.compile(r"\w[^/\\\0\n]*")
 
@@ -317,7 +317,7 @@ def within(kind: str | EdgeType) -> Iterator[None]:
 
 
 def _number(kind: Any, kinds: tuple[Any, ...], of: str) -> int:
-    if kind not in kinds:
+    if not isinstance(kind, str | tuple) or kind not in kinds:
         raise ValueError(f"{of}_type must be one of {shown(list(kinds))}, got {shown(kind)}.")
     return kinds.index(kind)
 
