@@ -27,6 +27,7 @@ from lightning_gnn_dist import (
     RandomPartitioner,
     RoundProgress,
     ShardedDataModule,
+    citations,
     communities,
     save_shards,
     split_edges,
@@ -130,7 +131,7 @@ NO_CONSTRUCTORS = {
 # Methods that Lightning or the package calls, never a user.
 NOT_FOR_USERS = {
     *("weigh", "meet", "restore_extra_state", "shared_gradient"),
-    *("importance", "scales", "check_fits", "around", "extra", "refresh_rows"),
+    *("importance", "scales", "check_fits", "around", "extra", "refresh_rows", "of_types"),
 }
 
 
@@ -230,7 +231,7 @@ def cases(world: World) -> Iterator[Case]:
             hints = get_type_hints(thing if is_dataclass(thing) else thing.__init__)
             yield Case(name, thing, valid.get(name, dict), hints)
         for method in methods_of(thing) if name not in NO_CONSTRUCTORS else ():
-            bound = getattr(instances[name](), method)
+            bound = getattr(instances.get(f"{name}.{method}", instances[name])(), method)
             call = valid.get(f"{name}.{method}", valid.get(method))
             assert call is not None, f"{name}.{method} is public: give it a valid call in valid_calls()."
             hints = get_type_hints(bound, localns={"Data": Data, "HeteroData": HeteroData})  # of PyG, loaded late
@@ -269,6 +270,7 @@ def instances_of(world: World) -> dict[str, Callable[[], Any]]:
     }
     return made | {
         "Graph": lambda: world.graph,
+        "Graph.with_seeds": lambda: citations(100, 1),
         "PartitionedDataModule": lambda: world.module,
         "Partition": lambda: world.partition,
         "LinkSplit": lambda: world.split,
@@ -326,6 +328,7 @@ def _of_graphs(world: World) -> Calls:
         "Graph.open": lambda: {"path": world.folder / "graph"},
         "Graph.save": lambda: {"path": world.new()},
         "Graph.split": lambda: {"name": "train"},
+        "Graph.with_seeds": lambda: {"node_type": "paper"},
         "LinkSplit.open": lambda: {"path": world.folder / "split"},
         "LinkSplit.save": lambda: {"path": world.new()},
         "Partition.nodes": lambda: {"part": 0},

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.data.storage import GlobalStorage
+from torch_geometric.data.storage import BaseStorage, GlobalStorage
 from torch_geometric.data.view import ItemsView, ValuesView
 
 from lightning_gnn_dist.batches.pool import Pool, gather_rows
@@ -31,8 +31,8 @@ _ABSENT = {
 }
 
 
-class BatchStore(GlobalStorage):  # type: ignore[misc]
-    """A PyG store whose ``edge_index`` is a promise: it is built from the blocks when it is first read.
+class Promising(BaseStorage):  # type: ignore[misc]
+    """Adds to a PyG store that its ``edge_index`` is a promise: it is built from the blocks when it is first read.
 
     The promise is the entry ``edge_index: None``, which PyG's own stores never hold.
     """
@@ -51,7 +51,7 @@ class BatchStore(GlobalStorage):  # type: ignore[misc]
 
     @property
     def num_edges(self) -> int:
-        return self._blocks[0].num_edges if self.is_pending else super().num_edges
+        return int(self._blocks[0].num_edges if self.is_pending else super().num_edges)
 
     def __getitem__(self, key: str) -> Any:
         if key == "edge_index" and self.is_pending:
@@ -100,7 +100,7 @@ class BatchStore(GlobalStorage):  # type: ignore[misc]
         blocks = *outermost, *(outermost[0].head(*size) for size in sizes)
         super().__setstate__({**mapping, "_blocks": blocks})
 
-    def apply(self, func: Callable[[Tensor], Tensor], *args: str) -> BatchStore:
+    def apply(self, func: Callable[[Tensor], Tensor], *args: str) -> Self:
         """Like PyG's, but keep the promise, and apply ``func`` once to the CSR that all blocks share."""
         blocks = self._blocks
         super().apply(func, *self._kept(args))
@@ -114,11 +114,15 @@ class BatchStore(GlobalStorage):  # type: ignore[misc]
         """The names, by default those of all entries, without an ``edge_index`` that is not built yet."""
         return [name for name in names or self._mapping if name != "edge_index" or not self.is_pending]
 
-    def apply_(self, func: Callable[[Tensor], Any], *args: str) -> BatchStore:
+    def apply_(self, func: Callable[[Tensor], Any], *args: str) -> Self:
         super().apply_(func, *self._kept(args))
         for block in self._blocks[: 0 if args else 1]:
             block.apply(func)
         return self
+
+
+class BatchStore(Promising, GlobalStorage):  # type: ignore[misc]
+    """The store of a batch without types."""
 
 
 class SampledData(Data):  # type: ignore[misc]
@@ -213,11 +217,11 @@ def assemble(
         all_labels: Give ``y`` a row for each node. Otherwise it has one for each seed, and no more.
     """
     data, num_labels = SampledData(), None if all_labels else sample.num_sampled_nodes[0]
-    _gather(data, graph.node_arrays, sample.nodes, pool_of, widen=widen, num_labels=num_labels)
+    gather_arrays(data, graph.node_arrays, sample.nodes, pool_of, widen=widen, num_labels=num_labels)
     if "n_id" not in graph.node_arrays:
         data.n_id = sample.nodes
     if sample.edge_ids is not None:
-        _gather(data, graph.edge_arrays, sample.edge_ids, pool_of, widen=widen)
+        gather_arrays(data, graph.edge_arrays, sample.edge_ids, pool_of, widen=widen)
     if sample.edge_weight is not None:
         data.edge_weight = sample.edge_weight
     if sample.node_norm is not None:
@@ -280,18 +284,19 @@ def with_x(batch: SampledData, sample: Sample, x: Tensor) -> SampledData:
 def rows_by_name(arrays: dict[str, Tensor], rows: Tensor, *, widen: bool) -> dict[str, Tensor]:
     """Rows of arrays as a batch has them: without the scales of arrays that they are multiplied with."""
     data = SampledData()
-    _gather(data, arrays, rows, lambda _: None, widen=widen)
+    gather_arrays(data, arrays, rows, lambda _: None, widen=widen)
     return dict(data._store._mapping)
 
 
-def in_type(batch: SampledData, dtype: torch.dtype | None) -> SampledData:
+def in_type(batch: Any, dtype: torch.dtype | None) -> SampledData:
     """The batch with all its floating point numbers in another type; None leaves them as they are."""
     if dtype is not None:
         batch.apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
-        if batch._store._blocks:
-            blocks: tuple[Block, ...] = batch._store._blocks
-            batch._store._blocks = rebase(blocks, replace(blocks[0], dtype=dtype))
-    return batch
+        for store in batch.stores:  # several, if the batch has types
+            if blocks := getattr(store, "_blocks", ()):
+                store._blocks = rebase(blocks, replace(blocks[0], dtype=dtype))
+    made: SampledData = batch
+    return made
 
 
 def names_in_batches(graph: Graph, *, widen: bool) -> list[str]:
@@ -300,21 +305,23 @@ def names_in_batches(graph: Graph, *, widen: bool) -> list[str]:
     return [*names, *({"n_id"} - names.keys()), *graph.edge_arrays]
 
 
-def writes_of(batch: SampledData) -> list[int]:
+def writes_of(batch: Any) -> list[int]:
     """How often each of the batch's tensors was written to. Does not build a promised ``edge_index``."""
-    tensors = [value for value in batch._store._mapping.values() if isinstance(value, Tensor)]
+    values = [value for store in batch.stores for value in store._mapping.values()]
+    tensors = [value for value in values if isinstance(value, Tensor)]
     return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
-def _gather(
-    data: SampledData,
-    arrays: dict[str, Tensor],
+def gather_arrays(
+    data: SampledData | BaseStorage,
+    arrays: Mapping[str, Tensor],
     rows: Tensor,
     pool_of: PoolOf,
     *,
     widen: bool,
     num_labels: int | None = None,
 ) -> None:
+    """Give a batch, or the store of one of its types, some rows of arrays: the ``num_labels`` first ones of ``y``."""
     scales = {name: scale_of(name, arrays) if widen else None for name in arrays}
     used = {name + SUFFIX for name, scale in scales.items() if scale is not None}
     for name in filter(lambda name: name not in used, arrays):
@@ -323,15 +330,28 @@ def _gather(
 
 
 def _blocks(sample: Sample, data: SampledData) -> tuple[Block, ...]:
-    x = data.get("x")
-    dtype = x.dtype if isinstance(x, Tensor) and x.is_floating_point() else torch.float32
     nodes = list(accumulate(sample.num_sampled_nodes))
-    edges = list(accumulate(sample.num_sampled_edges))
-    outermost = Block(nodes[-2], nodes[-1], sample.indptr, sample.indices, None, dtype)
-    weight = _weight(data.get("edge_weight"), outermost)
-    outermost = replace(outermost, weight=weight, is_corrected=sample.edge_weight is not None)
+    csr = sample.indptr, sample.indices
+    is_corrected = sample.edge_weight is not None
+    return blocks_of(nodes, nodes, sample.num_sampled_edges, csr, data.get("x"), data.get("edge_weight"), is_corrected)
+
+
+def blocks_of(
+    receivers: list[int],
+    senders: list[int],
+    num_sampled_edges: list[int],
+    csr: tuple[Tensor, Tensor],
+    x: Any,
+    edge_weight: Any,
+    is_corrected: bool,
+) -> tuple[Block, ...]:
+    """The blocks of all layers over one CSR. Of receivers and senders there are so many up to each hop."""
+    dtype = x.dtype if isinstance(x, Tensor) and x.is_floating_point() else torch.float32
+    edges = list(accumulate(num_sampled_edges))
+    outermost = Block(receivers[-2], senders[-1], *csr, None, dtype)
+    outermost = replace(outermost, weight=_weight(edge_weight, outermost), is_corrected=is_corrected)
     inner = range(len(edges) - 2, -1, -1)
-    return outermost, *(outermost.head(nodes[hop], nodes[hop + 1], edges[hop]) for hop in inner)
+    return outermost, *(outermost.head(receivers[hop], senders[hop + 1], edges[hop]) for hop in inner)
 
 
 def _weight(edge_weight: Any, block: Block) -> Tensor | None:

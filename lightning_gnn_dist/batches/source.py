@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batch import SampledData, assemble, writes_of
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.file_rows import FileRows
+from lightning_gnn_dist.batches.hetero import SampledHeteroData, assemble_typed
 from lightning_gnn_dist.batches.part_batch import PartBatch, Run
 from lightning_gnn_dist.batches.placement import Placement
 from lightning_gnn_dist.batches.pool import BufferPool, Pool
@@ -132,7 +133,8 @@ class GraphSource:
         return batches if run is None else (PartBatch.of(batch, run) for batch in batches)
 
     def spare_memory(self) -> None:
-        self._files = FileRows(self._graph)
+        if self._graph.types is None:  # of a typed one the system frees pages as it needs them
+            self._files = FileRows(self._graph)
 
     def close(self) -> None:
         self._pools.clear()
@@ -153,7 +155,9 @@ class GraphSource:
         batches = self._assembled(samples)
         if inputs is not None:
             for batch, sample, ids, given in zip(batches, samples, seeds, inputs, strict=True):
-                batch.input_id = (_sorted_as(sample, ids, given) if sample.is_constant else given).to(batch.n_id.device)
+                numbers = (_sorted_as(sample, ids, given) if sample.is_constant else given).to(batch.n_id.device)
+                store = batch[batch.seed_type] if isinstance(batch, SampledHeteroData) else batch
+                store.input_id = numbers
         return batches
 
     def _assembled(self, samples: list[Sample]) -> list[SampledData]:
@@ -163,11 +167,13 @@ class GraphSource:
         return [self._files.assemble(sample, widen=self._widen, all_labels=self._all_labels) for sample in samples]
 
     def _assemble(self, sample: Sample) -> SampledData:
+        make: Any = assemble if self._graph.types is None else assemble_typed
         if not sample.is_constant:
-            return assemble(self._graph, sample, self._pool_of, widen=self._widen, all_labels=self._all_labels)
+            made: SampledData = make(self._graph, sample, self._pool_of, widen=self._widen, all_labels=self._all_labels)
+            return made
         kept = self._constant
         if kept is None or kept[0] is not sample:
-            whole = assemble(self._graph, sample, widen=self._widen, all_labels=self._all_labels)
+            whole = make(self._graph, sample, widen=self._widen, all_labels=self._all_labels)
             whole = whole if self._stream is None else whole.to(self._stream.device)
             self._constant = kept = sample, whole, writes_of(whole)
         elif kept[2] != writes_of(kept[1]):

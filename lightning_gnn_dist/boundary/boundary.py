@@ -22,7 +22,8 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row
+from lightning_gnn_dist.graph.rows import Lookup
+from lightning_gnn_dist.graph.sizes import bytes_per_node
 from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.shipments import Thrift
 
@@ -98,7 +99,7 @@ class Halo(Boundary):
         make_plain(self)
 
     def check_fits(self, graph: Graph) -> None:
-        per_node = bytes_per_row(graph.node_arrays)
+        per_node = bytes_per_node(graph)
         if self.bytes is not None and self.bytes < per_node:
             raise ValueError(
                 f"{self} has no room for a single node, whose arrays take {per_node} "
@@ -106,7 +107,7 @@ class Halo(Boundary):
             )
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
-        room = None if self.bytes is None else self.bytes // bytes_per_row(graph.node_arrays)
+        room = None if self.bytes is None else self.bytes // bytes_per_node(graph)
         held = [residents]
         while len(held) <= self.hops and held[-1].numel():
             row, senders = edges_into(held[-1])

@@ -21,6 +21,7 @@ from lightning_gnn_dist.data.history_datamodule import HistoryDataModule
 from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.data.typed.checks import check_typed, with_one_type_of_seeds
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.advice import against_averaging
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -37,11 +38,12 @@ class PartitionedDataModule(HistoryDataModule):
     A batch is a PyG ``Data``: the first ``batch.batch_size`` nodes are the seeds, ``batch.y`` holds their labels and
     no others (``Loading(all_labels=True)`` gives all), ``batch.n_id`` holds the nodes' ids
     in the whole graph, ``batch.blocks`` one bipartite adjacency per layer (outermost first), ``batch.edge_index`` the
-    edges of all layers.
+    edges of all layers. Batches of a typed graph are ``HeteroData``, whose seeds are of the type that has the
+    ``train_mask``; of several, choose one by :meth:`Graph.with_seeds`.
 
     Args:
-        graph: A :class:`Graph`, a PyG ``Data``, or the path of a saved graph. With a path a rank holds no more
-            than its part in RAM, and what its boundary adds; the rest stays on disk.
+        graph: A :class:`Graph`, a PyG ``Data`` or ``HeteroData``, or the path of a saved graph. With a path a rank
+            holds no more than its part in RAM, and what its boundary adds; the rest stays on disk.
         partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``,
             and ``SuperNodePartitioner()`` for strategies of rounds, which average models of different parts (unless
             ``holding`` deals chunks anew). Where METIS is not installed, ``StreamingPartitioner()`` takes its place.
@@ -64,7 +66,7 @@ class PartitionedDataModule(HistoryDataModule):
 
     def __init__(
         self,
-        graph: Graph | Data | str | Path,
+        graph: Graph | Data | HeteroData | str | Path,
         *,
         partitioner: Partitioner | Partition | None = None,
         sampler: Sampler | None = None,
@@ -81,7 +83,9 @@ class PartitionedDataModule(HistoryDataModule):
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         if isinstance(boundary, Exchange):
             check_whole_part(sampler)
-        plan = PartPlan(_as_graph(graph), partitioner, holding, asked_for(boundary), coverage, int(seed), cache_dir)
+        whole, asked = with_one_type_of_seeds(_as_graph(graph)), asked_for(boundary)
+        check_typed(whole, settings, asked)
+        plan = PartPlan(whole, partitioner, holding, asked, coverage, int(seed), cache_dir)
         super().__init__(plan, settings)
 
     # What Lightning calls.
@@ -112,6 +116,11 @@ class PartitionedDataModule(HistoryDataModule):
         self._values.of_labels(self.graph, nodes, f"{name}_mask")
         return self._nodes_loader(nodes, f"{name}_mask marks")
 
+    def _nodes_to_predict(self) -> Tensor:
+        types = self.graph.types
+        nodes = super()._nodes_to_predict()
+        return nodes if types is None else nodes + types.nodes_of(types.seed_type()).start
+
     def _most_seeds(self, world_size: int) -> int:
         return self._cut.most_seeds(world_size)
 
@@ -131,7 +140,7 @@ class PartitionedDataModule(HistoryDataModule):
         return seeds, self._source(self._shown(part), self.sampler, run=run)
 
 
-def _as_graph(graph: Graph | Data | str | Path) -> Graph:
+def _as_graph(graph: Graph | Data | HeteroData | str | Path) -> Graph:
     if isinstance(graph, Graph):
         return graph
     if isinstance(graph, str | Path):

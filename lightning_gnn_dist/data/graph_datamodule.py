@@ -138,6 +138,10 @@ class GraphDataModule(LightningDataModule, ABC):
         """Return the passes in a super-epoch, or None if a rank's part never changes."""
         return None
 
+    def _nodes_to_predict(self) -> Tensor:
+        """Return the nodes of which a prediction is made."""
+        return torch.arange(self.num_nodes)
+
     def _eval_place(self) -> int:
         """Return the place of this rank's share among the equal shares of the evaluation."""
         return self._rank()
@@ -173,7 +177,7 @@ class GraphDataModule(LightningDataModule, ABC):
 
     def predict_dataloader(self) -> BatchLoader:
         """Return a loader of this rank's share of all nodes in order; with shards, nearly all are of its own."""
-        loader = self._nodes_loader(torch.arange(self.num_nodes), "the graph has")
+        loader = self._nodes_loader(self._nodes_to_predict(), "the graph has")
         loader.spare_memory()
         return loader
 

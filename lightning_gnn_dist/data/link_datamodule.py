@@ -97,6 +97,7 @@ class LinkDataModule(PartDataModule):
         for chosen in (sampler, global_batching.sampler):
             _check_sampler(chosen)
         self.split = _as_split(split)
+        self.split.graph.check_untyped()
         plan = PartPlan(self.split.graph, partitioner, holding, Isolated(), None, int(seed), cache_dir)
         super().__init__(plan, settings)
         if negatives_from == "graph":

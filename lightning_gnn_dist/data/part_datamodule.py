@@ -84,14 +84,15 @@ class PartDataModule(ExchangingDataModule):
 
     @property
     def num_nodes(self) -> int:
-        """The number of nodes of the whole graph."""
-        return self.graph.num_nodes
+        """The number of nodes of the whole graph; of a typed one, those of the type that is learned from."""
+        types = self.graph.types
+        return self.graph.num_nodes if types is None else len(types.nodes_of(types.seed_type()))
 
     def _title(self) -> str:
         return f"{self.graph}, {self.partitioner}"
 
     def _features(self) -> Tensor | None:
-        return self.graph.node_arrays.get("x")
+        return None if self.graph.types is not None else self.graph.node_arrays.get("x")
 
     # What Lightning calls.
 
@@ -232,6 +233,8 @@ class PartDataModule(ExchangingDataModule):
 
     def _shown(self, part: Graph) -> Graph:
         """Return a part as batches show it: its own mask marks the rank's seeds, theirs all training nodes."""
+        if self.graph.types is not None:
+            return part  # the masks of its types are those of the whole graph
         mask = self.graph.node_arrays.get("train_mask")
         if part is self.graph or mask is None:
             return part
@@ -271,7 +274,7 @@ class PartDataModule(ExchangingDataModule):
         return self._counter().batch_size(evaluated, self.batch_size, self._eval_bytes)
 
     def _ready_rows(self, evaluated: Evaluated, batch_size: int) -> ReadyRows | None:
-        model = self._model_layers()
+        model = None if self.graph.types is not None else self._model_layers()
         if model is None or not (model.are_better or self._counter().is_cheaper_by_layer(evaluated, batch_size)):
             return None
         seeds, num_ranks = evaluated.nodes, evaluated.num_ranks
@@ -304,7 +307,8 @@ class PartDataModule(ExchangingDataModule):
         device, is_fit = device_of(self.trainer), self._trainer_fn() == TrainerFn.FITTING
         # The part takes device memory first, though it may be loaded later; it is no larger than the whole graph.
         waits = graph is self.graph and is_fit and self._is_cut() and draws_anywhere(self.sampler)
-        placement = Placement(device, self.loading.sample_on, expected_bytes=graph.num_bytes if waits else 0)
+        sample_on = self.loading.sample_on if graph.types is None else "cpu"
+        placement = Placement(device, sample_on, expected_bytes=graph.num_bytes if waits else 0)
         return GraphSource(
             graph,
             sampler,

@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.residency import Holding
+from lightning_gnn_dist.data.typed.part import read_typed
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph
 from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row, count_edges, degrees_of, edge_positions, take_rows
@@ -39,7 +40,8 @@ class Part:
     """What a rank trains on in a super-epoch.
 
     Attributes:
-        graph: Its nodes and the edges among them: the rank's own nodes first, then others that send messages.
+        graph: Its nodes and the edges among them: the rank's own nodes first, then others that send messages. Of a
+            typed graph, the nodes are in the order of their ids.
         rows: The whole rows that were read, for the next switch. None if the part never changes.
         bytes_read: Bytes that were read from the whole graph.
         seconds: How long reading and building the part took.
@@ -83,6 +85,11 @@ class PartReader:
         # A memory map for this call alone, so that the pages it reads are freed after the copy.
         graph = Graph.open(self.graph.path) if self.graph.path else self.graph
         residents, num_own = self.residents(super_epoch)
+        if graph.types is not None:
+            train = self.graph.split("train")
+            ways = train, self.boundary, self.coverage, self.seed
+            typed = read_typed(graph, residents, residents[:num_own], *ways)
+            return Part(typed, None, typed.num_bytes, time.perf_counter() - started, residents.numel())
         reading = _GraphRows(graph, previous)
         hops = self.boundary.around(graph, residents, reading.edges_into, self.seed)
         if not hops and self.holding.residency.sweep(self.world_size) == 1:

@@ -53,7 +53,6 @@ class PartPlan:
     _partitions: dict[int, Partition] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.graph.check_untyped()
         if not isinstance(self.partitioner, Partition | None):
             check_callable(
                 "partitioner", self.partitioner, "an object such as MetisPartitioner(), or a Partition", "graph", 2, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lightning_gnn_dist.batches.loading import Loading
@@ -113,7 +114,12 @@ class BatchSettings:
 
     def of_evaluation(self) -> Sampler:
         """Return the sampler of the whole graph for evaluation."""
-        return self.evaluation.sampler or NeighborSampler([-1] * self.of_parts().num_hops)
+        ours = self.of_parts()
+        if self.evaluation.sampler is not None:
+            return self.evaluation.sampler
+        if isinstance(ours, NeighborSampler) and isinstance(ours.num_neighbors, Mapping):  # types may be left out
+            return NeighborSampler({kind: [-1 if n else 0 for n in of] for kind, of in ours.num_neighbors.items()})
+        return NeighborSampler([-1] * ours.num_hops)
 
 
 def _check_sampler(sampler: object) -> None:

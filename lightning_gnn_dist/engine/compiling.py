@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def digest_of(folder: Path) -> str:
     """A hash of all sources in a folder, 16 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=8)
-    for file in sorted(folder.glob("*.py")):
+    for file in sorted(folder.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -43,7 +43,7 @@ def sample_hops(
         kernel: Samples one batch into the ``Work`` that it is given.
         tables: How often the kernel opens its table.
         weighs: Whether the kernel gives edges a weight.
-        with_ids: Whether the sample has ``edge_ids``. Default: if the graph has edge arrays.
+        with_ids: Whether the sample has ``edge_ids``. Default: if the graph has edge arrays or types.
     """
     scratch = scratch_of_thread(graph.indices.numpy().dtype)
     reserve(scratch, seeds.numel())
@@ -59,8 +59,13 @@ def sample_hops(
         refuse_repeated(seeds)
     if needed == DAMAGED:
         raise graph_is_damaged(graph)
-    with_ids = bool(graph.edge_arrays) if with_ids is None else with_ids
+    with_ids = has_ids(graph) if with_ids is None else with_ids
     return _copied(scratch.work, num_nodes.tolist(), num_edges[:-1].tolist(), with_ids=with_ids, weighs=weighs)
+
+
+def has_ids(graph: Graph) -> bool:
+    """Whether batches of the graph need to know where their edges stand in it."""
+    return graph.types is not None or bool(graph.edge_arrays)
 
 
 def graph_is_damaged(graph: Graph) -> Exception:

@@ -186,7 +186,7 @@ def expand(
         if block < blocks:
             _draw_rows(indices, begin, low, min(low + BLOCK, end), fanout, key, rule, heights, work)
         if 1 <= block <= blocks:
-            is_right = _read(indices, nodes, work.starts[low - BLOCK], work.starts[min(low, end)], work, table)
+            is_right = read_senders(indices, nodes, work.starts[low - BLOCK], work.starts[min(low, end)], work, table)
             if not is_right:
                 return np.int64(DAMAGED)
         if block >= 2:
@@ -353,7 +353,7 @@ def _draw_high(
 
 
 @part
-def _read(indices: Array, num_nodes: int, low: int, high: int, work: Work, table: Table) -> Any:
+def read_senders(indices: Array, num_nodes: int, low: int, high: int, work: Work, table: Table) -> Any:
     """Fetch the senders of the edges ``low`` to ``high``; return whether all are nodes of the graph."""
     is_damaged: Any = False
     for edge in range(low, high):

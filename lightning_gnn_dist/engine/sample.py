@@ -31,11 +31,12 @@ class Sample(NamedTuple):
         indices: The rows' entries, as positions in ``nodes``, shape ``(nnz,)``.
         num_sampled_nodes: New nodes per hop; hop 0 is the seeds.
         num_sampled_edges: Edges per hop.
-        edge_ids: Each edge's position in the graph's ``indices``, or None if the graph has no edge arrays.
+        edge_ids: Each edge's position in the graph's ``indices``, or None where nobody needs it.
         edge_weight: The batch's ``edge_weight``, float32, or None to keep the graph's.
         node_norm: The batch's ``node_norm``, a weight for the loss of each node, or None.
         is_constant: Whether the same sample will come again, so that what is built from it is worth keeping.
         extra: Further tensors for the batch, by name.
+        edge_kinds: The type of each edge, if the sampler knows it; otherwise ``edge_ids`` tell.
     """
 
     nodes: Tensor
@@ -48,6 +49,7 @@ class Sample(NamedTuple):
     node_norm: Tensor | None = None
     is_constant: bool = False
     extra: Mapping[str, Tensor] = MappingProxyType({})
+    edge_kinds: Tensor | None = None
 
 
 def refuse_repeated(seeds: Tensor) -> None:

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from lightning_gnn_dist.batches.loader import batches_of_ranks, slice_of
 from lightning_gnn_dist.evaluation.reach import Neighbourhoods
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import bytes_per_row
+from lightning_gnn_dist.graph.sizes import bytes_per_edge, numbers_per_node
 from lightning_gnn_dist.layerwise.layers import BYTES_OF_AN_EDGE, COPIES
 
 _LOOKS = 5  # batches whose neighbourhoods are counted, spread over all
@@ -114,8 +114,8 @@ def bytes_of_batch(rows: Graph, bytes_out: int, nodes: int, edges: int) -> int:
         nodes: How many nodes the batch has.
         edges: How many edges it has.
     """
-    bytes_in = sum(4 * array[:1].numel() for array in rows.node_arrays.values())  # as float32
-    of_edge = BYTES_OF_AN_EDGE + bytes_per_row(rows.edge_arrays) + max(bytes_in, bytes_out)
+    bytes_in = 4 * numbers_per_node(rows)  # as float32
+    of_edge = BYTES_OF_AN_EDGE + bytes_per_edge(rows) + max(bytes_in, bytes_out)
     return nodes * (COPIES * bytes_in + 2 * bytes_out) + edges * of_edge
 
 

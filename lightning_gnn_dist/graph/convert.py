@@ -184,6 +184,11 @@ def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
             raise ValueError(f"{name} has shape {tuple(array.shape)}, rows without a number: leave it out.")
 
 
+def masks_of(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The masks among some arrays, by name."""
+    return {name: array for name, array in sorted(arrays.items()) if name.endswith("_mask")}
+
+
 def split_of(name: str, arrays: Mapping[str, Tensor], num_nodes: int) -> Tensor:
     """The ids of the nodes that ``<name>_mask`` marks, in increasing order."""
     mask = arrays.get(f"{name}_mask")

@@ -29,8 +29,7 @@ from lightning_gnn_dist.graph.rows import (
     Lookup,
     check_csr,
     check_form,
-    count_edges,
-    count_per_row,
+    induced_rows,
     row_pieces,
     take_rows,
 )
@@ -49,8 +48,8 @@ EDGES_AT_ONCE = 1 << 22  # bounds what a pass over a memory-mapped graph holds i
 class Graph:
     """One CSR whose row ``v`` lists the nodes that send messages to ``v``, and arrays beside it.
 
-    The arrays are tensors in RAM or over a memory map. Do not change them: what is computed from a graph is
-    remembered. Most users call :meth:`from_pyg` or :meth:`open`.
+    The arrays are tensors in RAM or over a memory map. Do not change them: results are remembered. Most users call
+    :meth:`from_pyg` or :meth:`open`.
 
     A typed graph, made of a ``HeteroData``, has :class:`GraphTypes` as its ``types``, with the arrays of each type, and
     neither ``node_arrays`` nor ``edge_arrays``: what needs these refuses it. The ``types`` of other graphs are None.
@@ -104,8 +103,9 @@ class Graph:
         self.indices = indices
         self.types = types
         if types is None:
-            self.node_arrays = dict(node_arrays or {})
             self.edge_arrays = dict(edge_arrays or {})
+        if types is None or node_arrays is not None:
+            self.node_arrays = dict(node_arrays or {})
         self.path = None if path is None else check_path("path", path)
         self._fingerprint = fingerprint
         self._check_lengths()
@@ -234,10 +234,7 @@ class Graph:
     def fingerprint(self) -> str:
         """A hash of the edges and of every array whose name ends in ``_mask``."""
         if self._fingerprint is None:
-            if self.types is None:
-                masks = {name: array for name, array in sorted(self.node_arrays.items()) if name.endswith("_mask")}
-            else:
-                masks = self.types.masks
+            masks = convert.masks_of(self.node_arrays) if self.types is None else self.types.masks
             arrays = {"indptr": self.indptr, "indices": self.indices, **masks}
             self._fingerprint = fingerprint_of(
                 (name, tensor.dtype, tensor.shape, tensor.split(EDGES_AT_ONCE)) for name, tensor in arrays.items()
@@ -251,7 +248,7 @@ class Graph:
     def split(self, name: str) -> Tensor:
         """The ids of the nodes that ``<name>_mask`` marks, in increasing order."""
         check_word("name", name, "train")
-        if self.types is not None:
+        if self.types is not None and "node_arrays" not in vars(self):
             return self.types.split(name)
         return convert.split_of(name, self.node_arrays, self.num_nodes)
 
@@ -264,24 +261,18 @@ class Graph:
         nodes = self._checked(nodes)
         if self.types is not None:
             return typed_graph(*induced(self.indptr, self.indices, self.types, nodes))
-        lookup, done, filled = Lookup(nodes), 0, 0
-        indptr = nodes.new_zeros(nodes.numel() + 1)
-        # Room for all edges into these nodes: memory that is never written to takes no RAM.
-        most = count_edges(self.indptr, nodes)
-        indices = torch.empty(most, dtype=convert.index_dtype(nodes.numel()))
-        edges = {name: array.new_empty((most, *array.shape[1:])) for name, array in self.edge_arrays.items()}
-        for rows, at in row_pieces(self.indptr, nodes):
-            local, found = lookup(self.indices[at].to(torch.int64))
-            piece = slice(filled, filled + local.numel())
-            indices[piece] = local
-            for name, array in self.edge_arrays.items():
-                edges[name][piece] = take_rows(array, at[found])
-            indptr[done + 1 : done + 1 + rows.numel()] = count_per_row(self.indptr, rows, found)
-            done, filled = done + rows.numel(), filled + local.numel()
+        dtype = convert.index_dtype(nodes.numel())
+        indptr, indices, edges = induced_rows(self.indptr, self.indices, self.edge_arrays, nodes, dtype)
         arrays = {name: take_rows(array, nodes) for name, array in self.node_arrays.items()}
         arrays.setdefault("n_id", nodes)
-        edges = {name: array[:filled] for name, array in edges.items()}
-        return checked_graph(indptr.cumsum_(0), indices[:filled], arrays, edges)
+        return checked_graph(indptr, indices, arrays, edges)
+
+    def with_seeds(self, node_type: str) -> Graph:
+        """The same typed graph, of which nodes of this type alone are learned from and evaluated."""
+        if self.types is None:
+            raise ValueError(f"with_seeds({shown(node_type)}) is for a graph with types, and this one has none.")
+        rows = self.indptr, self.indices
+        return typed_graph(*rows, self.types.with_seeds(node_type), self.path, self._fingerprint)
 
     def halo(self, nodes: Tensor) -> Tensor:
         """The nodes outside ``nodes`` that send messages to one of them, in increasing order."""
@@ -338,18 +329,20 @@ class Graph:
 
     def __repr__(self) -> str:
         where = f", path={str(self.path)!r}" if self.path else ""
-        if self.types is not None:
-            held = f"node_types={list(self.types.node_types)}, edge_types={len(self.types.edge_types)}"
-        else:
-            held = f"arrays={[*self.node_arrays, *self.edge_arrays]}"
+        types = self.types
+        held = (
+            f"arrays={[*self.node_arrays, *self.edge_arrays]}"
+            if types is None
+            else (f"node_types={list(types.node_types)}, edge_types={len(types.edge_types)}")
+        )
         return f"Graph(num_nodes={self.num_nodes}, num_edges={self.num_edges}, {held}{where})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A memory map travels between processes as its path, never as its bytes.
         others = None if self.num_senders == self.num_nodes else self.num_senders
         if self.path is not None:
-            return open_rows, (self.path, others)
-        arrays = ({}, {}) if self.types is not None else (self.node_arrays, self.edge_arrays)
+            return open_rows, (self.path, others, self.types and self.types.seeds)
+        arrays = self.__dict__.get("node_arrays"), self.__dict__.get("edge_arrays")
         return _built, (self.indptr, self.indices, *arrays, others, self.types)
 
 
@@ -370,22 +363,30 @@ def checked_graph(
 
 
 def typed_graph(
-    indptr: Tensor, indices: Tensor, types: GraphTypes, path: Path | None = None, fingerprint: str | None = None
+    indptr: Tensor,
+    indices: Tensor,
+    types: GraphTypes,
+    path: Path | None = None,
+    fingerprint: str | None = None,
+    node_arrays: Mapping[str, Tensor] | None = None,
 ) -> Graph:
-    """Do as :func:`checked_graph` for a graph with types."""
+    """Do as :func:`checked_graph` for a graph with types. A part has ``node_arrays`` of all nodes, too."""
     graph = Graph.__new__(Graph)
-    graph._set(indptr, indices, None, None, path, fingerprint, None, types)
+    graph._set(indptr, indices, node_arrays, None, path, fingerprint, None, types)
     return graph
 
 
-def open_rows(path: Path, num_senders: int | None) -> Graph:
-    """Open a saved graph whose ``indices`` lie below ``num_senders``, or below its number of rows if that is None."""
+def open_rows(path: Path, num_senders: int | None, seeds: str | None = None) -> Graph:
+    """Open a saved graph whose ``indices`` lie below ``num_senders``, or below its number of rows if that is None.
+
+    ``seeds`` is the node type that a typed graph is learned from, if one was chosen.
+    """
     arrays, fingerprint, types = store.read(path, num_senders)
     if missing := {"indptr", "indices"} - arrays.keys():
         raise ValueError(f"{path} holds no {min(missing)}.npy that its meta.json knows of: save the graph again.")
     ends = arrays["indptr"], arrays["indices"]
     if types is not None:
-        return typed_graph(*ends, types, path.resolve(), fingerprint)
+        return typed_graph(*ends, types if seeds is None else types.with_seeds(seeds), path.resolve(), fingerprint)
     nodes = {name.removeprefix("nodes/"): t for name, t in arrays.items() if name.startswith("nodes/")}
     edges = {name.removeprefix("edges/"): t for name, t in arrays.items() if name.startswith("edges/")}
     convert.check_names(nodes, edges, allowed=("n_id",))

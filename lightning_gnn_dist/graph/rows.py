@@ -128,3 +128,24 @@ def check_csr(indptr: Tensor, indices: Tensor, num_senders: int, at_once: int) -
         low, high = (int(end) for end in piece.aminmax())
         if low < 0 or high >= num_senders:
             raise ValueError(f"indices must lie in [0, {num_senders}), got {low} to {high}.")
+
+
+def induced_rows(
+    indptr: Tensor, indices: Tensor, edge_arrays: Mapping[str, Tensor], nodes: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The rows of ``nodes`` with the senders among them alone, by their places in it, and the arrays of these edges."""
+    lookup, done, filled = Lookup(nodes), 0, 0
+    starts = nodes.new_zeros(nodes.numel() + 1)
+    # Room for all edges into these nodes: memory that is never written to takes no RAM.
+    most = count_edges(indptr, nodes)
+    senders = torch.empty(most, dtype=dtype)
+    edges = {name: array.new_empty((most, *array.shape[1:])) for name, array in edge_arrays.items()}
+    for rows, at in row_pieces(indptr, nodes):
+        local, found = lookup(indices[at].to(torch.int64))
+        piece = slice(filled, filled + local.numel())
+        senders[piece] = local
+        for name, array in edge_arrays.items():
+            edges[name][piece] = take_rows(array, at[found])
+        starts[done + 1 : done + 1 + rows.numel()] = count_per_row(indptr, rows, found)
+        done, filled = done + rows.numel(), filled + local.numel()
+    return starts.cumsum_(0), senders[:filled], {name: array[:filled] for name, array in edges.items()}

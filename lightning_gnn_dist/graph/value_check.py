@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 NODE_ARRAYS, EDGE_ARRAYS = ("x", "x_scale"), ("edge_weight", "edge_attr")  # what models read
 IGNORED = -100  # the label that cross_entropy leaves out
@@ -37,14 +38,10 @@ class ValueCheck:
         """Refuse NaN and infinity in the arrays that models read: one pass over them, in pieces."""
         if not self.is_on or graph is self._seen():
             return
-        for name in NODE_ARRAYS:
-            if (row := _first_bad(graph.node_arrays.get(name))) is not None:
-                raise ValueError(f"{name} of node {_name(graph, row)} is NaN or infinite. {_WAY_OUT}")
-        for name in EDGE_ARRAYS:
-            if (row := _first_bad(graph.edge_arrays.get(name))) is not None:
-                receiver = int(torch.searchsorted(graph.indptr, torch.tensor(row), right=True)) - 1
-                ends = f"{_name(graph, int(graph.indices[row]))} to {_name(graph, receiver)}"
-                raise ValueError(f"{name} of the edge from {ends} is NaN or infinite. {_WAY_OUT}")
+        if graph.types is not None:
+            _check_types(graph.types)
+        else:
+            _check_arrays(graph)
         self._seen = weakref.ref(graph)
 
     def of_labels(self, graph: Graph, nodes: Tensor, mask: str) -> None:
@@ -52,10 +49,12 @@ class ValueCheck:
 
         The error names ``mask``.
         """
-        labels = graph.node_arrays.get("y")
-        if not self.is_on or labels is None or not nodes.numel():
+        if not self.is_on or not nodes.numel():
             return
-        used = labels[nodes.to(labels.device)]
+        labels, rows_of = _labels_of(graph, nodes)
+        if labels is None:
+            return
+        used = labels[rows_of.to(labels.device)]
         if labels.is_floating_point():
             # Of several labels some may be missing.
             rows = used.reshape(len(used), -1)
@@ -73,6 +72,37 @@ class ValueCheck:
             )
 
 
+def _check_arrays(graph: Graph) -> None:
+    for name in NODE_ARRAYS:
+        if (row := _first_bad(graph.node_arrays.get(name))) is not None:
+            raise ValueError(f"{name} of node {_name(graph, row)} is NaN or infinite. {_WAY_OUT}")
+    for name in EDGE_ARRAYS:
+        if (row := _first_bad(graph.edge_arrays.get(name))) is not None:
+            receiver = int(torch.searchsorted(graph.indptr, torch.tensor(row), right=True)) - 1
+            ends = f"{_name(graph, int(graph.indices[row]))} to {_name(graph, receiver)}"
+            raise ValueError(f"{name} of the edge from {ends} is NaN or infinite. {_WAY_OUT}")
+
+
+def _check_types(types: GraphTypes) -> None:
+    for kind, arrays in types.node_arrays.items():
+        for name in NODE_ARRAYS:
+            if (row := _first_bad(arrays.get(name))) is not None:
+                node = row if "n_id" not in arrays else int(arrays["n_id"][row])
+                raise ValueError(f"{name} of node {node} of type {kind!r} is NaN or infinite. {_WAY_OUT}")
+    for edge_type, arrays in types.edge_arrays.items():
+        for name in EDGE_ARRAYS:
+            if _first_bad(arrays.get(name)) is not None:
+                raise ValueError(f"{name} of an edge of type {edge_type} is NaN or infinite. {_WAY_OUT}")
+
+
+def _labels_of(graph: Graph, nodes: Tensor) -> tuple[Tensor | None, Tensor]:
+    """The labels of a graph, or of the type of some of its nodes, and the rows of these."""
+    if graph.types is None:
+        return graph.node_arrays.get("y"), nodes
+    kind = graph.types.node_types[int(graph.types.type_of(nodes[:1]))]
+    return graph.types.node_arrays[kind].get("y"), nodes - graph.types.nodes_of(kind).start
+
+
 def _first_bad(array: Tensor | None) -> int | None:
     """The first row with a number that is not finite, or None."""
     if array is None or not (array.is_floating_point() or array.is_complex()) or not array.numel():
@@ -88,6 +118,11 @@ def _first_bad(array: Tensor | None) -> int | None:
 
 
 def _name(graph: Graph, row: int) -> int:
-    """The node's id in the whole graph: a part numbers its nodes from 0."""
-    ids = graph.node_arrays.get("n_id")
+    """The node's id in the whole graph, or in its type there: a part numbers its nodes from 0."""
+    if graph.types is not None:
+        number, local = graph.types.to_local(torch.tensor([row]))
+        ids = graph.types.node_arrays[graph.types.node_types[int(number)]].get("n_id")
+        row = int(local)
+    else:
+        ids = graph.node_arrays.get("n_id")
     return row if ids is None else int(ids[row])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import bytes_per_row
+from lightning_gnn_dist.graph.sizes import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport, label_skew, train_nodes_of
 
@@ -86,10 +86,10 @@ def bytes_per_part(graph: Graph, report: PartitionReport) -> Tensor:
 
 def bytes_of_part(graph: Graph, num_nodes: Tensor, num_edges: Tensor) -> Tensor:
     """Bytes that parts with so many nodes and edges take in RAM, the same shape."""
-    per_node = bytes_per_row(graph.node_arrays)
-    per_node += 8 if "n_id" not in graph.node_arrays else 0  # a part knows its nodes' ids,
+    per_node = bytes_per_node(graph)
+    per_node += 8 if graph.types is not None or "n_id" not in graph.node_arrays else 0  # a part knows its nodes' ids,
     per_node += 4  # and how much of their neighbourhoods it covers
-    per_edge = 4 + bytes_per_row(graph.edge_arrays)
+    per_edge = 4 + bytes_per_edge(graph)
     return num_nodes * (per_node + 8) + 8 + num_edges * per_edge
 
 
@@ -111,8 +111,10 @@ def skew_beyond_chance(graph: Graph, report: PartitionReport) -> float | None:
 
 
 def _excess(graph: Graph, skew: Tensor | None, train_nodes: Tensor | None, nodes: Tensor) -> float | None:
+    if skew is None:
+        return None  # as of a typed graph
     y, mask = graph.node_arrays.get("y"), graph.node_arrays.get("train_mask")
-    if skew is None or y is None:
+    if y is None:
         return None
     labelled = y >= 0 if train_nodes is None or mask is None else (y >= 0) & mask
     shares = y[labelled].unique(return_counts=True)[1].double() / labelled.sum()

@@ -41,11 +41,21 @@ class OrdersSeeds(Protocol):
         ...
 
 
-def check_bulk(graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[tuple[Tensor, BatchKey]]:
-    """Refuse wrong arguments of ``sample_bulk``; return the seeds and the key of each batch."""
+def check_bulk(
+    graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey], *, untyped: str | None = None
+) -> list[tuple[Tensor, BatchKey]]:
+    """Refuse wrong arguments of ``sample_bulk``; return the seeds and the key of each batch.
+
+    With ``untyped``, the name of a sampler that knows no types, a typed graph is refused.
+    """
     check_instance("graph", graph, Graph, "a Graph, made by Graph.from_pyg(data)")
     graph.check_whole()
-    graph.check_untyped()
+    if graph.types is not None and untyped is not None:
+        raise ValueError(
+            f"{untyped} draws from graphs without types, and this one has {len(graph.types.node_types)} node types: "
+            "use NeighborSampler, ShadowSampler, RandomWalkSampler(visits=0) or WholePartSampler, or a graph made by "
+            "Graph.from_pyg(data.to_homogeneous())."
+        )
     check_list("seeds", seeds, "[torch.arange(8)], a tensor for each batch")
     check_list("keys", keys, "[BatchKey(seed=0, epoch=0, batch=0)], one for each batch")
     if len(seeds) != len(keys):
@@ -76,8 +86,10 @@ def check_seeds(seeds: Tensor, num_nodes: int) -> Tensor:
     return seeds
 
 
-def check_numbers(name: str, numbers: Sequence[int], example: str, *, or_all: bool = False) -> tuple[int, ...]:
-    """Refuse anything but a list of one positive integer per hop; ``or_all`` allows -1."""
+def check_numbers(
+    name: str, numbers: Sequence[int], example: str, *, or_all: bool = False, or_none: bool = False
+) -> tuple[int, ...]:
+    """Refuse anything but a list of one positive integer per hop; ``or_all`` allows -1, and ``or_none`` 0."""
     if isinstance(numbers, str | bytes | bytearray) or not isinstance(numbers, Sequence):
         raise ValueError(f"{name} must list one number per hop, got {shown(numbers)}. For two hops write {example}.")
     if not numbers:
@@ -85,8 +97,8 @@ def check_numbers(name: str, numbers: Sequence[int], example: str, *, or_all: bo
     if len(numbers) > MAX_HOPS:
         raise ValueError(f"{name} may list up to {MAX_HOPS} hops, got {len(numbers)}: give one number per layer.")
     for number in numbers:
-        if not is_integer(number) or not (number > 0 or (or_all and number == -1)):
-            otherwise = ", or -1 for all neighbours" if or_all else ""
+        if not is_integer(number) or not (number > 0 or (or_all and number == -1) or (or_none and number == 0)):
+            otherwise = (", or -1 for all neighbours" if or_all else "") + (", or 0 for none" if or_none else "")
             raise ValueError(
                 f"{name} must hold positive integers{otherwise}, got {shown(number)} in {shown(list(numbers))}."
             )

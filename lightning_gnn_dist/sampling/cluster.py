@@ -51,7 +51,7 @@ class ClusterSampler:
         return rank[chunks].argsort(stable=True)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        bulk, samples = check_bulk(graph, seeds, keys), []
+        bulk, samples = check_bulk(graph, seeds, keys, untyped="ClusterSampler"), []
         starts, members = remembered(graph, ("members", self.chunk), lambda: self._members(graph))
         for ids, batch_key in bulk:
             chunks = self._chunks(graph)[ids].unique()

@@ -70,7 +70,7 @@ class DeviceSampler:
         return self.sampler.num_hops
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        bulk, samples = check_bulk(graph, seeds, keys), []
+        bulk, samples = check_bulk(graph, seeds, keys, untyped="DeviceSampler"), []
         remembered(graph, DeviceSampler, graph.check_edges)  # an index out of range ends a CUDA context
         size = max(1, NODES_AT_ONCE // max(1, graph.num_nodes))
         for start in range(0, len(bulk), size):
@@ -90,7 +90,7 @@ class DeviceSampler:
         sampler = self.sampler
         if isinstance(sampler, NeighborSampler):
             rows = rows_of(graph.indptr, keys[stack.batch], stack.nodes)
-            row, position = drawn_edges(rows, sampler.num_neighbors[hop], replace=sampler.replace, weights=weights)
+            row, position = drawn_edges(rows, sampler.per_hop[hop], replace=sampler.replace, weights=weights)
             return Edges(row, graph.indices[position], position, None)
         norms = _norms(graph, sampler.weight, weights) if isinstance(sampler, FastGCNSampler) else None
         rule = LayerRule(sampler.num_nodes[hop], norms, weights, sampler.normalize)

@@ -72,7 +72,7 @@ class LayerSampler(ABC):
         """The importance of each node and c of each hop; two empty arrays if importance depends on the frontier."""
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        bulk = check_bulk(graph, seeds, keys)
+        bulk = check_bulk(graph, seeds, keys, untyped=type(self).__name__)
         values = NONE if self.weight is None else edge_weights(graph, self.weight)
         layers = Layers(np.array(self.num_nodes, np.int64), values, *self.importance(graph), self.normalize)
         return [self._sample(graph, ids, batch_key, layers) for ids, batch_key in bulk]

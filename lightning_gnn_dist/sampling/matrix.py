@@ -55,7 +55,7 @@ class MatrixSampler:
         return self.sampler.num_hops
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        bulk = check_bulk(graph, seeds, keys)
+        bulk = check_bulk(graph, seeds, keys, untyped="MatrixSampler")
         if not bulk:
             return []
         for ids, _ in bulk:
@@ -108,7 +108,7 @@ def _node_wise(sampler: NeighborSampler, graph: Graph, matrix: Tensor, stack: St
     product = torch.sparse.mm(_one_hot(nodes, graph.num_nodes), matrix).coalesce()
     row, position = product.indices()[0], product.values().long() - 1
     degrees = torch.bincount(row, minlength=nodes.numel())
-    first, size = degrees.cumsum(0) - degrees, sampler.num_neighbors[hop]
+    first, size = degrees.cumsum(0) - degrees, sampler.per_hop[hop]
     is_drawn = (degrees > (0 if sampler.replace else size)) & (size >= 0)
     slots = _draw_slots(sampler, graph, product, keys[batch], nodes, degrees, is_drawn, size)
     entries = torch.cat([(~is_drawn[row]).nonzero().view(-1), (first[is_drawn, None] + slots).view(-1)])

@@ -68,7 +68,14 @@ class RandomWalkSampler:
         make_plain(self)
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        return [self._sample(graph, ids, batch_key) for ids, batch_key in check_bulk(graph, seeds, keys)]
+        return [self._sample(graph, ids, batch_key) for ids, batch_key in self._checked(graph, seeds, keys)]
+
+    def _checked(
+        self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
+    ) -> list[tuple[Tensor, BatchKey]]:
+        return check_bulk(
+            graph, seeds, keys, untyped=f"RandomWalkSampler(visits={self.visits})" if self.visits else None
+        )
 
     def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey) -> Sample:
         sample = self._walk(graph, seeds, batch_key, with_ids=True if self.visits else None)

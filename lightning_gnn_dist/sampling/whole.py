@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.engine.hops import has_ids
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import memory_of
@@ -54,4 +55,4 @@ def _permute(graph: Graph, seeds: Tensor, num_hops: int) -> Sample:
     refuse_repeated(seeds)
     graph.check_edges()
     sample = seeds_first(graph.indptr, graph.indices, seeds, num_hops)
-    return sample._replace(edge_ids=sample.edge_ids if graph.edge_arrays else None, is_constant=True)
+    return sample._replace(edge_ids=sample.edge_ids if has_ids(graph) else None, is_constant=True)

@@ -57,7 +57,7 @@ def sample_bulk(
     if not isinstance(sampler, NeighborSampler):
         return sample_layer_wise(graph, sampler, seeds, keys)
     stack = Stack([check_seeds(ids, graph.num_nodes) for ids in seeds], graph.num_nodes)
-    for hop, fanout in enumerate(sampler.num_neighbors):
+    for hop, fanout in enumerate(sampler.per_hop):
         batch, nodes = stack.frontier
         words = keys_of(keys, hop, nodes.device)
         drawn = graph.draw(nodes, batch, words, fanout, replace=sampler.replace, weight=sampler.weight)

@@ -10,7 +10,9 @@ from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, Lookup, count_per_row
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
 
 
-def induced(indptr: Tensor, indices: Tensor, types: GraphTypes, nodes: Tensor) -> tuple[Tensor, Tensor, GraphTypes]:
+def induced(
+    indptr: Tensor, indices: Tensor, types: GraphTypes, nodes: Tensor, receives: Tensor | None = None
+) -> tuple[Tensor, Tensor, GraphTypes]:
     """The graph of ``nodes`` and the edges among them, in RAM. Each type's ``n_id`` holds the nodes' ids in it.
 
     Args:
@@ -18,16 +20,17 @@ def induced(indptr: Tensor, indices: Tensor, types: GraphTypes, nodes: Tensor) -
         indices: The in-neighbours, row after row.
         types: The types of the graph.
         nodes: Ids, those of the first node type first, and so on.
+        receives: Which of them keep their rows. Default: all.
     """
     number, local = types.to_local(nodes)
     if bool((number[1:] < number[:-1]).any()):
         raise ValueError("nodes must be in the order of their types, where ids increase: give nodes.sort().values.")
-    lookup, degrees, senders, kept = Lookup(nodes), [nodes[:0]], [indices[:0]], [nodes[:0]]
-    for rows, at in row_pieces(indptr, nodes):
+    lookup, per_row, senders, kept = Lookup(nodes), [nodes[:0]], [indices[:0]], [nodes[:0]]
+    for rows, at in row_pieces(indptr, nodes if receives is None else nodes[receives]):
         sender, found = lookup(indices[at].to(torch.int64))
         senders.append(sender.to(index_dtype(nodes.numel())))
         kept.append(at[found])
-        degrees.append(count_per_row(indptr, rows, found))
+        per_row.append(count_per_row(indptr, rows, found))
     edges = torch.cat(kept)
     kinds, place = types.edge_type[edges], places(types.edge_type, edges, len(types.edge_types))
     counts = torch.bincount(number, minlength=len(types.node_types)).tolist()
@@ -39,7 +42,10 @@ def induced(indptr: Tensor, indices: Tensor, types: GraphTypes, nodes: Tensor) -
     for index, edge_type in enumerate(types.edge_types):
         of_type = place[kinds == index] if types.edge_arrays[edge_type] else place[:0]
         edge_arrays[edge_type] = {name: take_rows(a, of_type) for name, a in types.edge_arrays[edge_type].items()}
-    start = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(degrees).cumsum(0)])
+    degrees = torch.cat(per_row)
+    if receives is not None:
+        degrees = torch.zeros_like(nodes).masked_scatter_(receives, degrees)
+    start = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
     num_edges = tuple(torch.bincount(kinds, minlength=len(types.edge_types)).tolist())
     made = (types.node_types, offsets_of(counts), types.edge_types, num_edges, kinds, node_arrays, edge_arrays)
     return start, torch.cat(senders), GraphTypes(*made, types.time)

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,8 +21,8 @@ EdgeType = tuple[str, str, str]
 MAX_EDGE_TYPES = 2**15  # torch can do little with numbers of 16 bits without a sign
 MAX_NAME = 200  # bytes: a type is the name of a folder
 UNTYPED_ONLY = (
-    "This needs a graph without types: the arrays of a typed one are in graph.types, and to train on it, take "
-    "Graph.from_pyg(data.to_homogeneous()), whose node_type and edge_type are arrays like any other."
+    "This needs a graph without types: the arrays of a typed one are in graph.types, and "
+    "Graph.from_pyg(data.to_homogeneous()) has none, but node_type and edge_type as arrays like any other."
 )
 _NAME = re.compile(r"\w[^/\\\0\n]*")
 
@@ -43,6 +43,7 @@ class GraphTypes:
         edge_arrays: For each edge type, arrays with a row per edge of it, in the order of the graph's edges.
         time: The name of the array in whose order the edges of one type into a node are: that of the edges, or where
             they have none of that name, that of the nodes that send. None where the senders decide.
+        seeds: The node type that is learned from and evaluated, if :meth:`Graph.with_seeds` has chosen one.
     """
 
     node_types: tuple[str, ...]
@@ -53,6 +54,7 @@ class GraphTypes:
     node_arrays: Mapping[str, Mapping[str, Tensor]]
     edge_arrays: Mapping[EdgeType, Mapping[str, Tensor]]
     time: str | None = None
+    seeds: str | None = None
 
     def __post_init__(self) -> None:
         check_names(self.node_types, self.edge_types)
@@ -109,16 +111,38 @@ class GraphTypes:
     def split(self, name: str) -> Tensor:
         """The ids in the graph of the nodes that the ``<name>_mask`` of their type marks, in increasing order."""
         if not (found := self.splits(name)):
+            who = "No node type has a" if self.seeds is None else f"The node type {self.seeds!r} has no"
             raise ValueError(
-                f"No node type has a {name:.60}_mask: set data[{self.node_types[0]!r}].{name:.60}_mask, a boolean per "
+                f"{who} {name:.60}_mask: set data[{self.seeds or self.node_types[0]!r}].{name:.60}_mask, a boolean per "
                 "node, before Graph.from_pyg(data)."
             )
         return torch.cat(list(found.values()))
 
     def splits(self, name: str) -> dict[str, Tensor]:
         """Do as :meth:`split` for each node type that has the mask."""
-        masks = {kind: arrays.get(f"{name}_mask") for kind, arrays in self.node_arrays.items()}
+        kinds = self.node_types if self.seeds is None else (self.seeds,)
+        masks = {kind: self.node_arrays[kind].get(f"{name}_mask") for kind in kinds}
         return {kind: m.nonzero().view(-1) + self.nodes_of(kind).start for kind, m in masks.items() if m is not None}
+
+    def with_seeds(self, node_type: str) -> GraphTypes:
+        """The same types, of which this one is learned from and evaluated."""
+        _number(node_type, self.node_types, "node")
+        return replace(self, seeds=node_type)
+
+    def seed_type(self) -> str:
+        """The node type that is learned from: the one chosen, or else the one with a ``train_mask`` and labels."""
+        if self.seeds is not None:
+            return self.seeds
+        marked = [kind for kind, arrays in self.node_arrays.items() if "train_mask" in arrays]
+        if not marked:
+            self.split("train")  # refuses
+        labelled = [kind for kind in marked if "y" in self.node_arrays[kind]]
+        if len(labelled or marked) > 1:
+            raise ValueError(
+                f"{len(labelled or marked)} node types have a train_mask ({shown(labelled or marked)}), and a data "
+                f"module learns from one: choose it, as in graph.with_seeds({(labelled or marked)[0]!r})."
+            )
+        return (labelled or marked)[0]
 
     # Saved, compared and checked.
 
@@ -135,8 +159,7 @@ class GraphTypes:
     @property
     def masks(self) -> dict[str, Tensor]:
         """What a fingerprint covers beside the edges."""
-        masks = {name: array for name, array in sorted(self.arrays.items()) if name.endswith("_mask")}
-        return {f"types {json.dumps(self.about)}": self.edge_type} | masks
+        return {f"types {json.dumps(self.about)}": self.edge_type} | convert.masks_of(self.arrays)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -294,7 +317,7 @@ def within(kind: str | EdgeType) -> Iterator[None]:
 
 
 def _number(kind: Any, kinds: tuple[Any, ...], of: str) -> int:
-    if kind not in kinds:
+    if not isinstance(kind, str | tuple) or kind not in kinds:
         raise ValueError(f"{of}_type must be one of {shown(list(kinds))}, got {shown(kind)}.")
     return kinds.index(kind)
 

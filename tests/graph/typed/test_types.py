@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.links import split_edges
-from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph import rows as rows_module
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed import induced as induced_module
@@ -19,8 +17,6 @@ from lightning_gnn_dist.graph.typed import types as types_module
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import save_shards
-from lightning_gnn_dist.sampling.base import check_bulk
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from tests.graph.typed.graphs import check_same, small
 
 
@@ -153,10 +149,6 @@ def test_what_needs_one_array_for_all_nodes_refuses(tmp_path: Path) -> None:
     for use in (
         lambda: graph.node_arrays,
         lambda: graph.edge_arrays,
-        lambda: NeighborSampler([2]).sample_bulk(graph, [torch.arange(2)], [BatchKey(0, 0, 0)]),
-        lambda: check_bulk(graph, [torch.arange(2)], [BatchKey(0, 0, 0)]),
-        lambda: PartitionedDataModule(small()),
-        lambda: PartitionedDataModule(tmp_path / "graph"),
         lambda: split_edges(graph),
         lambda: save_shards(graph, halves, tmp_path / "shards"),
     ):

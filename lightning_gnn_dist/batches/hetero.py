@@ -1,0 +1,128 @@
+"""A batch of a typed graph: an ordinary PyG ``HeteroData`` that builds each ``edge_index`` when it is first read."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import HeteroData
+from torch_geometric.data.storage import EdgeStorage, NodeStorage
+
+from lightning_gnn_dist.batches.batch import LABELS, PoolOf, Promising, blocks_of, gather_arrays
+from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.engine.typed.apart import Apart, places_of, take_apart
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes
+from lightning_gnn_dist.sampling.block import Block
+
+
+class EdgeStore(Promising, EdgeStorage):  # type: ignore[misc]
+    """The store of one edge type of a batch."""
+
+
+class SampledHeteroData(HeteroData):  # type: ignore[misc]
+    """A batch of a typed graph as loaders yield it. The seeds are the first nodes of their type, ``seed_type``.
+
+    Beside what PyG's ``NeighborLoader`` sets for each type (``n_id``, ids in the type; ``num_sampled_nodes``,
+    ``num_sampled_edges``; the graph's arrays), it has ``blocks``: for each layer, outermost first, a dict with a
+    bipartite CSR for each edge type. Nodes of a type are in the order of hops, so a layer reads, for each edge type
+    and its block, as ``conv((x[source], x[target][:block.num_dst]), block.adj)``.
+    """
+
+    @property
+    def seed_type(self) -> str:
+        """The type of the seeds."""
+        return str(self.__dict__["_seed_type"])
+
+    @property
+    def n_id(self) -> Tensor:
+        """The ids of the nodes of the seeds' type, the seeds first."""
+        ids: Tensor = self[self.seed_type].n_id
+        return ids
+
+    @property
+    def blocks(self) -> list[dict[EdgeType, Block]]:
+        """For each layer, outermost first, a block for each edge type. Gone once an ``edge_index`` is replaced."""
+        stores = self.edge_items()
+        if not all(getattr(store, "_blocks", ()) for _, store in stores):
+            raise AttributeError  # __getattr__ says why
+        return [{kind: store._blocks[layer] for kind, store in stores} for layer in range(len(stores[0][1]._blocks))]
+
+    @property
+    def num_targets(self) -> int:
+        """The number of terms in the mean loss: the seeds."""
+        return int(self.batch_size)
+
+    @property
+    def is_filler(self) -> bool:
+        """Whether the batch repeats seeds of its pass, only to fill the pass up, and must not count."""
+        return bool(self._global_store.get("is_filler", False))
+
+    def __getattr__(self, key: str) -> Any:
+        if key == "blocks":
+            gone = [kind for kind, store in self.edge_items() if not getattr(store, "_blocks", ())]
+            raise AttributeError(
+                f"This batch has no blocks: they went when its edge_index of {gone[0]} was replaced, for they describe "
+                "the edges that were sampled. Use edge_index, or replace it in a copy: copy.copy(batch)."
+            )
+        return super().__getattr__(key)
+
+
+def assemble_typed(
+    graph: Graph,
+    sample: Sample,
+    pool_of: PoolOf = lambda _: None,
+    *,
+    widen: bool = True,
+    all_labels: bool = True,
+) -> SampledHeteroData:
+    """Make a batch of a sample of a typed graph, as :func:`~lightning_gnn_dist.batches.batch.assemble` does.
+
+    With ``all_labels=False`` there is a ``y`` of the seeds alone.
+    """
+    types, apart, batch = graph.types, take_apart(graph, sample), SampledHeteroData()
+    assert types is not None
+    seed_type = _seed_type(types, apart)
+    batch.__dict__["_seed_type"] = seed_type
+    batch.batch_size = sample.num_sampled_nodes[0]
+    for kind, ids, per_hop in zip(types.node_types, apart.nodes, apart.num_sampled, strict=True):
+        store = batch._node_store_dict[kind] = NodeStorage(_parent=batch, _key=kind)
+        arrays, num_labels = types.node_arrays[kind], None if all_labels else batch.batch_size
+        if not all_labels and kind != seed_type:
+            arrays = {name: array for name, array in arrays.items() if name != LABELS}
+        gather_arrays(store, arrays, ids, _of_type(pool_of, kind), widen=widen, num_labels=num_labels)
+        store["n_id"] = store.get("n_id", ids)
+        store["num_nodes"], store["num_sampled_nodes"] = ids.numel(), per_hop
+    batch._node_store_dict[seed_type]["batch_size"] = batch.batch_size
+    if "coverage" in (of_all := graph.__dict__.get("node_arrays", {})):
+        batch.coverage = of_all["coverage"][sample.nodes[: batch.batch_size]]
+    _add_edges(batch, graph, types, apart, pool_of, widen=widen)
+    return batch
+
+
+def _add_edges(
+    batch: SampledHeteroData, graph: Graph, types: GraphTypes, apart: Apart, pool_of: PoolOf, *, widen: bool
+) -> None:
+    upto = {kind: list(accumulate(counts)) for kind, counts in zip(types.node_types, apart.num_sampled, strict=True)}
+    for number, (kind, rows) in enumerate(zip(types.edge_types, apart.rows, strict=True)):
+        store = batch._edge_store_dict[kind] = EdgeStore(_parent=batch, _key=kind)
+        if arrays := types.edge_arrays[kind]:
+            places = places_of(graph, number, rows.edge_ids)
+            gather_arrays(store, arrays, places, _of_type(pool_of, kind), widen=widen)
+        store["num_sampled_edges"] = rows.num_sampled
+        csr, x = (rows.indptr, rows.indices), batch._node_store_dict[kind[0]].get("x")
+        ends = upto[kind[2]], upto[kind[0]]
+        store.promise(blocks_of(*ends, rows.num_sampled, csr, x, store.get("edge_weight"), is_corrected=False))
+
+
+def _of_type(pool_of: PoolOf, kind: Any) -> PoolOf:
+    return lambda name: pool_of(f"{kind} {name}")
+
+
+def _seed_type(types: GraphTypes, apart: Apart) -> str:
+    """The type of the seeds; of a batch without any, that of the training nodes."""
+    found = [kind for kind, counts in zip(types.node_types, apart.num_sampled, strict=True) if counts[0]]
+    if len(found) > 1:
+        raise ValueError(f"The seeds of a batch must be nodes of one type, got some of {found}.")
+    return found[0] if found else types.seed_type()

@@ -1,0 +1,1 @@
+"""Parts of graphs with types, and what data modules refuse of such graphs."""

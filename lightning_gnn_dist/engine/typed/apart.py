@@ -1,0 +1,236 @@
+"""Takes a sampled batch apart into its types: a CSR for each edge type, between nodes that count from 0 in theirs.
+
+Rows and nodes stay in the order of hops, so for each edge type, too, the CSR of a later layer is the first rows of the
+first one's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.engine.compiling import compiled
+from lightning_gnn_dist.engine.hops import graph_is_damaged
+from lightning_gnn_dist.engine.kernels import Array
+from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.engine.typed.hops import edge_types_of
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import remembered
+from lightning_gnn_dist.graph.typed.types import GraphTypes
+
+_U = np.uint64
+_LEAST_EDGES = 64  # between two marks of an edge's place
+_EDGES_PER_TYPE = 16
+
+
+class Rows(NamedTuple):
+    """The edges of one type in a batch.
+
+    Attributes:
+        indptr: Where the row of each receiver starts; its type's nodes of all hops but the last have one.
+        indices: The senders, as numbers among the batch's nodes of their type.
+        edge_ids: Each edge's position in the graph's ``indices``.
+        num_sampled: The edges per hop.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    edge_ids: Tensor
+    num_sampled: list[int]
+
+
+class Apart(NamedTuple):
+    """A batch by types, in the order of the graph's types.
+
+    Attributes:
+        nodes: For each node type its nodes, by their ids in it, in the order of hops.
+        num_sampled: For each node type its nodes per hop.
+        rows: The edges of each edge type.
+    """
+
+    nodes: list[Tensor]
+    num_sampled: list[list[int]]
+    rows: list[Rows]
+
+
+class Layout(NamedTuple):
+    """What kernels know of the types.
+
+    Attributes:
+        offsets: The first id of each node type, and the number of all nodes.
+        source: The node type of the senders of each edge type.
+        target: The node type of its receivers.
+        into: The edge types by the node type of their receivers.
+        starts: Where the edge types into each node type start in ``into``.
+    """
+
+    offsets: Array
+    source: Array
+    target: Array
+    into: Array
+    starts: Array
+
+
+def take_apart(graph: Graph, sample: Sample) -> Apart:
+    """Return the batch of a sample of a typed graph by types."""
+    types = graph.types
+    assert types is not None and sample.edge_ids is not None
+    layout, hops = _layout(types), np.array([0, *sample.num_sampled_nodes], np.int64).cumsum()
+    ids, indptr, indices, positions = (
+        t.numpy() for t in (sample.nodes, sample.indptr, sample.indices, sample.edge_ids)
+    )
+    kinds = types.edge_type[sample.edge_ids].numpy() if sample.edge_kinds is None else sample.edge_kinds.numpy()
+    num_nodes = np.zeros((len(types.node_types), len(hops) - 1), np.int64)
+    num_edges = np.zeros((len(types.edge_types), len(hops) - 2), np.int64)
+    of_type, at = np.empty(len(ids), np.int32), np.empty(len(ids), np.int64)
+    is_right = _count(ids, indptr, kinds, hops, layout, of_type, at, num_nodes, num_edges)
+    first, edge_first = _starts(num_nodes.sum(1)), _starts(num_edges.sum(1))
+    targets = [types.node_types.index(target) for _, _, target in types.edge_types]
+    row_first = _starts(num_nodes[targets, :-1].sum(1) + 1)
+    rows, columns = np.empty(row_first[-1], indptr.dtype), np.empty(edge_first[-1], indices.dtype)
+    local, edge_ids = np.empty(len(ids), np.int64), np.empty(edge_first[-1], np.int64)
+    starts = first, edge_first, row_first
+    flat = ids, indptr, indices, positions, kinds
+    if not is_right or not _fill(*flat, layout, of_type, at, *starts, local, rows, columns, edge_ids):
+        raise graph_is_damaged(graph)
+    pieces = [
+        torch.from_numpy(array).split(np.diff(start).tolist())
+        for array, start in ((rows, row_first), (columns, edge_first), (edge_ids, edge_first))
+    ]
+    nodes = list(torch.from_numpy(local).split(np.diff(first).tolist()))
+    return Apart(nodes, num_nodes.tolist(), [Rows(*of) for of in zip(*pieces, num_edges.tolist(), strict=True)])
+
+
+def places_of(graph: Graph, number: int, positions: Tensor) -> Tensor:
+    """Where edges of type ``number``, given by their positions in the graph, stand among all edges of that type."""
+    types = graph.types
+    assert types is not None
+    if len(types.edge_types) == 1:
+        return positions
+    edge_type, step = edge_types_of(types), max(_LEAST_EDGES, _EDGES_PER_TYPE * len(types.edge_types))
+
+    def marks() -> Array:
+        small = np.int32 if len(edge_type) < 2**31 else np.int64
+        found: Array = np.zeros((len(edge_type) // step + 1, len(types.edge_types)), small)
+        _mark(edge_type, step, found)
+        return found
+
+    places = np.empty(positions.numel(), np.int64)
+    _find(edge_type, step, remembered(graph, "marks of places", marks), number, positions.numpy(), places)
+    return torch.from_numpy(places)
+
+
+def _layout(types: GraphTypes) -> Layout:
+    ends = np.array([[types.node_types.index(end) for end in kind[::2]] for kind in types.edge_types], np.int64)
+    into = np.argsort(ends[:, 1], kind="stable")
+    counts = np.bincount(ends[:, 1], minlength=len(types.node_types))
+    return Layout(np.array(types.offsets, np.int64), ends[:, 0].copy(), ends[:, 1].copy(), into, _starts(counts))
+
+
+def _starts(counts: Array) -> Array:
+    starts: Array = np.concatenate([np.zeros(1, np.int64), counts.cumsum()])
+    return starts
+
+
+@compiled
+def _count(
+    ids: Array,
+    indptr: Array,
+    kinds: Array,
+    hops: Array,
+    layout: Layout,
+    of_type: Array,
+    at: Array,
+    num_nodes: Array,
+    num_edges: Array,
+) -> Any:
+    """Number the nodes in their types, and count nodes and edges per hop; return whether all edge types are known."""
+    seen = np.zeros(len(num_nodes), np.int64)
+    for hop in range(len(hops) - 1):
+        for i in range(hops[hop], hops[hop + 1]):
+            low, size = np.int64(0), len(seen)
+            while size > 1:
+                half = size // 2
+                low += half if ids[_U(i)] >= layout.offsets[_U(low + half)] else 0
+                size -= half
+            of_type[_U(i)], at[_U(i)] = low, seen[_U(low)]
+            seen[_U(low)] += 1
+            num_nodes[_U(low), _U(hop)] += 1
+    for hop in range(len(hops) - 2):
+        for edge in range(indptr[hops[hop]], indptr[hops[hop + 1]]):
+            if _U(kinds[_U(edge)]) >= _U(len(num_edges)):
+                return False
+            num_edges[_U(kinds[_U(edge)]), _U(hop)] += 1
+    return True
+
+
+@compiled
+def _fill(
+    ids: Array,
+    indptr: Array,
+    indices: Array,
+    positions: Array,
+    kinds: Array,
+    layout: Layout,
+    of_type: Array,
+    at: Array,
+    first: Array,
+    edge_first: Array,
+    row_first: Array,
+    local: Array,
+    rows: Array,
+    columns: Array,
+    edge_ids: Array,
+) -> Any:
+    """Write each type's nodes and rows; return whether all edges have ends of the right types."""
+    for i in range(len(ids)):
+        kind = of_type[_U(i)]
+        at[_U(i)] += first[_U(kind)]
+        local[_U(at[_U(i)])] = ids[_U(i)] - layout.offsets[_U(kind)]
+    done = edge_first.copy()
+    is_right: Any = True
+    for i in range(len(indptr) - 1):
+        receiver = of_type[_U(i)]
+        row = at[_U(i)] - first[_U(receiver)]
+        for place in range(layout.starts[_U(receiver)], layout.starts[_U(receiver + 1)]):
+            kind = _U(layout.into[_U(place)])
+            rows[_U(row_first[kind] + row)] = done[kind] - edge_first[kind]
+        for edge in range(indptr[_U(i)], indptr[_U(i + 1)]):
+            kind = _U(kinds[_U(edge)])
+            sender = layout.source[kind]
+            column = at[_U(indices[_U(edge)])] - first[_U(sender)]
+            is_right &= _U(column) < _U(first[_U(sender + 1)] - first[_U(sender)])
+            out = _U(done[kind])
+            is_right &= layout.target[kind] == receiver
+            columns[out], edge_ids[out] = column, positions[_U(edge)]
+            done[kind] = out + _U(1)
+    for kind in range(len(done) - 1):
+        rows[_U(row_first[_U(kind + 1)] - 1)] = done[_U(kind)] - edge_first[_U(kind)]
+    return is_right
+
+
+@compiled
+def _mark(edge_type: Array, step: int, marks: Array) -> None:
+    """Count the edges of each type before every ``step``-th edge."""
+    seen = np.zeros(marks.shape[1], marks.dtype)
+    for edge in range(len(edge_type)):
+        if edge % step == 0:
+            marks[edge // step] = seen
+        if _U(edge_type[_U(edge)]) < _U(len(seen)):
+            seen[_U(edge_type[_U(edge)])] += 1
+    if len(edge_type) % step == 0:
+        marks[len(edge_type) // step] = seen
+
+
+@compiled
+def _find(edge_type: Array, step: int, marks: Array, kind: int, positions: Array, places: Array) -> None:
+    """Count the edges of a type before each position, from the last mark on."""
+    for i in range(len(positions)):
+        mark = positions[_U(i)] // step
+        count = np.int64(0)
+        for edge in range(mark * step, positions[_U(i)]):
+            count += edge_type[_U(edge)] == kind
+        places[_U(i)] = marks[_U(mark), _U(kind)] + count

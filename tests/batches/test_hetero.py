@@ -1,0 +1,237 @@
+"""A batch of a typed graph is a ``HeteroData`` on which PyG's layers compute what they compute on the whole graph."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import GraphConv, HeteroConv, HGTConv, RGCNConv, SAGEConv, to_hetero
+from torch_geometric.utils import trim_to_layer
+
+from lightning_gnn_dist.batches.batch import in_type
+from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.synthetic import citations
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from tests.graph.typed.graphs import small
+
+SEEDS = torch.tensor([3, 190, 41, 7])
+ALL = NeighborSampler([-1, -1])
+
+
+def in_double() -> HeteroData:
+    """A typed graph of which every type has features, in float64."""
+    data = citations(200, 2, mean_degree=3).to_pyg()
+    data["venue"].x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    for store in data.node_stores:
+        store.x = store.x.double()
+    return data
+
+
+@pytest.fixture(scope="module")
+def data() -> HeteroData:
+    return in_double()
+
+
+def batch_of(graph: Graph | HeteroData, seeds: Tensor = SEEDS, sampler: Sampler = ALL, **more: Any) -> Any:
+    graph = graph if isinstance(graph, Graph) else Graph.from_pyg(graph)
+    (batch,) = GraphSource(graph, sampler, **more).make([seeds], [BatchKey(0, 0, 0)], [torch.arange(len(seeds))])
+    return batch
+
+
+class Net(nn.Module):
+    """Two layers of SAGE, for ``to_hetero``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv((-1, -1), 8), SAGEConv((-1, -1), 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+class Stacked(nn.Module):
+    """Two layers that take features and edges by type."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([make(), make()])
+
+    def forward(self, x: dict[str, Tensor], edges: dict[Any, Tensor]) -> dict[str, Tensor]:
+        for conv in self.convs:
+            x = conv(x, edges)
+        return x
+
+
+def hetero_conv(data: HeteroData) -> Any:
+    return lambda: HeteroConv({kind: SAGEConv((-1, -1), 6) for kind in data.edge_types}, aggr="mean")
+
+
+def test_to_hetero_computes_the_whole_graphs_rows(data: HeteroData) -> None:
+    model = to_hetero(Net(), data.metadata()).double()
+    check_rows(model, data)
+
+
+def test_hetero_conv_computes_the_whole_graphs_rows(data: HeteroData) -> None:
+    check_rows(Stacked(hetero_conv(data)).double(), data)
+
+
+def test_hgt_computes_the_whole_graphs_rows(data: HeteroData) -> None:
+    check_rows(Stacked(lambda: HGTConv(-1, 8, data.metadata(), heads=2)).double(), data)
+
+
+def check_rows(model: Any, data: HeteroData) -> None:
+    batch = batch_of(data)
+    with torch.no_grad():
+        expected = model(data.x_dict, data.edge_index_dict)["paper"][SEEDS]
+        found = model(batch.x_dict, batch.edge_index_dict)["paper"][: batch["paper"].batch_size]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+def test_rgcn_computes_the_whole_graphs_rows(data: HeteroData) -> None:
+    convs = [RGCNConv(3, 8, len(data.edge_types)).double(), RGCNConv(8, 4, len(data.edge_types)).double()]
+
+    def run(of: HeteroData) -> dict[str, Tensor]:
+        of = copy.copy(of)
+        for store in of.node_stores:
+            store.x = store.x[:, :3]
+        flat = of.to_homogeneous(node_attrs=["x"], edge_attrs=[])
+        x = convs[1](convs[0](flat.x, flat.edge_index, flat.edge_type).relu(), flat.edge_index, flat.edge_type)
+        counts = [store.num_nodes for store in of.node_stores]
+        return dict(zip(of.node_types, x.split(counts), strict=True))
+
+    with torch.no_grad():
+        torch.testing.assert_close(run(batch_of(data))["paper"][:4], run(data)["paper"][SEEDS], rtol=0, atol=1e-9)
+
+
+def test_blocks_are_the_layers(data: HeteroData) -> None:
+    """Layer by layer on blocks, the seeds have the rows that HeteroConv computes for them on all edges."""
+    batch, model = batch_of(data), Stacked(hetero_conv(data)).double()
+    with torch.no_grad():
+        expected = model(data.x_dict, data.edge_index_dict)["paper"][SEEDS]
+        x = batch.x_dict
+        for conv, blocks in zip(model.convs, batch.blocks, strict=True):
+            rows: dict[str, list[Tensor]] = {}
+            for kind, block in blocks.items():
+                ends = x[kind[0]], x[kind[2]][: block.num_dst]
+                assert ends[0].shape[0] == block.num_src
+                rows.setdefault(kind[2], []).append(conv.convs[kind](ends, block.adj))
+            x = {kind: torch.stack(found).mean(0) for kind, found in rows.items()}
+    torch.testing.assert_close(x["paper"], expected, rtol=0, atol=1e-9)
+
+
+def test_trimming_changes_no_row_of_the_seeds(data: HeteroData) -> None:
+    batch, model = batch_of(data, sampler=NeighborSampler([3, 2])), Stacked(hetero_conv(data)).double()
+    with torch.no_grad():
+        expected = model(batch.x_dict, batch.edge_index_dict)["paper"][:4]
+        x, edges = batch.x_dict, batch.edge_index_dict
+        for layer, conv in enumerate(model.convs):
+            x, edges, _ = trim_to_layer(layer, batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict, x, edges)
+            x = conv(x, edges)
+    torch.testing.assert_close(x["paper"][:4], expected, rtol=0, atol=1e-9)
+
+
+def test_a_batch_has_what_pygs_has(data: HeteroData) -> None:
+    graph = Graph.from_pyg(data, edge_ids=True)
+    batch = batch_of(graph, all_labels=False)
+    assert batch.batch_size == batch["paper"].batch_size == 4 and batch.num_targets == 4
+    assert batch.input_type == batch.seed_type == "paper"
+    assert batch["paper"].input_id.tolist() == [0, 1, 2, 3]
+    assert batch["paper"].n_id[:4].equal(SEEDS) and batch.n_id.equal(batch["paper"].n_id)
+    assert batch["paper"].y.equal(data["paper"].y[SEEDS])
+    assert batch.metadata() == data.metadata() and not batch.is_filler
+    for kind, store in batch.node_items():
+        assert store.num_nodes == store.n_id.numel() == sum(store.num_sampled_nodes)
+        assert store.x.equal(data[kind].x[store.n_id])
+    for kind, store in batch.edge_items():
+        assert store.time.equal(data[kind].time[store.e_id])
+        ends = torch.stack([batch[kind[0]].n_id[store.edge_index[0]], batch[kind[2]].n_id[store.edge_index[1]]])
+        assert ends.equal(data[kind].edge_index[:, store.e_id])
+        assert store.num_edges == sum(store.num_sampled_edges)
+    assert batch.validate()
+
+
+def test_arrays_of_any_width_and_type_travel() -> None:
+    data = small()
+    batch = batch_of(data, torch.arange(12), widen=False)
+    assert batch["author"].x.dtype == torch.float16 and "x" not in batch["venue"] and batch["venue"].num_nodes == 3
+    assert batch["author", "writes", "paper"].edge_attr.shape[1] == 2
+    assert batch_of(data, torch.arange(12))["author"].x.dtype == torch.float32
+
+
+def test_labels_beyond_the_seeds_are_for_those_who_ask() -> None:
+    data = small()
+    data["author"].y = torch.arange(7)
+    few, all_of = batch_of(data, torch.arange(3), all_labels=False), batch_of(data, torch.arange(3))
+    assert "y" not in few["author"] and len(few["paper"].y) == 3
+    assert len(all_of["author"].y) == all_of["author"].num_nodes and len(all_of["paper"].y) == all_of["paper"].num_nodes
+
+
+def test_edges_are_built_when_they_are_read(data: HeteroData) -> None:
+    batch = batch_of(data)
+    kind = data.edge_types[0]
+    store = batch[kind]
+    assert store.is_pending
+    moved = copy.copy(batch).to("cpu")
+    for other in (moved, pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch), batch.clone()):
+        assert other[kind].is_pending and not other[data.edge_types[1]].is_edge_attr("num_sampled_edges")
+        assert other[kind].edge_index.equal(copy.copy(batch)[kind].edge_index)
+        assert len(other.blocks) == 2 and other.seed_type == "paper"
+    assert store.is_pending
+    changed = copy.copy(batch)
+    changed[kind].edge_index = torch.zeros(2, 0, dtype=torch.int64)
+    with pytest.raises(
+        AttributeError, match=r"no blocks: they went when its edge_index of \('paper', 'cites', 'paper'\)"
+    ):
+        _ = changed.blocks
+    assert len(batch.blocks) == 2
+
+
+def test_weights_of_edges_are_those_of_their_block() -> None:
+    data = small()
+    kind = ("paper", "cites", "paper")
+    data[kind].edge_weight = torch.arange(40.0)
+    data["author"].x = data["author"].x.float()
+    batch: Any = in_type(batch_of(data, torch.arange(4)), torch.float64)
+    block = batch.blocks[0][kind]
+    assert block.weight is not None and block.weight.dtype == torch.float64
+    conv = GraphConv((5, 5), 2).double()
+    x = batch["paper"].x
+    on_edges = conv((x, x[: block.num_dst]), batch[kind].edge_index, batch[kind].edge_weight)
+    torch.testing.assert_close(on_edges, conv((x, x[: block.num_dst]), block.weighted_adj))
+
+
+@pytest.mark.parametrize("sampler", [ShadowSampler([2, 2], 2), WholePartSampler(2)])
+def test_subgraphs_have_rows_for_all(sampler: Sampler, data: HeteroData) -> None:
+    batch = batch_of(data, SEEDS.sort().values, sampler)
+    assert batch["paper"].n_id[:4].equal(SEEDS.sort().values)
+    model = Stacked(hetero_conv(data)).double()
+    with torch.no_grad():
+        rows = model(batch.x_dict, batch.edge_index_dict)["paper"][:4]
+        if isinstance(sampler, WholePartSampler):
+            expected = model(data.x_dict, data.edge_index_dict)["paper"][SEEDS.sort().values]
+            torch.testing.assert_close(rows, expected, rtol=0, atol=1e-9)
+    assert rows.isfinite().all()
+
+
+def test_seeds_are_of_one_type() -> None:
+    with pytest.raises(
+        ValueError, match=r"The seeds of a batch must be nodes of one type, got some of \['paper', 'auth"
+    ):
+        batch_of(small(), torch.tensor([0, 12]))
+
+
+def test_a_batch_without_seeds_is_of_the_training_nodes_type() -> None:
+    data = small()
+    del data["author"].train_mask
+    batch = batch_of(data, torch.empty(0, dtype=torch.int64))
+    assert batch.seed_type == "paper" and batch["paper"].num_nodes == 0 and batch["paper"].x.shape == (0, 5)

@@ -1,0 +1,292 @@
+"""The data module on typed graphs: in one process and on ranks, with every strategy, and what it refuses."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.boundary.auto import Auto
+from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Halo, History, Isolated
+from lightning_gnn_dist.callbacks.predictions import PredictionWriter
+from lightning_gnn_dist.data.coverage import Coverage
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.residency import Holding, Rotate
+from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.sampling.cluster import ClusterSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.walk import RandomWalkSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from tests.data_fitting import trainer
+from tests.every_strategy import PATIENCE, every_strategy
+from tests.graph.typed.graphs import small
+from tests.ranks import run_ranks
+from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
+
+STRATEGIES = every_strategy()
+
+
+def module_of(graph: Graph) -> HeteroSAGE:
+    torch.manual_seed(0)
+    assert graph.types is not None
+    return HeteroSAGE(list(graph.types.edge_types))
+
+
+def whole_rows(module: HeteroSAGE, graph: Graph) -> Tensor:
+    """One forward over the whole graph."""
+    with torch.no_grad():
+        return module.eval()(graph.to_pyg())
+
+
+def data_of(graph: Graph, **options: Any) -> PartitionedDataModule:
+    return PartitionedDataModule(graph, **({"sampler": NeighborSampler([4, 3]), "batch_size": 32} | options))
+
+
+def test_it_learns_and_is_judged_on_the_whole_graph(tmp_path: Path) -> None:
+    typed_graph_of_papers().save(tmp_path / "graph")
+    graph = Graph.open(tmp_path / "graph")
+    module, data = module_of(graph), PartitionedDataModule(tmp_path / "graph", batch_size=32)
+    fit = trainer(1, max_epochs=6)
+    fit.fit(module, data)
+    fit.test(module, data, verbose=False)
+    assert graph.types is not None
+    papers = graph.types.node_arrays["paper"]
+    is_right = (whole_rows(module, graph).argmax(1) == papers["y"])[papers["test_mask"]]
+    assert float(fit.callback_metrics["test_acc"]) == pytest.approx(float(is_right.float().mean()), abs=1e-6)
+    assert float(is_right.float().mean()) > 0.8
+    rows = torch.cat(fit.predict(module, data))  # type: ignore[arg-type]
+    torch.testing.assert_close(rows, whole_rows(module, graph), rtol=0, atol=1e-5)
+
+
+def test_predictions_are_of_the_seeds_type(tmp_path: Path) -> None:
+    graph = typed_graph_of_papers()
+    module = module_of(graph)
+    one = trainer(1, callbacks=[PredictionWriter(tmp_path / "rows.npy")])
+    one.predict(module, data_of(graph), return_predictions=False)
+    np.testing.assert_allclose(np.load(tmp_path / "rows.npy"), whole_rows(module, graph).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("loading", [Loading(bulk_size=1, num_threads=0), Loading(bulk_size=3, num_threads=2)])
+def test_batches_do_not_depend_on_how_they_are_made(loading: Loading) -> None:
+    graph = typed_graph_of_papers()
+    batches, others = (list(data_of(graph, loading=of).train_dataloader()) for of in (Loading(), loading))
+    assert len(batches) == len(others) == 8
+    for batch, other in zip(batches, others, strict=True):
+        assert all(map(torch.equal, batch.n_id_dict.values(), other.n_id_dict.values()))
+        assert all(map(torch.equal, batch.edge_index_dict.values(), other.edge_index_dict.values()))
+        assert batch["paper"].input_id.equal(other["paper"].input_id) and len(batch["paper"].y) == batch.batch_size
+
+
+def states_after(rank: int, world_size: int, names: list[str]) -> list[list[Any]]:
+    graph = typed_graph_of_papers()
+    found = []
+    for name in names:
+        module, data = module_of(graph), data_of(graph)
+        # Nobody reads what the last layer makes of other types than the seeds'.
+        strategy = GrappaStrategy(find_unused_parameters=True, **PATIENCE) if name == "grappa" else STRATEGIES[name]()
+        fit = trainer(world_size, strategy, max_epochs=2)
+        fit.fit(module, data)
+        fit.test(module, data, verbose=False)
+        weights = torch.cat([weight.detach().view(-1) for weight in module.parameters()])
+        found.append([weights, float(fit.callback_metrics["test_acc"])])
+    return found
+
+
+NAMES = [["grappa", "llcg"], pytest.param(["local_sgd", "tma"], marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_every_strategy_trains_equal_replicas_judged_exactly(names: list[str]) -> None:
+    graph = typed_graph_of_papers()
+    assert graph.types is not None
+    papers = graph.types.node_arrays["paper"]
+    first, second = run_ranks(states_after, 2, names)
+    for (weights, accuracy), (others, other) in zip(first, second, strict=True):
+        module = module_of(graph)
+        assert weights.equal(others) and accuracy == other
+        assert not weights.equal(torch.cat([weight.detach().view(-1) for weight in module.parameters()]))
+        torch.nn.utils.vector_to_parameters(weights, module.parameters())
+        is_right = (whole_rows(module, graph).argmax(1) == papers["y"])[papers["test_mask"]]
+        assert accuracy == pytest.approx(float(is_right.float().mean()), abs=1e-6)
+
+
+BOUNDARIES = [Isolated(), Halo(1), Halo(2), Halo(1, neighbors=1)]
+
+
+@pytest.mark.parametrize("holding", [Holding(), Holding(Rotate()), Holding(extra_nodes=0.2)], ids=repr)
+@pytest.mark.parametrize("boundary", BOUNDARIES, ids=repr)
+def test_parts_are_those_of_the_graph_without_types(boundary: Boundary, holding: Holding) -> None:
+    """The same nodes, edges, training nodes and weights; only the order of nodes is another."""
+    typed = typed_graph_of_papers()
+    mask = torch.zeros(typed.num_nodes, dtype=torch.bool).index_fill_(0, typed.split("train"), True)
+    edge = {"edge_place": torch.arange(typed.num_edges)}
+    plain = Graph(typed.indptr, typed.indices, {"train_mask": mask}, edge)
+    weighs = Coverage(hops=2, shrinkage=2.0)
+    options: dict[str, Any] = {"partitioner": RandomPartitioner(), "boundary": boundary, "holding": holding}
+    for rank in range(2):
+        part = PartitionedDataModule(typed, coverage=weighs, **options).part(rank, 3, 1)
+        other = PartitionedDataModule(plain, coverage=weighs, **options).part(rank, 3, 1)
+        order = other.node_arrays["n_id"].argsort()
+        assert part.node_arrays["n_id"].equal(other.node_arrays["n_id"][order])
+        for name in ("train_mask", "coverage"):
+            torch.testing.assert_close(part.node_arrays[name], other.node_arrays[name][order])
+        assert part.num_edges == other.num_edges and part.degrees().equal(other.degrees()[order])
+        assert part.types is not None and typed.types is not None
+        part.check_edges()
+        kinds = typed.types.edge_type[other.edge_arrays["edge_place"]]
+        assert part.types.num_edges == tuple(torch.bincount(kinds.long(), minlength=8).tolist())
+        for kind, arrays in part.types.node_arrays.items():
+            ids = typed.types.to_global(kind, arrays["n_id"])
+            assert part.node_arrays["n_id"][part.types.nodes_of(kind)].equal(ids)
+            assert arrays["x"].equal(typed.types.node_arrays[kind]["x"][arrays["n_id"]])
+
+
+def test_batches_of_a_part_bring_its_weights() -> None:
+    graph = typed_graph_of_papers()
+    data = data_of(graph, partitioner=RandomPartitioner(), boundary=Isolated())
+    part = data.part(0, 2)
+    seeds, source = data._seeds_and_source(part, 0, 2)
+    (batch,) = source.make([seeds[:5]], [(0, 0, 0)], [data._inputs_of(part, seeds[:5])])  # type: ignore[list-item]
+    assert batch.coverage.equal(part.node_arrays["coverage"][seeds[:5]]) and bool((batch.coverage < 1).any())
+    assert graph.split("train")[batch["paper"].input_id].equal(part.node_arrays["n_id"][seeds[:5]])
+    assert batch["paper"].n_id[:5].equal(part.node_arrays["n_id"][seeds[:5]])
+    assert graph.types is not None  # the masks of a batch are those of the whole graph
+    assert batch["paper"].train_mask.equal(graph.types.node_arrays["paper"]["train_mask"][batch["paper"].n_id])
+
+
+def test_types_that_are_left_out_are_left_out_everywhere() -> None:
+    graph = typed_graph_of_papers()
+    assert graph.types is not None
+    numbers = {kind: [2, 2] if kind[0] == "paper" else [0, 0] for kind in graph.types.edge_types}
+    data = data_of(graph, sampler=NeighborSampler(numbers))
+    loaders = [iter(data.train_dataloader()), iter(data.val_dataloader()), data.correction_batches(0, stop=1)]
+    for batch in map(next, loaders):
+        left_out = [store.num_edges for kind, store in batch.edge_items() if kind[0] != "paper"]
+        assert not any(left_out) and batch["paper", "cites", "paper"].num_edges
+        assert batch["author"].num_nodes == 0
+
+
+def test_a_resumed_fit_ends_with_the_same_weights(tmp_path: Path) -> None:
+    graph = typed_graph_of_papers()
+    weights = []
+    for stops in (False, True):
+        module, data = module_of(graph), data_of(graph)
+        if stops:
+            short = trainer(1, max_epochs=1)
+            short.fit(module, data)
+            short.save_checkpoint(tmp_path / "last.ckpt")
+            module, data = module_of(graph), data_of(graph)
+        fit = trainer(1, max_epochs=2)
+        fit.fit(module, data, ckpt_path=tmp_path / "last.ckpt" if stops else None)
+        weights.append(torch.cat([weight.detach().view(-1) for weight in module.parameters()]))
+    assert weights[0].equal(weights[1])
+
+
+def test_the_type_of_the_seeds_can_be_chosen(tmp_path: Path) -> None:
+    graph = Graph.from_pyg(small())
+    data = PartitionedDataModule(graph)  # the papers alone have labels
+    assert next(iter(data.train_dataloader())).seed_type == "paper" and data.num_nodes == 12
+    graph.save(tmp_path / "graph")
+    chosen = Graph.open(tmp_path / "graph").with_seeds("author")
+    data = PartitionedDataModule(chosen)
+    batch = next(iter(data.train_dataloader()))
+    assert batch.seed_type == "author" and batch.batch_size == 2 and "y" not in batch["paper"]
+    assert pickle.loads(pickle.dumps(chosen)).split("train").equal(chosen.split("train"))
+
+
+def two_types() -> Any:
+    data = small()
+    data["author"].y = torch.zeros(7, dtype=torch.int64)
+    return data
+
+
+def bad(**arrays: Any) -> Any:
+    data = small()
+    for name, array in arrays.items():
+        data[name.partition("__")[0]][name.partition("__")[2]] = array
+    return Graph.from_pyg(data, check_features=False)
+
+
+def unmarked() -> Any:
+    data = small()
+    del data["paper"].train_mask, data["author"].train_mask
+    return data
+
+
+NAN = float("nan")
+LADIES = LadiesSampler([8, 8])
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "two types of seeds": (two_types, {}, r"2 node types have a train_mask .* graph\.with_seeds\('paper'\)"),
+    "no seeds": (unmarked, {}, "No node type has a train_mask: set data"),
+    "ladies": (small, {"sampler": LADIES}, "LadiesSampler draws from graphs without types"),
+    "ladies for corrections": (small, {"global_batching": GlobalBatching(sampler=LADIES)}, "LadiesSampler draws"),
+    "clusters": (small, {"sampler": ClusterSampler(2)}, "ClusterSampler draws from graphs without types"),
+    "walks": (small, {"sampler": RandomWalkSampler(2)}, r"RandomWalkSampler\(visits=50\) draws"),
+    "weights": (
+        small,
+        {"sampler": NeighborSampler([2, 2], weight="w")},
+        "weight .'w'. draws from graphs without",
+    ),
+    "types that are not there": (small, {"sampler": NeighborSampler({("a", "b", "c"): [2]})}, "names the edge type"),
+    "evaluation of others": (
+        small,
+        {"evaluation": Evaluation(sampler=NeighborSampler({("paper", "cites", "paper"): [2, 2]}))},
+        "no numbers for the edge type",
+    ),
+    "exchange": (
+        small,
+        {"boundary": Exchange(), "sampler": WholePartSampler(2)},
+        r"boundary=Exchange\(\) is for graphs without types: take Isolated",
+    ),
+    "history": (small, {"boundary": History()}, "boundary=History.* is for graphs without types"),
+    "perhaps exchange": (small, {"boundary": Auto(exchange=True)}, r"boundary=Auto\(exchange=True\) is for graphs"),
+    "device": (small, {"loading": Loading(sample_on="device")}, 'sample_on="device" is for graphs without types'),
+    "a small halo": (small, {"boundary": Halo(bytes=1)}, "has no room for a single node"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_take_types_is_refused(case: str) -> None:
+    make, options, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        PartitionedDataModule(make(), **options)
+
+
+BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
+    "features": ({"paper__x": torch.full((12, 5), NAN)}, "x of node 0 of type 'paper' is NaN or infinite"),
+}
+
+
+def test_bad_labels_are_refused() -> None:
+    graph = Graph.from_pyg(small())
+    assert graph.types is not None
+    graph.types.node_arrays["paper"]["y"][4] = -3
+    with pytest.raises(ValueError, match=r"y of node 4 is -3, and classes are counted from 0 .* but train_mask marks"):
+        next(iter(PartitionedDataModule(graph).train_dataloader()))
+
+
+@pytest.mark.parametrize("case", BAD_VALUES)
+def test_bad_values_are_refused_before_the_first_step(case: str) -> None:
+    arrays, message = BAD_VALUES[case]
+    data = PartitionedDataModule(bad(**arrays).with_seeds("paper"))
+    with pytest.raises(ValueError, match=message):
+        next(iter(data.train_dataloader()))
+
+
+def test_other_refusals() -> None:
+    with pytest.raises(ValueError, match=r"with_seeds\('paper'\) is for a graph with types, and this one has none"):
+        Graph(torch.tensor([0, 0]), torch.empty(0, dtype=torch.int64)).with_seeds("paper")
+    with pytest.raises(ValueError, match=r"node_type must be one of \['paper', 'author', 'venue'\], got 'word'"):
+        Graph.from_pyg(small()).with_seeds("word")
+    with pytest.raises(ValueError, match=r"The node type 'venue' has no train_mask: set data\['venue'\]\.train_mask"):
+        next(iter(PartitionedDataModule(Graph.from_pyg(small()).with_seeds("venue")).train_dataloader()))

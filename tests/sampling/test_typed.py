@@ -1,0 +1,291 @@
+"""Laws of neighbour sampling per edge type: the one-page sampler, PyG's subgraph, and keys that decide all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+from torch_geometric.utils import k_hop_subgraph
+
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.typed.apart import places_of, take_apart
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.synthetic import citations
+from lightning_gnn_dist.sampling.cluster import ClusterSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.matrix import MatrixSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.walk import RandomWalkSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from tests.conftest import module_of
+from tests.graph.typed.graphs import EDGES, small
+from tests.sampling import reference
+from tests.sampling.neighborhoods import PLACE
+from tests.sampling.reference import random_graph
+
+GRAPHS = ("acm", "aifb", "baseball", "f1", "openflights", "stackex_quantum", "umls")
+
+
+def many_types(num_types: int, seed: int = 0) -> Graph:
+    """Two node types and so many edge types, some of them in few rows."""
+    generator = torch.Generator().manual_seed(seed)
+    data = HeteroData()
+    data["a"].num_nodes, data["b"].num_nodes = 80, 50
+    for number in range(num_types):
+        ends = ("a", f"r{number}", "b") if number % 3 else ("b", f"r{number}", "a")
+        counts = [80 if end == "a" else 50 for end in ends[::2]]
+        data[ends].edge_index = torch.stack([torch.randint(n, (200,), generator=generator) for n in counts])
+    return Graph.from_pyg(data)
+
+
+def draw(graph: Graph, seeds: torch.Tensor, numbers: Any, key: BatchKey = PLACE, **more: Any) -> Sample:
+    return NeighborSampler(numbers, **more).sample_bulk(graph, [seeds], [key])[0]
+
+
+def by_hand(graph: Graph, seeds: list[int], fanouts: np.ndarray, batch_key: BatchKey, replace: bool) -> Any:
+    """The sampler as it could be written on one page: a node draws from each piece of its row as if it were a row."""
+    assert graph.types is not None
+    kinds, nodes, edges, columns, begin = graph.types.edge_type, list(seeds), [], [], 0
+    place = {node: i for i, node in enumerate(seeds)}
+    for hop in range(len(fanouts)):
+        frontier, begin = nodes[begin:], len(nodes)
+        for node in frontier:
+            start, stop = graph.indptr[node : node + 2].tolist()
+            of_row = kinds[start:stop].tolist()
+            for kind in sorted(set(of_row)):
+                piece = [start + i for i, other in enumerate(of_row) if other == kind]
+                if fanouts[hop][kind] == 0:
+                    continue
+                key = int(reference.key(*batch_key, hop + (kind << 32)))
+                drawn = reference.places(key, node, None, len(piece), fanouts[hop][kind], replace)
+                edges += [piece[i] for i in drawn]
+        for sender in graph.indices[edges[len(columns) :]].tolist():
+            columns.append(place.setdefault(sender, len(place)))
+        nodes = list(place)
+    return nodes, edges, columns
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize(("num_types", "numbers"), [(1, (3, 2)), (5, (1, 2)), (5, (-1, 1)), (300, (1, 1))])
+def test_it_is_the_one_page_sampler(num_types, numbers, replace):
+    graph = many_types(num_types)
+    seeds = torch.arange(0, 80, 7 if num_types < 9 else 40)
+    sample = draw(graph, seeds, numbers, replace=replace)
+    fanouts = np.repeat(np.array(numbers)[:, None], num_types, 1)
+    nodes, edges, columns = by_hand(graph, seeds.tolist(), fanouts, PLACE, replace)
+    assert sample.nodes.tolist() == nodes
+    assert sample.edge_ids is not None and sample.edge_ids.tolist() == edges
+    assert sample.indices.tolist() == columns
+    assert graph.types is not None and sample.edge_kinds is not None
+    assert sample.edge_kinds.equal(graph.types.edge_type[sample.edge_ids])
+
+
+def test_numbers_of_each_type_are_the_one_page_samplers():
+    graph = Graph.from_pyg(small())
+    numbers = {kind: [number, 2 - number % 2] for number, kind in enumerate(EDGES)}  # 0 for the first one
+    sample = draw(graph, torch.arange(6), numbers)
+    nodes, edges, _ = by_hand(graph, list(range(6)), np.array(list(numbers.values())).T, PLACE, False)
+    assert sample.nodes.tolist() == nodes
+    assert sample.edge_ids is not None and sample.edge_ids.tolist() == edges
+    by_name = {"__".join(kind): of for kind, of in numbers.items()}
+    assert draw(graph, torch.arange(6), by_name).nodes.tolist() == nodes
+    assert hash(NeighborSampler(numbers)) == hash(NeighborSampler(by_name))
+
+
+def test_one_type_is_a_graph_without_types():
+    plain = random_graph(300, 4000, seed=2)
+    data = HeteroData()
+    data["n"].num_nodes = 300
+    data["n", "to", "n"].edge_index = torch.stack(
+        [plain.indices.long(), torch.arange(300).repeat_interleave(plain.degrees())]
+    )
+    seeds = torch.arange(40)
+    one, other = draw(Graph.from_pyg(data), seeds, [5, 3]), draw(plain, seeds, [5, 3])
+    assert all(
+        map(
+            torch.equal,
+            (one.nodes, one.indptr, one.indices, one.edge_ids),
+            (other.nodes, other.indptr, other.indices, other.edge_ids),
+        )
+    )
+
+
+def check_is_the_subgraph(data: HeteroData, kind: str, seeds: torch.Tensor, num_hops: int) -> None:
+    """With all neighbours, nodes, edges and rows of every type are those of PyG's k-hop subgraph."""
+    graph = Graph.from_pyg(data, edge_ids=True, check_features=False)
+    types = graph.types
+    assert types is not None
+    apart = take_apart(graph, draw(graph, types.to_global(kind, seeds), [-1] * num_hops))
+    whole = data.to_homogeneous(node_attrs=[], edge_attrs=[], add_node_type=False)
+    ids = types.to_global(kind, seeds)
+    nodes = k_hop_subgraph(ids, num_hops, whole.edge_index, num_nodes=graph.num_nodes)[0]
+    inner = k_hop_subgraph(ids, num_hops - 1, whole.edge_index, num_nodes=graph.num_nodes)[0] if num_hops > 1 else ids
+    for name, found in zip(types.node_types, apart.nodes, strict=True):
+        of_type = nodes[types.type_of(nodes) == types.node_types.index(name)] - types.nodes_of(name).start
+        assert found.sort().values.equal(of_type)
+    into = torch.isin(whole.edge_index[1], inner)
+    for number, (edge_type, rows) in enumerate(zip(types.edge_types, apart.rows, strict=True)):
+        drawn = types.edge_arrays[edge_type]["e_id"][places_of(graph, number, rows.edge_ids)]
+        expected = (into[whole.edge_type == number]).nonzero().view(-1)
+        assert drawn.sort().values.equal(expected)
+        source, _, target = (types.node_types.index(name) if i != 1 else 0 for i, name in enumerate(edge_type))
+        receiver = torch.arange(rows.indptr.numel() - 1).repeat_interleave(rows.indptr.diff())
+        ends = torch.stack([apart.nodes[source][rows.indices.long()], apart.nodes[target][receiver]])
+        assert ends.equal(data[edge_type].edge_index[:, drawn])
+        assert sum(rows.num_sampled) == drawn.numel()
+    assert apart.nodes[types.node_types.index(kind)][: seeds.numel()].equal(seeds)
+
+
+@pytest.mark.parametrize("num_hops", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_without_a_limit_it_is_the_k_hop_subgraph(num_hops, seed):
+    check_is_the_subgraph(small(seed), "paper", torch.tensor([3, 0, 7]), num_hops)
+    check_is_the_subgraph(small(seed), "venue", torch.tensor([2]), num_hops)
+    data = citations(600, 2, seed=seed).to_pyg()
+    check_is_the_subgraph(data, "author", torch.arange(40, 60), num_hops)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_on_real_graphs_it_is_the_k_hop_subgraph(shared_data, name):
+    if not (shared_data / "typed").is_dir():
+        pytest.skip("the folder of typed graphs (../shared/data/typed) is not there")
+    reader: Any = module_of(shared_data / "typed" / "read_typed.py")
+    data = reader.to_hetero(name, split_types=True, reverse=True)
+    kind = data.node_types[0]
+    seeds = torch.randperm(data[kind].num_nodes, generator=torch.Generator().manual_seed(0))[:20]
+    check_is_the_subgraph(data, kind, seeds, 2)
+
+
+def test_every_edge_of_a_type_is_equally_likely():
+    data = HeteroData()
+    data["a"].num_nodes, data["b"].num_nodes = 40, 1
+    sizes = {"one": 30, "two": 7, "three": 3}
+    for name, count in sizes.items():
+        data["a", name, "b"].edge_index = torch.stack([torch.arange(count), torch.zeros(count).long()])
+    graph = Graph.from_pyg(data)
+    hits: Counter[int] = Counter()
+    for batch in range(800):
+        sample = draw(graph, torch.tensor([40]), [4], BatchKey(0, 0, batch))
+        assert sample.edge_ids is not None and sample.edge_ids.unique().numel() == 4 + 4 + 3
+        hits.update(sample.edge_ids.tolist())
+    assert graph.types is not None
+    for name, count in sizes.items():
+        of_type = np.array([hits[at] for at in graph.types.edges_of(("a", name, "b")).tolist()])
+        share = min(1, 4 / count)
+        chi_square = ((of_type - 800 * share) ** 2).sum() / (800 * share * (1 - share) or 1)
+        assert chi_square < count + 4 * (2 * count) ** 0.5, name
+
+
+def test_a_bulk_is_its_batches_in_any_number_of_threads():
+    graph, sampler = citations(800), NeighborSampler([3, 2])
+    seeds = [torch.arange(i, 800, 40) for i in range(10)]
+    keys = [BatchKey(0, 0, i) for i in range(10)]
+    bulk = sampler.sample_bulk(graph, seeds, keys)
+    with ThreadPoolExecutor(4) as threads:
+        alone = list(threads.map(lambda ids, key: sampler.sample_bulk(graph, [ids], [key])[0], seeds, keys))
+    for left, right in zip(bulk, alone, strict=True):
+        pairs = zip(
+            (left.nodes, left.indices, left.edge_kinds), (right.nodes, right.indices, right.edge_kinds), strict=True
+        )
+        assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_a_batch_larger_than_any_before_is_sampled_anew():
+    graph = citations(30_000, mean_degree=8)
+    large = draw(graph, torch.arange(20_000), [-1, -1])
+    assert large.indices.numel() > 8 * (1 << 14)
+    again = draw(graph, torch.arange(20_000), [-1, -1])
+    assert large.nodes.equal(again.nodes) and large.indices.equal(again.indices)
+
+
+@pytest.mark.parametrize("num_types", [1, 3, 300])
+def test_places_are_those_among_the_edges_of_a_type(num_types):
+    graph = many_types(num_types)
+    assert graph.types is not None
+    for number, kind in enumerate(graph.types.edge_types):
+        at = graph.types.edges_of(kind)
+        order = torch.randperm(at.numel())
+        assert places_of(graph, number, at[order]).equal(order)
+
+
+@pytest.mark.parametrize("sampler", [ShadowSampler([2, 2], 2), RandomWalkSampler(2, visits=0), WholePartSampler(2)])
+def test_samplers_of_subgraphs_come_apart_too(sampler):
+    graph = Graph.from_pyg(small())
+    sample = sampler.sample_bulk(graph, [torch.arange(4)], [PLACE])[0]
+    apart = take_apart(graph, sample)
+    assert graph.types is not None and sample.edge_ids is not None
+    flat = [graph.types.edge_types[kind] for kind in graph.types.edge_type[sample.edge_ids].tolist()]
+    for kind, rows in zip(graph.types.edge_types, apart.rows, strict=True):
+        assert rows.indices.numel() == flat.count(kind)
+        source, target = (apart.nodes[graph.types.node_types.index(end)] for end in kind[::2])
+        receiver = target[torch.arange(rows.indptr.numel() - 1).repeat_interleave(rows.indptr.diff())]
+        senders = source[rows.indices.long()] + graph.types.nodes_of(kind[0]).start
+        assert senders.equal(graph.indices[rows.edge_ids].long())
+        rows_of_graph = torch.searchsorted(graph.indptr, rows.edge_ids, right=True) - 1
+        assert (receiver + graph.types.nodes_of(kind[2]).start).equal(rows_of_graph)
+
+
+def test_a_graph_that_was_damaged_is_refused():
+    graph = Graph.from_pyg(small())
+    assert graph.types is not None
+    graph.types.edge_type[:] = 0
+    with pytest.raises(ValueError, match="changed after the graph was checked"):
+        take_apart(graph, draw(graph, torch.arange(4), [-1, -1]))
+    graph.types.edge_type[:] = 200
+    with pytest.raises(ValueError, match="changed after the graph was checked"):
+        draw(graph, torch.arange(4), [-1, -1])
+
+
+W, C = ("author", "writes", "paper"), ("paper", "cites", "paper")
+ALL = {kind: [2, 2] for kind in EDGES}
+BAD: dict[str, tuple[Any, str]] = {
+    "no types": ({}, "num_neighbors is empty: give numbers for each edge type"),
+    "a pair": ({("author", "paper"): [2]}, r"must be by edge types, \(source, name, destination\), got \('author',"),
+    "a number as type": ({3: [2]}, "must be by edge types"),
+    "a name of two words": ({"author__paper": [2]}, "must be by edge types, .* got 'author__paper'"),
+    "another length": ({W: [2], C: [2, 1]}, r"as many hops for each edge type, got lists of \[1, 2\]: write 0"),
+    "no hops": ({W: []}, r"num_neighbors of \('author', 'writes', 'paper'\) is empty"),
+    "a number": ({W: 3}, r"num_neighbors of \('author', 'writes', 'paper'\) must list one number per hop, got 3"),
+    "negative": ({W: [-2]}, "must hold positive integers, or -1 for all neighbours, or 0 for none, got -2"),
+    "a fraction": ({W: [1.5]}, r"got 1\.5"),
+    "twice": ({W: [1], "author__writes__paper": [1]}, "names the edge type .* twice"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_useless_numbers_are_refused(case):
+    with pytest.raises(ValueError, match=BAD[case][1]):
+        NeighborSampler(BAD[case][0])
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (
+            NeighborSampler(ALL | {("venue", "x", "paper"): [1, 1]}),
+            r"names the edge type \('venue', 'x', 'paper'\), and",
+        ),
+        (NeighborSampler({W: [2, 2]}), r"no numbers for the edge type .*: give it some, or \[0, 0\] to leave it out"),
+        (NeighborSampler([2], weight="edge_weight"), "weight .'edge_weight'. draws from graphs without types"),
+        (LadiesSampler([8]), "LadiesSampler draws from graphs without types, and this one has 3 node types: use Neigh"),
+        (ClusterSampler(2), "ClusterSampler draws from graphs without types"),
+        (MatrixSampler(NeighborSampler([2])), "MatrixSampler draws from graphs without types"),
+        (RandomWalkSampler(2), r"RandomWalkSampler\(visits=50\) draws from graphs without types"),
+    ],
+)
+def test_what_does_not_fit_the_types_is_refused(sampler, message):
+    with pytest.raises(ValueError, match=message):
+        sampler.sample_bulk(Graph.from_pyg(small()), [torch.arange(3)], [PLACE])
+
+
+def test_numbers_by_type_need_types():
+    with pytest.raises(
+        ValueError, match="numbers for 5 edge types, and this graph has no types: give one number per hop"
+    ):
+        NeighborSampler(ALL).sample_bulk(random_graph(), [torch.arange(3)], [PLACE])
