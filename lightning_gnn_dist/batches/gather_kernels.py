@@ -31,6 +31,23 @@ def gather(source: Array, rows: Array, out: Array, width: int) -> None:
         _copy_rows(source, rows, out, width)
 
 
+@compiled
+def gather_of_two(first: Array, second: Array, split: int, rows: Array, out: Array, width: int) -> None:
+    """Copy ``rows`` to ``out``, those from row ``split`` on from ``second``, all uint8; a row has ``width`` bytes."""
+    last, ahead = len(rows) - 1, min(width, 8 * LINE)
+    for i in range(len(rows)):
+        coming, row = rows[_U(min(i + ROWS_AHEAD, last))], rows[_U(i)]
+        for offset in range(0, ahead, LINE):
+            if coming < split:
+                prefetch(first, coming * width + offset)
+            else:
+                prefetch(second, (coming - split) * width + offset)
+        if row < split:
+            copy_bytes(out, i * width, first, row * width, width)
+        else:
+            copy_bytes(out, i * width, second, (row - split) * width, width)
+
+
 @inlined
 def _copy_rows(source: Array, rows: Array, out: Array, width: int) -> None:
     last = len(rows) - 1

@@ -44,9 +44,12 @@ class BatchSource(Protocol):
         ...
 
     @property
-    def may_run_ahead(self) -> bool:
-        """Whether batches may be made in the background, even ones that nobody will take. False if making is
-        collective, so that all ranks must make equally many."""
+    def is_remote(self) -> bool:
+        """Whether other ranks are asked for rows: once for a bulk, and by one thread, bulk after bulk."""
+        ...
+
+    def depth(self, prefetch: int) -> int:
+        """How many bulks may be made ahead of the one that is consumed, where the loader would make ``prefetch``."""
         ...
 
     def order(self, seeds: Tensor, seed: int, epoch: int) -> Tensor | None:
@@ -91,7 +94,7 @@ class GraphSource:
         run: Runs layers on the batches, whose edges are then not handed out. Default: layers run on these edges.
     """
 
-    may_run_ahead = True
+    is_remote = False
 
     def __init__(
         self,
@@ -120,6 +123,9 @@ class GraphSource:
     def order(self, seeds: Tensor, seed: int, epoch: int) -> Tensor | None:
         sampler = self._home[1]
         return sampler.order(self._home[0], seeds, seed, epoch) if isinstance(sampler, OrdersSeeds) else None
+
+    def depth(self, prefetch: int) -> int:
+        return prefetch
 
     def keep_buffers(self, count: int) -> None:
         self._num_buffers = count

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import assemble
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
+from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.prepare.shard import Shard, save_shards
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
@@ -45,16 +46,18 @@ def sent(rank: int, world_size: int, folder: str, shards: int, sampler: ShardedS
     seeds, keys = [torch.arange(100 * rank, 100 * rank + 100) * 4], [BatchKey(rank, 0, 0)]
     before = traffic.bytes_sent
     (batch,) = batches(graph, sampler, seeds, keys)
+    graph.close()
     spent = traffic.bytes_sent - before
     dist.destroy_process_group()
     expanded = batch.n_id[: sum(batch.num_sampled_nodes[:-1])]
     others = 1 - 1 / shards  # of random nodes
     width = sum(batch[name][:1].numel() * batch[name].element_size() for name in ARRAYS)
-    # As an asker 4 bytes for each node of the frontier and 8 for each node of the batch, and as an owner the answers
-    # to the others, who ask for as much: of layer-wise samplers, whole rows.
+    # As an asker 2 bytes for each node of the frontier and of the batch, for a shard has fewer than 32768, and as an
+    # owner the answers to the others, who ask for as much, with a byte for each row's length: of layer-wise samplers,
+    # whole rows.
     whole = int(small_graph(4000, 80_000).degrees()[expanded].sum())
     edges = sum(batch.num_sampled_edges) if isinstance(sampler, NeighborSampler) else whole
-    return spent, others * (expanded.numel() * (4 + 4) + edges * 4 + batch.num_nodes * (8 + width))
+    return spent, others * (expanded.numel() * (2 + 1) + edges * 4 + batch.num_nodes * (2 + width))
 
 
 ARRAYS = ("x", "y", "train_mask", "val_mask", "test_mask", "n_id")
@@ -82,6 +85,7 @@ def drawn(rank: int, world_size: int, folder: str, shards: int, sampler: Sharded
         seeds = seeds_of(rank, 0 if rank == world_size - 1 else 20)
         keys = [BatchKey(7 + rank, bulk, i) for i in range(len(seeds))]
         found += batches(graph, sampler, seeds, keys, all_labels=world_size == shards)
+    graph.close()
     dist.destroy_process_group()
     return [*map(as_dict, found), graph.cache.hits]
 
@@ -148,7 +152,7 @@ def corrected(rank: int, world_size: int, folder: str, sampler: ShardedSampler) 
     for bulk_size in (1, 4):
         channel = CountingChannel(dist.group.WORLD, world_size, rank)
         graph = ShardedGraph(Shard.open(folder, rank), channel)
-        whole = GlobalBatches(ShardedSource(graph, sampler), graph.split("train"), 32, 0, bulk_size)
+        whole = GlobalBatches(ShardedSource(graph, sampler, Loading()), graph.split("train"), 32, 0, bulk_size)
         exchanges, before = channel.exchanges, traffic.bytes_sent
         made = [as_dict(batch) for batch in whole.of_round(3, rank, world_size, start=2, stop=8)]
         found.append((made, channel.exchanges - exchanges, traffic.bytes_sent - before))
