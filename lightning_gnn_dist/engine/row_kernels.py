@@ -10,7 +10,9 @@ from lightning_gnn_dist.engine.compiling import compiled, part
 from lightning_gnn_dist.engine.intrinsics import prefetch
 from lightning_gnn_dist.engine.kernels import (
     BLOCK,
+    LINE,
     REPEATED_SEED,
+    ROWS_AHEAD,
     ZERO,
     Array,
     Rule,
@@ -38,6 +40,7 @@ def draw_rows(
     heights: Array,
     starts: Array,
     positions: Array,
+    senders: Array,
 ) -> None:
     """Draw from ``rows`` the same edges that :func:`kernels.sample` draws for their nodes.
 
@@ -52,16 +55,26 @@ def draw_rows(
         heights: Working memory, as long as the longest row, if edges have weights.
         starts: Where the edges of each row go in ``positions``.
         positions: Receives positions in ``indices``.
+        senders: Receives what stands there, which was prefetched a block of rows before it is read.
     """
-    for i in range(len(rows)):
-        row, out = _U(rows[_U(i)]), starts[_U(i)]
-        first = indptr[row]
-        degree = indptr[row + _U(1)] - first
-        if is_whole(degree, fanout, rule.replace):
-            for edge in range(degree):
-                positions[_U(out + edge)] = first + edge
-        else:
-            draw_row(indices, first, degree, fanout, keys[_U(i)], nodes[_U(i)], rule, heights, positions, out)
+    count, read = len(rows), 0
+    for low in range(0, count + BLOCK, BLOCK):
+        for i in range(low, min(low + BLOCK, count)):
+            prefetch(indptr, rows[_U(min(i + ROWS_AHEAD, count - 1))])
+            row, out = _U(rows[_U(i)]), starts[_U(i)]
+            first = indptr[row]
+            degree = indptr[row + _U(1)] - first
+            if is_whole(degree, fanout, rule.replace):
+                for edge in range(degree):
+                    positions[_U(out + edge)] = first + edge
+                for edge in range(0, degree, LINE // 8):
+                    prefetch(indices, first + edge)
+            else:
+                draw_row(indices, first, degree, fanout, keys[_U(i)], nodes[_U(i)], rule, heights, positions, out)
+        stop = starts[_U(low)] if low < count else len(positions)
+        for edge in range(read, stop):
+            senders[_U(edge)] = indices[_U(positions[_U(edge)])]
+        read = stop
 
 
 @compiled

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.pool import Pool, gather_rows
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.kernels import Rule
 from lightning_gnn_dist.engine.row_kernels import draw_rows
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
-from lightning_gnn_dist.graph.rows import edge_positions, take_rows
+from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.prepare.shard import Shard
 
 Message: TypeAlias = list[Tensor]
@@ -29,10 +30,11 @@ class Owner:
 
     Args:
         shard: The shard.
+        pool: Lends memory for rows, until they are sent.
     """
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard, self._rows = shard, shard.rows
+    def __init__(self, shard: Shard, pool: Pool) -> None:
+        self._shard, self._rows, self._pool = shard, shard.rows, pool
 
     def answer(self, kind: int, question: Message) -> Message:
         """Return the answer to a question that :func:`draw_of` or :func:`rows_of` made, or to the ids of rows."""
@@ -49,6 +51,7 @@ class Owner:
         drawn = torch.where(is_whole, degrees, fanout)
         longest = int(degrees.max()) if len(degrees) else 0
         positions = np.empty(int(drawn.sum()), np.int64)
+        senders = self._rows.indices.new_empty(len(positions))
         draw_rows(
             self._rows.indptr.numpy(),
             self._rows.indices.numpy(),
@@ -60,10 +63,10 @@ class Owner:
             np.empty(max(fanout, longest) if len(rule.weights) else 0),
             (drawn.cumsum(0) - drawn).numpy(),
             positions,
+            senders.numpy(),
         )
-        at = torch.from_numpy(positions)
-        places = [narrow(at, self._rows.num_edges)] if self._rows.edge_arrays else []
-        return [narrow(drawn, longest if fanout < 0 else fanout), self._rows.indices[at], *places]
+        places = [narrow(torch.from_numpy(positions), self._rows.num_edges)] if self._rows.edge_arrays else []
+        return [narrow(drawn, longest if fanout < 0 else fanout), senders, *places]
 
     def _whole_rows(self, nodes: Tensor, weight: Tensor) -> Message:
         """The degrees, the senders and weights of all edges, and where rows begin; the last two where there are any."""
@@ -78,11 +81,11 @@ class Owner:
 
     def _nodes(self, nodes: Tensor) -> Message:
         arrays, local = self._rows.node_arrays, nodes.to(torch.int64)
-        return [take_rows(arrays[name], local) for name in sorted(arrays)]
+        return [gather_rows(arrays[name], local, self._pool) for name in sorted(arrays)]
 
     def _edges(self, edges: Tensor) -> Message:
         arrays, local = self._rows.edge_arrays, edges.to(torch.int64)
-        return [take_rows(arrays[name], local) for name in sorted(arrays)]
+        return [gather_rows(arrays[name], local, self._pool) for name in sorted(arrays)]
 
     def _degrees(self, local: Tensor) -> Tensor:
         """Return the lengths of own rows; refuse rows that reach beyond the shard, where compiled loops would read."""

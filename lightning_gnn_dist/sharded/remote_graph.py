@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.pool import BufferPool
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
 from lightning_gnn_dist.engine.row_kernels import put_rows
@@ -126,8 +127,9 @@ class ShardedGraph:
                 "together."
             )
         self.shard, self.channel = shard, channel
-        self._owner = Owner(shard)
-        self._asking = Asking(channel, self._owner.answer)
+        pool = BufferPool(2 * channel.size)  # for rows on their way, so that the system need not clear new memory
+        self._owner = Owner(shard, pool)
+        self._asking = Asking(channel, self._owner.answer, pool.take)
         self._splits: dict[str, Tensor] = {}
         self._norms: dict[str | None, Tensor] = {}
         self.cache = RowCache(self._asked_most(cache_bytes), self._fetch_nodes)

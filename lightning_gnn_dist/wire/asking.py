@@ -29,12 +29,14 @@ from lightning_gnn_dist.wire.collectives import counted, octets
 
 Message: TypeAlias = list[Tensor]
 Answer = Callable[[int, Message], Message]
+Take = Callable[[int], Tensor]
 Result = TypeVar("Result")
 
 THREAD_NAME = "lightning_gnn_dist.wire.asking"
 DONE, FAILED = 0, 1  # how an answer begins
 SECONDS_FOR_HELLO = 10.0  # of a process that connects here, before it is taken for a stranger
 SMALL_BYTES = 1 << 16  # what is smaller is sent in one piece
+LARGE_BYTES = 1 << 20  # tensors of this size get memory that is lent
 _ADDRESS_BYTES = 48  # an IPv6 address with its zone fits
 _TOKEN_BYTES = 16
 _DTYPES: list[torch.dtype] = [
@@ -50,11 +52,12 @@ class Asking:
         channel: The ranks.
         answer: Answers a question, given its kind and its tensors. It may be called by several threads at once, and
             must ask nothing itself.
+        take: Lends memory for large tensors that are received: so many bytes. Default: new memory.
     """
 
-    def __init__(self, channel: Channel, answer: Answer) -> None:
+    def __init__(self, channel: Channel, answer: Answer, take: Take | None = None) -> None:
         self.rank, self.size = channel.rank, channel.size
-        self._first = collectives.rank() - channel.rank
+        self._first, self._take = collectives.rank() - channel.rank, take or _new
         self._lock, self._error = Lock(), ""
         self._threads: list[Thread] = []
         self._asked: dict[int, socket.socket] = {}
@@ -123,7 +126,7 @@ class Asking:
             raise
 
     def _answer_of(self, rank: int) -> Message:
-        kind, answer = self._with(rank, _receive)
+        kind, answer = self._with(rank, lambda end: _receive(end, self._take))
         if kind == FAILED:
             text = answer[0].numpy().tobytes().decode(errors="replace")
             raise RuntimeError(f"Rank {self._first + rank} cannot answer rank {self._first + self.rank}: {text}")
@@ -181,7 +184,11 @@ def _send(end: socket.socket, kind: int, tensors: Message) -> None:
             end.sendall(content.numpy().data)
 
 
-def _receive(end: socket.socket) -> tuple[int, Message]:
+def _new(num_bytes: int) -> Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+def _receive(end: socket.socket, take: Take = _new) -> tuple[int, Message]:
     (size,) = struct.unpack("<q", _read(end, 8).numpy().tobytes())
     kind, count, *shapes = struct.unpack(f"<{size}q", _read(end, 8 * size).numpy().tobytes())
     message: Message = []
@@ -189,12 +196,14 @@ def _receive(end: socket.socket) -> tuple[int, Message]:
         (dtype, dim), shapes = shapes[:2], shapes[2:]
         shape, shapes = shapes[:dim], shapes[dim:]
         width, rows = _DTYPES[dtype].itemsize, torch.Size(shape)
-        message.append(_read(end, width * rows.numel()).view(_DTYPES[dtype]).view(rows))
+        num_bytes = width * rows.numel()
+        content = _read(end, num_bytes, take if num_bytes >= LARGE_BYTES else _new)
+        message.append(content.view(_DTYPES[dtype]).view(rows))
     return kind, message
 
 
-def _read(end: socket.socket, num_bytes: int) -> Tensor:
-    out = torch.empty(num_bytes, dtype=torch.uint8)
+def _read(end: socket.socket, num_bytes: int, take: Take = _new) -> Tensor:
+    out = take(num_bytes)
     view = out.numpy().data
     while len(view):
         count = end.recv_into(view)
