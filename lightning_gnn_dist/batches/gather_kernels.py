@@ -32,20 +32,25 @@ def gather(source: Array, rows: Array, out: Array, width: int) -> None:
 
 
 @compiled
-def gather_of_two(first: Array, second: Array, split: int, rows: Array, out: Array, width: int) -> None:
-    """Copy ``rows`` to ``out``, those from row ``split`` on from ``second``, all uint8; a row has ``width`` bytes."""
+def gather_of_three(first: Array, second: Array, third: Array, rows: Array, out: Array, width: int) -> None:
+    """Copy ``rows`` of three arrays that stand below each other to ``out``, all uint8; a row has ``width`` bytes."""
     last, ahead = len(rows) - 1, min(width, 8 * LINE)
+    split, end = len(first), len(first) + len(second)
     for i in range(len(rows)):
-        coming, row = rows[_U(min(i + ROWS_AHEAD, last))], rows[_U(i)]
+        coming, row = rows[_U(min(i + ROWS_AHEAD, last))] * width, rows[_U(i)] * width
         for offset in range(0, ahead, LINE):
             if coming < split:
-                prefetch(first, coming * width + offset)
+                prefetch(first, coming + offset)
+            elif coming < end:
+                prefetch(second, coming - split + offset)
             else:
-                prefetch(second, (coming - split) * width + offset)
+                prefetch(third, coming - end + offset)
         if row < split:
-            copy_bytes(out, i * width, first, row * width, width)
+            copy_bytes(out, i * width, first, row, width)
+        elif row < end:
+            copy_bytes(out, i * width, second, row - split, width)
         else:
-            copy_bytes(out, i * width, second, (row - split) * width, width)
+            copy_bytes(out, i * width, third, row - end, width)
 
 
 @inlined

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, repeat
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, in_type
-from lightning_gnn_dist.batches.loader import Ahead, Made, chunks_of
-from lightning_gnn_dist.batches.source import BatchSource
+from lightning_gnn_dist.batches.loader import Ahead, chunks_of
+from lightning_gnn_dist.batches.source import Asked, BatchSource, Made
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 
@@ -60,8 +60,9 @@ class GlobalBatches:
         is_ahead = self.in_background and self.source.is_remote and self.source.depth(1) > 0
         numbers = count(start) if stop is None else range(start, stop)
         chunks = chunks_of(numbers, self.bulk_size, grows=is_ahead)
-        ahead = Ahead(
-            partial(self._make, round_idx, rank, num_slices), chunks, int(is_ahead), lambda: self.source.depth(1)
+        bulks = self.source.make_in_turn(map(partial(self._asked, round_idx, rank, num_slices), chunks))
+        ahead = Ahead[None, Made](
+            lambda _: next(bulks, None), repeat(None), int(is_ahead), lambda: self.source.depth(1)
         )
         try:
             while made := ahead.next():
@@ -70,11 +71,10 @@ class GlobalBatches:
         finally:
             ahead.close()
 
-    def _make(self, round_idx: int, rank: int, num_slices: int, bulk: list[int]) -> Made:
+    def _asked(self, round_idx: int, rank: int, num_slices: int, bulk: list[int]) -> Asked:
         places = [self._places(round_idx, index).tensor_split(num_slices)[rank] for index in bulk]
-        seeds, inputs = [self.seeds[at] for at in places], places if self.has_inputs else None
         keys = [BatchKey(self.seed + Purpose.CORRECTIONS, round_idx, index) for index in bulk]
-        return len(bulk), self.source.make(seeds, keys, inputs)
+        return [self.seeds[at] for at in places], keys, places if self.has_inputs else None
 
     def _places(self, round_idx: int, index: int) -> Tensor:
         """Where the seeds of one batch stand among all: passes follow each other, each in an order of its own."""

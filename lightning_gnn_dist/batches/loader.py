@@ -8,14 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from itertools import count, islice
-from typing import Generic, TypeAlias, TypeVar
+from itertools import count, islice, repeat
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, in_type
-from lightning_gnn_dist.batches.source import BatchSource
+from lightning_gnn_dist.batches.source import Asked, BatchSource, Made
 from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey, refuse_repeated
@@ -23,7 +23,6 @@ from lightning_gnn_dist.sampling.base import check_seeds
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Made: TypeAlias = tuple[int, Iterator[SampledData]]
 
 THREAD_NAME = "lightning_gnn_dist.batches.loader"
 CLOSED = "The loader was closed while it was iterated over. Iterate over it anew."
@@ -145,7 +144,10 @@ class BatchLoader:
     def _batches(self, numbers: Iterable[int]) -> Batches:
         grows = self._source.is_remote and self._num_threads > 0
         chunks, depth = chunks_of(numbers, self._bulk_size, grows=grows), lambda: self._source.depth(self._prefetch)
-        ahead = Ahead(self._make, chunks, self._num_threads, depth)
+        ahead = Ahead[Any, Made](self._make, chunks, self._num_threads, depth)
+        if self._source.is_remote:
+            bulks = self._source.make_in_turn(map(self._asked, chunks))
+            ahead = Ahead(lambda _: next(bulks, None), repeat(None), self._num_threads, depth)
         self._running.add(ahead)
         try:
             while made := self._wait_for(ahead):
@@ -156,7 +158,7 @@ class BatchLoader:
             ahead.close()
             self._running.discard(ahead)
 
-    def _wait_for(self, ahead: Ahead[list[int], Made]) -> Made | None:
+    def _wait_for(self, ahead: Ahead[Any, Made]) -> Made | None:
         start = time.perf_counter()
         try:
             return ahead.next()
@@ -165,10 +167,13 @@ class BatchLoader:
 
     def _make(self, numbers: list[int]) -> Made:
         """Make one bulk, a pure function of the numbers of its batches. Runs in several threads at once."""
+        return len(numbers), self._source.make(*self._asked(numbers))
+
+    def _asked(self, numbers: list[int]) -> Asked:
         keys = [BatchKey(self._seed, *divmod(number, len(self))) for number in numbers]
         places = [self._places_of(key) for key in keys]
         inputs = None if self._inputs is None else [self._inputs[at] for at in places]
-        return len(keys), self._source.make([self._seeds[at] for at in places], keys, inputs)
+        return [self._seeds[at] for at in places], keys, inputs
 
     def _places_of(self, key: BatchKey) -> Tensor | slice:
         """Where the seeds of a batch stand among all."""
@@ -192,11 +197,11 @@ class Ahead(Generic[Item, Result]):
     """Applies ``work`` to items ahead of their consumer, in order, on threads that end with it."""
 
     def __init__(
-        self, work: Callable[[Item], Result], items: Iterator[Item], num_threads: int, depth: Callable[[], int]
+        self, work: Callable[[Item], Result | None], items: Iterator[Item], num_threads: int, depth: Callable[[], int]
     ) -> None:
         self._work, self._items, self._depth = work, items, depth
         self._threads = ThreadPoolExecutor(num_threads, THREAD_NAME) if num_threads else None
-        self._pending: deque[Future[Result]] = deque()
+        self._pending: deque[Future[Result | None]] = deque()
         self._closed, self._process = False, os.getpid()
 
     def check(self) -> None:

@@ -21,7 +21,7 @@ from lightning_gnn_dist.batches.gather_kernels import (
     gather,
     gather_bfloat16,
     gather_float16,
-    gather_of_two,
+    gather_of_three,
     gather_scaled,
 )
 
@@ -122,15 +122,16 @@ def gather_rows(
     return out.view(dtype).view(shape)
 
 
-def gather_joined(array: Tensor, others: Tensor, rows: Tensor, pool: Pool | None = None) -> Tensor:
-    """The rows of two arrays as if ``others`` stood below ``array``, copied as :func:`gather_rows` does."""
+def gather_joined(array: Tensor, held: Tensor, others: Tensor, rows: Tensor, pool: Pool | None = None) -> Tensor:
+    """Rows of three arrays as if they stood below each other, copied as :func:`gather_rows` does."""
     shape = (rows.numel(), *array.shape[1:])
     num_bytes = prod(shape) * array.dtype.itemsize
     if not num_bytes:
         return array.new_empty(shape)
-    _check_rows(rows, len(array) + len(others))
-    first, second, out = _bits(array, torch.uint8), _bits(others, torch.uint8), _room(num_bytes, pool)
-    gather_of_two(first, second, len(array), rows.numpy(), out.numpy(), num_bytes // rows.numel())
+    _check_rows(rows, len(array) + len(held) + len(others))
+    first, second, third = (_bits(source, torch.uint8) for source in (array, held, others))
+    out = _room(num_bytes, pool)
+    gather_of_three(first, second, third, rows.numpy(), out.numpy(), num_bytes // rows.numel())
     return out.view(array.dtype).view(shape)
 
 

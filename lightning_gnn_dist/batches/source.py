@@ -33,6 +33,8 @@ WRITTEN = (
 
 
 Inputs = Sequence[Tensor]  # for each batch, the place of each seed in what its loader was asked for
+Asked = tuple[Sequence[Tensor], Sequence[BatchKey], Inputs | None]  # seeds, keys and inputs of a bulk
+Made = tuple[int, Iterator[SampledData]]  # how many batches, and the batches
 
 
 class BatchSource(Protocol):
@@ -68,6 +70,10 @@ class BatchSource(Protocol):
         The call does all the work, and may come from a background thread. Iterating only waits for a device, and must
         happen in the thread that trains.
         """
+        ...
+
+    def make_in_turn(self, bulks: Iterator[Asked]) -> Iterator[Made]:
+        """What :meth:`make` returns for one bulk after the other. It may look at the next ones before they are due."""
         ...
 
     def spare_memory(self) -> None:
@@ -136,6 +142,9 @@ class GraphSource:
         self._place()
         batches, run = handed_out(lambda: self._batches_around(seeds, keys, inputs), self._stream), self._run
         return batches if run is None else (PartBatch.of(batch, run) for batch in batches)
+
+    def make_in_turn(self, bulks: Iterator[Asked]) -> Iterator[Made]:
+        return ((len(asked[0]), self.make(*asked)) for asked in bulks)
 
     def spare_memory(self) -> None:
         self._files = FileRows(self._graph)

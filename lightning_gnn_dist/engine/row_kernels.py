@@ -143,6 +143,17 @@ def put_rows(rows: Array, counts: Array, source: Array, starts: Array, out: Arra
 
 
 @compiled
+def mark_uses(ids: Array, used: Array, number: int, uses: Array) -> None:
+    """Set ``uses`` to ``number`` where an id is among ``used``; both are int64 and increasing."""
+    at = 0
+    for i in range(len(ids)):
+        while at < len(used) and used[_U(at)] < ids[_U(i)]:
+            at += 1
+        if at < len(used) and used[_U(at)] == ids[_U(i)]:
+            uses[_U(i)] = number
+
+
+@compiled
 def join_hop(known: Array, senders: Array, work: Work, table: Table) -> Any:
     """Find the nodes that a hop adds to a batch, as :func:`kernels.sample` does; return how many nodes it has then.
 

@@ -8,7 +8,8 @@ The few methods that are collective say so: all ranks of a channel call them tog
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from threading import Lock
 from typing import NamedTuple
 
 import torch
@@ -65,18 +66,36 @@ class FetchedRows(NamedTuple):
         return self.first_edges[row] + positions - self.starts[row]
 
 
-class Found(NamedTuple):
-    """Where rows of the whole graph are: among the own ones, or among those that were fetched.
+class Sought(NamedTuple):
+    """Rows of the whole graph that are needed.
 
     Attributes:
-        places: The place of each row: those of fetched rows come after all own ones.
+        places: The places of the own ones among the own rows.
+        is_other: Which of them others own.
+        distinct: The ids of those, each once, increasing.
+        inverse: Where each of those stands in ``distinct``.
+    """
+
+    places: Tensor
+    is_other: Tensor
+    distinct: Tensor
+    inverse: Tensor
+
+
+class Found(NamedTuple):
+    """Where rows of the whole graph are: below each other, the own rows, those held in the cache, and those fetched.
+
+    Attributes:
+        places: The place of each row.
         own: The own rows of every array, by name.
-        others: The rows that were fetched.
+        held: The rows in the cache.
+        fetched: The rows that were fetched.
     """
 
     places: Tensor
     own: dict[str, Tensor]
-    others: dict[str, Tensor]
+    held: dict[str, Tensor]
+    fetched: dict[str, Tensor]
 
 
 class Route:
@@ -116,7 +135,11 @@ class ShardedGraph:
     Args:
         shard: This rank's shard. Rank ``i`` of the channel has shard ``i``.
         channel: The ranks that hold all shards together.
-        cache_bytes: Memory for feature rows of other ranks: of the nodes that most edges of the own shard come from.
+        cache_bytes: Memory for rows of other ranks that coming bulks need again.
+
+    Attributes:
+        cache: Holds such rows.
+        making: Held by the thread that makes a bulk from the cache.
     """
 
     def __init__(self, shard: Shard, channel: Channel, *, cache_bytes: int = 0) -> None:
@@ -132,7 +155,7 @@ class ShardedGraph:
         self._asking = Asking(channel, self._owner.answer, pool.take)
         self._splits: dict[str, Tensor] = {}
         self._norms: dict[str | None, Tensor] = {}
-        self.cache = RowCache(self._asked_most(cache_bytes), self._fetch_nodes)
+        self.cache, self.making = self._new_cache(cache_bytes), Lock()
 
     @property
     def num_nodes(self) -> int:
@@ -229,19 +252,33 @@ class ShardedGraph:
             edge_ids = route.joined(sizes, ids, starts)
         return Drawn(counts, senders, edge_ids)
 
-    def find(self, ids: Tensor) -> Found:
-        """Return where the rows of some nodes are, having fetched those of other ranks, each once."""
+    def seek(self, ids: Tensor) -> Sought:
+        """Return what is to be known of some nodes before their rows are fetched. Nobody is asked."""
+        return _sought(ids, self.shard.first_node, self.shard.rows.num_nodes)
+
+    def find(self, sought: Sought, coming: Sequence[Tensor] = ()) -> Found:
+        """Fetch the rows of nodes that others own, each once.
+
+        Args:
+            sought: What :meth:`seek` returned.
+            coming: The ``distinct`` of what will be sought next, as far as it is known.
+        """
         rows = self.shard.rows
-        return _found(ids, self.shard.first_node, rows.num_nodes, rows.node_arrays, self._fetch)
+        at, fetched = self.cache.look_up(sought.distinct, coming)
+        sought.places[sought.is_other] = rows.num_nodes + at[sought.inverse]
+        return Found(sought.places, rows.node_arrays, self.cache.rows, fetched)
 
     def find_edges(self, ids: Tensor) -> Found:
-        """Return where the rows of some edges are, having fetched those of other ranks, each once."""
+        """Fetch the rows of edges that others own, each once."""
         rows = self.shard.rows
-        return _found(ids, self.shard.first_edge, rows.num_edges, rows.edge_arrays, self._fetch_edges)
+        sought = _sought(ids, self.shard.first_edge, rows.num_edges)
+        sought.places[sought.is_other] = rows.num_edges + sought.inverse
+        nothing = {name: array[:0] for name, array in rows.edge_arrays.items()}
+        return Found(sought.places, rows.edge_arrays, nothing, self.fetch_edges(sought.distinct))
 
     def fetch_edges(self, ids: Tensor) -> dict[str, Tensor]:
         """Return the rows of every edge array, by name, for some edge ids, which are increasing."""
-        return self._fetch_edges(ids)
+        return self._fetched(EDGES, ids, self.shard.bounds.edges, self.shard.rows.edge_arrays)
 
     def extended(self, arrays: dict[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
         """Return arrays of the own nodes in RAM, each with the rows of some other nodes below. Collective.
@@ -261,15 +298,8 @@ class ShardedGraph:
                 full[name][num_own:][at] = rows
         return full
 
-    def _fetch(self, ids: Tensor) -> dict[str, Tensor]:
-        held, rest = self.cache.find(ids)
-        return self.cache.fill(self._fetch_nodes(ids[rest]), held, rest)
-
     def _fetch_nodes(self, ids: Tensor) -> dict[str, Tensor]:
         return self._fetched(NODES, ids, self.shard.bounds.nodes, self.shard.rows.node_arrays)
-
-    def _fetch_edges(self, ids: Tensor) -> dict[str, Tensor]:
-        return self._fetched(EDGES, ids, self.shard.bounds.edges, self.shard.rows.edge_arrays)
 
     def _fetched(self, kind: int, ids: Tensor, bounds: Tensor, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the rows of each array for increasing ids."""
@@ -313,18 +343,20 @@ class ShardedGraph:
             )
         return senders
 
-    def _asked_most(self, num_bytes: int) -> Tensor:
-        """Return as many nodes of other ranks as fit, those that most edges of the own shard come from first."""
-        shard = self.shard
-        per_row = bytes_per_row(shard.rows.node_arrays)
-        room = num_bytes // max(1, per_row)
-        if not room:
-            return torch.empty(0, dtype=torch.int64)
-        ids, counts = shard.rows.indices.unique(return_counts=True)
-        is_own = (ids >= shard.first_node) & (ids < shard.first_node + shard.rows.num_nodes)
-        ids, counts = ids[~is_own].to(torch.int64), counts[~is_own]
-        most: Tensor = ids[counts.argsort(descending=True, stable=True)[:room]]
-        return most
+    def _new_cache(self, num_bytes: int) -> RowCache:
+        arrays, indices = self.shard.rows.node_arrays, self.shard.rows.indices
+        num_rows = num_bytes // max(1, bytes_per_row(arrays))
+        if not num_rows:
+            return RowCache(arrays, 0, self._fetch_nodes)
+        senders, counts = indices.unique(return_counts=True)
+        is_other = (senders < self.shard.first_node) | (senders >= self.shard.first_node + self.shard.rows.num_nodes)
+        senders, counts = senders[is_other].to(torch.int64), counts[is_other]
+
+        def count(ids: Tensor) -> Tensor:
+            at = torch.searchsorted(senders, ids).clamp_(max=max(0, len(senders) - 1))
+            return torch.where(senders[at] == ids, counts[at], 0) if len(senders) else torch.zeros_like(ids)
+
+        return RowCache(arrays, min(num_rows, self.num_nodes - self.shard.rows.num_nodes), self._fetch_nodes, count)
 
 
 def union(vectors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
@@ -333,14 +365,10 @@ def union(vectors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
     return distinct, inverse.split([vector.numel() for vector in vectors])
 
 
-def _found(
-    ids: Tensor, first: int, num_own: int, own: dict[str, Tensor], fetch: Callable[[Tensor], dict[str, Tensor]]
-) -> Found:
+def _sought(ids: Tensor, first: int, num_own: int) -> Sought:
     places = ids - first
     is_other = (places < 0) | (places >= num_own)
-    distinct, inverse = ids[is_other].unique(return_inverse=True)
-    places[is_other] = inverse + num_own
-    return Found(places, own, fetch(distinct))
+    return Sought(places, is_other, *ids[is_other].unique(return_inverse=True))
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:

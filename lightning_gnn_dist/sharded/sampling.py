@@ -6,6 +6,7 @@ frontier -> its owners draw neighbours, hop by hop -> ... -> the rows of all nod
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,26 +26,43 @@ from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, sample_layer_wise
-from lightning_gnn_dist.sharded.remote_graph import Drawn, Found, ShardedGraph
+from lightning_gnn_dist.sharded.remote_graph import Drawn, Found, ShardedGraph, Sought
 
 ShardedSampler = NeighborSampler | LayerWise
 
 
-def batches(
+class Bulk(NamedTuple):
+    """Batches that are drawn, without their arrays.
+
+    Attributes:
+        samples: What was drawn, for each batch.
+        nodes: The rows that all of them need.
+    """
+
+    samples: list[Sample]
+    nodes: Sought
+
+
+def begin(graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Bulk:
+    """Draw the batches of a bulk."""
+    samples = sample_bulk(graph, sampler, seeds, keys)
+    return Bulk(samples, graph.seek(torch.cat([sample.nodes for sample in samples])))
+
+
+def finish(
     graph: ShardedGraph,
-    sampler: ShardedSampler,
-    seeds: Sequence[Tensor],
-    keys: Sequence[BatchKey],
+    bulk: Bulk,
+    coming: Sequence[Bulk] = (),
     pool_of: PoolOf = lambda _: None,
     *,
     widen: bool = True,
     all_labels: bool = True,
 ) -> list[SampledData]:
-    """Return the batches of a bulk."""
-    samples = sample_bulk(graph, sampler, seeds, keys)
-    nodes = graph.find(torch.cat([sample.nodes for sample in samples]))
+    """Return the batches of a bulk with their arrays. The next bulks say what will be needed again."""
+    samples = bulk.samples
+    nodes = graph.find(bulk.nodes, [other.nodes.distinct for other in coming])
     at_node = nodes.places.split([len(sample.nodes) for sample in samples])
-    edges, at_edge = Found(torch.empty(0), {}, {}), [torch.empty(0)] * len(samples)
+    edges, at_edge = Found(torch.empty(0), {}, {}, {}), [torch.empty(0)] * len(samples)
     if graph.has_edge_arrays:
         ids = [sample.edge_ids for sample in samples if sample.edge_ids is not None]
         edges = graph.find_edges(torch.cat(ids))
@@ -59,7 +77,7 @@ def batches(
 
 
 def _rows(found: Found, name: str, places: Tensor, pool_of: PoolOf) -> Tensor:
-    return gather_joined(found.own[name], found.others[name], places, pool_of(name))
+    return gather_joined(found.own[name], found.held[name], found.fetched[name], places, pool_of(name))
 
 
 def sample_bulk(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import count, islice
 
 from torch import Tensor
 
@@ -10,12 +13,13 @@ from lightning_gnn_dist.batches.batch import SampledData, bytes_of
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.pool import BufferPool, Pool
-from lightning_gnn_dist.batches.source import Inputs
+from lightning_gnn_dist.batches.source import Asked, Inputs, Made
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, importance_of
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.sampling import batches, check_sampler
+from lightning_gnn_dist.sharded.sampling import Bulk, begin, check_sampler, finish
 
+MOST_KNOWN = 8  # bulks whose draws are known when rows are chosen for the cache
 MOST_AHEAD = 32  # bulks, where they are so small that any number would fit
 
 
@@ -60,13 +64,31 @@ class ShardedSource:
     def make(
         self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None = None
     ) -> Iterator[SampledData]:
-        return handed_out(lambda: self._batches_around(seeds, keys, inputs), self._stream)
+        return next(self.make_in_turn(iter([(seeds, keys, inputs)])))[1]
 
-    def _batches_around(
-        self, seeds: Sequence[Tensor], keys: Sequence[BatchKey], inputs: Inputs | None
-    ) -> list[SampledData]:
+    def make_in_turn(self, bulks: Iterator[Asked]) -> Iterator[Made]:
+        """Make one bulk after the other. With a cache, bulks are drawn some way ahead of those that are made.
+
+        They are two at first for each that is made, so that nobody waits long for the first one.
+        """
+        drawn: deque[tuple[Bulk, Inputs | None]] = deque()
+        for made in count(1):
+            looks = min(made, MOST_KNOWN) if self._graph.cache.num_rows else 1
+            drawn.extend(map(self._drawn, islice(bulks, max(0, looks - len(drawn)))))
+            if not drawn:
+                return
+            bulk, inputs = drawn.popleft()
+            coming = [other for other, _ in drawn]
+            yield len(bulk.samples), handed_out(partial(self._made, bulk, inputs, coming), self._stream)
+
+    def _drawn(self, asked: Asked) -> tuple[Bulk, Inputs | None]:
+        seeds, keys, inputs = asked
+        return begin(self._graph, self._sampler, seeds, keys), inputs
+
+    def _made(self, bulk: Bulk, inputs: Inputs | None, coming: Sequence[Bulk]) -> list[SampledData]:
         widen, all_labels = self._loading.widen, self._loading.all_labels
-        made = batches(self._graph, self._sampler, seeds, keys, self._pool_of, widen=widen, all_labels=all_labels)
+        with self._graph.making:  # what the cache holds stays until the bulk has it
+            made = finish(self._graph, bulk, coming, self._pool_of, widen=widen, all_labels=all_labels)
         for batch, given in zip(made, inputs or (), strict=inputs is not None):
             batch.input_id = given
         self._bulk_bytes = max(self._bulk_bytes, sum(map(bytes_of, made)))

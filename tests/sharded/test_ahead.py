@@ -45,7 +45,7 @@ def passes(source: BatchSource, rank: int) -> list[dict[str, Any]]:
     seeds = torch.arange(20 * rank, 20 * rank + 60)
     loader = BatchLoader(source, seeds, 5 + rank, seed=rank, bulk_size=3)
     held = BatchLoader(source, seeds, 2, seed=0, shuffle=False, bulk_size=3)
-    whole = GlobalBatches(source, torch.arange(300), 32, 0, 3, None, True, True)
+    whole = GlobalBatches(source, torch.arange(300), 32, 0, 3, None, True, in_background=True)
     found = [*loader, *held]
     pass_again = iter(loader)
     found += [next(pass_again) for _ in range(2 + rank)]
