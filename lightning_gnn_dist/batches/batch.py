@@ -193,10 +193,18 @@ class SampledData(Data):  # type: ignore[misc]
 
 
 class Arrays(NamedTuple):
-    """Node and edge arrays, in place of a graph."""
+    """Node and edge arrays, in place of a graph.
+
+    Attributes:
+        node_arrays: By name, as those of a graph.
+        edge_arrays: By name, as those of a graph.
+        are_gathered: Whether they are the batch's own already: a row for each of its nodes and edges, and labels as it
+            is to have them.
+    """
 
     node_arrays: dict[str, Tensor]
     edge_arrays: dict[str, Tensor]
+    are_gathered: bool = False
 
 
 def assemble(
@@ -217,11 +225,13 @@ def assemble(
         all_labels: Give ``y`` a row for each node. Otherwise it has one for each seed, and no more.
     """
     data, num_labels = SampledData(), None if all_labels else sample.num_sampled_nodes[0]
-    gather_arrays(data, graph.node_arrays, sample.nodes, pool_of, widen=widen, num_labels=num_labels)
+    is_gathered = isinstance(graph, Arrays) and graph.are_gathered
+    nodes, edges = (None, None) if is_gathered else (sample.nodes, sample.edge_ids)
+    gather_arrays(data, graph.node_arrays, nodes, pool_of, widen=widen, num_labels=num_labels)
     if "n_id" not in graph.node_arrays:
         data.n_id = sample.nodes
     if sample.edge_ids is not None:
-        gather_arrays(data, graph.edge_arrays, sample.edge_ids, pool_of, widen=widen)
+        gather_arrays(data, graph.edge_arrays, edges, pool_of, widen=widen)
     if sample.edge_weight is not None:
         data.edge_weight = sample.edge_weight
     if sample.node_norm is not None:
@@ -305,6 +315,13 @@ def names_in_batches(graph: Graph, *, widen: bool) -> list[str]:
     return [*names, *({"n_id"} - names.keys()), *graph.edge_arrays]
 
 
+def bytes_of(batch: SampledData) -> int:
+    """The bytes of all that a batch holds, without a promised ``edge_index``."""
+    outermost: tuple[Block, ...] = batch._store._blocks[:1]
+    tensors = [value for value in batch._store._mapping.values() if isinstance(value, Tensor)]
+    return sum(tensor.nbytes for tensor in tensors) + sum(b.indptr.nbytes + b.indices.nbytes for b in outermost)
+
+
 def writes_of(batch: Any) -> list[int]:
     """How often each of the batch's tensors was written to. Does not build a promised ``edge_index``."""
     values = [value for store in batch.stores for value in store._mapping.values()]
@@ -315,7 +332,7 @@ def writes_of(batch: Any) -> list[int]:
 def gather_arrays(
     data: SampledData | BaseStorage,
     arrays: Mapping[str, Tensor],
-    rows: Tensor,
+    rows: Tensor | None,
     pool_of: PoolOf,
     *,
     widen: bool,
@@ -325,7 +342,7 @@ def gather_arrays(
     scales = {name: scale_of(name, arrays) if widen else None for name in arrays}
     used = {name + SUFFIX for name, scale in scales.items() if scale is not None}
     for name in filter(lambda name: name not in used, arrays):
-        of = rows[:num_labels] if name == LABELS else rows
+        of = rows[:num_labels] if name == LABELS and rows is not None else rows
         data[name] = gather_rows(arrays[name], of, pool_of(name), scale=scales[name], widen=widen)
 
 

@@ -31,6 +31,28 @@ def gather(source: Array, rows: Array, out: Array, width: int) -> None:
         _copy_rows(source, rows, out, width)
 
 
+@compiled
+def gather_of_three(first: Array, second: Array, third: Array, rows: Array, out: Array, width: int) -> None:
+    """Copy ``rows`` of three arrays that stand below each other to ``out``, all uint8; a row has ``width`` bytes."""
+    last, ahead = len(rows) - 1, min(width, 8 * LINE)
+    split, end = len(first), len(first) + len(second)
+    for i in range(len(rows)):
+        coming, row = rows[_U(min(i + ROWS_AHEAD, last))] * width, rows[_U(i)] * width
+        for offset in range(0, ahead, LINE):
+            if coming < split:
+                prefetch(first, coming + offset)
+            elif coming < end:
+                prefetch(second, coming - split + offset)
+            else:
+                prefetch(third, coming - end + offset)
+        if row < split:
+            copy_bytes(out, i * width, first, row, width)
+        elif row < end:
+            copy_bytes(out, i * width, second, row - split, width)
+        else:
+            copy_bytes(out, i * width, third, row - end, width)
+
+
 @inlined
 def _copy_rows(source: Array, rows: Array, out: Array, width: int) -> None:
     last = len(rows) - 1

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from functools import partial
+from itertools import count, repeat
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, in_type
-from lightning_gnn_dist.batches.source import BatchSource
+from lightning_gnn_dist.batches.loader import Ahead, chunks_of
+from lightning_gnn_dist.batches.source import Asked, BatchSource, Made
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 
@@ -34,6 +36,7 @@ class GlobalBatches:
         bulk_size: Batches that are made together; this does not change what is drawn.
         dtype: The type of all floating point numbers. Default: as the source makes them.
         has_inputs: Give batches an ``input_id``: where each seed stands in ``seeds``.
+        in_background: Whether bulks that other ranks are asked for are made before they are due, within a round.
     """
 
     source: BatchSource
@@ -43,6 +46,7 @@ class GlobalBatches:
     bulk_size: int = 1
     dtype: torch.dtype | None = None
     has_inputs: bool = False
+    in_background: bool = False
 
     @property
     def num_batches(self) -> int:
@@ -53,14 +57,24 @@ class GlobalBatches:
         self, round_idx: int, rank: int = 0, num_slices: int = 1, start: int = 0, stop: int | None = None
     ) -> Iterator[SampledData]:
         """Yield the slices of ``rank`` of the round's batches ``start`` to ``stop``, or without end."""
-        numbers = islice(count(), start, stop)
-        while bulk := list(islice(numbers, self.bulk_size)):
-            places = [self._places(round_idx, index).tensor_split(num_slices)[rank] for index in bulk]
-            seeds, inputs = [self.seeds[at] for at in places], places if self.has_inputs else None
-            keys = [BatchKey(self.seed + Purpose.CORRECTIONS, round_idx, index) for index in bulk]
-            made = self.source.make(seeds, keys, inputs)
-            for _ in bulk:
-                yield in_type(next(made), self.dtype)  # the batch is not held here
+        is_ahead = self.in_background and self.source.is_remote and self.source.depth(1) > 0
+        numbers = count(start) if stop is None else range(start, stop)
+        chunks = chunks_of(numbers, self.bulk_size, grows=is_ahead)
+        bulks = self.source.make_in_turn(map(partial(self._asked, round_idx, rank, num_slices), chunks))
+        ahead = Ahead[None, Made](
+            lambda _: next(bulks, None), repeat(None), int(is_ahead), lambda: self.source.depth(1)
+        )
+        try:
+            while made := ahead.next():
+                for _ in range(made[0]):
+                    yield in_type(next(made[1]), self.dtype)  # the batch is not held here
+        finally:
+            ahead.close()
+
+    def _asked(self, round_idx: int, rank: int, num_slices: int, bulk: list[int]) -> Asked:
+        places = [self._places(round_idx, index).tensor_split(num_slices)[rank] for index in bulk]
+        keys = [BatchKey(self.seed + Purpose.CORRECTIONS, round_idx, index) for index in bulk]
+        return [self.seeds[at] for at in places], keys, places if self.has_inputs else None
 
     def _places(self, round_idx: int, index: int) -> Tensor:
         """Where the seeds of one batch stand among all: passes follow each other, each in an order of its own."""

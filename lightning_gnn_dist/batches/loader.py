@@ -8,14 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from itertools import count, islice
-from typing import Generic, TypeAlias, TypeVar
+from itertools import count, islice, repeat
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, in_type
-from lightning_gnn_dist.batches.source import BatchSource
+from lightning_gnn_dist.batches.source import Asked, BatchSource, Made
 from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey, refuse_repeated
@@ -23,7 +23,6 @@ from lightning_gnn_dist.sampling.base import check_seeds
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Made: TypeAlias = tuple[int, Iterator[SampledData]]
 
 THREAD_NAME = "lightning_gnn_dist.batches.loader"
 CLOSED = "The loader was closed while it was iterated over. Iterate over it anew."
@@ -47,7 +46,7 @@ class BatchLoader:
     Iterating starts nothing before the first batch is asked for, and no thread outlives its iterator. Beside the
     batches that the user keeps, at most ``(prefetch + 1) * bulk_size + 1`` exist at a time, and as many buffers for
     each large array. If a source sends batches to a device, at most ``prefetch + 3`` of those made on the CPU are on
-    it, and all of those made there.
+    it, and all of those made there. A source may decide otherwise on how many bulks are made ahead.
 
     Args:
         source: Makes the batches.
@@ -56,8 +55,8 @@ class BatchLoader:
         seed: Decides every random choice, together with the pass, the batch and the node.
         shuffle: Deal the seeds in another order every pass, instead of in the order given.
         bulk_size: Batches that are made together.
-        num_threads: Threads that make batches in the background. With 0, or a source that may not run ahead, a bulk is
-            made when it is due.
+        num_threads: Threads that make batches in the background, at most one where other ranks are asked. With 0 a
+            bulk is made when it is due.
         prefetch: Bulks made ahead of the one being consumed. Default: one for each thread and one more.
         num_ranks: The number of ranks that the loader was made for; strategies refuse to run on another number.
         dtype: The type of all floating point numbers. Default: as the source makes them.
@@ -92,10 +91,11 @@ class BatchLoader:
         source.keep_buffers(int((prefetch + 1) * bulk_size + 1))
         self._source, self._seeds, self._num_batches = source, seeds, num_batches
         self._seed, self._shuffle, self._bulk_size = seed, shuffle, bulk_size
-        self._num_threads, self._prefetch = num_threads if source.may_run_ahead else 0, prefetch
+        self._num_threads = min(num_threads, source.depth(prefetch), *([1] if source.is_remote else []))
+        self._prefetch = prefetch
         self._next_pass = 0
         self._orders: dict[int, Tensor] = {}
-        self._running: set[_Ahead[list[int], Made]] = set()
+        self._running: set[Ahead[list[int], Made]] = set()
         self.num_ranks, self._dtype, self._inputs = num_ranks, dtype, inputs
         self.waited_seconds = 0.0  # how long consumers have waited for batches, since the loader was made
 
@@ -142,7 +142,12 @@ class BatchLoader:
         self._source.close()
 
     def _batches(self, numbers: Iterable[int]) -> Batches:
-        ahead = _Ahead(self._make, _chunks(numbers, self._bulk_size), self._num_threads, self._prefetch)
+        grows = self._source.is_remote and self._num_threads > 0
+        chunks, depth = chunks_of(numbers, self._bulk_size, grows=grows), lambda: self._source.depth(self._prefetch)
+        ahead = Ahead[Any, Made](self._make, chunks, self._num_threads, depth)
+        if self._source.is_remote:
+            bulks = self._source.make_in_turn(map(self._asked, chunks))
+            ahead = Ahead(lambda _: next(bulks, None), repeat(None), self._num_threads, depth)
         self._running.add(ahead)
         try:
             while made := self._wait_for(ahead):
@@ -153,7 +158,7 @@ class BatchLoader:
             ahead.close()
             self._running.discard(ahead)
 
-    def _wait_for(self, ahead: _Ahead[list[int], Made]) -> Made | None:
+    def _wait_for(self, ahead: Ahead[Any, Made]) -> Made | None:
         start = time.perf_counter()
         try:
             return ahead.next()
@@ -162,10 +167,13 @@ class BatchLoader:
 
     def _make(self, numbers: list[int]) -> Made:
         """Make one bulk, a pure function of the numbers of its batches. Runs in several threads at once."""
+        return len(numbers), self._source.make(*self._asked(numbers))
+
+    def _asked(self, numbers: list[int]) -> Asked:
         keys = [BatchKey(self._seed, *divmod(number, len(self))) for number in numbers]
         places = [self._places_of(key) for key in keys]
         inputs = None if self._inputs is None else [self._inputs[at] for at in places]
-        return len(keys), self._source.make([self._seeds[at] for at in places], keys, inputs)
+        return [self._seeds[at] for at in places], keys, inputs
 
     def _places_of(self, key: BatchKey) -> Tensor | slice:
         """Where the seeds of a batch stand among all."""
@@ -185,13 +193,15 @@ class BatchLoader:
         return order
 
 
-class _Ahead(Generic[Item, Result]):
+class Ahead(Generic[Item, Result]):
     """Applies ``work`` to items ahead of their consumer, in order, on threads that end with it."""
 
-    def __init__(self, work: Callable[[Item], Result], items: Iterator[Item], num_threads: int, depth: int) -> None:
+    def __init__(
+        self, work: Callable[[Item], Result | None], items: Iterator[Item], num_threads: int, depth: Callable[[], int]
+    ) -> None:
         self._work, self._items, self._depth = work, items, depth
         self._threads = ThreadPoolExecutor(num_threads, THREAD_NAME) if num_threads else None
-        self._pending: deque[Future[Result]] = deque()
+        self._pending: deque[Future[Result | None]] = deque()
         self._closed, self._process = False, os.getpid()
 
     def check(self) -> None:
@@ -207,7 +217,7 @@ class _Ahead(Generic[Item, Result]):
         if self._threads is None:
             return next(map(self._work, self._items), None)
         # The item that is consumed next, and `depth` ahead of it.
-        for item in islice(self._items, self._depth + 1 - len(self._pending)):
+        for item in islice(self._items, max(0, self._depth() + 1 - len(self._pending))):
             self._pending.append(self._threads.submit(self._work, item))
         try:
             return self._pending.popleft().result() if self._pending else None
@@ -224,9 +234,10 @@ class _Ahead(Generic[Item, Result]):
             self._threads.shutdown(wait=not is_worker, cancel_futures=True)
 
 
-def _chunks(numbers: Iterable[int], size: int) -> Iterator[list[int]]:
-    iterator = iter(numbers)
-    while chunk := list(islice(iterator, size)):
+def chunks_of(numbers: Iterable[int], size: int, *, grows: bool = False) -> Iterator[list[int]]:
+    """Divide numbers into chunks of a size. If it ``grows`` to that from 1, the first ones are made sooner."""
+    iterator, sizes = iter(numbers), (min(size, 1 << i) if grows else size for i in count())
+    while chunk := list(islice(iterator, next(sizes))):
         yield chunk
 
 

@@ -17,8 +17,8 @@ class Loading:
 
     Args:
         bulk_size: Batches sampled together. Of shards, rows for them are sent together.
-        num_threads: Background threads that sample and gather while the model trains. 0: none. What needs other ranks
-            is never made in the background.
+        num_threads: Background threads that sample and gather while the model trains. 0: none. Other ranks are asked
+            by one thread, if there is any.
         widen: Arrays of float16, bfloat16, and of int8 with scales (:func:`quantize_rows`) come as float32. False: as
             they are stored.
         sample_on: Where batches are sampled and gathered: ``"cpu"``, or ``"device"``, on the device that trains, which
@@ -28,6 +28,8 @@ class Loading:
             drawn in RAM. Of shards: ``"cpu"``.
         all_labels: Batches hold in ``y`` the labels of all their nodes, as label propagation needs them. False: those
             of the seeds alone, so that no loss takes in validation or test nodes, nor some nodes more often.
+        ahead_bytes: Memory for batches that need rows of other ranks and are made before they are due, beside those of
+            the running bulk: as many bulks as fit, at least one. 0: every bulk is asked for when it is due.
         check_values: Refuse NaN and infinity in ``x`` and in the edges' ``edge_weight`` and ``edge_attr``, in one pass
             over what the rank trains on, and labels of marked nodes that are infinite, NaN in all columns, or, as
             classes, negative.
@@ -38,11 +40,13 @@ class Loading:
     widen: bool = True
     sample_on: SampleOn = "cpu"
     all_labels: bool = False
+    ahead_bytes: int = 1 << 29
     check_values: bool = True
 
     def __post_init__(self) -> None:
         check_at_least(1, most=MAX_BULK, bulk_size=self.bulk_size)
         check_at_least(0, most=MAX_THREADS, num_threads=self.num_threads)
+        check_at_least(0, ahead_bytes=self.ahead_bytes)
         check_true_or_false(widen=self.widen, all_labels=self.all_labels, check_values=self.check_values)
         check_choice("sample_on", self.sample_on, SampleOn)
         make_plain(self)

@@ -17,7 +17,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.gather_kernels import gather, gather_bfloat16, gather_float16, gather_scaled
+from lightning_gnn_dist.batches.gather_kernels import (
+    gather,
+    gather_bfloat16,
+    gather_float16,
+    gather_of_three,
+    gather_scaled,
+)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -88,28 +94,27 @@ def _give_back(free: weakref.ref[deque[Bytes]], buffer: Bytes) -> None:
 
 
 def gather_rows(
-    array: Tensor, rows: Tensor, pool: Pool | None = None, *, scale: Tensor | None = None, widen: bool = False
+    array: Tensor, rows: Tensor | None, pool: Pool | None = None, *, scale: Tensor | None = None, widen: bool = False
 ) -> Tensor:
     """``array[rows]``, copied in one thread without the interpreter's lock.
 
     Args:
         array: The array to take rows from.
-        rows: The rows, int64.
+        rows: The rows, int64. None: all, which are copied only if they become wider.
         pool: Lends the memory for large results. Default: new memory.
         scale: A factor for each row of an int8 ``array``; the result is then float32.
         widen: Convert float16 and bfloat16 to float32.
     """
     is_wider = scale is not None or (widen and array.dtype in HALVES)
     dtype = torch.float32 if is_wider else array.dtype
+    if rows is None:
+        return array if not is_wider else _widened(array, scale, dtype)
     shape = (rows.numel(), *array.shape[1:])
     num_bytes = prod(shape) * dtype.itemsize
     if num_bytes < SMALL_BYTES or array.device.type != "cpu" or not array.is_contiguous():
-        return _by_torch(array, rows, scale, dtype)
-    low, high = (int(end) for end in rows.aminmax())
-    if low < 0 or high >= len(array):
-        raise IndexError(f"Rows {low} to {high} are asked for of an array that has {len(array)}.")
-    is_pooled = pool is not None and num_bytes >= POOLED_BYTES
-    out = pool.take(num_bytes) if pool is not None and is_pooled else torch.from_numpy(np.empty(num_bytes, np.uint8))
+        return _widened(array.index_select(0, rows), None if scale is None else scale.view(-1)[rows], dtype)
+    _check_rows(rows, len(array))
+    out = _room(num_bytes, pool)
     if is_wider:
         _widen(array, rows, scale, out.numpy())
     else:
@@ -117,11 +122,33 @@ def gather_rows(
     return out.view(dtype).view(shape)
 
 
-def _by_torch(array: Tensor, rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    taken = array.index_select(0, rows).to(dtype)
-    if scale is None:
-        return taken
-    return taken * scale.view(-1)[rows].to(dtype).view(-1, *[1] * (taken.dim() - 1))
+def gather_joined(array: Tensor, held: Tensor, others: Tensor, rows: Tensor, pool: Pool | None = None) -> Tensor:
+    """Rows of three arrays as if they stood below each other, copied as :func:`gather_rows` does."""
+    shape = (rows.numel(), *array.shape[1:])
+    num_bytes = prod(shape) * array.dtype.itemsize
+    if not num_bytes:
+        return array.new_empty(shape)
+    _check_rows(rows, len(array) + len(held) + len(others))
+    first, second, third = (_bits(source, torch.uint8) for source in (array, held, others))
+    out = _room(num_bytes, pool)
+    gather_of_three(first, second, third, rows.numpy(), out.numpy(), num_bytes // rows.numel())
+    return out.view(array.dtype).view(shape)
+
+
+def _check_rows(rows: Tensor, count: int) -> None:
+    low, high = (int(end) for end in rows.aminmax())
+    if low < 0 or high >= count:
+        raise IndexError(f"Rows {low} to {high} are asked for of an array that has {count}.")
+
+
+def _room(num_bytes: int, pool: Pool | None) -> Tensor:
+    is_pooled = pool is not None and num_bytes >= POOLED_BYTES
+    return pool.take(num_bytes) if pool is not None and is_pooled else torch.from_numpy(np.empty(num_bytes, np.uint8))
+
+
+def _widened(rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    wide = rows.to(dtype)
+    return wide if scale is None else wide * scale.view(-1).to(dtype).view(-1, *[1] * (wide.dim() - 1))
 
 
 def _widen(array: Tensor, rows: Tensor, scale: Tensor | None, out: Bytes) -> None:
@@ -136,5 +163,5 @@ def _widen(array: Tensor, rows: Tensor, scale: Tensor | None, out: Bytes) -> Non
 
 
 def _bits(array: Tensor, dtype: torch.dtype) -> npt.NDArray[Any]:
-    bits: npt.NDArray[Any] = array.detach().view(-1).view(dtype).numpy()
+    bits: npt.NDArray[Any] = array.detach().contiguous().view(-1).view(dtype).numpy()
     return bits

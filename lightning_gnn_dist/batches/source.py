@@ -34,6 +34,8 @@ WRITTEN = (
 
 
 Inputs = Sequence[Tensor]  # for each batch, the place of each seed in what its loader was asked for
+Asked = tuple[Sequence[Tensor], Sequence[BatchKey], Inputs | None]  # seeds, keys and inputs of a bulk
+Made = tuple[int, Iterator[SampledData]]  # how many batches, and the batches
 
 
 class BatchSource(Protocol):
@@ -45,9 +47,12 @@ class BatchSource(Protocol):
         ...
 
     @property
-    def may_run_ahead(self) -> bool:
-        """Whether batches may be made in the background, even ones that nobody will take. False if making is
-        collective, so that all ranks must make equally many."""
+    def is_remote(self) -> bool:
+        """Whether other ranks are asked for rows: once for a bulk, and by one thread, bulk after bulk."""
+        ...
+
+    def depth(self, prefetch: int) -> int:
+        """How many bulks may be made ahead of the one that is consumed, where the loader would make ``prefetch``."""
         ...
 
     def order(self, seeds: Tensor, seed: int, epoch: int) -> Tensor | None:
@@ -66,6 +71,10 @@ class BatchSource(Protocol):
         The call does all the work, and may come from a background thread. Iterating only waits for a device, and must
         happen in the thread that trains.
         """
+        ...
+
+    def make_in_turn(self, bulks: Iterator[Asked]) -> Iterator[Made]:
+        """What :meth:`make` returns for one bulk after the other. It may look at the next ones before they are due."""
         ...
 
     def spare_memory(self) -> None:
@@ -92,7 +101,7 @@ class GraphSource:
         run: Runs layers on the batches, whose edges are then not handed out. Default: layers run on these edges.
     """
 
-    may_run_ahead = True
+    is_remote = False
 
     def __init__(
         self,
@@ -122,6 +131,9 @@ class GraphSource:
         sampler = self._home[1]
         return sampler.order(self._home[0], seeds, seed, epoch) if isinstance(sampler, OrdersSeeds) else None
 
+    def depth(self, prefetch: int) -> int:
+        return prefetch
+
     def keep_buffers(self, count: int) -> None:
         self._num_buffers = count
 
@@ -131,6 +143,9 @@ class GraphSource:
         self._place()
         batches, run = handed_out(lambda: self._batches_around(seeds, keys, inputs), self._stream), self._run
         return batches if run is None else (PartBatch.of(batch, run) for batch in batches)
+
+    def make_in_turn(self, bulks: Iterator[Asked]) -> Iterator[Made]:
+        return ((len(asked[0]), self.make(*asked)) for asked in bulks)
 
     def spare_memory(self) -> None:
         if self._graph.types is None:  # of a typed one the system frees pages as it needs them

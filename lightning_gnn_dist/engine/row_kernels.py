@@ -1,11 +1,29 @@
-"""Compiled loops over rows of the graph: draws for the batches of other ranks, and how far neighbourhoods reach."""
+"""Compiled loops over rows of the graph: draws for other ranks, hops of what they answer, reach."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from lightning_gnn_dist.engine.compiling import compiled
-from lightning_gnn_dist.engine.kernels import Array, Rule, draw_row, is_no_row, is_whole
+from lightning_gnn_dist.engine.compiling import compiled, part
+from lightning_gnn_dist.engine.intrinsics import prefetch
+from lightning_gnn_dist.engine.kernels import (
+    BLOCK,
+    LINE,
+    REPEATED_SEED,
+    ROWS_AHEAD,
+    ZERO,
+    Array,
+    Rule,
+    Table,
+    Work,
+    draw_row,
+    is_no_row,
+    is_whole,
+    place,
+    slot_of,
+)
 
 _U = np.uint64
 
@@ -22,6 +40,7 @@ def draw_rows(
     heights: Array,
     starts: Array,
     positions: Array,
+    senders: Array,
 ) -> None:
     """Draw from ``rows`` the same edges that :func:`kernels.sample` draws for their nodes.
 
@@ -36,16 +55,26 @@ def draw_rows(
         heights: Working memory, as long as the longest row, if edges have weights.
         starts: Where the edges of each row go in ``positions``.
         positions: Receives positions in ``indices``.
+        senders: Receives what stands there, which was prefetched a block of rows before it is read.
     """
-    for i in range(len(rows)):
-        row, out = _U(rows[_U(i)]), starts[_U(i)]
-        first = indptr[row]
-        degree = indptr[row + _U(1)] - first
-        if is_whole(degree, fanout, rule.replace):
-            for edge in range(degree):
-                positions[_U(out + edge)] = first + edge
-        else:
-            draw_row(indices, first, degree, fanout, keys[_U(i)], nodes[_U(i)], rule, heights, positions, out)
+    count, read = len(rows), 0
+    for low in range(0, count + BLOCK, BLOCK):
+        for i in range(low, min(low + BLOCK, count)):
+            prefetch(indptr, rows[_U(min(i + ROWS_AHEAD, count - 1))])
+            row, out = _U(rows[_U(i)]), starts[_U(i)]
+            first = indptr[row]
+            degree = indptr[row + _U(1)] - first
+            if is_whole(degree, fanout, rule.replace):
+                for edge in range(degree):
+                    positions[_U(out + edge)] = first + edge
+                for edge in range(0, degree, LINE // 8):
+                    prefetch(indices, first + edge)
+            else:
+                draw_row(indices, first, degree, fanout, keys[_U(i)], nodes[_U(i)], rule, heights, positions, out)
+        stop = starts[_U(low)] if low < count else len(positions)
+        for edge in range(read, stop):
+            senders[_U(edge)] = indices[_U(positions[_U(edge)])]
+        read = stop
 
 
 @compiled
@@ -92,3 +121,62 @@ def reach(
     for i in range(size):
         found[_U(queue[_U(i)])] = False
     return is_whole_graph
+
+
+@compiled
+def put_rows(rows: Array, counts: Array, source: Array, starts: Array, out: Array) -> None:
+    """Copy what lies row after row in ``source`` to the place of each of ``rows`` in ``out``.
+
+    Args:
+        rows: The rows, int64.
+        counts: The length of each of them.
+        source: Their entries.
+        starts: Where every row begins in ``out``, int64.
+        out: Receives the entries.
+    """
+    at = 0
+    for i in range(len(rows)):
+        start = starts[_U(rows[_U(i)])]
+        for j in range(np.int64(counts[_U(i)])):
+            out[_U(start + j)] = source[_U(at)]
+            at += 1
+
+
+@compiled
+def mark_uses(ids: Array, used: Array, number: int, uses: Array) -> None:
+    """Set ``uses`` to ``number`` where an id is among ``used``; both are int64 and increasing."""
+    at = 0
+    for i in range(len(ids)):
+        while at < len(used) and used[_U(at)] < ids[_U(i)]:
+            at += 1
+        if at < len(used) and used[_U(at)] == ids[_U(i)]:
+            uses[_U(i)] = number
+
+
+@compiled
+def join_hop(known: Array, senders: Array, work: Work, table: Table) -> Any:
+    """Find the nodes that a hop adds to a batch, as :func:`kernels.sample` does; return how many nodes it has then.
+
+    Or return ``REPEATED_SEED``.
+
+    Args:
+        known: The batch's nodes, int64, which ``work.nodes`` begins with at the end.
+        senders: The senders of the hop's edges. Their positions in ``work.nodes`` are left in ``work.columns``.
+        work: Has room for the nodes that are known and the edges together.
+        table: A table without valid entries.
+    """
+    found = _place_all(known, work, table, ZERO)
+    if found != len(known):
+        return np.int64(REPEATED_SEED)
+    return _place_all(senders, work, table, found)
+
+
+@part
+def _place_all(ids: Array, work: Work, table: Table, found: Any) -> Any:
+    for low in range(0, len(ids) + BLOCK, BLOCK):  # each block is prefetched before the one before it is placed
+        for i in range(low, min(low + BLOCK, len(ids))):
+            work.columns[_U(i)] = ids[_U(i)]
+            prefetch(table.entries, slot_of(_U(ids[_U(i)]), table.shift))
+        if low:
+            found = place(low - BLOCK, min(low, len(ids)), work, table, found)
+    return found

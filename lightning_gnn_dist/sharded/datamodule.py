@@ -43,8 +43,8 @@ class ShardedDataModule(ExchangingDataModule):
 
     Training batches come from the rank's own shard alone, unless ``boundary`` says more. Corrections, evaluation and
     prediction sample across all shards: the ranks that own the rows draw neighbours, and features are fetched once for
-    all nodes of a bulk. Batches and metrics are the same as if every rank had the whole graph, with nodes and edges in
-    the order of the shards.
+    all nodes of a bulk, in the background, before they are due. Batches and metrics are the same as if every rank had
+    the whole graph, with nodes and edges in the order of the shards.
 
     With more ranks than shards, several ranks hold the same shard: ``2 n`` ranks of ``n`` shards form two groups that
     never ask each other, and divide the training nodes of a shard among them. ``boundary=Exchange()`` takes a rank for
@@ -55,7 +55,7 @@ class ShardedDataModule(ExchangingDataModule):
         sampler: How training batches are drawn. Default: ``NeighborSampler([15, 10])``.
         batch_size: Training nodes (seeds) in a batch, at most.
         seed: Decides everything random: the order of seeds, the neighbours.
-        loading: How batches are made: bulks and threads. Batches that need other ranks are not made in the background.
+        loading: How batches are made: bulks, threads, and the memory for batches that are asked for ahead.
         boundary: What becomes of senders outside the own shard: :class:`Isolated`, :class:`Halo`, :class:`Exchange` or
             :class:`Fetch`. What ``Halo`` and ``Exchange`` need of other shards is asked for once, when the fit starts.
         cache_bytes: Memory for feature rows of other shards: of the nodes that most edges of the own shard come from.
@@ -131,8 +131,13 @@ class ShardedDataModule(ExchangingDataModule):
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
         if self._graph is not None:
-            self._graph.channel.close()
+            self._graph.close()
         self._graph = self._part = None
+
+    def on_exception(self, exception: BaseException) -> None:
+        if self._graph is not None:  # first, as a thread may wait for a rank that will never answer
+            self._graph.abort()
+        super().on_exception(exception)
 
     # What strategies ask for.
 
@@ -249,10 +254,7 @@ class ShardedDataModule(ExchangingDataModule):
         )
 
     def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> ShardedSource:
-        stream = stream_to(device_of(self.trainer))
-        return ShardedSource(
-            self._whole_graph(), sampler, widen=self.loading.widen, all_labels=self.loading.all_labels, stream=stream
-        )
+        return ShardedSource(self._whole_graph(), sampler, self.loading, stream=stream_to(device_of(self.trainer)))
 
     def _eval_batch_size(self, evaluated: Evaluated) -> int:
         """Double the training batch as long as the neighbourhood of a batch fits all ranks' budgets. Collective."""

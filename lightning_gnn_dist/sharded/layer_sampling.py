@@ -35,8 +35,8 @@ LayerWise = LadiesSampler | FastGCNSampler
 def sample_layer_wise(
     graph: ShardedGraph, sampler: LayerWise, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
 ) -> list[Sample]:
-    """Return what ``sampler`` draws from the whole graph, one sample for each batch. Collective."""
-    importance = _importance(graph, sampler)
+    """Return what ``sampler`` draws from the whole graph, one sample for each batch. Collective the first time."""
+    importance = importance_of(graph, sampler)
     batches = [_Batch(check_seeds(ids, graph.num_nodes), graph.num_nodes) for ids in seeds]
     for hop in range(sampler.num_hops):
         nodes, positions = union([batch.frontier for batch in batches])
@@ -48,7 +48,7 @@ def sample_layer_wise(
     return [batch.sample() for batch in batches]
 
 
-def _importance(graph: ShardedGraph, sampler: LayerWise) -> tuple[Array, Array]:
+def importance_of(graph: ShardedGraph, sampler: LayerWise) -> tuple[Array, Array]:
     """Return what :meth:`LayerSampler.importance` does for one host. Collective, the first time."""
     if isinstance(sampler, LadiesSampler):
         return np.empty(0), np.empty(0)

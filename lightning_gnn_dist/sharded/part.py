@@ -30,7 +30,6 @@ def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None
     reading = _ShardRows(graph, residents)
     hops = boundary.around(counted, residents, reading.edges_into, seed)
     receiving = [reading.rows_of(hop) for hop in [residents, *hops][: len(hops)]]
-    reading.end()
     outside = torch.cat([residents[:0], *hops])
     nodes = torch.cat([residents, outside])
     arrays = graph.extended(own.node_arrays, outside) if hops else {}
@@ -43,8 +42,6 @@ def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None
 
 class _ShardRows(RowReading):
     """Has the rows of the own nodes, and asks other ranks for theirs.
-
-    Ranks may ask unequally often: one that has all it needs goes on answering until the last one has.
 
     Args:
         graph: The whole graph.
@@ -59,23 +56,10 @@ class _ShardRows(RowReading):
         if nodes is self._residents:
             own = self._graph.shard.rows
             return PartRows(own.indptr, own.indices, own.edge_arrays)
-        self._does_any_ask(True)
-        return self._ask(nodes)
-
-    def end(self) -> None:
-        """Answer until no rank asks. Collective."""
-        while self._does_any_ask(False):
-            self._ask(self._residents[:0])
-
-    def _ask(self, nodes: Tensor) -> PartRows:
         rows, edges = self._graph.rows(nodes, weight=None), dict[str, Tensor]()
         if self._graph.has_edge_arrays:
             edges = self._graph.fetch_edges(rows.edge_ids(torch.arange(rows.senders.numel())))
         return PartRows(rows.starts, rows.senders, edges)
-
-    def _does_any_ask(self, this_one: bool) -> bool:
-        channel, own = self._graph.channel, torch.tensor([int(this_one)])
-        return bool(torch.cat(channel.exchange([own] * channel.size, [1] * channel.size)).any())
 
 
 def _without_ids(rows: Graph) -> Graph:

@@ -2,27 +2,29 @@
 
     ids -> the ranks that own them -> their answers -> back in the order of the ids
 
-Every method that asks is collective: all ranks of a channel call it together, also those that need nothing.
+Ranks answer at any time (:mod:`wire.asking`), so that each asks for what it needs when it likes, in the background too.
+The few methods that are collective say so: all ranks of a channel call them together, also those that need nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.pool import BufferPool
 from lightning_gnn_dist.engine.hops import graph_is_damaged
-from lightning_gnn_dist.engine.kernels import Rule
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
-from lightning_gnn_dist.engine.row_kernels import draw_rows
+from lightning_gnn_dist.engine.row_kernels import put_rows
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
-from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.rows import bytes_per_row, edge_positions, take_rows
+from lightning_gnn_dist.graph.rows import bytes_per_row, take_rows
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.cache import RowCache
+from lightning_gnn_dist.sharded.owner import DRAW, EDGES, NODES, ROWS, Message, Owner, draw_of, narrow, rows_of
+from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel
 
 _BYTES_OF_A_ROUND = 1 << 26
@@ -32,7 +34,7 @@ class Drawn(NamedTuple):
     """The edges drawn for some nodes.
 
     Attributes:
-        counts: The number of edges drawn for each node.
+        counts: The number of edges drawn for each node, int64.
         senders: The senders of these edges, node after node, by their ids in the whole graph.
         edge_ids: The edges' ids in the whole graph; None if it has no edge arrays.
     """
@@ -64,6 +66,38 @@ class FetchedRows(NamedTuple):
         return self.first_edges[row] + positions - self.starts[row]
 
 
+class Sought(NamedTuple):
+    """Rows of the whole graph that are needed.
+
+    Attributes:
+        places: The places of the own ones among the own rows.
+        is_other: Which of them others own.
+        distinct: The ids of those, each once, increasing.
+        inverse: Where each of those stands in ``distinct``.
+    """
+
+    places: Tensor
+    is_other: Tensor
+    distinct: Tensor
+    inverse: Tensor
+
+
+class Found(NamedTuple):
+    """Where rows of the whole graph are: below each other, the own rows, those held in the cache, and those fetched.
+
+    Attributes:
+        places: The place of each row.
+        own: The own rows of every array, by name.
+        held: The rows in the cache.
+        fetched: The rows that were fetched.
+    """
+
+    places: Tensor
+    own: dict[str, Tensor]
+    held: dict[str, Tensor]
+    fetched: dict[str, Tensor]
+
+
 class Route:
     """Sorts the rows of a request by the rank that they go to, and the answers back into order.
 
@@ -87,14 +121,25 @@ class Route:
         out[self.order] = rows
         return out
 
+    def joined(self, counts: Sequence[Tensor], entries: Sequence[Tensor], starts: Tensor) -> Tensor:
+        """Return the entries of all rows in the order of the request, each row's from its place in ``starts`` on."""
+        out = entries[0].new_empty(sum(map(len, entries)))
+        for rows, lengths, some in zip(self.order.split(self.sizes), counts, entries, strict=True):
+            put_rows(rows.numpy(), lengths.numpy(), some.numpy(), starts.numpy(), out.numpy())
+        return out
+
 
 class ShardedGraph:
-    """A graph of which each rank of a channel holds one shard.
+    """A graph of which each rank of a channel holds one shard. Making one is collective.
 
     Args:
         shard: This rank's shard. Rank ``i`` of the channel has shard ``i``.
         channel: The ranks that hold all shards together.
-        cache_bytes: Memory for feature rows of other ranks: of the nodes that most edges of the own shard come from.
+        cache_bytes: Memory for rows of other ranks that coming bulks need again.
+
+    Attributes:
+        cache: Holds such rows.
+        making: Held by the thread that makes a bulk from the cache.
     """
 
     def __init__(self, shard: Shard, channel: Channel, *, cache_bytes: int = 0) -> None:
@@ -105,9 +150,12 @@ class ShardedGraph:
                 "together."
             )
         self.shard, self.channel = shard, channel
+        pool = BufferPool(2 * channel.size)  # for rows on their way, so that the system need not clear new memory
+        self._owner = Owner(shard, pool)
+        self._asking = Asking(channel, self._owner.answer, pool.take)
         self._splits: dict[str, Tensor] = {}
         self._norms: dict[str | None, Tensor] = {}
-        self.cache = RowCache(self._asked_most(cache_bytes), self._fetch_nodes)
+        self.cache, self.making = self._new_cache(cache_bytes), Lock()
 
     @property
     def num_nodes(self) -> int:
@@ -124,31 +172,36 @@ class ShardedGraph:
             self._splits[name] = torch.cat(self.channel.exchange([own] * self.channel.size))
         return self._splits[name]
 
+    def close(self) -> None:
+        """End the connections, when the other ranks need nothing more of this one. Collective."""
+        self._asking.close()
+        self.channel.close()
+
+    def abort(self) -> None:
+        """End the connections at once; who asks gets an error, in the background too. Not collective."""
+        self._asking.abort()
+        self.channel.close()
+
     def rows(self, nodes: Tensor, weight: str | None) -> FetchedRows:
-        """Return all edges of some nodes, for samplers that look at many rows at once. Collective.
+        """Return all edges of some nodes, for samplers that look at many rows at once.
 
         Args:
             nodes: The nodes, in increasing order of their ids in the whole graph.
             weight: The name of the edge array that weighs edges, or None.
         """
-        sizes = self._route(nodes, self.shard.bounds.nodes).sizes
-        asked = self.channel.exchange(nodes.to(index_dtype(self.num_nodes)).split(sizes))
-        own, local = self.shard.rows, torch.cat(asked).to(torch.int64) - self.shard.first_node
-        degrees = self._degrees(local)
-        answers = degrees.to(torch.int32).split([len(piece) for piece in asked])
-        counts = self.channel.exchange(answers, sizes)
-        lengths, sent = ([int(piece.sum()) for piece in pieces] for pieces in (counts, answers))
-        at = edge_positions(own.indptr, local)
-        senders = self._checked(torch.cat(self.channel.exchange(own.indices[at].split(sent), lengths)))
-        weights = first_edges = None
-        if weight is not None:
-            values = torch.from_numpy(edge_weights(own, weight))[at]
-            weights = torch.cat(self.channel.exchange(values.split(sent), lengths))
+        questions = [rows_of(local, weight, most) for local, most in self._local(nodes, self.shard.bounds.nodes)]
+        answers = self._answers(ROWS, questions)
+        counts, senders = (torch.cat([answer[i] for answer in answers]) for i in (0, 1))
+        weights = None if weight is None else torch.cat([answer[2] for answer in answers])
+        firsts = None
         if self.has_edge_arrays:
-            first = own.indptr[local] + self.shard.first_edge
-            first_edges = torch.cat(self.channel.exchange(first.split([len(piece) for piece in asked]), sizes))
-        back = torch.cat(counts).to(torch.int64)
-        return FetchedRows(torch.cat([back.new_zeros(1), back.cumsum(0)]), senders, weights, first_edges)
+            begins = self.shard.bounds.edges.tolist()
+            firsts = torch.cat(
+                [answer[-1].to(torch.int64) + begin for answer, begin in zip(answers, begins, strict=False)]
+            )
+        back = counts.to(torch.int64)
+        starts = torch.cat([back.new_zeros(1), back.cumsum(0)])
+        return FetchedRows(starts, self._checked(senders), weights, firsts)
 
     def column_norms(self, weight: str | None) -> Tensor:
         """Return the squared norm of each column of A: float64, shape ``(num_nodes,)``. Collective, the first time.
@@ -173,7 +226,7 @@ class ShardedGraph:
     def draw(
         self, nodes: Tensor, batches: Tensor, keys: Tensor, fanout: int, *, replace: bool, weight: str | None = None
     ) -> Drawn:
-        """Let the ranks that own the rows draw neighbours of some nodes. Collective.
+        """Let the ranks that own the rows draw neighbours of some nodes.
 
         Args:
             nodes: The nodes, by their ids in the whole graph.
@@ -183,33 +236,49 @@ class ShardedGraph:
             replace: Whether an edge may be drawn more than once.
             weight: The name of the edge array that says how likely an edge is. With None all are equally likely.
         """
-        route = self._route(nodes, self.shard.bounds.nodes)
-        headers = [torch.stack([torch.bincount(p, minlength=len(keys)), keys], 1) for p in route.pieces(batches)]
-        told = self.channel.exchange(headers)
-        small = nodes.to(index_dtype(self.num_nodes))
-        asked = self.channel.exchange(route.pieces(small), [int(header[:, 0].sum()) for header in told])
-        words = torch.cat([header[:, 1].repeat_interleave(header[:, 0]) for header in told])
-        drawn = self._draw_own(torch.cat(asked).to(torch.int64), words, fanout, self._rule(weight, replace))
-
-        answers = drawn.counts.split([len(piece) for piece in asked])
-        counts = self.channel.exchange(answers, route.sizes)
-        lengths, sent = ([int(piece.sum()) for piece in pieces] for pieces in (counts, answers))
-        back = torch.cat(counts).to(torch.int64)
-        edge_order = route.order.repeat_interleave(back).argsort(stable=True)
-        senders = self._checked(torch.cat(self.channel.exchange(drawn.senders.split(sent), lengths)))[edge_order]
+        bounds = self.shard.bounds.nodes
+        route = self._route(nodes, bounds)
+        local = zip(route.pieces(nodes), route.pieces(batches), bounds.tolist(), bounds.diff().tolist(), strict=False)
+        questions = [draw_of(ids - low, of, keys, fanout, replace, weight, most) for ids, of, low, most in local]
+        answers = self._answers(DRAW, questions)
+        sizes = [answer[0].to(torch.int64) for answer in answers]
+        counts = route.restore(sizes)
+        starts = counts.cumsum(0) - counts
+        senders = self._checked(route.joined(sizes, [answer[1] for answer in answers], starts))
         edge_ids = None
-        if drawn.edge_ids is not None:
-            edge_ids = torch.cat(self.channel.exchange(drawn.edge_ids.split(sent), lengths))[edge_order]
-        return Drawn(route.restore([back]), senders.to(torch.int64), edge_ids)
+        if self.has_edge_arrays:
+            begins = self.shard.bounds.edges.tolist()
+            ids = [answer[2].to(torch.int64) + begin for answer, begin in zip(answers, begins, strict=False)]
+            edge_ids = route.joined(sizes, ids, starts)
+        return Drawn(counts, senders, edge_ids)
 
-    def fetch(self, ids: Tensor) -> dict[str, Tensor]:
-        """Return the rows of every node array, by name, for distinct nodes. Collective."""
-        held, rest = self.cache.find(ids)
-        return self.cache.fill(self._fetch_nodes(ids[rest]), held, rest)
+    def seek(self, ids: Tensor) -> Sought:
+        """Return what is to be known of some nodes before their rows are fetched. Nobody is asked."""
+        return _sought(ids, self.shard.first_node, self.shard.rows.num_nodes)
+
+    def find(self, sought: Sought, coming: Sequence[Tensor] = ()) -> Found:
+        """Fetch the rows of nodes that others own, each once.
+
+        Args:
+            sought: What :meth:`seek` returned.
+            coming: The ``distinct`` of what will be sought next, as far as it is known.
+        """
+        rows = self.shard.rows
+        at, fetched = self.cache.look_up(sought.distinct, coming)
+        sought.places[sought.is_other] = rows.num_nodes + at[sought.inverse]
+        return Found(sought.places, rows.node_arrays, self.cache.rows, fetched)
+
+    def find_edges(self, ids: Tensor) -> Found:
+        """Fetch the rows of edges that others own, each once."""
+        rows = self.shard.rows
+        sought = _sought(ids, self.shard.first_edge, rows.num_edges)
+        sought.places[sought.is_other] = rows.num_edges + sought.inverse
+        nothing = {name: array[:0] for name, array in rows.edge_arrays.items()}
+        return Found(sought.places, rows.edge_arrays, nothing, self.fetch_edges(sought.distinct))
 
     def fetch_edges(self, ids: Tensor) -> dict[str, Tensor]:
-        """Return the rows of every edge array, by name, for some edge ids. Collective."""
-        return self._ask(ids, self.shard.bounds.edges, self.shard.rows.edge_arrays)
+        """Return the rows of every edge array, by name, for some edge ids, which are increasing."""
+        return self._fetched(EDGES, ids, self.shard.bounds.edges, self.shard.rows.edge_arrays)
 
     def extended(self, arrays: dict[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
         """Return arrays of the own nodes in RAM, each with the rows of some other nodes below. Collective.
@@ -230,7 +299,28 @@ class ShardedGraph:
         return full
 
     def _fetch_nodes(self, ids: Tensor) -> dict[str, Tensor]:
-        return self._ask(ids, self.shard.bounds.nodes, self.shard.rows.node_arrays)
+        return self._fetched(NODES, ids, self.shard.bounds.nodes, self.shard.rows.node_arrays)
+
+    def _fetched(self, kind: int, ids: Tensor, bounds: Tensor, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the rows of each array for increasing ids."""
+        local = self._local(ids, bounds)
+        answers = self._answers(kind, [[narrow(some, most)] for some, most in local])
+        return {name: _joined([answer[at] for answer in answers]) for at, name in enumerate(sorted(arrays))}
+
+    def _local(self, ids: Tensor, bounds: Tensor) -> list[tuple[Tensor, int]]:
+        """Divide increasing ids among their owners, as places in the owners' shards, and return how many these have."""
+        begins = torch.searchsorted(ids, bounds)
+        pieces = ids.split(begins.diff().tolist())
+        return [
+            (some - low, most) for some, low, most in zip(pieces, bounds.tolist(), bounds.diff().tolist(), strict=False)
+        ]
+
+    def _answers(self, kind: int, questions: list[Message]) -> list[Message]:
+        """Return the answer of each rank, the own one too. Nobody is asked about nothing: that is answered here."""
+        asked, own = [question if len(question[0]) else None for question in questions], self.shard.index
+        answers, mine = self._asking.ask(kind, asked, lambda: self._owner.answer(kind, questions[own]))
+        answers[own] = mine
+        return [self._owner.answer(kind, q) if a is None else a for a, q in zip(answers, questions, strict=True)]
 
     def _ask(self, ids: Tensor, bounds: Tensor, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Send each id to its owner, and return the rows of each array that owners answer with. Collective."""
@@ -243,17 +333,6 @@ class ShardedGraph:
     def _route(self, ids: Tensor, bounds: Tensor) -> Route:
         return Route(torch.searchsorted(bounds, ids, right=True) - 1, self.channel.size)
 
-    def _rule(self, weight: str | None, replace: bool) -> Rule:
-        return Rule(NONE if weight is None else edge_weights(self.shard.rows, weight), replace)
-
-    def _degrees(self, local: Tensor) -> Tensor:
-        """Return the lengths of own rows; refuse rows that reach beyond the shard, where compiled loops would read."""
-        rows = self.shard.rows
-        first, last = rows.indptr[local], rows.indptr[local + 1]
-        if bool(((first < 0) | (last < first) | (last > rows.num_edges)).any()):
-            raise graph_is_damaged(rows)
-        return last - first
-
     def _checked(self, senders: Tensor) -> Tensor:
         """Return senders that ranks sent; refuse ids outside the graph, which would index beyond a table."""
         low, high = (int(end) for end in senders.aminmax()) if senders.numel() else (0, -1)
@@ -264,45 +343,35 @@ class ShardedGraph:
             )
         return senders
 
-    def _draw_own(self, nodes: Tensor, words: Tensor, fanout: int, rule: Rule) -> Drawn:
-        rows, local = self.shard.rows, nodes - self.shard.first_node
-        degrees = self._degrees(local)
-        is_whole = torch.full_like(degrees, fanout < 0, dtype=torch.bool)
-        is_whole |= (degrees == 0) if rule.replace else (degrees <= fanout)
-        counts = torch.where(is_whole, degrees, fanout)
-        starts = counts.cumsum(0) - counts
-        positions = np.empty(int(counts.sum()), np.int64)
-        draw_rows(
-            rows.indptr.numpy(),
-            rows.indices.numpy(),
-            local.numpy(),
-            nodes.numpy(),
-            words.numpy().view(np.uint64),
-            fanout,
-            rule,
-            np.empty(max(fanout, int(degrees.max()) if len(degrees) else 0) if len(rule.weights) else 0),
-            starts.numpy(),
-            positions,
-        )
-        at = torch.from_numpy(positions)
-        edge_ids = at + self.shard.first_edge if self.has_edge_arrays else None
-        return Drawn(counts.to(torch.int32), rows.indices[at], edge_ids)
+    def _new_cache(self, num_bytes: int) -> RowCache:
+        arrays, indices = self.shard.rows.node_arrays, self.shard.rows.indices
+        num_rows = num_bytes // max(1, bytes_per_row(arrays))
+        if not num_rows:
+            return RowCache(arrays, 0, self._fetch_nodes)
+        senders, counts = indices.unique(return_counts=True)
+        is_other = (senders < self.shard.first_node) | (senders >= self.shard.first_node + self.shard.rows.num_nodes)
+        senders, counts = senders[is_other].to(torch.int64), counts[is_other]
 
-    def _asked_most(self, num_bytes: int) -> Tensor:
-        """Return as many nodes of other ranks as fit, those that most edges of the own shard come from first."""
-        shard = self.shard
-        per_row = bytes_per_row(shard.rows.node_arrays)
-        room = num_bytes // max(1, per_row)
-        if not room:
-            return torch.empty(0, dtype=torch.int64)
-        ids, counts = shard.rows.indices.unique(return_counts=True)
-        is_own = (ids >= shard.first_node) & (ids < shard.first_node + shard.rows.num_nodes)
-        ids, counts = ids[~is_own].to(torch.int64), counts[~is_own]
-        most: Tensor = ids[counts.argsort(descending=True, stable=True)[:room]]
-        return most
+        def count(ids: Tensor) -> Tensor:
+            at = torch.searchsorted(senders, ids).clamp_(max=max(0, len(senders) - 1))
+            return torch.where(senders[at] == ids, counts[at], 0) if len(senders) else torch.zeros_like(ids)
+
+        return RowCache(arrays, min(num_rows, self.num_nodes - self.shard.rows.num_nodes), self._fetch_nodes, count)
 
 
 def union(vectors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
     """Return the distinct entries of several vectors, increasing, and the places of each vector's entries in them."""
     distinct, inverse = torch.cat(list(vectors)).unique(return_inverse=True)
     return distinct, inverse.split([vector.numel() for vector in vectors])
+
+
+def _sought(ids: Tensor, first: int, num_own: int) -> Sought:
+    places = ids - first
+    is_other = (places < 0) | (places >= num_own)
+    return Sought(places, is_other, *ids[is_other].unique(return_inverse=True))
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    """The rows of several tensors, copied only if there are several."""
+    filled = [piece for piece in pieces if len(piece)]
+    return torch.cat(filled) if len(filled) > 1 else (filled or pieces)[0]

@@ -1,70 +1,150 @@
 """Batches of a sharded graph: the same, bit for bit, as where every host has the graph.
 
-frontier -> its owners draw neighbours, hop by hop -> ... -> the features of all nodes of a bulk, fetched once
+frontier -> its owners draw neighbours, hop by hop -> ... -> the rows of all nodes of a bulk, others' fetched once
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import Arrays, SampledData, assemble
+from lightning_gnn_dist.batches.batch import LABELS, Arrays, PoolOf, SampledData, assemble
+from lightning_gnn_dist.batches.pool import gather_joined
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.engine.stack import Edges, Stack
+from lightning_gnn_dist.engine.hops import reserve
+from lightning_gnn_dist.engine.kernels import REPEATED_SEED
+from lightning_gnn_dist.engine.row_kernels import join_hop
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
+from lightning_gnn_dist.engine.scratch import scratch_of_thread
 from lightning_gnn_dist.engine.torch_rng import keys_of
 from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, sample_layer_wise
-from lightning_gnn_dist.sharded.remote_graph import ShardedGraph, union
+from lightning_gnn_dist.sharded.remote_graph import Drawn, Found, ShardedGraph, Sought
 
 ShardedSampler = NeighborSampler | LayerWise
 
 
-def batches(
+class Bulk(NamedTuple):
+    """Batches that are drawn, without their arrays.
+
+    Attributes:
+        samples: What was drawn, for each batch.
+        nodes: The rows that all of them need.
+    """
+
+    samples: list[Sample]
+    nodes: Sought
+
+
+def begin(graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Bulk:
+    """Draw the batches of a bulk."""
+    samples = sample_bulk(graph, sampler, seeds, keys)
+    return Bulk(samples, graph.seek(torch.cat([sample.nodes for sample in samples])))
+
+
+def finish(
     graph: ShardedGraph,
-    sampler: ShardedSampler,
-    seeds: Sequence[Tensor],
-    keys: Sequence[BatchKey],
+    bulk: Bulk,
+    coming: Sequence[Bulk] = (),
+    pool_of: PoolOf = lambda _: None,
     *,
     widen: bool = True,
     all_labels: bool = True,
 ) -> list[SampledData]:
-    """Return the batches of a bulk. Collective: a rank with fewer seeds than others passes empty tensors."""
-    samples = sample_bulk(graph, sampler, seeds, keys)
-    nodes, in_nodes = union([sample.nodes for sample in samples])
-    arrays = graph.fetch(nodes)
-    edges: dict[str, Tensor] = {}
+    """Return the batches of a bulk with their arrays. The next bulks say what will be needed again."""
+    samples = bulk.samples
+    nodes = graph.find(bulk.nodes, [other.nodes.distinct for other in coming])
+    at_node = nodes.places.split([len(sample.nodes) for sample in samples])
+    edges, at_edge = Found(torch.empty(0), {}, {}, {}), [torch.empty(0)] * len(samples)
     if graph.has_edge_arrays:
-        ids, in_edges = union([sample.edge_ids for sample in samples if sample.edge_ids is not None])
-        edges = graph.fetch_edges(ids)
-        samples = [sample._replace(edge_ids=at) for sample, at in zip(samples, in_edges, strict=True)]
-    rows = Arrays(arrays, edges)
-    return [
-        assemble(rows, sample._replace(nodes=at), widen=widen, all_labels=all_labels)
-        for sample, at in zip(samples, in_nodes, strict=True)
-    ]
+        ids = [sample.edge_ids for sample in samples if sample.edge_ids is not None]
+        edges = graph.find_edges(torch.cat(ids))
+        at_edge = list(edges.places.split(list(map(len, ids))))
+    made = []
+    for sample, rows, positions in zip(samples, at_node, at_edge, strict=True):
+        labelled = {} if all_labels else {LABELS: rows[: sample.num_sampled_nodes[0]]}
+        of_nodes = {name: _rows(nodes, name, labelled.get(name, rows), pool_of) for name in nodes.own}
+        of_edges = {name: _rows(edges, name, positions, pool_of) for name in edges.own}
+        made.append(assemble(Arrays(of_nodes, of_edges, are_gathered=True), sample, widen=widen))
+    return made
+
+
+def _rows(found: Found, name: str, places: Tensor, pool_of: PoolOf) -> Tensor:
+    return gather_joined(found.own[name], found.held[name], found.fetched[name], places, pool_of(name))
 
 
 def sample_bulk(
     graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
 ) -> list[Sample]:
-    """Return what ``sampler`` draws from the whole graph, one sample for each batch. Collective."""
+    """Return what ``sampler`` draws from the whole graph, one sample for each batch."""
     if not isinstance(sampler, NeighborSampler):
         return sample_layer_wise(graph, sampler, seeds, keys)
-    stack = Stack([check_seeds(ids, graph.num_nodes) for ids in seeds], graph.num_nodes)
+    growing = [_Batch(check_seeds(ids, graph.num_nodes), graph.num_nodes) for ids in seeds]
     for hop, fanout in enumerate(sampler.per_hop):
-        batch, nodes = stack.frontier
-        words = keys_of(keys, hop, nodes.device)
-        drawn = graph.draw(nodes, batch, words, fanout, replace=sampler.replace, weight=sampler.weight)
-        row = torch.arange(nodes.numel()).repeat_interleave(drawn.counts)
-        position = drawn.senders if drawn.edge_ids is None else drawn.edge_ids
-        stack.grow(Edges(row, drawn.senders, position, None))
-    return stack.samples(with_ids=graph.has_edge_arrays)
+        frontiers = [batch.hops[-1] for batch in growing]
+        sizes = list(map(len, frontiers))
+        batch_of = torch.arange(len(growing)).repeat_interleave(torch.tensor(sizes))
+        words = keys_of(keys, hop, batch_of.device)
+        drawn = graph.draw(
+            torch.cat(frontiers), batch_of, words, fanout, replace=sampler.replace, weight=sampler.weight
+        )
+        for batch, own in zip(growing, _divided(drawn, sizes), strict=True):
+            batch.grow(own)
+    return [batch.sample() for batch in growing]
+
+
+def _divided(drawn: Drawn, sizes: list[int]) -> list[Drawn]:
+    """Return what was drawn for each batch, given how many nodes it asked for."""
+    counts = drawn.counts.split(sizes)
+    lengths = [int(some.sum()) for some in counts]
+    ids = [None] * len(sizes) if drawn.edge_ids is None else drawn.edge_ids.split(lengths)
+    return [Drawn(*found) for found in zip(counts, drawn.senders.split(lengths), ids, strict=True)]
+
+
+class _Batch:
+    """A batch that grows by one hop at a time.
+
+    Args:
+        seeds: Its first nodes, by their ids in the whole graph.
+        num_nodes: The number of nodes of the whole graph.
+    """
+
+    def __init__(self, seeds: Tensor, num_nodes: int) -> None:
+        self.hops, self._num_nodes = [seeds], num_nodes
+        self._drawn: list[Drawn] = []
+        self._columns: list[Tensor] = []
+
+    def grow(self, drawn: Drawn) -> None:
+        """Add a hop: what was drawn for the nodes that were found last."""
+        known, senders = torch.cat(self.hops), drawn.senders
+        scratch = scratch_of_thread(senders.numpy().dtype)
+        reserve(scratch, len(known) + len(senders))
+        work, table = scratch.work, scratch.open_table(self._num_nodes, 1)
+        found = join_hop(known.numpy(), senders.numpy(), work, table)
+        if found == REPEATED_SEED:
+            refuse_repeated(self.hops[0])
+        self.hops.append(torch.from_numpy(work.nodes[len(known) : found].astype(np.int64)))
+        self._columns.append(torch.from_numpy(work.columns[: len(senders)].astype(np.int32)))
+        self._drawn.append(drawn)
+
+    def sample(self) -> Sample:
+        ids = [drawn.edge_ids for drawn in self._drawn if drawn.edge_ids is not None]
+        degrees = torch.cat([drawn.counts for drawn in self._drawn])
+        return Sample(
+            nodes=torch.cat(self.hops),
+            indptr=torch.cat([degrees.new_zeros(1), degrees.cumsum(0)]).to(torch.int32),
+            indices=torch.cat(self._columns),
+            num_sampled_nodes=list(map(len, self.hops)),
+            num_sampled_edges=list(map(len, self._columns)),
+            edge_ids=torch.cat(ids) if ids else None,
+        )
 
 
 def check_sampler(sampler: object) -> ShardedSampler:

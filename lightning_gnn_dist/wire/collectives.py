@@ -57,7 +57,7 @@ traffic = Traffic()
 _counting = Lock()
 _PATIENCE = timedelta(minutes=5)  # torch's default for a store
 _BACKLOG = 2048  # connections that wait to be taken
-_INTERFACE = "GLOO_SOCKET_IFNAME"  # the variable that names the network interface of gloo
+INTERFACE = "GLOO_SOCKET_IFNAME"  # the variable that names the network interface of gloo
 _keeps_on_host = False  # whether channels open their ports to this host alone
 _ELEMENTS_AT_ONCE = 1 << 22  # bounds what a checksum holds beside the tensors
 
@@ -319,7 +319,7 @@ def kept_on_host(kept: bool) -> Iterator[None]:
     """
     global _keeps_on_host
     _keeps_on_host = kept
-    added = own_interface() if kept and _INTERFACE not in os.environ else {}
+    added = own_interface() if kept and INTERFACE not in os.environ else {}
     os.environ.update(added)
     try:
         yield
@@ -336,7 +336,7 @@ def keeps_on_host() -> bool:
 def own_interface() -> dict[str, str]:
     """The environment variable by which gloo opens its ports to this host alone, empty without a loopback."""
     own = {"lo", "lo0"} & {name for _, name in socket.if_nameindex()}
-    return {_INTERFACE: own.pop()} if own else {}
+    return {INTERFACE: own.pop()} if own else {}
 
 
 def octets(tensor: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ def parts(rank: int, world_size: int, folder: Path) -> list[tuple[dict[str, Any]
         coverage = None if isinstance(boundary, Exchange) else COVERAGE
         part, ids = read_part(graph, boundary, coverage, 5)
         found.append((contents(part), ids.tolist()))
+    graph.close()
     dist.destroy_process_group()
     return found
 

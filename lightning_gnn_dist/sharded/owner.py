@@ -1,0 +1,133 @@
+"""What a rank answers of its own shard, when others ask and when it needs the same itself.
+
+Ids travel as places in the owner's shard, and numbers in as few bytes as the largest of them needs.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.pool import Pool, gather_rows
+from lightning_gnn_dist.engine.hops import graph_is_damaged
+from lightning_gnn_dist.engine.kernels import Rule
+from lightning_gnn_dist.engine.row_kernels import draw_rows
+from lightning_gnn_dist.engine.weights import NONE, edge_weights
+from lightning_gnn_dist.graph.rows import edge_positions
+from lightning_gnn_dist.prepare.shard import Shard
+
+Message: TypeAlias = list[Tensor]
+
+DRAW, ROWS, NODES, EDGES = range(4)  # kinds of questions
+_WIDTHS = (torch.uint8, torch.int16, torch.int32)
+
+
+class Owner:
+    """Answers questions about a shard, in any thread.
+
+    Args:
+        shard: The shard.
+        pool: Lends memory for rows, until they are sent.
+    """
+
+    def __init__(self, shard: Shard, pool: Pool) -> None:
+        self._shard, self._rows, self._pool = shard, shard.rows, pool
+
+    def answer(self, kind: int, question: Message) -> Message:
+        """Return the answer to a question that :func:`draw_of` or :func:`rows_of` made, or to the ids of rows."""
+        return (self._draw, self._whole_rows, self._nodes, self._edges)[kind](*question)
+
+    def _draw(self, nodes: Tensor, counts: Tensor, keys: Tensor, settings: Tensor, weight: Tensor) -> Message:
+        """The number of edges drawn for each node, their senders, and where there are edge arrays, their places."""
+        (fanout, replace), words = settings.tolist(), keys.repeat_interleave(counts)
+        name, local = _name(weight), nodes.to(torch.int64)
+        rule = Rule(NONE if name is None else edge_weights(self._rows, name), bool(replace))
+        degrees = self._degrees(local)
+        is_whole = torch.full_like(degrees, fanout < 0, dtype=torch.bool)
+        is_whole |= (degrees == 0) if rule.replace else (degrees <= fanout)
+        drawn = torch.where(is_whole, degrees, fanout)
+        longest = int(degrees.max()) if len(degrees) else 0
+        positions = np.empty(int(drawn.sum()), np.int64)
+        senders = self._rows.indices.new_empty(len(positions))
+        draw_rows(
+            self._rows.indptr.numpy(),
+            self._rows.indices.numpy(),
+            local.numpy(),
+            (local + self._shard.first_node).numpy(),
+            words.numpy().view(np.uint64),
+            fanout,
+            rule,
+            np.empty(max(fanout, longest) if len(rule.weights) else 0),
+            (drawn.cumsum(0) - drawn).numpy(),
+            positions,
+            senders.numpy(),
+        )
+        places = [narrow(torch.from_numpy(positions), self._rows.num_edges)] if self._rows.edge_arrays else []
+        return [narrow(drawn, longest if fanout < 0 else fanout), senders, *places]
+
+    def _whole_rows(self, nodes: Tensor, weight: Tensor) -> Message:
+        """The degrees, the senders and weights of all edges, and where rows begin; the last two where there are any."""
+        local, name = nodes.to(torch.int64), _name(weight)
+        degrees, at = self._degrees(local), edge_positions(self._rows.indptr, local)
+        found = [narrow(degrees, int(degrees.max()) if len(degrees) else 0), self._rows.indices[at]]
+        if name is not None:
+            found.append(torch.from_numpy(edge_weights(self._rows, name))[at])
+        if self._rows.edge_arrays:
+            found.append(narrow(self._rows.indptr[local], self._rows.num_edges))
+        return found
+
+    def _nodes(self, nodes: Tensor) -> Message:
+        arrays, local = self._rows.node_arrays, nodes.to(torch.int64)
+        return [gather_rows(arrays[name], local, self._pool) for name in sorted(arrays)]
+
+    def _edges(self, edges: Tensor) -> Message:
+        arrays, local = self._rows.edge_arrays, edges.to(torch.int64)
+        return [gather_rows(arrays[name], local, self._pool) for name in sorted(arrays)]
+
+    def _degrees(self, local: Tensor) -> Tensor:
+        """Return the lengths of own rows; refuse rows that reach beyond the shard, where compiled loops would read."""
+        rows = self._rows
+        first, last = rows.indptr[local], rows.indptr[local + 1]
+        if bool(((first < 0) | (last < first) | (last > rows.num_edges)).any()):
+            raise graph_is_damaged(rows)
+        return last - first
+
+
+def draw_of(
+    nodes: Tensor, batches: Tensor, keys: Tensor, fanout: int, replace: bool, weight: str | None, most: int
+) -> Message:
+    """The question for neighbours of some nodes.
+
+    Args:
+        nodes: Their places in the owner's shard.
+        batches: The number of the batch that each is for, in increasing order.
+        keys: The random key of each batch.
+        fanout: Neighbours to draw; -1 takes all.
+        replace: Whether an edge may be drawn more than once.
+        weight: The name of the edge array that says how likely an edge is, or None.
+        most: How many nodes the shard has.
+    """
+    counts = torch.bincount(batches, minlength=len(keys))
+    return [narrow(nodes, most), counts, keys, torch.tensor([fanout, int(replace)]), _letters(weight)]
+
+
+def rows_of(nodes: Tensor, weight: str | None, most: int) -> Message:
+    """The question for all edges of some nodes, by their places in the owner's shard."""
+    return [narrow(nodes, most), _letters(weight)]
+
+
+def narrow(numbers: Tensor, most: int) -> Tensor:
+    """Numbers from 0 to ``most`` in as few bytes as ``most`` needs."""
+    dtype = next((dtype for dtype in _WIDTHS if most <= torch.iinfo(dtype).max), torch.int64)
+    return numbers.to(dtype)
+
+
+def _letters(name: str | None) -> Tensor:
+    return torch.tensor(list((name or "").encode()), dtype=torch.uint8)
+
+
+def _name(letters: Tensor) -> str | None:
+    return letters.numpy().tobytes().decode() or None

@@ -1,0 +1,185 @@
+"""Batches that are asked for ahead are those of the whole graph, and a fit ends cleanly, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.global_batches import GlobalBatches
+from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.batches.source import BatchSource, GraphSource
+from lightning_gnn_dist.boundary.boundary import Fetch
+from lightning_gnn_dist.data.settings import Evaluation
+from lightning_gnn_dist.prepare.shard import Shard, save_shards
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
+from lightning_gnn_dist.sharded.source import ShardedSource
+from lightning_gnn_dist.wire.channel import open_channel
+from tests.every_strategy import PATIENCE
+from tests.ranks import run_ranks, start_ranks
+from tests.sage import SAGE
+from tests.sharded.graphs import in_order_of_parts, small_graph, some_partition
+from tests.wire.test_asking import open_ends
+
+SAMPLER = NeighborSampler([4, 3])
+DEPTHS = {0: 0, 1: 1, 8: 150_000, 32: 1 << 30}  # bulks: bytes
+
+
+def passes(source: BatchSource, rank: int) -> list[dict[str, Any]]:
+    """Ranks have other numbers of batches, leave a pass unfinished, and make corrections and evaluate in between."""
+    seeds = torch.arange(20 * rank, 20 * rank + 60)
+    loader = BatchLoader(source, seeds, 5 + rank, seed=rank, bulk_size=3)
+    held = BatchLoader(source, seeds, 2, seed=0, shuffle=False, bulk_size=3)
+    whole = GlobalBatches(source, torch.arange(300), 32, 0, 3, None, True, in_background=True)
+    found = [*loader, *held]
+    pass_again = iter(loader)
+    found += [next(pass_again) for _ in range(2 + rank)]
+    found += [*held, *whole.of_round(1, rank, 4, start=1, stop=6)]
+    pass_again.close()
+    found += loader.between(7, 9)
+    loader.close()
+    held.close()
+    return [contents(batch) for batch in found]
+
+
+def contents(batch: SampledData) -> dict[str, Any]:
+    return batch.to_dict() | {"indptr": batch.blocks[0].indptr, "indices": batch.blocks[0].indices}
+
+
+def made(rank: int, world_size: int, folder: str, ahead: int) -> tuple[list[Any], int, int, int]:
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    channel = open_channel(world_size)
+    before = threading.active_count(), open_ends()
+    graph = ShardedGraph(Shard.open(folder, rank), channel)
+    source = ShardedSource(graph, SAMPLER, Loading(ahead_bytes=ahead))
+    found = passes(source, rank)
+    graph._asking.close()
+    return found, source.depth(2), threading.active_count() - before[0], open_ends() - before[1]
+
+
+def same(left: Any, right: Any) -> bool:
+    return torch.equal(left, right) if isinstance(left, Tensor) else bool(left == right)
+
+
+@pytest.mark.parametrize(("world_size", "depths"), [(1, [8]), (2, [0, 1, 8, 32]), (4, [8])])
+def test_batches_are_those_of_the_whole_graph(tmp_path: Path, world_size: int, depths: list[int]) -> None:
+    graph = small_graph(edge_arrays=True)
+    partition = some_partition(graph, world_size)
+    save_shards(graph, partition, tmp_path / "shares")
+    source = GraphSource(in_order_of_parts(graph, partition), SAMPLER, all_labels=False)
+    expected = [passes(source, rank) for rank in range(world_size)]
+    for wanted in depths:
+        results = run_ranks(made, world_size, str(tmp_path / "shares"), DEPTHS[wanted])
+        for theirs, (found, depth, threads, sockets) in zip(expected, results, strict=True):
+            assert (threads, sockets) == (0, 0)
+            assert 4 <= depth <= 12 if wanted == 8 else depth == wanted
+            for ours, other in zip(found, theirs, strict=True):
+                assert ours.keys() == other.keys()
+                assert not [name for name, value in other.items() if not same(ours[name], value)]
+
+
+class Ending(SAGE):
+    """Ends as it is told, in step 5 of a pass of many, of which some are made already."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(5, 3)
+        self.how = how
+
+    def training_step(self, batch: Any) -> Tensor:
+        if self.global_step == 4:
+            if self.how == "exception":
+                raise ZeroDivisionError
+            if self.how == "SIGTERM":
+                os.kill(os.getpid(), signal.SIGTERM)
+            if self.how == "SIGKILL" and self.global_rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().training_step(batch)
+
+
+ENDS: dict[str, dict[str, Any]] = {
+    "max_steps": {"max_steps": 4},
+    "limit": {"limit_train_batches": 3, "max_epochs": 2},
+    "validation": {"val_check_interval": 3, "limit_val_batches": 1.0, "max_epochs": 2},
+    "stopping": {"callbacks": "stopping", "val_check_interval": 2, "limit_val_batches": 1.0},
+    "exception": {},
+    "SIGTERM": {},
+}
+
+
+def fit(folder: str, world_size: int, how: str, options: dict[str, Any]) -> str:
+    """Fit once; return what it raised."""
+    data = ShardedDataModule(
+        folder,
+        sampler=SAMPLER,
+        batch_size=4,
+        boundary=Fetch(),
+        evaluation=Evaluation(batch_size=20),
+        loading=Loading(bulk_size=2),
+    )
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    options = {"max_epochs": 1, "limit_val_batches": 0, "num_sanity_val_steps": 0} | options
+    if options.get("callbacks"):
+        options["callbacks"] = [pl.callbacks.EarlyStopping("loss", patience=1, mode="max", min_delta=1e9)]
+    strategy = DDPStrategy(timeout=PATIENCE["launch"].timeout)
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=world_size, strategy=strategy, enable_checkpointing=False, **options, **quiet
+    )
+    try:
+        trainer.fit(Ending(how), data)
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return f"{trainer.global_step} steps"
+
+
+def fits(rank: int, world_size: int, folder: str) -> dict[str, tuple[str, int, int]]:
+    """What each fit says, and the threads and sockets that it leaves beyond those of the first one."""
+    fit(folder, world_size, "first", {"max_steps": 2})
+    before, found = (threading.active_count(), open_ends()), {}
+    for how, options in ENDS.items():
+        said = fit(folder, world_size, how, options)
+        with suppress(AttributeError):  # Lightning leaves the handler of a fit that a signal has ended
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        found[how] = said, threading.active_count() - before[0], open_ends() - before[1]
+    return found
+
+
+@pytest.fixture(scope="module")
+def shares(tmp_path_factory: pytest.TempPathFactory) -> str:
+    graph, folder = small_graph(), tmp_path_factory.mktemp("graph") / "shares"
+    save_shards(graph, some_partition(graph, 2), folder)
+    return str(folder)
+
+
+def test_a_fit_leaves_nothing_however_it_ends(shares: str) -> None:
+    for found in run_ranks(fits, 2, shares):
+        said = {how: text for how, (text, *_) in found.items()}
+        assert {how: left for how, (_, *left) in found.items()} == {how: [0, 0] for how in ENDS}
+        assert (said["max_steps"], said["limit"], said["stopping"]) == ("4 steps", "6 steps", "4 steps")
+        assert said["validation"].endswith("steps")
+        assert said["exception"].startswith("ZeroDivisionError") and said["SIGTERM"].startswith("SIGTERMException")
+
+
+def bereft(rank: int, world_size: int, folder: str) -> tuple[str, list[str]]:
+    said = fit(folder, world_size, "SIGKILL", {})
+    return said, [thread.name for thread in threading.enumerate() if thread.name.startswith("lightning_gnn_dist")]
+
+
+def test_who_is_left_ends_too(shares: str) -> None:
+    with start_ranks(bereft, 2, shares) as ranks:
+        said, threads = ranks.results(may_die={1})[0]
+    assert said.startswith("RuntimeError") and not threads

@@ -1,0 +1,181 @@
+"""Ranks answer each other at any time, and nothing of the connections is left, however they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lightning_gnn_dist.wire import asking
+from lightning_gnn_dist.wire.asking import Asking, Message
+from lightning_gnn_dist.wire.channel import open_channel
+from lightning_gnn_dist.wire.collectives import traffic
+from tests.ranks import run_ranks, start_ranks
+
+DOUBLE, REFUSE, SLEEP = range(3)
+
+
+def open_ends() -> int:
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one of this listing
+            count += "socket" in os.readlink(entry)
+    return count
+
+
+def answer(kind: int, question: Message) -> Message:
+    if kind == REFUSE:
+        raise ValueError("this is refused")
+    if kind == SLEEP:
+        time.sleep(float(question[0]))
+    return [2 * tensor for tensor in question]
+
+
+def connect(rank: int, world_size: int, size: int = 0, seconds: float = 30) -> Asking:
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=seconds))
+    return Asking(open_channel(size or world_size), answer)
+
+
+def asked_unequally(rank: int, world_size: int) -> tuple[list[list[float]], float, int, int]:
+    """Rank ``r`` asks ``r`` times, in two threads at once, and then closes."""
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    channel = open_channel(world_size)
+    before = threading.active_count(), open_ends()
+    ends, found = Asking(channel, answer), []
+    sent = traffic.bytes_sent
+
+    def ask() -> None:
+        for number in range(rank):
+            question: Message = [torch.full((3 + number,), 10.0 * rank, dtype=torch.float64), torch.empty(0, 2)]
+            mine = [question if other != (rank + 1) % world_size else None for other in range(world_size)]
+            answers, own = ends.ask(DOUBLE, mine, lambda: "own")
+            assert own == "own" and answers[rank] is None and answers[(rank + 1) % world_size] is None
+            found.extend(a[0].tolist() for a in answers if a is not None and a[1].shape == (0, 2))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ends.close()
+    after = threading.active_count(), open_ends()
+    return found, traffic.bytes_sent - sent, after[0] - before[0], after[1] - before[1]
+
+
+def test_ranks_ask_unequally_often_and_leave_nothing() -> None:
+    for rank, (found, sent, threads, sockets) in enumerate(run_ranks(asked_unequally, 4)):
+        assert sorted(found) == sorted([20.0 * rank] * (3 + number) for number in range(rank) for _ in range(4))
+        assert (sent > 0, threads, sockets) == (True, 0, 0)
+
+
+def bereft(rank: int, world_size: int, how: str) -> tuple[list[str], int, int]:
+    """What a rank says when rank 1 does not answer, and the threads and sockets that are left."""
+    ends = connect(rank, world_size, seconds=30 if how == "killed" else 1)
+    threads = threading.active_count() - world_size + 1
+    if rank == 1:
+        time.sleep(0.2 if how == "killed" else 2.5)
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+    question: list[Message | None] = [[torch.tensor(2.5)] if other == 1 else None for other in range(world_size)]
+    said: list[str] = []
+    while rank != 1 and len(said) < 2:
+        try:
+            ends.ask(DOUBLE if how == "killed" else SLEEP, question, lambda: None)
+        except RuntimeError as error:
+            said.append(str(error))
+    ends.abort()
+    left = [end for end in ends._asked.values() if end.fileno() >= 0]
+    return said, threading.active_count() - threads, len(left)
+
+
+@pytest.mark.parametrize(("how", "words"), [("killed", "it has ended"), ("late", "within 1 s")])
+def test_a_rank_that_does_not_answer_is_named(how: str, words: str) -> None:
+    with start_ranks(bereft, 3, how) as ranks:
+        results = ranks.results(may_die={1})
+    for rank in (0, 2):
+        (text, again), threads, sockets = results[rank]
+        assert text == again and text.startswith("Rank 1 did not answer") and words in text
+        assert (threads, sockets) == (0, 0)
+
+
+def failed(rank: int, world_size: int) -> list[str]:
+    ends, said = connect(rank, world_size), []
+    for kind in (REFUSE, DOUBLE):
+        question = [[torch.ones(2)] if other != rank else None for other in range(world_size)]
+        try:
+            said.append(str(ends.ask(kind, question, lambda: None)[0][1 - rank]))
+        except RuntimeError as error:
+            said.append(str(error))
+    ends.close()
+    try:
+        ends.ask(DOUBLE, question, lambda: None)
+    except RuntimeError as error:
+        said.append(str(error))
+    return said
+
+
+def test_what_a_rank_cannot_answer_is_said_where_it_was_asked() -> None:
+    for rank, (refused, fine, closed) in enumerate(run_ranks(failed, 2)):
+        assert closed == "The connections to other ranks were closed."
+        assert refused == f"Rank {1 - rank} cannot answer rank {rank}: ValueError: this is refused"
+        assert fine == "[tensor([2., 2.])]"
+
+
+def aborted(rank: int, world_size: int) -> tuple[str, float]:
+    """What a question in the background says when its rank aborts, and how long that takes."""
+    ends, said = connect(rank, world_size), []
+
+    def ask() -> None:
+        try:
+            ends.ask(SLEEP, [[torch.tensor(1.0)] if other != rank else None for other in range(2)], lambda: None)
+        except RuntimeError as error:
+            said.append(str(error))
+
+    asking_thread = threading.Thread(target=ask)
+    asking_thread.start()
+    time.sleep(0.3)
+    start = time.monotonic()
+    ends._end()
+    asking_thread.join()
+    seconds = time.monotonic() - start
+    ends.abort()
+    return said[0], seconds
+
+
+def test_an_abort_wakes_who_waits() -> None:
+    for said, seconds in run_ranks(aborted, 2):
+        assert "did not answer" in said and seconds < 0.6
+
+
+def visited(rank: int, world_size: int) -> bool:
+    """A stranger that connects while ranks do is turned away."""
+    connected, create = [], socket.create_server
+
+    def create_server(*args: object, **options: object) -> socket.socket:
+        listener = create(*args, **options)  # type: ignore[arg-type]
+        stranger = socket.create_connection(listener.getsockname())
+        stranger.sendall(b"x" * 24)
+        connected.append(stranger)
+        return listener
+
+    asking.socket.create_server = create_server  # type: ignore[assignment]
+    ends = connect(rank, world_size)
+    answers, _ = ends.ask(DOUBLE, [[torch.ones(1)] if other != rank else None for other in range(2)], lambda: None)
+    ends.close()
+    stranger = connected[-1]
+    with stranger:
+        return answers[1 - rank] is not None and stranger.recv(1) == b""
+
+
+def test_strangers_are_turned_away() -> None:
+    assert run_ranks(visited, 2) == [True, True]
