@@ -80,7 +80,8 @@ SETTINGS: dict[str, Method] = {
     "TMA": Method(tma, SUPER, data=around()),
     "TMA, METIS, outer optimizer": Method(partial(tma, **OUTER), METIS, data=around()),
 }
-LONG = ("LLCG", "LLCG, METIS", "averaging", "averaging, METIS")  # also with rounds of 50 and 200 local steps
+# Also with rounds of 50 and 200 local steps.
+LONG = ("LLCG", "LLCG, METIS", "averaging", "averaging, METIS", "averaging, METIS, outer optimizer")
 REAL = ("cora", "citeseer", "amazon_computers", "minesweeper", "dblp")
 GENERATED: dict[str, dict[str, Any]] = {
     "plain": {"homophily": 0.7, "noise": 4.0},
@@ -145,15 +146,16 @@ def name_of(row: dict[str, Any]) -> str:
 def show(options: argparse.Namespace) -> None:
     rows = [row for row in rows_of(options.file) if row["model"] == options.model]
     whole = {where(row): row["test"] for row in rows if row["setting"] == "one process"}
-    sent = {where(row): row["bytes"] for row in rows if row["setting"] == "Grappa"}
-    rows = [row for row in rows if where(row) in whole and where(row) in sent]
+    sent = {row["graph"]: row["bytes"] for row in rows if row["setting"] == "Grappa"}  # the same for all seeds
+    rows = [row for row in rows if where(row) in whole and row["graph"] in sent]
     graphs = list(dict.fromkeys(row["graph"] for row in rows))
+    rows.sort(key=lambda row: (list(SETTINGS).index(row["setting"]), row["steps"]))
     print("| setting | bytes, Grappa is 1 | mean | standard error | worst | " + " | ".join(graphs) + " |")
     print("|---" * (5 + len(graphs)) + "|")
     points = []
     for name in dict.fromkeys(map(name_of, rows)):
         own = [row for row in rows if name_of(row) == name]
-        share = statistics.mean(row["bytes"] / sent[where(row)] for row in own)
+        share = statistics.mean(row["bytes"] / sent[row["graph"]] for row in own)
         means = {}
         for graph in graphs:
             if gains := [100 * (row["test"] - whole[where(row)]) for row in own if row["graph"] == graph]:
