@@ -72,8 +72,9 @@ class Promising(BaseStorage):  # type: ignore[misc]
 
     def _set_weight(self, weight: Any) -> None:
         if self._blocks:
-            outermost = replace(self._blocks[0], weight=_weight(weight, self._blocks[0]), is_corrected=False)
-            self._blocks = rebase(self._blocks, outermost)
+            first = self._blocks[0]
+            weight = _weight(weight, first.num_edges, first.dtype)
+            self._blocks = rebase(self._blocks, replace(first, weight=weight, is_corrected=False))
 
     def get(self, key: str, value: Any = None) -> Any:
         return self[key] if key in self.keys() else value
@@ -365,14 +366,14 @@ def blocks_of(
     """The blocks of all layers over one CSR. Of receivers and senders there are so many up to each hop."""
     dtype = x.dtype if isinstance(x, Tensor) and x.is_floating_point() else torch.float32
     edges = list(accumulate(num_sampled_edges))
-    outermost = Block(receivers[-2], senders[-1], *csr, None, dtype)
-    outermost = replace(outermost, weight=_weight(edge_weight, outermost), is_corrected=is_corrected)
+    weight = _weight(edge_weight, edges[-1], dtype)
+    outermost = Block(receivers[-2], senders[-1], *csr, weight, dtype, is_corrected)
     inner = range(len(edges) - 2, -1, -1)
     return outermost, *(outermost.head(receivers[hop], senders[hop + 1], edges[hop]) for hop in inner)
 
 
-def _weight(edge_weight: Any, block: Block) -> Tensor | None:
-    """The values of the block's matrix if ``edge_weight`` has one number per edge, otherwise None."""
-    if not isinstance(edge_weight, Tensor) or edge_weight.numel() != block.num_edges:
+def _weight(edge_weight: Any, num_edges: int, dtype: torch.dtype) -> Tensor | None:
+    """The values of a block's matrix if ``edge_weight`` has one number per edge, otherwise None."""
+    if not isinstance(edge_weight, Tensor) or edge_weight.numel() != num_edges:
         return None
-    return edge_weight.reshape(-1).to(block.dtype)
+    return edge_weight.reshape(-1).to(dtype)

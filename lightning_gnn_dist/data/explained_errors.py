@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import traceback
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import LABELS, SampledData
+from lightning_gnn_dist.batches.hetero import SampledHeteroData
 
 
 def explain_features(exception: BaseException, x: Tensor | None) -> None:
@@ -29,23 +31,31 @@ def explain_labels(exception: BaseException) -> None:
     text = str(exception)
     numbers = {int(number) for number in re.findall(r"\d+", text)}
     for frame, _ in traceback.walk_tb(exception.__traceback__):
-        for batch in frame.f_locals.values():
-            if isinstance(batch, SampledData) and _lacks_labels(batch) and _is_about(batch, text, numbers):
+        for held in frame.f_locals.values():
+            batch, name = _with_labels(held)
+            if batch is not None and _lacks_labels(batch) and _is_about(batch, text, numbers):
                 exception.args = (
-                    f"batch.y holds the labels of the {batch.batch_size} seeds, the first nodes of the batch, and not "
+                    f"{name}.y holds the labels of the {batch.batch_size} seeds, the first nodes of the batch, and not "
                     f"those of its {batch.num_nodes - batch.batch_size} other nodes, which may be validation or test "
-                    "nodes: compare out[:batch.batch_size] with batch.y[:batch.batch_size], without masks. For label "
+                    f"nodes: compare out[:batch.batch_size] with {name}.y[:batch.batch_size], without masks. For label "
                     "propagation, loading=Loading(all_labels=True) gives the labels of all. "
                     f"({' '.join(text.split())})",
                 )
                 return
 
 
-def _lacks_labels(batch: SampledData) -> bool:
+def _with_labels(held: object) -> tuple[Any, str]:
+    """A batch, or the seeds' type in it, and how it is called; None for anything else."""
+    if isinstance(held, SampledHeteroData):
+        return held[held.seed_type], f"batch[{held.seed_type!r}]"
+    return (held if isinstance(held, SampledData) else None), "batch"
+
+
+def _lacks_labels(batch: Any) -> bool:
     return LABELS in batch and len(batch.y) == batch.batch_size < batch.num_nodes
 
 
-def _is_about(batch: SampledData, text: str, numbers: set[int]) -> bool:
+def _is_about(batch: Any, text: str, numbers: set[int]) -> bool:
     """Whether an error speaks of the lengths of outputs and labels."""
     if batch.batch_size in numbers:
         return batch.num_nodes in numbers or "out of bounds" in text or "batch_size" in text
