@@ -4,13 +4,14 @@ python benchmarks/shares.py                       # four ranks on this machine, 
 python benchmarks/shares.py --graph DIRECTORY     # a graph saved by Graph.save
 python benchmarks/shares.py --kinds ladies        # or neighbors, corrections, layers
 
-For one pass of batches of 1024 seeds: megabytes that a rank sends and receives, exchanges, and seconds a batch. With B
-shards, and rows that lie on other ranks with chance q (1 - 1/B for random parts, less for METIS), a batch with n nodes,
-of which f are expanded, and e edges costs
+For one pass of batches of 1024 seeds: megabytes that a rank sends and receives, turns (how often it asks the others),
+and seconds a batch. With B shards, and rows that lie on other ranks with chance q (1 - 1/B for random parts, less for
+METIS), a batch with n nodes, of which f are expanded, and e edges costs
 
-    q (8 f + 4 e) + q (8 + bytes of a row) n'         bytes
+    q (5 f + 4 e) + q (4 + bytes of a row) n'         bytes
 
-where n' of its nodes are counted once a bulk. "Formula" has the q that was seen.
+where n' of its nodes are counted once a bulk; in shards of less than 32,768 nodes ids take 2 bytes, not 4. "Formula" has
+the q that was seen, and no cache.
 
 neighbors      around training nodes of the own shard, fan-out 15 and 10
 ladies         the same with about 2048 nodes a layer: f are counted once a bulk, and e are all edges of their rows
@@ -43,6 +44,7 @@ from torch_geometric.nn import SAGEConv
 from lightning_gnn_dist import (
     Graph,
     LadiesSampler,
+    Loading,
     MetisPartitioner,
     NeighborSampler,
     Partitioner,
@@ -54,9 +56,11 @@ from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.layerwise.sharded_layers import ShardedWork
 from lightning_gnn_dist.prepare.shard import Shard
+from lightning_gnn_dist.sharded.owner import Message
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.sampling import ShardedSampler, batches
-from lightning_gnn_dist.wire.channel import Channel, open_channel
+from lightning_gnn_dist.sharded.sampling import ShardedSampler
+from lightning_gnn_dist.sharded.source import ShardedSource
+from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import traffic
 
 RANKS = 4
@@ -79,17 +83,17 @@ class Expected:
         self.bytes = 0.0
 
     def add(self, made: Sequence[SampledData], sampler: ShardedSampler) -> None:
-        self.bytes += self._away(_distinct([batch.n_id for batch in made])).numel() * (8 + self._width)
+        self.bytes += self._away(_distinct([batch.n_id for batch in made])).numel() * (4 + self._width)
         if isinstance(sampler, LadiesSampler):
             for hop in range(sampler.num_hops):
                 frontier = [batch.n_id.split(batch.num_sampled_nodes)[hop] for batch in made]
                 away = self._away(_distinct(frontier))
-                self.bytes += 8 * away.numel() + 4 * int(self._degrees[away].sum())
+                self.bytes += 5 * away.numel() + 4 * int(self._degrees[away].sum())
             return
         for batch in made:
             expanded = batch.n_id[: sum(batch.num_sampled_nodes[:-1])]
             shard = self._away(expanded).numel() / expanded.numel()
-            self.bytes += shard * (8 * expanded.numel() + 4 * sum(batch.num_sampled_edges))
+            self.bytes += shard * (5 * expanded.numel() + 4 * sum(batch.num_sampled_edges))
 
     def _away(self, ids: Tensor) -> Tensor:
         return ids[torch.searchsorted(self._bounds, ids, right=True) - 1 != self._rank]
@@ -99,14 +103,14 @@ def _distinct(vectors: list[Tensor]) -> Tensor:
     return torch.cat(vectors).unique()
 
 
-class CountingChannel(Channel):
-    """Knows how often its ranks exchanged something."""
+class CountingGraph(ShardedGraph):
+    """Knows how often it asked the other ranks something."""
 
-    exchanges = 0
+    turns = 0
 
-    def exchange(self, pieces: Sequence[Tensor], lengths: Sequence[int] | None = None) -> list[Tensor]:
-        self.exchanges += 1
-        return super().exchange(pieces, lengths)
+    def _answers(self, kind: int, questions: list[Message]) -> list[Message]:
+        self.turns += 1
+        return super()._answers(kind, questions)
 
 
 def measure(rank: int, folder: str, shards: int, kind: str, bulk: int, cache: int, num_batches: int, file: str) -> None:
@@ -114,31 +118,37 @@ def measure(rank: int, folder: str, shards: int, kind: str, bulk: int, cache: in
     dist.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=300))
     sampler, size, _ = KINDS[kind]
     channel = open_channel(shards)
-    channel.__class__ = CountingChannel
-    assert isinstance(channel, CountingChannel)
-    graph = ShardedGraph(Shard.open(folder, channel.rank), channel, cache_bytes=cache)
+    graph = CountingGraph(Shard.open(folder, channel.rank), channel, cache_bytes=cache)
     own = graph.shard.rows.split("train") + graph.shard.first_node
     if kind == "corrections":
         own = graph.split("train")
     order = own[torch.randperm(own.numel(), generator=torch.Generator().manual_seed(rank))]
     expected = Expected(graph, torch.from_numpy(np.load(f"{folder}/degrees.npy")))
-    before, exchanges = traffic.bytes_sent, channel.exchanges
-    seconds = 0.0
-    for first in range(0, num_batches, bulk):
-        numbers = range(first, first + bulk)
-        seeds = [order[torch.arange(i * size, (i + 1) * size) % order.numel()].unique() for i in numbers]
-        start = time.perf_counter()
-        made = batches(graph, sampler, seeds, [BatchKey(rank, 0, i) for i in numbers])
+    before, turns, seconds = traffic.bytes_sent, graph.turns, 0.0
+    bulks = (range(first, first + bulk) for first in range(0, num_batches, bulk))
+    asked = (
+        (
+            [order[torch.arange(i * size, (i + 1) * size) % order.numel()].unique() for i in numbers],
+            [BatchKey(rank, 0, i) for i in numbers],
+            None,
+        )
+        for numbers in bulks
+    )
+    made = ShardedSource(graph, sampler, Loading()).make_in_turn(asked)
+    start = time.perf_counter()
+    for _, batches in made:
         seconds += time.perf_counter() - start
-        expected.add(made, sampler)
-    asked = (channel.exchanges - exchanges) / num_batches
+        expected.add(list(batches), sampler)
+        start = time.perf_counter()
+    turns_a_batch = (graph.turns - turns) / num_batches
+    graph.close()
     seen = torch.tensor([traffic.bytes_sent - before, expected.bytes, seconds, graph.cache.hit_rate])
     dist.all_reduce(seen)
     if rank == 0:
         sent, formula, seconds, hits = (seen / RANKS).tolist()
         per_batch = [f"{value / num_batches / 1e6:.2f}" for value in (sent, formula)]
         off = f"{100 * (sent / formula - 1):+.1f} %"
-        figures = [*per_batch, off, f"{100 * hits:.0f} %", f"{asked:.1f}", f"{seconds / num_batches:.3f}"]
+        figures = [*per_batch, off, f"{100 * hits:.0f} %", f"{turns_a_batch:.1f}", f"{seconds / num_batches:.3f}"]
         Path(file).write_text(" | ".join(figures))
     dist.destroy_process_group()
 
@@ -203,9 +213,7 @@ def main() -> None:
         folders = {(cut, shards): f"{scratch}/{cut}-{shards}" for cut in CUTS for shards in (4, 2)}
         for (cut, shards), folder in folders.items():
             divide(graph, CUTS[cut], shards, folder)
-        print(
-            "| batches | parts | shards | bulk | cache | MB a batch | formula | off by | hits | exchanges | seconds |"
-        )
+        print("| batches | parts | shards | bulk | cache | MB a batch | formula | off by | hits | turns | seconds |")
         print("|---|---|---|---|---|---|---|---|---|---|---|")
         for (cut, shards), folder in folders.items():
             for kind in filter(KINDS.__contains__, options.kinds):

@@ -53,6 +53,13 @@ def gather_of_three(first: Array, second: Array, third: Array, rows: Array, out:
             copy_bytes(out, i * width, third, row - end, width)
 
 
+@compiled
+def move(source: Array, rows: Array, out: Array, places: Array, width: int) -> None:
+    """Copy ``rows`` of ``source`` to ``places`` of ``out``, both uint8; a row has ``width`` bytes."""
+    for i in range(len(rows)):
+        copy_bytes(out, places[_U(i)] * width, source, rows[_U(i)] * width, width)
+
+
 @inlined
 def _copy_rows(source: Array, rows: Array, out: Array, width: int) -> None:
     last = len(rows) - 1

@@ -23,6 +23,7 @@ from lightning_gnn_dist.batches.gather_kernels import (
     gather_float16,
     gather_of_three,
     gather_scaled,
+    move,
 )
 
 Bytes = npt.NDArray[np.uint8]
@@ -133,6 +134,14 @@ def gather_joined(array: Tensor, held: Tensor, others: Tensor, rows: Tensor, poo
     out = _room(num_bytes, pool)
     gather_of_three(first, second, third, rows.numpy(), out.numpy(), num_bytes // rows.numel())
     return out.view(array.dtype).view(shape)
+
+
+def move_rows(array: Tensor, rows: Tensor, out: Tensor, places: Tensor) -> None:
+    """``out[places] = array[rows]``, copied once."""
+    if rows.numel() and array[:1].nbytes:
+        _check_rows(rows, len(array))
+        _check_rows(places, len(out))
+        move(_bits(array, torch.uint8), rows.numpy(), _bits(out, torch.uint8), places.numpy(), array[:1].nbytes)
 
 
 def _check_rows(rows: Tensor, count: int) -> None:

@@ -143,14 +143,30 @@ def put_rows(rows: Array, counts: Array, source: Array, starts: Array, out: Arra
 
 
 @compiled
-def mark_uses(ids: Array, used: Array, number: int, uses: Array) -> None:
-    """Set ``uses`` to ``number`` where an id is among ``used``; both are int64 and increasing."""
+def find_places(ids: Array, among: Array, places: Array, number: int) -> None:
+    """Set ``places`` of each of ``ids`` that is ``among`` others to its place there, or to a ``number`` other than -1.
+
+    Both are increasing, int64; the places of others stay as they are.
+    """
     at = 0
     for i in range(len(ids)):
-        while at < len(used) and used[_U(at)] < ids[_U(i)]:
+        while at < len(among) and among[_U(at)] < ids[_U(i)]:
             at += 1
-        if at < len(used) and used[_U(at)] == ids[_U(i)]:
-            uses[_U(i)] = number
+        if at < len(among) and among[_U(at)] == ids[_U(i)]:
+            places[_U(i)] = at if number == -1 else number
+
+
+@compiled
+def merge_order(left: Array, right: Array, order: Array) -> None:
+    """Write the order in which two increasing vectors of ids, one after the other, are increasing; int64."""
+    at, other = 0, 0
+    for i in range(len(order)):
+        if other == len(right) or (at < len(left) and left[_U(at)] < right[_U(other)]):
+            order[_U(i)] = at
+            at += 1
+        else:
+            order[_U(i)] = len(left) + other
+            other += 1
 
 
 @compiled

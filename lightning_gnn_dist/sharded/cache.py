@@ -14,9 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.row_kernels import mark_uses
+from lightning_gnn_dist.batches.pool import move_rows
+from lightning_gnn_dist.engine.row_kernels import find_places, merge_order
+from lightning_gnn_dist.graph.rows import bytes_per_row
 
 Rows = dict[str, Tensor]
+_MOST = (1 << 32) - 1  # edges that are counted
 
 
 class RowCache:
@@ -27,6 +30,11 @@ class RowCache:
         num_rows: How many rows it may hold.
         fetch: Returns the rows of every array for some increasing ids.
         count: Returns how many edges of the own shard come from each of some ids.
+
+    Attributes:
+        rows: What is held, by slot.
+        asked: How many rows were looked up.
+        hits: How many of these were held.
     """
 
     def __init__(
@@ -38,10 +46,11 @@ class RowCache:
     ) -> None:
         self.num_rows, self._fetch, self._count = num_rows, fetch, count
         self.rows = {name: array.new_empty((num_rows, *array.shape[1:])) for name, array in arrays.items()}
-        self._ids, self._slots = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+        nothing = torch.empty(0, dtype=torch.int64)
+        self._ids, self._slots, self._counts = nothing, nothing, nothing
         self._free = torch.arange(num_rows)
-        self._last: tuple[Tensor, Rows] = torch.empty(0, dtype=torch.int64), {}
-        self.asked = self.hits = 0
+        self._last: tuple[Tensor, Tensor, Rows] = nothing, nothing, {}
+        self.bytes_per_row, self.asked, self.hits = bytes_per_row(arrays), 0, 0
 
     @property
     def hit_rate(self) -> float:
@@ -60,38 +69,39 @@ class RowCache:
             self.asked += len(ids)
             return torch.arange(len(ids)), self._fetch(ids)
         self._settle([ids, *coming])
-        at = torch.searchsorted(self._ids, ids).clamp_(max=max(0, len(self._ids) - 1))
-        is_held = self._ids[at] == ids if len(self._ids) else torch.zeros_like(ids, dtype=torch.bool)
-        places = torch.empty_like(ids)
-        places[is_held] = self._slots[at[is_held]]
+        places = torch.full_like(ids, -1)
+        find_places(ids.numpy(), self._ids.numpy(), places.numpy(), -1)
+        is_held = places >= 0
+        places[is_held] = self._slots[places[is_held]]
         rest = ids[~is_held]
         places[~is_held] = torch.arange(len(rest)) + self.num_rows
         self.asked, self.hits = self.asked + len(ids), self.hits + len(ids) - len(rest)
-        self._last = rest, self._fetch(rest)
-        return places, self._last[1]
+        self._last = rest, self._count(rest), self._fetch(rest)
+        return places, self._last[2]
 
     def _settle(self, coming: Sequence[Tensor]) -> None:
         """Choose what to hold, of what is held and what was fetched last, now that the next uses of both are known."""
-        fetched, rows = self._last
-        ids = torch.cat([self._ids, fetched])
+        fetched, counts, rows = self._last
+        ids, counts = torch.cat([self._ids, fetched]), torch.cat([self._counts, counts])
         is_kept = torch.ones_like(ids, dtype=torch.bool)
         if len(ids) > self.num_rows:
-            is_kept[self._needed_last(ids, coming)] = False
+            is_kept[self._needed_last(fetched, coming, counts)] = False
         old, new = is_kept.split([len(self._ids), len(fetched)])
-        free = torch.cat([self._free, self._slots[~old]])
-        taken, self._free = free.split([int(new.sum()), len(free) - int(new.sum())])
-        for name, table in self.rows.items():
-            table[taken] = rows[name][new] if rows else table[taken]
-        order = ids[is_kept].argsort()
-        self._ids, self._slots = ids[is_kept][order], torch.cat([self._slots[old], taken])[order]
+        free, admitted = torch.cat([self._free, self._slots[~old]]), new.nonzero().view(-1)
+        taken, self._free = free.split([len(admitted), len(free) - len(admitted)])
+        for name, table in self.rows.items() if rows else ():
+            move_rows(rows[name], admitted, table, taken)
+        order = torch.empty(int(is_kept.sum()), dtype=torch.int64)
+        merge_order(self._ids[old].numpy(), fetched[new].numpy(), order.numpy())
+        self._ids, self._counts = ids[is_kept][order], counts[is_kept][order]
+        self._slots = torch.cat([self._slots[old], taken])[order]
 
-    def _needed_last(self, ids: Tensor, coming: Sequence[Tensor]) -> Tensor:
-        """Return the places of those of ``ids`` for which there is no room."""
-        in_order, order = ids.sort()
-        uses = np.full(len(ids), len(coming), np.int64)
+    def _needed_last(self, fetched: Tensor, coming: Sequence[Tensor], counts: Tensor) -> Tensor:
+        """Return the places, among the held and the fetched, of those for which there is no room."""
+        uses = torch.full_like(counts, len(coming))
         for number in range(len(coming) - 1, -1, -1):
-            mark_uses(in_order.numpy(), coming[number].numpy(), number, uses)
-        haste = torch.from_numpy(uses) * -(1 << 32)  # the sooner the more
-        haste += self._count(in_order).clamp(max=(1 << 32) - 1)
-        worst = torch.from_numpy(np.argpartition(haste.numpy(), len(ids) - self.num_rows)[: len(ids) - self.num_rows])
-        return order[worst]
+            for ids, of in zip((self._ids, fetched), uses.split([len(self._ids), len(fetched)]), strict=True):
+                find_places(ids.numpy(), coming[number].numpy(), of.numpy(), number)
+        haste = counts.clamp(max=_MOST) - uses * (_MOST + 1)  # the sooner the more
+        surplus = len(counts) - self.num_rows
+        return torch.from_numpy(np.argpartition(haste.numpy(), surplus)[:surplus])

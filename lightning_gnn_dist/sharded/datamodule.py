@@ -58,7 +58,8 @@ class ShardedDataModule(ExchangingDataModule):
         loading: How batches are made: bulks, threads, and the memory for batches that are asked for ahead.
         boundary: What becomes of senders outside the own shard: :class:`Isolated`, :class:`Halo`, :class:`Exchange` or
             :class:`Fetch`. What ``Halo`` and ``Exchange`` need of other shards is asked for once, when the fit starts.
-        cache_bytes: Memory for feature rows of other shards: of the nodes that most edges of the own shard come from.
+        cache_bytes: Memory for rows of other shards, of which those stay that the coming bulks need soonest. 0: none
+            is kept.
         coverage: Gives each batch ``batch.coverage``, as weights for the loss. With None there are none.
         evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
         global_batching: How the whole graph is sampled for corrections: by a ``NeighborSampler``, a ``LadiesSampler``
@@ -74,7 +75,7 @@ class ShardedDataModule(ExchangingDataModule):
         seed: int = 0,
         loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
         boundary: Boundary = Isolated(),  # noqa: B008
-        cache_bytes: int = 0,
+        cache_bytes: int = 1 << 26,
         coverage: Coverage | None = Coverage(),  # noqa: B008
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
@@ -155,9 +156,12 @@ class ShardedDataModule(ExchangingDataModule):
 
     @property
     def figures(self) -> dict[str, float]:
-        """Numbers to log: how long training waited for data, and the share of rows found in the cache."""
-        is_cached = self._graph is not None and self.cache_bytes > 0
-        return super().figures | ({"data/cache_hit_rate": self._whole_graph().cache.hit_rate} if is_cached else {})
+        """Numbers to log: how long training waited for data, the rows of other shards, and the share in the cache."""
+        if self._graph is None or not self._graph.cache.asked:
+            return super().figures
+        cache = self._graph.cache
+        fetched = float(cache.bytes_per_row * (cache.asked - cache.hits))
+        return super().figures | {"data/fetched_bytes": fetched, "data/cache_hit_rate": cache.hit_rate}
 
     # What it is made of.
 

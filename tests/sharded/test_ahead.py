@@ -38,6 +38,7 @@ from tests.wire.test_asking import open_ends
 
 SAMPLER = NeighborSampler([4, 3])
 DEPTHS = {0: 0, 1: 1, 8: 150_000, 32: 1 << 30}  # bulks: bytes
+CACHES = {0: 0, 1: 700, 8: 4000, 32: 1 << 20}
 
 
 def passes(source: BatchSource, rank: int) -> list[dict[str, Any]]:
@@ -61,13 +62,14 @@ def contents(batch: SampledData) -> dict[str, Any]:
     return batch.to_dict() | {"indptr": batch.blocks[0].indptr, "indices": batch.blocks[0].indices}
 
 
-def made(rank: int, world_size: int, folder: str, ahead: int) -> tuple[list[Any], int, int, int]:
+def made(rank: int, world_size: int, folder: str, depth: int) -> tuple[list[Any], int, int, int]:
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     channel = open_channel(world_size)
     before = threading.active_count(), open_ends()
-    graph = ShardedGraph(Shard.open(folder, rank), channel)
-    source = ShardedSource(graph, SAMPLER, Loading(ahead_bytes=ahead))
+    graph = ShardedGraph(Shard.open(folder, rank), channel, cache_bytes=CACHES[depth])
+    source = ShardedSource(graph, SAMPLER, Loading(ahead_bytes=DEPTHS[depth]))
     found = passes(source, rank)
+    assert world_size == 1 or (graph.cache.hits > 0) == (depth > 0)
     graph._asking.close()
     return found, source.depth(2), threading.active_count() - before[0], open_ends() - before[1]
 
@@ -84,7 +86,7 @@ def test_batches_are_those_of_the_whole_graph(tmp_path: Path, world_size: int, d
     source = GraphSource(in_order_of_parts(graph, partition), SAMPLER, all_labels=False)
     expected = [passes(source, rank) for rank in range(world_size)]
     for wanted in depths:
-        results = run_ranks(made, world_size, str(tmp_path / "shares"), DEPTHS[wanted])
+        results = run_ranks(made, world_size, str(tmp_path / "shares"), wanted)
         for theirs, (found, depth, threads, sockets) in zip(expected, results, strict=True):
             assert (threads, sockets) == (0, 0)
             assert 4 <= depth <= 12 if wanted == 8 else depth == wanted
