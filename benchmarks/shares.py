@@ -10,8 +10,8 @@ METIS), a batch with n nodes, of which f are expanded, and e edges costs
 
     q (5 f + 4 e) + q (4 + bytes of a row) n'         bytes
 
-where n' of its nodes are counted once a bulk; in shards of less than 32,768 nodes ids take 2 bytes, not 4. "Formula" has
-the q that was seen, and no cache.
+where n' of its nodes are counted once a bulk; in shards of less than 32,768 nodes ids take 2 bytes, not 4. "Formula"
+has the q that was seen, and no cache.
 
 neighbors      around training nodes of the own shard, fan-out 15 and 10
 ladies         the same with about 2048 nodes a layer: f are counted once a bulk, and e are all edges of their rows
