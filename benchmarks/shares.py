@@ -2,7 +2,7 @@
 
 python benchmarks/shares.py                       # four ranks on this machine, a graph of 200,000 nodes
 python benchmarks/shares.py --graph DIRECTORY     # a graph saved by Graph.save
-python benchmarks/shares.py --kinds ladies        # or neighbors, corrections, layers
+python benchmarks/shares.py --kinds ladies        # or neighbors, corrections, layers, caches
 
 For one pass of batches of 1024 seeds: megabytes that a rank sends and receives, turns (how often it asks the others),
 and seconds a batch. With B shards, and rows that lie on other ranks with chance q (1 - 1/B for random parts, less for
@@ -19,6 +19,11 @@ corrections    slices of 256 of a batch around training nodes of the whole graph
 
 And for all nodes by two layers of GraphSAGE with hidden size 64 (predict_by_layer): nodes of a rank's halo, megabytes
 that it sends, and seconds. The formula: for each node of the halo 4 and the row, of every array and of the inner layer.
+
+caches         two METIS parts, fan-out 15 and 10, bulks of four: the share of the other part's rows that a cache holds
+               when a bulk needs them. It has room for a tenth, a quarter or half of them, and keeps what is needed
+               soonest (as here; up to eight bulks are known), what came last (LRU), or what most edges come from, which
+               it is given before the start.
 """
 
 from __future__ import annotations
@@ -56,6 +61,7 @@ from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.layerwise.sharded_layers import ShardedWork
 from lightning_gnn_dist.prepare.shard import Shard
+from lightning_gnn_dist.sharded.cache import RowCache
 from lightning_gnn_dist.sharded.owner import Message
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import ShardedSampler
@@ -201,13 +207,51 @@ def divide(graph: Graph, partitioner: Partitioner, shards: int, folder: str) -> 
     np.save(f"{folder}/degrees.npy", graph.degrees()[order].numpy())
 
 
+def compare_caches(graph: Graph, num_batches: int) -> None:
+    """Print the hits of the cache, of LRU and of a choice for good."""
+    is_own = MetisPartitioner()(graph, 2, seed=0).assignment == 0
+    own, num_others = graph.split("train"), int((~is_own).sum())
+    own, bulks = own[is_own[own]], []
+    for first in range(0, num_batches, 4):
+        places = [torch.arange(i * 1024, (i + 1) * 1024) % len(own) for i in range(first, first + 4)]
+        keys = [BatchKey(0, 0, i) for i in range(first, first + 4)]
+        samples = NEIGHBORS.sample_bulk(graph, [own[at].unique() for at in places], keys)
+        nodes = _distinct([sample.nodes for sample in samples])
+        bulks.append(nodes[~is_own[nodes]])
+    receiver = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
+    edges = torch.bincount(graph.indices[is_own[receiver]].long(), minlength=graph.num_nodes).masked_fill_(is_own, 0)
+    print("| room | needed soonest | LRU | most edges |\n|---|---|---|---|")
+    for share in (0.1, 0.25, 0.5):
+        room = int(share * num_others)
+        cache = RowCache({}, room, lambda ids: {}, edges.__getitem__)
+        for number, bulk in enumerate(bulks):
+            cache.look_up(bulk, bulks[number + 1 : number + 9])
+        most = torch.zeros(graph.num_nodes, dtype=torch.bool)
+        most[edges.argsort(descending=True)[:room]] = True
+        of_most = sum(int(most[bulk].sum()) for bulk in bulks) / cache.asked
+        print(f"| {share:.0%} | {cache.hit_rate:.0%} | {_of_latest(bulks, room) / cache.asked:.0%} | {of_most:.0%} |")
+
+
+def _of_latest(bulks: list[Tensor], room: int) -> int:
+    held, hits = torch.empty(0, dtype=torch.int64), 0
+    for bulk in bulks:
+        is_old = torch.isin(held, bulk)
+        hits += int(is_old.sum())
+        held = torch.cat([bulk, held[~is_old]])[:room]
+    return hits
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--graph", type=Path)
     parser.add_argument("--batches", type=int, default=16)
-    parser.add_argument("--kinds", nargs="+", choices=[*KINDS, "layers"], default=[*KINDS, "layers"])
+    parser.add_argument("--kinds", nargs="+", choices=[*KINDS, "layers", "caches"], default=[*KINDS, "layers"])
     options = parser.parse_args()
     graph = communities(200_000, 40, num_features=128) if options.graph is None else Graph.open(options.graph)
+    if "caches" in options.kinds:
+        compare_caches(graph, options.batches)
+    if options.kinds == ["caches"]:
+        return
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as scratch:
         folders = {(cut, shards): f"{scratch}/{cut}-{shards}" for cut in CUTS for shards in (4, 2)}

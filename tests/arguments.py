@@ -82,6 +82,7 @@ RIGHT: dict[str, set[str]] = {
     "round_idx": {"0"},
     "num_threads": {"0"},
     "cache_bytes": {"0"},
+    "ahead_bytes": {"0"},
     "visits": {"0"},
     "correction_steps": {"0"},
     "imbalance": {"0"},

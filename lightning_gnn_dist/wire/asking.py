@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 import socket
 import struct
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -84,15 +85,19 @@ class Asking:
             meanwhile: What is done while the others work on their answers; its result is returned, too.
         """
         asked = [rank for rank in range(self.size) if rank != self.rank and questions[rank] is not None]
-        answers: list[Message | None] = [None] * self.size
         with self._lock:
             self._check()
+            self._error = "An earlier question to other ranks was not ended."  # until all answers are read
             for rank in asked:
                 self._with(rank, lambda end, rank=rank: _send(end, kind, questions[rank] or []))  # type: ignore[misc]
-            result = self._or_break(meanwhile)
-            for rank in asked:
-                answers[rank] = self._answer_of(rank)
-        return answers, result
+            result = meanwhile()
+            said = {rank: self._with(rank, lambda end: _receive(end, self._take)) for rank in asked}
+            self._error = ""
+        for rank, (outcome, answer) in said.items():
+            if outcome == FAILED:
+                text = answer[0].numpy().tobytes().decode(errors="replace")
+                raise RuntimeError(f"Rank {self._first + rank} cannot answer rank {self._first + self.rank}: {text}")
+        return [said[rank][1] if rank in said else None for rank in range(self.size)], result
 
     def abort(self) -> None:
         """End all connections at once: who waits for an answer gets an error, here and on the other ranks."""
@@ -110,27 +115,14 @@ class Asking:
             for end in self._asked.values():
                 with suppress(OSError):  # the rank has ended
                     end.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + self._seconds
         for thread in self._threads:
-            thread.join(self._seconds)
+            thread.join(max(0.0, deadline - time.monotonic()))
         self.abort()
 
     def _check(self) -> None:
         if self._error or not self._is_open:
             raise RuntimeError(self._error or "The connections to other ranks were closed.")
-
-    def _or_break(self, meanwhile: Callable[[], Result]) -> Result:
-        try:
-            return meanwhile()
-        except BaseException as error:  # answers are under way that nobody will read
-            self._error = f"An earlier question to other ranks was not ended: {error}"
-            raise
-
-    def _answer_of(self, rank: int) -> Message:
-        kind, answer = self._with(rank, lambda end: _receive(end, self._take))
-        if kind == FAILED:
-            text = answer[0].numpy().tobytes().decode(errors="replace")
-            raise RuntimeError(f"Rank {self._first + rank} cannot answer rank {self._first + self.rank}: {text}")
-        return answer
 
     def _with(self, rank: int, do: Callable[[socket.socket], Result]) -> Result:
         """Do something with the connection to a rank; name the rank if it is gone."""
