@@ -23,8 +23,8 @@ class TypedLayer(nn.Module):
     def forward(self, x, blocks):
         rows = {}
         for kind, block in blocks.items():
-            if "__".join(kind) in self.convs:
-                source, _, target = kind
+            source, _, target = kind
+            if "__".join(kind) in self.convs and source in x:
                 ends = x[source], x[target][: block.num_dst]
                 rows.setdefault(target, []).append(self.convs["__".join(kind)](ends, block.adj))
         return {target: sum(found) for target, found in rows.items()}

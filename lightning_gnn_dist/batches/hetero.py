@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import EdgeStorage, NodeStorage
 
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf, Promising, blocks_of, gather_arrays
@@ -58,6 +60,17 @@ class SampledHeteroData(HeteroData):  # type: ignore[misc]
     def is_filler(self) -> bool:
         """Whether the batch repeats seeds of its pass, only to fill the pass up, and must not count."""
         return bool(self._global_store.get("is_filler", False))
+
+    def to_homogeneous(self, *args: Any, **kwargs: Any) -> Data:
+        """As PyG does, with a label for every node: -1, or NaN, for those that are no seeds."""
+        whole = copy.copy(self)
+        seeds = whole[self.seed_type]
+        seeds.pop("input_id", None)  # of seeds alone
+        labels, missing = seeds.get(LABELS), seeds.num_nodes - int(self.batch_size)
+        if labels is not None and len(labels) < seeds.num_nodes:
+            unknown = float("nan") if labels.is_floating_point() else -1
+            seeds[LABELS] = torch.cat([labels, labels.new_full((missing, *labels.shape[1:]), unknown)])
+        return HeteroData.to_homogeneous(whole, *args, **kwargs)
 
     def __getattr__(self, key: str) -> Any:
         if key == "blocks":

@@ -235,3 +235,17 @@ def test_a_batch_without_seeds_is_of_the_training_nodes_type() -> None:
     del data["author"].train_mask
     batch = batch_of(data, torch.empty(0, dtype=torch.int64))
     assert batch.seed_type == "paper" and batch["paper"].num_nodes == 0 and batch["paper"].x.shape == (0, 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_without_types_each_node_has_a_label_or_none(dtype: torch.dtype) -> None:
+    data = in_double()
+    data["paper"].y = data["paper"].y.to(dtype)
+    batch = batch_of(Graph.from_pyg(data, float_labels=dtype.is_floating_point), all_labels=False)
+    flat = batch.to_homogeneous()
+    papers = flat.y[flat.node_type == batch.node_types.index("paper")]
+    assert len(flat.y) == flat.num_nodes and "input_id" not in flat
+    assert torch.equal(papers[: len(SEEDS)], data["paper"].y[SEEDS])
+    others = torch.cat([papers[len(SEEDS) :], flat.y[flat.node_type != batch.node_types.index("paper")]])
+    assert bool((others.isnan() if dtype.is_floating_point else others == -1).all())
+    assert batch["paper"].y.shape == batch["paper"].input_id.shape == SEEDS.shape  # as it was
