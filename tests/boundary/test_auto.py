@@ -77,11 +77,17 @@ def chosen_by(rank: int, world_size: int, boundary: Any, strategy: str, options:
     ("bytes_of", "strategy", "options", "boundary"),
     [
         ((1, 0), "grappa", {}, Exchange()),
-        ((1, -1), "grappa", {}, Isolated()),
+        pytest.param((1, -1), "grappa", {}, Isolated(), marks=pytest.mark.slow),
         ((2, 0), "local_sgd", {}, Halo(2)),
         ((2, -1), "grappa", NEIGHBORS, Halo(1)),
         ((2, 10**6), "grappa", NEIGHBORS | {"holding": Holding(Rotate()), "partitioner": RandomPartitioner()}, Halo(2)),
-        ((1, 10**6), "grappa", {"holding": Holding(Redeal(6)), "partitioner": RandomPartitioner()}, Halo(2)),
+        pytest.param(
+            (1, 10**6),
+            "grappa",
+            {"holding": Holding(Redeal(6)), "partitioner": RandomPartitioner()},
+            Halo(2),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_fit_takes_what_fits_the_largest_part(bytes_of: Any, strategy: str, options: Any, boundary: Boundary) -> None:

@@ -145,7 +145,12 @@ def prepare_and_die(rank: int, world_size: int, source: Path, out: Path, stage: 
 
 
 @pytest.mark.parametrize(
-    ("stage", "calls"), [*((stage, 1) for stage in STAGES), ("dealing edges into buckets", 4), ("sorting buckets", 3)]
+    ("stage", "calls"),
+    [
+        *((stage, 1) for stage in STAGES),
+        pytest.param("dealing edges into buckets", 4, marks=pytest.mark.slow),
+        pytest.param("sorting buckets", 3, marks=pytest.mark.slow),
+    ],
 )
 def test_after_a_kill_it_goes_on_where_it_was(source: Path, tmp_path: Path, stage: str, calls: int) -> None:
     out, folder = tmp_path / "graph", tmp_path / ".graph.preparing"

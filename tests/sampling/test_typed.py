@@ -71,8 +71,11 @@ def by_hand(graph: Graph, seeds: list[int], fanouts: np.ndarray, batch_key: Batc
     return nodes, edges, columns
 
 
+ONE_PAGE = [(1, (3, 2)), (5, (1, 2)), (5, (-1, 1)), pytest.param(300, (1, 1), marks=pytest.mark.slow)]
+
+
 @pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize(("num_types", "numbers"), [(1, (3, 2)), (5, (1, 2)), (5, (-1, 1)), (300, (1, 1))])
+@pytest.mark.parametrize(("num_types", "numbers"), ONE_PAGE)
 def test_it_is_the_one_page_sampler(num_types, numbers, replace):
     graph = many_types(num_types)
     seeds = torch.arange(0, 80, 7 if num_types < 9 else 40)
@@ -143,7 +146,7 @@ def check_is_the_subgraph(data: HeteroData, kind: str, seeds: torch.Tensor, num_
 
 
 @pytest.mark.parametrize("num_hops", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_without_a_limit_it_is_the_k_hop_subgraph(num_hops, seed):
     check_is_the_subgraph(small(seed), "paper", torch.tensor([3, 0, 7]), num_hops)
     check_is_the_subgraph(small(seed), "venue", torch.tensor([2]), num_hops)

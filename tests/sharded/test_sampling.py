@@ -100,13 +100,15 @@ def test_samplers_that_look_for_edges_among_nodes_are_refused() -> None:
     ("world_size", "shards", "sampler", "edge_arrays", "cache"),
     [
         (4, 4, NeighborSampler(FANOUTS), False, 0),
-        (4, 2, NeighborSampler(FANOUTS, replace=True), True, 0),
+        pytest.param(4, 2, NeighborSampler(FANOUTS, replace=True), True, 0, marks=pytest.mark.slow),
         (3, 3, NeighborSampler([-1, 2, 1]), True, 2000),
         (1, 1, NeighborSampler(FANOUTS), True, 0),
         (4, 4, NeighborSampler(FANOUTS, weight="edge_weight"), True, 0),
         (4, 4, LadiesSampler([60, 40]), False, 0),
-        (4, 2, LadiesSampler([60, 40], weight="edge_weight", normalize=True), True, 0),
-        (3, 3, FastGCNSampler([90, 60], weight="edge_weight"), True, 0),
+        pytest.param(
+            4, 2, LadiesSampler([60, 40], weight="edge_weight", normalize=True), True, 0, marks=pytest.mark.slow
+        ),
+        pytest.param(3, 3, FastGCNSampler([90, 60], weight="edge_weight"), True, 0, marks=pytest.mark.slow),
         (1, 1, FastGCNSampler([90, 60]), False, 0),
     ],
     ids=["one copy", "two copies", "cache", "alone", "weights", "ladies", "ladies twice", "fastgcn", "fastgcn alone"],
