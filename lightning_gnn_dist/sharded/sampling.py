@@ -8,23 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import LABELS, Arrays, PoolOf, SampledData, assemble
 from lightning_gnn_dist.batches.pool import gather_joined
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.engine.hops import reserve
-from lightning_gnn_dist.engine.kernels import REPEATED_SEED
 from lightning_gnn_dist.engine.row_kernels import join_hop
-from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
-from lightning_gnn_dist.engine.scratch import scratch_of_thread
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.torch_rng import keys_of
-from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, sample_layer_wise
 from lightning_gnn_dist.sharded.remote_graph import Drawn, Found, ShardedGraph, Sought
 
@@ -86,9 +82,9 @@ def sample_bulk(
     """Return what ``sampler`` draws from the whole graph, one sample for each batch."""
     if not isinstance(sampler, NeighborSampler):
         return sample_layer_wise(graph, sampler, seeds, keys)
-    growing = [_Batch(check_seeds(ids, graph.num_nodes), graph.num_nodes) for ids in seeds]
+    growing = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
     for hop, fanout in enumerate(sampler.per_hop):
-        frontiers = [batch.hops[-1] for batch in growing]
+        frontiers = [batch.frontier for batch in growing]
         sizes = list(map(len, frontiers))
         batch_of = torch.arange(len(growing)).repeat_interleave(torch.tensor(sizes))
         words = keys_of(keys, hop, batch_of.device)
@@ -96,7 +92,7 @@ def sample_bulk(
             torch.cat(frontiers), batch_of, words, fanout, replace=sampler.replace, weight=sampler.weight
         )
         for batch, own in zip(growing, _divided(drawn, sizes), strict=True):
-            batch.grow(own)
+            _grow(batch, own)
     return [batch.sample() for batch in growing]
 
 
@@ -108,43 +104,11 @@ def _divided(drawn: Drawn, sizes: list[int]) -> list[Drawn]:
     return [Drawn(*found) for found in zip(counts, drawn.senders.split(lengths), ids, strict=True)]
 
 
-class _Batch:
-    """A batch that grows by one hop at a time.
-
-    Args:
-        seeds: Its first nodes, by their ids in the whole graph.
-        num_nodes: The number of nodes of the whole graph.
-    """
-
-    def __init__(self, seeds: Tensor, num_nodes: int) -> None:
-        self.hops, self._num_nodes = [seeds], num_nodes
-        self._drawn: list[Drawn] = []
-        self._columns: list[Tensor] = []
-
-    def grow(self, drawn: Drawn) -> None:
-        """Add a hop: what was drawn for the nodes that were found last."""
-        known, senders = torch.cat(self.hops), drawn.senders
-        scratch = scratch_of_thread(senders.numpy().dtype)
-        reserve(scratch, len(known) + len(senders))
-        work, table = scratch.work, scratch.open_table(self._num_nodes, 1)
-        found = join_hop(known.numpy(), senders.numpy(), work, table)
-        if found == REPEATED_SEED:
-            refuse_repeated(self.hops[0])
-        self.hops.append(torch.from_numpy(work.nodes[len(known) : found].astype(np.int64)))
-        self._columns.append(torch.from_numpy(work.columns[: len(senders)].astype(np.int32)))
-        self._drawn.append(drawn)
-
-    def sample(self) -> Sample:
-        ids = [drawn.edge_ids for drawn in self._drawn if drawn.edge_ids is not None]
-        degrees = torch.cat([drawn.counts for drawn in self._drawn])
-        return Sample(
-            nodes=torch.cat(self.hops),
-            indptr=torch.cat([degrees.new_zeros(1), degrees.cumsum(0)]).to(torch.int32),
-            indices=torch.cat(self._columns),
-            num_sampled_nodes=list(map(len, self.hops)),
-            num_sampled_edges=list(map(len, self._columns)),
-            edge_ids=torch.cat(ids) if ids else None,
-        )
+def _grow(batch: GrowingBatch, drawn: Drawn) -> None:
+    """Add a hop to a batch: what was drawn for the nodes that were found last."""
+    known, work, table = batch.open(drawn.senders, len(drawn.senders))
+    found = batch.checked(join_hop(known, drawn.senders.numpy(), work, table))
+    batch.add(found, work, drawn.counts, drawn.edge_ids)
 
 
 def check_sampler(sampler: object) -> ShardedSampler:
