@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.sampling.matrix import MatrixSampler
     from lightning_gnn_dist.sampling.neighbor import NeighborSampler
     from lightning_gnn_dist.sampling.shadow import ShadowSampler
+    from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
     from lightning_gnn_dist.sampling.walk import RandomWalkSampler
     from lightning_gnn_dist.sampling.whole import WholePartSampler
     from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
@@ -149,6 +150,7 @@ __all__ = [
     "StreamingPartitioner",
     "SuperNodePartitioner",
     "TMAStrategy",
+    "TemporalSampler",
     "WholePartSampler",
     "citations",
     "communities",
@@ -225,6 +227,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "StreamingPartitioner": "partition.streaming",
     "SuperNodePartitioner": "partition.supernode",
     "TMAStrategy": "strategies.tma",
+    "TemporalSampler": "sampling.temporal.sampler",
     "WholePartSampler": "sampling.whole",
     "citations": "graph.typed.synthetic",
     "communities": "graph.synthetic",

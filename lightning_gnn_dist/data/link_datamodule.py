@@ -34,6 +34,7 @@ from lightning_gnn_dist.sampling.layer import LayerSampler
 from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, edges_at, positions_of_links
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 
 NegativesFrom = Literal["part", "graph"]
@@ -178,12 +179,12 @@ def _check_far(graph: Graph, sample_on: SampleOn) -> None:
 
 
 def _check_sampler(sampler: Sampler | None) -> None:
-    """Refuse samplers that repeat nodes, or whose weights suppose that seeds are nodes drawn at random."""
+    """Refuse samplers that repeat nodes, or whose times or weights are of seeds that are nodes."""
     drawn = sampler.sampler if isinstance(sampler, MatrixSampler) else sampler
-    if isinstance(drawn, ShadowSampler | RandomWalkSampler | ClusterSampler | LayerSampler):
+    if isinstance(drawn, ShadowSampler | RandomWalkSampler | ClusterSampler | LayerSampler | TemporalSampler):
         raise ValueError(
             "The ends of edges are sampled around by NeighborSampler or WholePartSampler, got "
-            f"{type(drawn).__name__}: its batches or weights are for single nodes."
+            f"{type(drawn).__name__}: its batches, times or weights are for single nodes."
         )
 
 

@@ -269,7 +269,7 @@ class PartDataModule(ExchangingDataModule):
         return min(passes, math.inf if epochs is None or epochs < 0 else epochs) / every
 
     def _eval_batch_size(self, evaluated: Evaluated) -> int:
-        if self.evaluation.sampler is not None:
+        if not self._settings.evaluates_whole_rows:
             return self.batch_size
         return self._counter().batch_size(evaluated, self.batch_size, self._eval_bytes)
 

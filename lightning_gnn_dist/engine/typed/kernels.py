@@ -159,7 +159,7 @@ def _draw_rows(
             kind, stop = ZERO, last
             if len(draws.edge_type):
                 kind = np.int64(draws.edge_type[_U(first)])
-                stop = _end_of_piece(draws.edge_type, first, last)
+                stop = end_of_piece(draws.edge_type, first, last)
             if _U(kind) >= _U(num_types):  # read as unsigned, a negative number is large
                 return np.int64(DAMAGED)
             fanout, degree = draws.fanouts[_U(hop), _U(kind)], stop - first
@@ -182,7 +182,7 @@ def _draw_rows(
 
 
 @inlined
-def _end_of_piece(edge_type: Array, first: int, last: int) -> Any:
+def end_of_piece(edge_type: Array, first: int, last: int) -> Any:
     """Where the edges of the type of edge ``first`` end in a row that ends at ``last``: past ``first`` in any case."""
     kind = edge_type[_U(first)]
     low, near = first + 1, min(first + NEAR, last)
