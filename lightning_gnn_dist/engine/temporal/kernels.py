@@ -1,9 +1,10 @@
 """The compiled loops of sampling by time.
 
 Each seed is the root of a tree of its own: what a node may receive depends on the time of the seed that it is reached
-from, so a node is in the batch once for each tree that it is in. It is called ``tree << bits | node`` here, and the table
-of a batch tells such names apart as it tells nodes. The edges of a type into a node are in order of time, so those that
-a seed may see are next to each other: two binary searches find them, and they are drawn from as if they were a row.
+from, so a node is in the batch once for each tree that it is in. It is called ``tree << bits | node`` here, and the
+table of a batch tells such names apart as it tells nodes. The edges of a type into a node are in order of time, so
+those that a seed may see are next to each other: two binary searches find them, and they are drawn from as if they
+were a row.
 """
 
 from __future__ import annotations
