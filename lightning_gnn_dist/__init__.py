@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.data.links import LinkSplit, split_edges
     from lightning_gnn_dist.data.residency import Fixed, Held, Holding, Redeal, Residency, Rotate
     from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
+    from lightning_gnn_dist.data.temporal.split import split_by_time
     from lightning_gnn_dist.engine.sample import BatchKey, Sample
     from lightning_gnn_dist.graph.graph import Graph
     from lightning_gnn_dist.graph.quantize import quantize_rows
@@ -162,6 +163,7 @@ __all__ = [
     "prepare_typed_graph",
     "quantize_rows",
     "save_shards",
+    "split_by_time",
     "split_edges",
     "through_layers",
 ]
@@ -239,6 +241,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "prepare_typed_graph": "prepare.prepare_typed",
     "quantize_rows": "graph.quantize",
     "save_shards": "prepare.shard",
+    "split_by_time": "data.temporal.split",
     "split_edges": "data.links",
     "through_layers": "layerwise.through_layers",
 }

@@ -22,6 +22,7 @@ from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import split_edges
 from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
+from lightning_gnn_dist.data.temporal.split import split_by_time
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.layerwise.through_layers import through_layers
@@ -34,6 +35,7 @@ from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
+from tests.graph.typed.graphs import small
 from tests.ranks import run_ranks
 from tests.typed_sage import typed_graph_of_papers
 
@@ -209,3 +211,34 @@ def test_what_does_not_draw_by_time_is_refused(tmp_path: Path) -> None:
             other(SAMPLER)  # type: ignore[arg-type]
     data = PartitionedDataModule(temporal_graph(), sampler=SAMPLER, boundary=Auto(exchange=True))
     assert not data._can_exchange()
+
+
+def test_the_oldest_nodes_are_for_training_and_the_latest_for_testing() -> None:
+    graph = temporal_graph()
+    graph.node_arrays["y"][:30] = -1
+    time = graph.node_arrays["time"]
+    found = split_by_time(graph, val=0.2, test=0.1)
+    masks = [found.node_arrays[f"{name}_mask"] for name in ("train", "val", "test")]
+    assert sum(mask.long() for mask in masks).equal((graph.node_arrays["y"] >= 0).long())  # type: ignore[union-attr]
+    train, val, test = (time[mask] for mask in masks)
+    assert train.max() < val.min() and val.max() < test.min()
+    assert test.numel() >= 27 and test.numel() - int((test == test.min()).sum()) < 27
+    held = val.numel() + test.numel()
+    assert held >= 81 and held - int((val == val.min()).sum()) < 81
+    everybody = split_by_time(graph, val=0, test=0).node_arrays
+    assert int(everybody["train_mask"].sum()) == 270 and not everybody["val_mask"].any()
+
+
+def test_a_split_by_time_of_a_typed_graph_is_of_one_type() -> None:
+    graph = Graph.from_pyg(small())
+    found = split_by_time(graph, val=0.2, test=0.2).types
+    assert found is not None and found.seeds == "paper"
+    arrays, before = found.node_arrays["paper"], graph.types.node_arrays["author"]  # type: ignore[union-attr]
+    assert arrays["time"][arrays["train_mask"]].max() < arrays["time"][arrays["test_mask"]].min()
+    assert found.node_arrays["author"] == before
+    with pytest.raises(ValueError, match=r"0 node types have labels and 'when' .* graph\.with_seeds\('paper'\)"):
+        split_by_time(graph, "when")
+    with pytest.raises(ValueError, match="Nodes of type 'author' have no 'time'"):
+        split_by_time(graph.with_seeds("author"))
+    with pytest.raises(ValueError, match=r"No node is left for train: with val=0.4 and test=0.4, 12 labelled nodes of"):
+        split_by_time(graph, val=0.4, test=0.4)

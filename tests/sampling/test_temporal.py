@@ -309,7 +309,7 @@ GRAPHS_WITHOUT: dict[str, tuple[Any, dict[str, Any], int, str]] = {
         lambda: typed(0, in_order=False),
         {"time": "time"},
         55,
-        r"Nodes of type 'c' have no 'time' to say at what time .* set data\['c'\]\.time, or name another",
+        r"Nodes of type 'c' have no 'time' to say at what time .* set it in data\['c'\], or name another",
     ),
     "two kinds": (mixed, {"time": "time"}, 0, "time holds integers for some types and floating point"),
     "unknown types": (

@@ -13,7 +13,7 @@ def check_temporal(graph: Graph, settings: BatchSettings, boundary: Boundary) ->
     for sampler in (settings.of_parts(), settings.of_corrections(), settings.of_evaluation()):
         if not isinstance(sampler, TemporalSampler):
             continue
-        sampler.check(graph)
+        sampler.check_graph(graph)
         if isinstance(boundary, History):
             raise ValueError(
                 "boundary=History() keeps one row of each node, whatever the time of the seed that reads it, and "

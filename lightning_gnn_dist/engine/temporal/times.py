@@ -59,7 +59,7 @@ def _checked_sources(graph: Graph, name: str) -> list[Source | None]:
     floating = {source.times.is_floating_point() for source in found if source is not None}
     if not floating:
         raise ValueError(
-            f"time names the array {name!r}, and neither edges nor nodes of the graph have it (they have: "
+            f"time names the array {shown(name)}, and neither edges nor nodes of the graph have it (they have: "
             f"{shown(_names(graph))}): set it in the data before Graph.from_pyg(data)."
         )
     if len(floating) > 1:
@@ -92,16 +92,16 @@ def times_of_seeds(graph: Graph, name: str, seeds: Tensor) -> Tensor:
     """The time of each seed, of the node array ``name``."""
     types = graph.types
     if types is None:
-        return _node_times(graph, name, None)[seeds]
+        return node_times(graph, name, None)[seeds]
     numbers, local = types.to_local(seeds)
     kinds = [types.node_types[int(number)] for number in numbers.unique()]
     if len(kinds) > 1:
         raise ValueError(f"The seeds of a batch must be nodes of one type, got some of {kinds}.")
-    return _node_times(graph, name, kinds[0] if kinds else types.seed_type())[local]
+    return node_times(graph, name, kinds[0] if kinds else types.seed_type())[local]
 
 
-def _node_times(graph: Graph, name: str, kind: str | None) -> Tensor:
-    """The times of all nodes of a type, or of all nodes of a graph without types."""
+def node_times(graph: Graph, name: str, kind: str | None) -> Tensor:
+    """The times called ``name`` of all nodes of a type, or of a graph without types."""
     return remembered(graph, ("times of nodes", name, kind), lambda: _checked_node_times(graph, name, kind))
 
 
@@ -110,8 +110,8 @@ def _checked_node_times(graph: Graph, name: str, kind: str | None) -> Tensor:
     if name not in arrays:
         whose, place = ("Nodes", "data") if kind is None else (f"Nodes of type {kind!r}", f"data[{kind!r}]")
         raise ValueError(
-            f"{whose} have no {name!r} to say at what time each of them is a seed (they have: "
-            f"{shown(sorted(arrays))}): set {place}.{name}, or name another array, TemporalSampler(..., seed_time=...)."
+            f"{whose} have no {shown(name)} to say at what time each of them is a seed (they have: "
+            f"{shown(sorted(arrays))}): set it in {place}, or name another array of theirs as seed_time."
         )
     check_times(name, arrays[name], "node")
     return arrays[name]

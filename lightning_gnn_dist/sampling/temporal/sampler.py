@@ -9,7 +9,6 @@ time are seen.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import (
+    MAX_INTEGER,
     check_choice,
     check_true_or_false,
     check_word,
@@ -75,7 +75,7 @@ class TemporalSampler:
             check_word("seed_time", self.seed_time, "time")
         check_true_or_false(equal=self.equal)
         check_choice("pick", self.pick, Pick)
-        if self.last is not None and not (is_number(self.last) and 0 < self.last < math.inf):
+        if self.last is not None and not (is_number(self.last) and 0 < self.last <= MAX_INTEGER):
             raise ValueError(
                 f"last must be a number above 0, in the unit of the times, or None for all, got {shown(self.last)}."
             )
@@ -106,7 +106,7 @@ class TemporalSampler:
             refuse_repeated(ids)
         return [sample_by_time(graph, ids, fanouts, batch_key, view) for ids, batch_key in bulk]
 
-    def check(self, graph: Graph) -> None:
+    def check_graph(self, graph: Graph) -> None:
         """Refuse a graph without such times, or with types that ``num_neighbors`` does not know."""
         self._fanouts(graph)
         checked_times(graph, torch.empty(0, dtype=torch.int64), self._view())
