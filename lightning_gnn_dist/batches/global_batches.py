@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, repeat
+from itertools import count
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, in_type
-from lightning_gnn_dist.batches.loader import Ahead, chunks_of
-from lightning_gnn_dist.batches.source import Asked, BatchSource, Made
+from lightning_gnn_dist.batches.loader import chunks_of, made_in_turn
+from lightning_gnn_dist.batches.source import Asked, BatchSource
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 
@@ -60,10 +60,8 @@ class GlobalBatches:
         is_ahead = self.in_background and self.source.is_remote and self.source.depth(1) > 0
         numbers = count(start) if stop is None else range(start, stop)
         chunks = chunks_of(numbers, self.bulk_size, grows=is_ahead)
-        bulks = self.source.make_in_turn(map(partial(self._asked, round_idx, rank, num_slices), chunks))
-        ahead = Ahead[None, Made](
-            lambda _: next(bulks, None), repeat(None), int(is_ahead), lambda: self.source.depth(1)
-        )
+        asked = map(partial(self._asked, round_idx, rank, num_slices), chunks)
+        ahead = made_in_turn(self.source, asked, int(is_ahead), lambda: self.source.depth(1))
         try:
             while made := ahead.next():
                 for _ in range(made[0]):

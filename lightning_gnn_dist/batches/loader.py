@@ -95,7 +95,7 @@ class BatchLoader:
         self._prefetch = prefetch
         self._next_pass = 0
         self._orders: dict[int, Tensor] = {}
-        self._running: set[Ahead[list[int], Made]] = set()
+        self._running: set[Ahead[Any, Made]] = set()
         self.num_ranks, self._dtype, self._inputs = num_ranks, dtype, inputs
         self.waited_seconds = 0.0  # how long consumers have waited for batches, since the loader was made
 
@@ -144,10 +144,10 @@ class BatchLoader:
     def _batches(self, numbers: Iterable[int]) -> Batches:
         grows = self._source.is_remote and self._num_threads > 0
         chunks, depth = chunks_of(numbers, self._bulk_size, grows=grows), lambda: self._source.depth(self._prefetch)
-        ahead = Ahead[Any, Made](self._make, chunks, self._num_threads, depth)
         if self._source.is_remote:
-            bulks = self._source.make_in_turn(map(self._asked, chunks))
-            ahead = Ahead(lambda _: next(bulks, None), repeat(None), self._num_threads, depth)
+            ahead = made_in_turn(self._source, map(self._asked, chunks), self._num_threads, depth)
+        else:
+            ahead = Ahead(self._make, chunks, self._num_threads, depth)
         self._running.add(ahead)
         try:
             while made := self._wait_for(ahead):
@@ -232,6 +232,14 @@ class Ahead(Generic[Item, Result]):
             # A worker cannot wait for itself: its garbage collection may find an abandoned iterator.
             is_worker = threading.current_thread().name.startswith(THREAD_NAME)
             self._threads.shutdown(wait=not is_worker, cancel_futures=True)
+
+
+def made_in_turn(
+    source: BatchSource, bulks: Iterator[Asked], num_threads: int, depth: Callable[[], int]
+) -> Ahead[Any, Made]:
+    """What a source makes of one bulk after the other, ahead of the consumer."""
+    made = source.make_in_turn(bulks)
+    return Ahead(lambda _: next(made, None), repeat(None), num_threads, depth)
 
 
 def chunks_of(numbers: Iterable[int], size: int, *, grows: bool = False) -> Iterator[list[int]]:

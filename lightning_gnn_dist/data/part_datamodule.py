@@ -52,6 +52,8 @@ class PartDataModule(ExchangingDataModule):
     """Training batches of the rank's own part of ``graph``, which may change with every super-epoch."""
 
     def __init__(self, plan: PartPlan, settings: BatchSettings) -> None:
+        if plan.graph.path is None:  # arrays in RAM may have been changed since the graph was built
+            plan.graph.check_edges()
         super().__init__(settings, plan.coverage, plan.boundary)
         self.graph, self.holding = plan.graph, plan.holding
         self._plan = plan

@@ -65,8 +65,6 @@ class PartPlan:
             name = type(self.boundary).__name__
             raise ValueError(f"holding says what a part holds, and boundary={name}() sees the whole graph: choose one.")
         self.boundary.check_fits(self.graph)
-        if self.graph.path is None:  # arrays in RAM may have been changed since the graph was built
-            self.graph.check_edges()
 
     @property
     def residency(self) -> Residency:

@@ -329,12 +329,10 @@ class Graph:
 
     def __repr__(self) -> str:
         where = f", path={str(self.path)!r}" if self.path else ""
-        types = self.types
-        held = (
-            f"arrays={[*self.node_arrays, *self.edge_arrays]}"
-            if types is None
-            else (f"node_types={list(types.node_types)}, edge_types={len(types.edge_types)}")
-        )
+        if self.types is not None:
+            held = f"node_types={list(self.types.node_types)}, edge_types={len(self.types.edge_types)}"
+        else:
+            held = f"arrays={[*self.node_arrays, *self.edge_arrays]}"
         return f"Graph(num_nodes={self.num_nodes}, num_edges={self.num_edges}, {held}{where})"
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor
 CORRECTED = (
     "The sampler of this batch gave its edges weights that make up for how it drew them, and block.adj leaves weights "
     "out. Use block.weighted_adj, with a layer that adds up, such as GraphConv or SAGEConv(aggr='sum'). To leave the "
-    "weights out all the same, use block.edge_index, or RandomWalkSampler(visits=0), which gives none."
+    "weights out all the same, use block.edge_index, or RandomWalkSampler(num_hops, visits=0), which gives none."
 )
 UNWEIGHTED = (
     "block.weighted_adj holds batch.edge_weight, and this batch has none with one number for each edge: give the graph "

@@ -9,6 +9,7 @@ The few methods that are collective say so: all ranks of a channel call them tog
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from threading import Lock
 from typing import NamedTuple
 
@@ -344,19 +345,22 @@ class ShardedGraph:
         return senders
 
     def _new_cache(self, num_bytes: int) -> RowCache:
-        arrays, indices = self.shard.rows.node_arrays, self.shard.rows.indices
+        arrays = self.shard.rows.node_arrays
         num_rows = num_bytes // max(1, bytes_per_row(arrays))
-        if not num_rows:
-            return RowCache(arrays, 0, self._fetch_nodes)
-        senders, counts = indices.unique(return_counts=True)
-        is_other = (senders < self.shard.first_node) | (senders >= self.shard.first_node + self.shard.rows.num_nodes)
-        senders, counts = senders[is_other].to(torch.int64), counts[is_other]
+        most = self.num_nodes - self.shard.rows.num_nodes
+        return RowCache(arrays, min(num_rows, most), self._fetch_nodes, self._count_edges_from)
 
-        def count(ids: Tensor) -> Tensor:
-            at = torch.searchsorted(senders, ids).clamp_(max=max(0, len(senders) - 1))
-            return torch.where(senders[at] == ids, counts[at], 0) if len(senders) else torch.zeros_like(ids)
+    def _count_edges_from(self, ids: Tensor) -> Tensor:
+        """Return how many edges of the shard come from each of some nodes that others own."""
+        senders, counts = self._senders
+        at = torch.searchsorted(senders, ids).clamp_(max=max(0, len(senders) - 1))
+        return torch.where(senders[at] == ids, counts[at], 0) if len(senders) else torch.zeros_like(ids)
 
-        return RowCache(arrays, min(num_rows, self.num_nodes - self.shard.rows.num_nodes), self._fetch_nodes, count)
+    @cached_property
+    def _senders(self) -> tuple[Tensor, Tensor]:
+        """The shard's senders, increasing, and how many edges come from each: found when they are first needed."""
+        senders, counts = self.shard.rows.indices.unique(return_counts=True)
+        return senders.to(torch.int64), counts
 
 
 def union(vectors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
