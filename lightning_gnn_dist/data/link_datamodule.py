@@ -179,12 +179,17 @@ def _check_far(graph: Graph, sample_on: SampleOn) -> None:
 
 
 def _check_sampler(sampler: Sampler | None) -> None:
-    """Refuse samplers that repeat nodes, or whose times or weights are of seeds that are nodes."""
+    """Refuse samplers that repeat nodes, or whose times or weights suppose that seeds are nodes."""
+    if isinstance(sampler, TemporalSampler):
+        raise ValueError(
+            "TemporalSampler draws around nodes at their times, and the edges of a split have none to ask for them at: "
+            "take NeighborSampler, and leave edges out of the graph that are later than those held back."
+        )
     drawn = sampler.sampler if isinstance(sampler, MatrixSampler) else sampler
-    if isinstance(drawn, ShadowSampler | RandomWalkSampler | ClusterSampler | LayerSampler | TemporalSampler):
+    if isinstance(drawn, ShadowSampler | RandomWalkSampler | ClusterSampler | LayerSampler):
         raise ValueError(
             "The ends of edges are sampled around by NeighborSampler or WholePartSampler, got "
-            f"{type(drawn).__name__}: its batches, times or weights are for single nodes."
+            f"{type(drawn).__name__}: its batches or weights are for single nodes."
         )
 
 

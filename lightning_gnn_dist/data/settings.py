@@ -22,7 +22,7 @@ class Evaluation:
     Args:
         batch_size: Nodes evaluated at once, or held edges, each with all of its negatives. Default: as many as
             ``bytes`` allow, and at least the data module's ``batch_size``: neighbourhoods overlap, so a few large
-            batches cost less than many small ones.
+            batches cost less than many small ones. Those of a ``TemporalSampler`` do not: at most ``batch_size``.
         sampler: A ``NeighborSampler`` with as many hops as training has, which makes metrics and predictions
             estimates; beside a ``TemporalSampler`` another one. Default: all neighbours within these hops, which makes
             them exact.

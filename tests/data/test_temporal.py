@@ -23,6 +23,9 @@ from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import split_edges
 from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
 from lightning_gnn_dist.data.temporal.split import split_by_time
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.evaluation.choice import Counter, Evaluated
+from lightning_gnn_dist.evaluation.trees import seeds_at_once
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.layerwise.through_layers import through_layers
@@ -154,6 +157,10 @@ def test_batches_of_all_loaders_and_parts_keep_the_law(boundary: Boundary) -> No
             check(batch)
             num_edges += batch.num_edges
         assert num_edges > 1000
+    by_nodes = TemporalSampler([4, 3], "time")
+    for batch in batches_of(PartitionedDataModule(temporal_graph(), sampler=by_nodes, **options)):
+        sender, receiver = batch.edge_index
+        assert bool((batch.time[sender] < batch.seed_time[batch.batch[receiver]]).all()) and batch.num_edges
     data = PartitionedDataModule(
         typed_graph_of_papers(200), sampler=TemporalSampler([4, 3], "time", equal=True), **options
     )
@@ -173,6 +180,18 @@ def test_batches_do_not_depend_on_how_they_are_made(loading: Loading) -> None:
     ]
     for batch, other in zip(*loaders, strict=True):
         assert batch.n_id.equal(other.n_id) and batch.edge_index.equal(other.edge_index)
+
+
+def test_an_evaluation_takes_as_many_seeds_at_once_as_its_trees_have_memory() -> None:
+    graph, ids, sampler = temporal_graph(), torch.arange(300), SAMPLER.of_all()
+    counter, seeds = Counter(graph, 2, None), Evaluated(ids, lambda some: some, 1)
+    assert seeds_at_once(graph, sampler, seeds, counter, 120, 1 << 30) == 120
+    assert seeds_at_once(graph, sampler, seeds, counter, 120, 1) == 1
+    size = seeds_at_once(graph, sampler, seeds, counter, 120, 1 << 19)
+    (sample,) = sampler.sample_bulk(graph, [ids[:size]], [BatchKey(0, 0, 0)])
+    assert 1 << 17 < counter.bytes_of(sample.nodes.numel(), sample.indices.numel()) < 1 << 19
+    batches = list(PartitionedDataModule(graph, sampler=SAMPLER, batch_size=120).predict_dataloader())
+    assert [batch.batch_size for batch in batches] == [100, 100, 100]
 
 
 PLAIN = NeighborSampler([4, 3])
@@ -201,7 +220,7 @@ def test_what_would_show_the_future_is_refused(case: str) -> None:
 
 def test_what_does_not_draw_by_time_is_refused(tmp_path: Path) -> None:
     graph = communities(300, 4, seed=3)
-    with pytest.raises(ValueError, match="sampled around by NeighborSampler or WholePartSampler, got TemporalSampler"):
+    with pytest.raises(ValueError, match="TemporalSampler draws around nodes at their times, and the edges of a split"):
         LinkDataModule(split_edges(graph, val=0.1), sampler=SAMPLER)
     save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "shards")
     with pytest.raises(ValueError, match=r"A sharded graph is sampled by NeighborSampler, .* got TemporalSampler"):

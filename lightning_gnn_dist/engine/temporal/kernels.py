@@ -31,6 +31,7 @@ from lightning_gnn_dist.engine.kernels import (
     place,
     place_seeds,
     slot_of,
+    take_row,
 )
 from lightning_gnn_dist.engine.rng import draw
 from lightning_gnn_dist.engine.temporal.order import TimeOrder
@@ -213,9 +214,7 @@ def _draw_rows(
             out, total = total, total + (degree if takes_all else fanout)
             if total <= room:
                 if takes_all or draws.latest:
-                    for edge in range(total - out):
-                        work.positions[_U(out + edge)] = end - (total - out) + edge
-                        prefetch(draws.order.places, end - (total - out) + edge)
+                    take_row(draws.order.places, end - total + out, total - out, work.positions, out)
                 else:  # what a tree draws does not depend on the other trees of its batch
                     places, key = draws.order.places, draw(draws.keys[_U(hop), _U(kind)], trees.seeds[tree], 0)
                     draw_row(places, start, degree, fanout, key, node, draws.rule, no_heights, work.positions, out)

@@ -54,8 +54,8 @@ class TemporalSampler:
         seed_time: Name of the node array that says at what time a node is a seed. Default: ``time``.
         equal: See events of the seed's own time, too. That shows a seed what happened with it or because of it, perhaps
             the answer; without it a seed does not see edges that came with it.
-        pick: ``"uniform"`` draws any of the events that are seen, ``"latest"`` the latest. Of those at one time, it
-            takes the senders with the highest ids.
+        pick: ``"uniform"`` draws any of the events that are seen, ``"latest"`` the latest; of those at one time, the
+            last in their row.
         last: See events that are at most so long before the seed's time. Default: however long.
         replace: Draw with replacement: exactly so many edges for every node that sees any.
     """
