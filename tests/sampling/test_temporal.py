@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,6 +17,7 @@ from lightning_gnn_dist.batches.hetero import assemble_typed
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from tests.conftest import module_of
 
 KEY = BatchKey(3, 1, 4)
 
@@ -172,6 +174,29 @@ def test_no_tree_has_an_event_that_its_seed_must_not_see(name: str, sight: dict[
                         assert sorted(drawn) == sorted(event.position for events in latest for event in events)
                     else:
                         assert len(drawn) == len(set(drawn)) == sum(map(len, latest))
+
+
+@pytest.mark.parametrize("name", ["f1", "football", "stackex_quantum"])
+def test_on_real_graphs_a_tree_is_what_was_there(shared_data: Path, name: str) -> None:
+    """Nearly all edges of f1 and football share their time with others, and many times are negative."""
+    if not (shared_data / "typed").is_dir():
+        pytest.skip("the folder of typed graphs (../shared/data/typed) is not there")
+    data = module_of(shared_data / "typed" / "read_typed.py").to_hetero(name, reverse=True)
+    graph, kind = Graph.from_pyg(data), data.meta["target"]
+    assert graph.types is not None
+    seeds = graph.types.to_global(kind, torch.arange(0, data[kind].num_nodes, data[kind].num_nodes // 12))
+    (sample,) = TemporalSampler([-1, 8], "time").sample_bulk(graph, [seeds], [KEY])
+    batch, times = assemble_typed(graph, sample), data[kind].time
+    for (source, relation, target), store in batch.edge_items():
+        of_seed = batch[kind].seed_time[batch[target].batch[store.edge_index[1]]]
+        time = store.get("time", batch[source].time[store.edge_index[0]] if "time" in batch[source] else None)
+        assert time is None or bool((time < of_seed).all())
+        whole = data[source, relation, target]
+        before = whole.get("time", data[source].time[whole.edge_index[0]] if "time" in data[source] else None)
+        if target == kind:
+            is_seen = True if before is None else before < times[whole.edge_index[1]]
+            into = torch.isin(whole.edge_index[1], batch[kind].n_id[: seeds.numel()]) & is_seen
+            assert store.num_sampled_edges[0] == int(into.sum())
 
 
 def star(num_edges: int, num_hidden: int) -> Graph:
