@@ -15,6 +15,9 @@ from torch_geometric.data import Data, HeteroData
 from lightning_gnn_dist.batches.batch import assemble
 from lightning_gnn_dist.batches.hetero import assemble_typed
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.temporal import order
+from lightning_gnn_dist.engine.temporal.order import time_order
+from lightning_gnn_dist.graph import rows
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from tests.conftest import module_of
@@ -227,6 +230,23 @@ def test_each_event_that_is_seen_is_drawn_as_often_whatever_other_trees_draw(num
 def chi_square(drawn: Tensor, num_kinds: int) -> float:
     counts, expected = torch.bincount(drawn, minlength=num_kinds).double(), drawn.numel() / num_kinds
     return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_order_does_not_depend_on_how_much_is_read_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, time = GRAPHS[name](0)
+    whole = time_order(graph, time)
+    monkeypatch.setattr(rows, "EDGES_PER_PIECE", 13)
+    monkeypatch.setattr(order, "EDGES_AT_ONCE", 7)
+    pieces = time_order(Graph.from_pyg(graph.to_pyg(), time="time" if name == "types in order" else None), time)
+    assert all((one == other).all() for one, other in zip(whole, pieces, strict=True))
+    assert (whole.places.size == 0) == (name == "types in order")
+
+
+def test_a_graph_without_edges_has_trees_of_seeds() -> None:
+    graph = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), 3, {"time": torch.arange(3)})
+    (sample,) = TemporalSampler([2, 2], "time").sample_bulk(graph, [torch.arange(3)], [KEY])
+    assert sample.num_sampled_nodes == [3, 0, 0] and sample.extra["batch"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["edges", "types"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
 
@@ -51,27 +52,34 @@ def _ordered(graph: Graph, name: str) -> TimeOrder:
     if all(bool(_follows(graph.indptr, kinds, times, rows)[1].all()) for rows in row_slices(graph.indptr)):
         return TimeOrder(times.numpy(), np.empty(0, np.int32), has_time)
     places = torch.empty(times.numel(), dtype=index_dtype(int(graph.degrees().max())))
-    ordered = torch.empty_like(times)
     for rows in row_slices(graph.indptr):
         at = slice(int(graph.indptr[rows.start]), int(graph.indptr[rows.stop]))
         begins, _ = _follows(graph.indptr, kinds, times, rows)
         order = times[at].argsort(stable=True)
         order = order[begins.cumsum(0)[order].argsort(stable=True)]
         starts = graph.indptr[rows.start : rows.stop + 1]
-        ordered[at] = times[at][order]
+        times[at] = times[at][order]
         places[at] = (order + at.start - starts[:-1].repeat_interleave(starts.diff())).to(places.dtype)
-    return TimeOrder(ordered.numpy(), places.numpy(), has_time)
+    return TimeOrder(times.numpy(), places.numpy(), has_time)
 
 
 def _times_of_edges(graph: Graph, name: str) -> Tensor:
     """The time of each edge as an integer, in the order of the graph's edges; ``BEFORE_ALL`` where there is none."""
-    times, types = torch.full((graph.num_edges,), BEFORE_ALL), graph.types
+    times = torch.full((graph.num_edges,), BEFORE_ALL)
     for number, source in enumerate(sources_of(graph, name)):
-        if source is not None:
-            at = torch.arange(graph.num_edges) if types is None else types.edges_of(types.edge_types[number])
-            for first, piece in zip(count(0, EDGES_AT_ONCE), at.split(EDGES_AT_ONCE), strict=False):
+        for first, piece in zip(count(0, EDGES_AT_ONCE), _pieces(graph, number), strict=False):
+            if source is not None:
                 times[piece] = as_integers(source.of(first, graph.indices[piece]))
     return times
+
+
+def _pieces(graph: Graph, number: int) -> Iterator[slice | Tensor]:
+    """Yield the positions of the edges of a type, ``EDGES_AT_ONCE`` at a time."""
+    if graph.types is not None:
+        yield from graph.types.edges_of(graph.types.edge_types[number]).split(EDGES_AT_ONCE)
+        return
+    for first in range(0, graph.num_edges, EDGES_AT_ONCE):
+        yield slice(first, first + EDGES_AT_ONCE)
 
 
 def _follows(indptr: Tensor, kinds: Tensor | None, times: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
