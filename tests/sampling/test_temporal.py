@@ -243,6 +243,18 @@ def test_the_order_does_not_depend_on_how_much_is_read_at_once(name: str, monkey
     assert (whole.places.size == 0) == (name == "types in order")
 
 
+def test_it_tells_which_edges_have_no_time_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "lightning_gnn_dist")
+    for name in ("types", "nodes", "edges"):
+        graph, time = GRAPHS[name](0)
+        time_order(graph, time)
+    assert [record.getMessage() for record in caplog.records] == [
+        "These have no time, and are seen by that of the node that sends: ['a__r0__b', 'a__r2__a', 'b__r4__c'].",
+        "These have no time, nor have their senders, and are always seen: ['c__r3__a'].",
+        "These have no time, and are seen by that of the node that sends: ['all edges'].",
+    ]
+
+
 def test_a_graph_without_edges_has_trees_of_seeds() -> None:
     graph = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), 3, {"time": torch.arange(3)})
     (sample,) = TemporalSampler([2, 2], "time").sample_bulk(graph, [torch.arange(3)], [KEY])

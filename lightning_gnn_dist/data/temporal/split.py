@@ -20,7 +20,8 @@ def split_by_time(graph: Graph, time: str = "time", *, val: float = 0.15, test: 
     Nodes of one time stay together, in the later split of the two. Nodes without a label (-1, or NaN) are in none. Of a
     graph with types, the nodes are those of the type that :meth:`Graph.with_seeds` chose, or of the one type that has
     labels and times. Masks that they had before are replaced. The edges are those of all times: a
-    :class:`TemporalSampler` shows each node what was there before it.
+    :class:`TemporalSampler` shows each node what was there before it. The masks are in RAM: save the graph for ranks to
+    open it by its path.
 
     Args:
         graph: The graph.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.kernels import Array
-from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, as_integers, kinds_without, sources_of
+from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, Source, as_integers, sources_of
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.graph.memo import remembered
@@ -44,9 +44,7 @@ def time_order(graph: Graph, name: str) -> TimeOrder:
 def _ordered(graph: Graph, name: str) -> TimeOrder:
     graph.check_edges()  # these loops follow them
     sources = sources_of(graph, name)
-    if None in sources:
-        without = shown(kinds_without(graph, sources))
-        log.info("Edges of types without %s, whose senders have none either, are always seen: %s.", name, without)
+    _tell(graph, sources, name)
     times, has_time = _times_of_edges(graph, name), np.array([source is not None for source in sources])
     kinds = None if graph.types is None or len(has_time) == 1 else graph.types.edge_type
     if all(bool(_follows(graph.indptr, kinds, times, rows)[1].all()) for rows in row_slices(graph.indptr)):
@@ -61,6 +59,19 @@ def _ordered(graph: Graph, name: str) -> TimeOrder:
         times[at] = times[at][order]
         places[at] = (order + at.start - starts[:-1].repeat_interleave(starts.diff())).to(places.dtype)
     return TimeOrder(times.numpy(), places.numpy(), has_time)
+
+
+def _tell(graph: Graph, sources: list[Source | None], name: str) -> None:
+    """Log which edges have no time of their own."""
+    kinds = ["all edges"] if graph.types is None else ["__".join(kind) for kind in graph.types.edge_types]
+    by_sender = [
+        kind for kind, source in zip(kinds, sources, strict=True) if source and source.first_sender is not None
+    ]
+    always = [kind for kind, source in zip(kinds, sources, strict=True) if source is None]
+    if by_sender:
+        log.info("These have no %s, and are seen by that of the node that sends: %s.", name, shown(by_sender))
+    if always:
+        log.info("These have no %s, nor have their senders, and are always seen: %s.", name, shown(always))
 
 
 def _times_of_edges(graph: Graph, name: str) -> Tensor:

@@ -15,7 +15,7 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.typed.build import check_time
-from lightning_gnn_dist.graph.typed.types import EdgeType, within
+from lightning_gnn_dist.graph.typed.types import within
 
 BEFORE_ALL = -(2**63)  # before every time
 _TURNED = 2**63 - 1
@@ -139,9 +139,3 @@ def _names(graph: Graph) -> list[str]:
     if types is None:
         return sorted([*graph.edge_arrays, *graph.node_arrays])
     return sorted({name for arrays in (*types.node_arrays.values(), *types.edge_arrays.values()) for name in arrays})
-
-
-def kinds_without(graph: Graph, sources: list[Source | None]) -> list[EdgeType]:
-    """The edge types without a time."""
-    assert graph.types is not None
-    return [kind for kind, source in zip(graph.types.edge_types, sources, strict=True) if source is None]
