@@ -16,6 +16,7 @@ from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.wire.collectives import traffic
 from lightning_gnn_dist.wire.rounded_mean import ROW
 from tests.ranks import run_ranks
+from tests.rounds.means.agreement import agreement
 from tests.strategies.fitting import State, batches, differs, fit, state_of
 from tests.strategies.round_fitting import local_sgd, same_start
 
@@ -33,14 +34,6 @@ def learned(rank: int, world_size: int, outers: list[Outer | None], options: dic
         fit(rank, local_sgd(outer=outer), module, devices=world_size, **({"max_epochs": ROUNDS} | options))
         states.append(state_of(module))
     return states
-
-
-def agreement(ways: list[Tensor], old: list[Tensor]) -> float:
-    """How much of the last round this one repeats, in 1024ths."""
-    if not old:
-        return 0.0
-    now, then = (torch.cat([way.flatten() for way in each]) for each in (ways, old))
-    return round(1024 * min(1.0, max(0.0, float(now @ then / (then @ then))))) / 1024
 
 
 def by_hand(num_ranks: int, outer: Outer) -> State:
