@@ -19,14 +19,12 @@ from lightning_gnn_dist.engine.kernels import (
     BLOCK,
     DAMAGED,
     REPEATED_SEED,
-    ROWS_AHEAD,
     ZERO,
     Array,
     Rule,
     Table,
     Work,
     draw_row,
-    is_no_row,
     is_whole,
     place,
     place_seeds,
@@ -35,7 +33,7 @@ from lightning_gnn_dist.engine.kernels import (
 )
 from lightning_gnn_dist.engine.rng import draw
 from lightning_gnn_dist.engine.temporal.order import TimeOrder
-from lightning_gnn_dist.engine.typed.kernels import end_of_piece
+from lightning_gnn_dist.engine.typed.kernels import end_of_piece, open_rows
 
 _U = np.uint64
 _BEFORE_ALL: Any = np.int64(-(2**63))
@@ -94,11 +92,12 @@ def sample_trees(
     Return as :func:`kernels.sample` does.
     """
     begin, end = ZERO, place_seeds(roots, work, table)
+    mask = (_U(1) << _U(trees.bits)) - _U(1)
     if end != len(roots):
         return REPEATED_SEED
     num_nodes[0] = end
     for hop in range(len(draws.fanouts)):
-        if not _open_rows(indptr, len(indices), begin, end, trees.bits, work):
+        if not open_rows(indptr, len(indices), begin, end, mask, work):
             return DAMAGED
         found = _expand(indices, len(indptr) - 1, begin, end, hop, trees, draws, work, table)
         if found < 0:
@@ -110,25 +109,6 @@ def sample_trees(
         num_nodes[hop + 1] = found - end
         begin, end = end, found
     return len(roots) + work.starts[_U(begin)]
-
-
-@inlined
-def _node_of(name: int, bits: int) -> Any:
-    return _U(name) & ((_U(1) << _U(bits)) - _U(1))
-
-
-@part
-def _open_rows(indptr: Array, num_edges: int, begin: int, end: int, bits: int, work: Work) -> Any:
-    """Find the frontier's rows; return whether all of them can be rows."""
-    is_damaged: Any = False
-    for i in range(begin, end):
-        prefetch(indptr, _node_of(work.nodes[_U(min(i + ROWS_AHEAD, end - 1))], bits))
-        node = _node_of(work.nodes[_U(i)], bits)
-        first, last = indptr[node], indptr[node + _U(1)]
-        is_damaged |= is_no_row(first, last, num_edges)
-        work.first[_U(i - begin)] = first
-        work.degree[_U(i - begin)] = last - first
-    return not is_damaged
 
 
 @part
@@ -195,8 +175,9 @@ def _draw_rows(
     """
     num_types, room, no_heights = draws.fanouts.shape[1], len(work.positions) - len(trees.seeds), np.empty(0)
     for i in range(low, high):
-        first, node = work.first[_U(i - begin)], _node_of(work.nodes[_U(i)], trees.bits)
-        tree, last = _U(work.nodes[_U(i)]) >> _U(trees.bits), first + work.degree[_U(i - begin)]
+        first, tree = work.first[_U(i - begin)], _U(work.nodes[_U(i)]) >> _U(trees.bits)
+        node: Any = _U(work.nodes[_U(i)]) ^ (tree << _U(trees.bits))
+        last = first + work.degree[_U(i - begin)]
         while first < last:
             kind, stop = ZERO, last
             if len(draws.edge_type):

@@ -33,6 +33,7 @@ from lightning_gnn_dist.engine.kernels import (
 
 NEAR = 16  # edges that are looked at one by one: in short rows that is faster than a search
 _U = np.uint64
+_ALL_BITS: Any = _U(2**64 - 1)  # a node's name is its id
 
 
 class Draws(NamedTuple):
@@ -69,7 +70,7 @@ def sample_typed(
         return REPEATED_SEED
     num_nodes[0] = end
     for hop in range(len(draws.fanouts)):
-        if not _open_rows(indptr, len(indices), begin, end, draws.edge_type, work):
+        if not open_rows(indptr, len(indices), begin, end, _ALL_BITS, work):
             return DAMAGED
         found = _expand(indices, len(indptr) - 1, len(seeds), begin, end, hop, draws, kinds, work, table)
         if found < 0:
@@ -84,12 +85,12 @@ def sample_typed(
 
 
 @part
-def _open_rows(indptr: Array, num_edges: int, begin: int, end: int, edge_type: Array, work: Work) -> Any:
-    """Find the frontier's rows; return whether all of them can be rows."""
+def open_rows(indptr: Array, num_edges: int, begin: int, end: int, mask: np.uint64, work: Work) -> Any:
+    """Find the rows of the frontier, whose nodes are these bits of their names; return whether all can be rows."""
     is_damaged: Any = False
     for i in range(begin, end):
-        prefetch(indptr, work.nodes[_U(min(i + ROWS_AHEAD, end - 1))])
-        node = _U(work.nodes[_U(i)])
+        prefetch(indptr, _U(work.nodes[_U(min(i + ROWS_AHEAD, end - 1))]) & mask)
+        node = _U(work.nodes[_U(i)]) & mask
         first, last = indptr[node], indptr[node + _U(1)]
         is_damaged |= is_no_row(first, last, num_edges)
         work.first[_U(i - begin)] = first
