@@ -34,14 +34,14 @@ class Event(NamedTuple):
     time: float | None
 
 
-def plain(seed: int, times_of: str, dtype: torch.dtype = torch.int64) -> Graph:
+def plain(seed: int, times_of: str, dtype: torch.dtype = torch.int64, num_edges: int = 300) -> Graph:
     """40 nodes with many equal times, some negative, and edges that stand there more than once."""
     generator = torch.Generator().manual_seed(seed)
-    edge_index = torch.randint(40, (2, 300), generator=generator)
+    edge_index = torch.randint(40, (2, num_edges), generator=generator)
     data = Data(x=torch.randn(40, 3), edge_index=edge_index, time=torch.randint(-4, 8, (40,), generator=generator))
     data.time = data.time.to(dtype)
     if times_of == "edges":
-        data.edge_time = torch.randint(-4, 8, (300,), generator=generator).to(dtype)
+        data.edge_time = torch.randint(-4, 8, (num_edges,), generator=generator).to(dtype)
     return Graph.from_pyg(data, edge_ids=True)
 
 
@@ -261,15 +261,16 @@ def test_a_graph_without_edges_has_trees_of_seeds() -> None:
     assert sample.num_sampled_nodes == [3, 0, 0] and sample.extra["batch"].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("name", ["edges", "types"])
-def test_a_tree_does_not_depend_on_the_other_seeds_of_its_batch(name: str) -> None:
-    """So the slices of a correction batch draw what the whole batch draws."""
-    graph, time = GRAPHS[name](0)
+@pytest.mark.parametrize("graph", [plain(0, "edges"), typed(0, False), plain(0, "edges", num_edges=3000)], ids=repr)
+def test_a_tree_does_not_depend_on_the_other_seeds_of_its_batch(graph: Graph) -> None:
+    """So the slices of a correction batch draw what the whole batch draws, also if that needs more room."""
     seeds, _ = seeds_of(graph)
-    sampler = TemporalSampler([3, 2], time, "time")
+    num_neighbors = [3, 2] if graph.num_edges < 1000 else [-1, -1]
+    sampler = TemporalSampler(num_neighbors, "edge_time" if graph.types is None else "time", "time")
     (whole,) = sampler.sample_bulk(graph, [seeds], [KEY])
-    slices = sampler.sample_bulk(graph, seeds.tensor_split(3), [KEY] * 3)
+    slices = sampler.sample_bulk(graph, seeds.tensor_split(9), [KEY] * 9)
     assert trees_of(whole) == [tree for sample in slices for tree in trees_of(sample)]
+    assert graph.num_edges < 1000 or whole.indices.numel() > 20_480 > max(one.indices.numel() for one in slices)
 
 
 def test_a_batch_tells_trees_and_times_as_pyg_does() -> None:
