@@ -7,6 +7,7 @@ al., arXiv:2311.08105). It costs no byte.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +33,7 @@ from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.means.momentum import AgreeingMomentum
+from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.codec import Bits
 
 
@@ -86,12 +88,18 @@ class OuterStep:
         strategy: The strategy whose module is trained.
         outer: The settings. With None the mean is the model, and nothing is done.
         means: Takes the mean of the replicas.
+        measures: Whether ``distance`` is measured, which takes a few bytes more and a copy of the model.
+
+    Attributes:
+        distance: How far replicas were from their mean at the last meeting: the root of the mean over ranks of the
+            squared distance. 0 before the first, and on one rank.
     """
 
-    def __init__(self, strategy: Strategy, outer: Outer | None, means: Means) -> None:
-        self._strategy, self._outer, self._means = strategy, outer, means
+    def __init__(self, strategy: Strategy, outer: Outer | None, means: Means, *, measures: bool = False) -> None:
+        self._strategy, self._outer, self._means, self._measures = strategy, outer, means, measures
         self._before: list[Tensor] = []
         self._optimizer: Optimizer | None = None
+        self.distance = 0.0
 
     def begin(self) -> None:
         """Begin a fit on several ranks with the model as it is; called again, it has no effect. Collective."""
@@ -125,12 +133,16 @@ class OuterStep:
         if self._optimizer is None:
             return
         ways = [before - now for before, now in self._trained()]
-        self._means.average_ways_(ways, finite.leave_out_(ways) if is_left_out else weight)
+        weight = finite.leave_out_(ways) if is_left_out else weight
+        own = [way.clone() for way in ways] if self._measures else []
+        self._means.average_ways_(ways, weight)
+        if self._measures:
+            self.distance = _distance(own, ways, counts=not is_left_out)
         self._step(ways)
 
     def forget(self) -> None:
         """Forget the fit before."""
-        self._optimizer = None
+        self._optimizer, self.distance = None, 0.0
         self._means.forget()
 
     def state(self) -> dict[str, Any]:
@@ -183,6 +195,15 @@ class OuterStep:
 
     def _parameters(self) -> list[Tensor]:
         return list(module_of(self._strategy).parameters())
+
+
+def _distance(own: list[Tensor], mean: list[Tensor], *, counts: bool) -> float:
+    """Return the root of the mean, over the ranks that count, of the squared distance from the mean. Collective."""
+    square = torch.zeros((), dtype=torch.float64)
+    for mine, ours in zip(own, mean, strict=True):
+        square += (mine - ours).abs().double().square().sum().cpu()
+    collectives.average_([square], float(counts))
+    return math.sqrt(float(square))
 
 
 def _optimizer_of(parameters: list[Tensor], outer: Outer) -> Optimizer:
