@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -243,16 +244,30 @@ def test_the_order_does_not_depend_on_how_much_is_read_at_once(name: str, monkey
     assert (whole.places.size == 0) == (name == "types in order")
 
 
-def test_it_tells_which_edges_have_no_time_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "lightning_gnn_dist")
-    for name in ("types", "nodes", "edges"):
-        graph, time = GRAPHS[name](0)
-        time_order(graph, time)
-    assert [record.getMessage() for record in caplog.records] == [
-        "These have no time, and are seen by that of the node that sends: ['a__r0__b', 'a__r2__a', 'b__r4__c'].",
-        "These have no time, nor have their senders, and are always seen: ['c__r3__a'].",
-        "These have no time, and are seen by that of the node that sends: ['all edges'].",
-    ]
+@pytest.mark.parametrize("name", GRAPHS)
+def test_times_that_change_give_another_order(name: str) -> None:
+    """Whether an array is written to or replaced, of edges or of nodes, all draws are as of a graph that is new."""
+    (changed, time), sampler = GRAPHS[name](0), TemporalSampler([-1, 3], GRAPHS[name](0)[1], "time")
+    for arrays in all_arrays(changed):
+        for key in {time, "time"} & set(arrays):
+            for replaces in (False, True):
+                sampler.sample_bulk(changed, [seeds_of(changed)[0]], [KEY])
+                later = arrays[key].flip(0)
+                if replaces:
+                    arrays[key] = later
+                else:
+                    arrays[key].copy_(later[later.argsort()])
+                new = copy.copy(changed)
+                samples = [sampler.sample_bulk(of, [seeds_of(changed)[0]], [KEY])[0] for of in (changed, new)]
+                assert trees_of(samples[0]) == trees_of(samples[1])
+                assert samples[0].extra["seed_time"].tolist() == seeds_of(changed)[1]
+
+
+def all_arrays(graph: Graph) -> list[dict[str, Tensor]]:
+    types = graph.types
+    if types is None:
+        return [graph.edge_arrays, graph.node_arrays]  # type: ignore[list-item]
+    return [*types.edge_arrays.values(), *types.node_arrays.values()]  # type: ignore[list-item]
 
 
 def test_a_graph_without_edges_has_trees_of_seeds() -> None:

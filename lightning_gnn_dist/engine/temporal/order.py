@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
@@ -11,15 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.kernels import Array
-from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, Source, as_integers, sources_of
+from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, arrays_of, as_integers, sources_of
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
-from lightning_gnn_dist.graph.memo import remembered
+from lightning_gnn_dist.graph.memo import remembered_of
 from lightning_gnn_dist.graph.rows import row_slices
-
-log = logging.getLogger(__name__)
 
 
 class TimeOrder(NamedTuple):
@@ -37,14 +33,13 @@ class TimeOrder(NamedTuple):
 
 
 def time_order(graph: Graph, name: str) -> TimeOrder:
-    """The order of a graph's edges by the times called ``name``."""
-    return remembered(graph, ("time order", name), lambda: _ordered(graph, name))
+    """The order of a graph's edges by the times called ``name``, made anew once these have changed."""
+    return remembered_of(graph, ("time order", name), arrays_of(graph, name), lambda: _ordered(graph, name))
 
 
 def _ordered(graph: Graph, name: str) -> TimeOrder:
     graph.check_edges()  # these loops follow them
     sources = sources_of(graph, name)
-    _tell(graph, sources, name)
     times, has_time = _times_of_edges(graph, name), np.array([source is not None for source in sources])
     kinds = None if graph.types is None or len(has_time) == 1 else graph.types.edge_type
     if all(bool(_follows(graph.indptr, kinds, times, rows)[1].all()) for rows in row_slices(graph.indptr)):
@@ -59,19 +54,6 @@ def _ordered(graph: Graph, name: str) -> TimeOrder:
         times[at] = times[at][order]
         places[at] = (order + at.start - starts[:-1].repeat_interleave(starts.diff())).to(places.dtype)
     return TimeOrder(times.numpy(), places.numpy(), has_time)
-
-
-def _tell(graph: Graph, sources: list[Source | None], name: str) -> None:
-    """Log which edges have no time of their own."""
-    kinds = ["all edges"] if graph.types is None else ["__".join(kind) for kind in graph.types.edge_types]
-    by_sender = [
-        kind for kind, source in zip(kinds, sources, strict=True) if source and source.first_sender is not None
-    ]
-    always = [kind for kind, source in zip(kinds, sources, strict=True) if source is None]
-    if by_sender:
-        log.info("These have no %s, and are seen by that of the node that sends: %s.", name, shown(by_sender))
-    if always:
-        log.info("These have no %s, nor have their senders, and are always seen: %s.", name, shown(always))
 
 
 def _times_of_edges(graph: Graph, name: str) -> Tensor:

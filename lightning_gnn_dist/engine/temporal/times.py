@@ -6,6 +6,7 @@ the bits, with those of negative numbers turned round.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.memo import remembered
+from lightning_gnn_dist.graph.memo import remembered_of
 from lightning_gnn_dist.graph.typed.build import check_time
 from lightning_gnn_dist.graph.typed.types import within
 
@@ -44,7 +45,15 @@ def sources_of(graph: Graph, name: str) -> list[Source | None]:
 
     A graph without types counts as one type. A name that nobody has is refused, and so are times that are no numbers.
     """
-    return remembered(graph, ("times", name), lambda: _checked_sources(graph, name))
+    return remembered_of(graph, ("times", name), arrays_of(graph, name), lambda: _checked_sources(graph, name))
+
+
+def arrays_of(graph: Graph, name: str) -> list[Tensor | None]:
+    """The arrays of all edges and nodes that are called ``name``, None where there is none."""
+    types = graph.types
+    if types is None:
+        return [graph.edge_arrays.get(name), graph.node_arrays.get(name)]
+    return [arrays.get(name) for of in (types.edge_arrays, types.node_arrays) for arrays in of.values()]
 
 
 def _checked_sources(graph: Graph, name: str) -> list[Source | None]:
@@ -102,11 +111,12 @@ def times_of_seeds(graph: Graph, name: str, seeds: Tensor) -> Tensor:
 
 def node_times(graph: Graph, name: str, kind: str | None) -> Tensor:
     """The times called ``name`` of all nodes of a type, or of a graph without types."""
-    return remembered(graph, ("times of nodes", name, kind), lambda: _checked_node_times(graph, name, kind))
-
-
-def _checked_node_times(graph: Graph, name: str, kind: str | None) -> Tensor:
     arrays = graph.node_arrays if graph.types is None or kind is None else graph.types.node_arrays[kind]
+    key = "times of nodes", name, kind
+    return remembered_of(graph, key, [arrays.get(name)], lambda: _checked_node_times(arrays, name, kind))
+
+
+def _checked_node_times(arrays: Mapping[str, Tensor], name: str, kind: str | None) -> Tensor:
     if name not in arrays:
         whose, place = ("Nodes", "data") if kind is None else (f"Nodes of type {kind!r}", f"data[{kind!r}]")
         raise ValueError(
