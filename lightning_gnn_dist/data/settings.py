@@ -102,14 +102,19 @@ class BatchSettings:
         return self.evaluation.sampler is None and not isinstance(self.of_parts(), TemporalSampler)
 
     def _check_times(self) -> None:
-        """Refuse samplers of which one sees what another must not."""
+        """Refuse samplers of which one sees what another must not, and labels of all times."""
         ours = _sight_of(self.of_parts())
         for name, sampler in (("evaluation", self.of_evaluation()), ("global_batching", self.of_corrections())):
             if _sight_of(sampler) != ours:
                 raise ValueError(
                     f"{name} draws with {sampler} and training with {self.of_parts()}: seeds must see the same events "
-                    "in both, so give both a TemporalSampler with the same time, seed_time and equal, or none."
+                    "in both, so give both a TemporalSampler with the same time, seed_time, equal and last, or none."
                 )
+        if ours is not None and self.loading.all_labels:
+            raise ValueError(
+                "Loading(all_labels=True) shows a seed the labels of nodes that are judged with it or after it, and "
+                f"{self.of_parts()} draws by time: leave all_labels out."
+            )
 
     def _check_hops(self) -> None:
         ours = self.of_parts().num_hops

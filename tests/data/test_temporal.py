@@ -22,6 +22,7 @@ from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import split_edges
 from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
+from lightning_gnn_dist.data.temporal import checks
 from lightning_gnn_dist.data.temporal.split import split_by_time
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.evaluation.choice import Counter, Evaluated
@@ -194,6 +195,27 @@ def test_an_evaluation_takes_as_many_seeds_at_once_as_its_trees_have_memory() ->
     assert [batch.batch_size for batch in batches] == [100, 100, 100]
 
 
+def test_it_tells_once_which_edges_have_no_time_of_their_own(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that are always seen at a level that Lightning shows."""
+    told: list[str] = []
+    monkeypatch.setattr(checks, "rank_zero_info", told.append)
+    caplog.set_level("INFO", "lightning_gnn_dist")
+    data = small()
+    del data["paper", "cites", "paper"].time
+    PartitionedDataModule(Graph.from_pyg(data).with_seeds("paper"), sampler=TemporalSampler([2], "time"))
+    PartitionedDataModule(temporal_graph(), sampler=TemporalSampler([2], "time"))
+    PartitionedDataModule(temporal_graph(), sampler=SAMPLER)
+    of_paper = "['paper__cites__paper', 'paper__in__venue', 'paper__by__author']"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"These have no time, and are seen by that of the node that sends: {of_paper}.",
+        "These have no time, and are seen by that of the node that sends: ['all edges'].",
+    ]
+    always = "['author__writes__paper', 'venue__of__paper']"
+    assert told == [f"These have no time, nor have their senders, and are always seen: {always}."]
+
+
 PLAIN = NeighborSampler([4, 3])
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such time": ({"sampler": TemporalSampler([2], "when")}, "time names the array 'when', and neither"),
@@ -203,6 +225,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "equal times": (
         {"evaluation": Evaluation(sampler=TemporalSampler([4, 3], "edge_time", "time", equal=True))},
         "seeds must see the same events in both",
+    ),
+    "an evaluation of longer ago": (
+        {
+            "sampler": TemporalSampler([2], "time", last=3),
+            "evaluation": Evaluation(sampler=TemporalSampler([2], "time")),
+        },
+        "with the same time, seed_time, equal and last",
+    ),
+    "corrections of longer ago": (
+        {"global_batching": GlobalBatching(sampler=TemporalSampler([4, 3], "edge_time", "time", last=3))},
+        "seeds must see the same events in both",
+    ),
+    "labels of later nodes": (
+        {"loading": Loading(all_labels=True)},
+        r"Loading\(all_labels=True\) shows a seed the labels",
     ),
     "training": ({"sampler": PLAIN, "evaluation": Evaluation(sampler=SAMPLER)}, "seeds must see the same events"),
     "history": ({"boundary": History()}, r"boundary=History\(\) keeps one row of each node, whatever the time"),

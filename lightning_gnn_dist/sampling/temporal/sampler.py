@@ -93,9 +93,9 @@ class TemporalSampler:
         return self._numbers.num_hops
 
     @property
-    def sight(self) -> tuple[str, str, bool]:
-        """What decides which events a seed must not see: the names of both times, and whether equal ones are seen."""
-        return self.time, self.time if self.seed_time is None else self.seed_time, self.equal
+    def sight(self) -> tuple[str, str, bool, float | None]:
+        """What decides which events a seed must not see: the names of both times, ``equal`` and ``last``."""
+        return self.time, self.time if self.seed_time is None else self.seed_time, self.equal, self.last
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         bulk = check_bulk(graph, seeds, keys)
@@ -124,4 +124,4 @@ class TemporalSampler:
         return np.array(self._numbers.per_hop, np.int64)[:, None]
 
     def _view(self) -> View:
-        return View(*self.sight, self.last, self.pick == "latest", self.replace)
+        return View(*self.sight, self.pick == "latest", self.replace)
