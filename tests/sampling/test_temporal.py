@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter, defaultdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -314,6 +316,17 @@ def num_seen(edge_time: Any, time: Any, **sampler: Any) -> int:
     return sample.num_sampled_edges[0]
 
 
+def test_names_of_nodes_in_trees_may_need_more_than_32_bits() -> None:
+    """Each node sends to the next one, and all trees of a batch are asked for at once: 2**13 of 2**20 nodes."""
+    num_nodes = 1 << 20
+    sender, time = torch.arange(num_nodes - 1), torch.ones(num_nodes, dtype=torch.uint8)
+    graph = Graph.from_edge_index(torch.stack([sender, sender + 1]), num_nodes, {"at": time}, {"time": time[1:] - 1})
+    seeds = torch.arange(num_nodes - (1 << 13), num_nodes).flip(0)
+    (sample,) = TemporalSampler([-1, -1], "time", "at").sample_bulk(graph, [seeds], [KEY])
+    assert sample.nodes.equal(torch.cat([seeds, seeds - 1, seeds - 2]))
+    assert sample.extra["batch"].equal(torch.arange(1 << 13).repeat(3))
+
+
 INF, LEAST, MOST, NAN = math.inf, -(2**63), 2**63 - 1, math.nan
 EXTREMES: list[tuple[Any, Any, dict[str, Any], int]] = [
     ([-0.0, 0.0], [9.0, 0.0, 9.0], {}, 0),  # -0.0 is 0.0
@@ -353,6 +366,7 @@ def test_bad_times_are_refused(case: str) -> None:
 BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "no name": ({"time": ""}, "time must be"),
     "a tensor": ({"seed_time": torch.zeros(3)}, "seed_time must be"),
+    "a timedelta": ({"last": timedelta(days=1)}, r"such as 86_400 for a day .* of a timedelta its total_seconds\(\)"),
     "a window into the future": ({"last": -1}, "last must be a number above 0"),
     "no window": ({"last": 0}, "last must be a number above 0"),
     "no number": ({"last": NAN}, "last must be a number above 0"),
@@ -369,6 +383,20 @@ def test_bad_settings_are_refused(case: str) -> None:
         TemporalSampler([2], **({"time": "time"} | settings))
 
 
+def test_errors_about_times_name_a_way_out_that_shows_nothing_new() -> None:
+    """An event at 0 would lie before all seeds; a node of two times is two nodes."""
+    data = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2, edge_time=torch.tensor([NAN]), time=torch.ones(2))
+    later = "leave the edge out, or give it a time later than those of all seeds: 0 may lie before them"
+    with pytest.raises(ValueError, match=rf"nan_to_num\(edge_time\)\. If these are times, {later}"):
+        Graph.from_pyg(data)
+    with pytest.raises(TypeError, match=r"Make it one: torch\.as_tensor\(\(\.\.\.\)\.astype\('int64'\)\)"):
+        Graph.from_pyg(Data(edge_index=data.edge_index, time=np.zeros(2, "datetime64[s]"), num_nodes=2))
+    with pytest.raises(
+        ValueError, match=r"node 1 is given 2 times\. To ask for a node at several times, give it a copy"
+    ):
+        TemporalSampler([2], "time").sample_bulk(plain(0, "nodes"), [torch.tensor([1, 1])], [KEY])
+
+
 def mixed() -> Graph:
     data = typed(0, in_order=False).to_pyg()
     data["b"].time = data["b"].time.double()
@@ -382,7 +410,7 @@ GRAPHS_WITHOUT: dict[str, tuple[Any, dict[str, Any], int, str]] = {
         lambda: typed(0, in_order=False),
         {"time": "time"},
         55,
-        r"Nodes of type 'c' have no 'time' to say at what time .* set it in data\['c'\], or name another",
+        r"Nodes of type 'c' have no 'time' to say .* set it in data\['c'\] as a tensor .* of theirs as seed_time",
     ),
     "two kinds": (mixed, {"time": "time"}, 0, "time holds integers for some types and floating point"),
     "unknown types": (
