@@ -245,7 +245,7 @@ class Curve(pl.Callback):
         self.points.append(tuple(float(right[batch[f"{k}_mask"]].mean()) for k in ("val", "test")))  # type: ignore[arg-type]
 
 
-def run(graph: Graph, method: Method, options: argparse.Namespace, seed: int) -> dict[str, Any]:
+def run(graph: Graph, method: Method, options: argparse.Namespace, seed: int, *others: pl.Callback) -> dict[str, Any]:
     """One training. Ranks are forked from here, and the curve comes back through a file of its own."""
     ranks = 1 if method.partitioner is None else options.parts
     pl.seed_everything(seed, verbose=False)
@@ -260,7 +260,7 @@ def run(graph: Graph, method: Method, options: argparse.Namespace, seed: int) ->
         devices=ranks,
         strategy=method.strategy(options.steps),
         max_epochs=options.rounds * every,
-        callbacks=[curve, Report(curve, Path(options.scratch))],
+        callbacks=[curve, Report(curve, Path(options.scratch)), *others],
         limit_val_batches=0,
         enable_checkpointing=False,
         **quiet,

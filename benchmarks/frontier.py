@@ -23,17 +23,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 from accuracy import Method, averaging, grappa, llcg, load, methods, run
 from lightning.pytorch.strategies import Strategy
 from torch_geometric.transforms import GCNNorm
 
 from lightning_gnn_dist import (
+    AdaptiveSteps,
     Coverage,
     EverySteps,
     Graph,
     Isolated,
     Launch,
+    LLCGStrategy,
     MetisPartitioner,
     Outer,
     SuperNodePartitioner,
@@ -54,6 +57,17 @@ def tma(steps: int, **settings: Any) -> Strategy:
     return TMAStrategy(EverySteps(steps), launch=Launch(start_method="fork"), **settings)
 
 
+def adaptive(_: int) -> Strategy:
+    return LLCGStrategy(AdaptiveSteps(10, 50), launch=Launch(start_method="fork"))
+
+
+class Enough(pl.Callback):
+    """Ends a fit whose rounds choose their length when its steps are as many as those of others, or more."""
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.should_stop |= trainer.global_step >= STEPS
+
+
 def around(boundary: Any = "auto", coverage: Coverage | None = None) -> dict[str, Any]:
     return {"boundary": boundary, "coverage": coverage}
 
@@ -69,6 +83,7 @@ SETTINGS: dict[str, Method] = {
     "Grappa, 8 bits": every_step(bits=8),
     "Grappa, isolated": every_step(boundary=Isolated()),
     "LLCG": Method(partial(llcg, {}), SUPER, data=around()),
+    "LLCG, adaptive rounds": Method(adaptive, SUPER, data=around()),
     "LLCG, isolated": Method(partial(llcg, {}), SUPER, data=around(Isolated())),
     "LLCG, METIS": Method(partial(llcg, {}), METIS, data=around()),
     "LLCG, METIS, isolated": Method(partial(llcg, {}), METIS, data=around(Isolated())),
@@ -120,7 +135,7 @@ def measure(options: argparse.Namespace) -> None:
         settings = argparse.Namespace(
             parts=RANKS,
             steps=what["steps"],
-            rounds=STEPS // what["steps"],
+            rounds=STEPS // (1 if what["setting"] == "LLCG, adaptive rounds" else what["steps"]),
             model=what["model"],
             layers=2,
             dropout=0.0,
@@ -129,7 +144,7 @@ def measure(options: argparse.Namespace) -> None:
             scratch=str(options.file.with_suffix(".tmp")),
         )
         graph = graph_of(what["graph"], options.directory, what["seed"], what["model"])
-        outcome = run(graph, SETTINGS[what["setting"]], settings, what["seed"])
+        outcome = run(graph, SETTINGS[what["setting"]], settings, what["seed"], Enough())
         with options.file.open("a") as file:
             file.write(json.dumps(what | outcome) + "\n")
         print(*what.values(), f"{outcome['test']:.3f} {outcome['bytes'] / 1e6:.1f} MB", flush=True)

@@ -64,7 +64,14 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.prepare.prepare_shard import prepare_shard
     from lightning_gnn_dist.prepare.prepare_typed import prepare_typed_graph
     from lightning_gnn_dist.prepare.shard import save_shards
-    from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, EverySteps, RoundClock, RoundProgress
+    from lightning_gnn_dist.rounds.clock import (
+        AdaptiveSteps,
+        EveryPass,
+        EverySeconds,
+        EverySteps,
+        RoundClock,
+        RoundProgress,
+    )
     from lightning_gnn_dist.rounds.drift import Drift
     from lightning_gnn_dist.rounds.launchers import Launch
     from lightning_gnn_dist.rounds.means.outer import Outer
@@ -89,6 +96,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptiveSteps",
     "Auto",
     "BatchKey",
     "Boundary",
@@ -165,6 +173,7 @@ __all__ = [
 ]
 
 _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take seconds, and few programs need all
+    "AdaptiveSteps": "rounds.clock",
     "Auto": "boundary.auto",
     "BatchKey": "engine.sample",
     "Boundary": "boundary.boundary",

@@ -24,6 +24,6 @@ def test_some_combinations_are_as_the_tables_say() -> None:
 
 
 @pytest.mark.slow
-def test_a_fifth_of_all_combinations_are_as_the_tables_say() -> None:
-    for cell, said in try_out(CELLS[::5], timeout=1800).items():  # the command above tries all
+def test_a_tenth_of_all_combinations_are_as_the_tables_say() -> None:
+    for cell, said in try_out(CELLS[::10], timeout=1800).items():  # the command above tries all
         assert said == SAID[cell], f"{cell}: {WAY_OUT}"

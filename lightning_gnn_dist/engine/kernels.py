@@ -238,12 +238,18 @@ def _draw_rows(
         out, first, degree = work.starts[_U(i)], work.first[_U(i - begin)], work.degree[_U(i - begin)]
         node = work.nodes[_U(i)]
         if is_whole(degree, fanout, rule.replace):
-            for edge in range(degree):
-                work.positions[_U(out + edge)] = first + edge
-            for edge in range(0, degree, LINE // 8):
-                prefetch(indices, first + edge)
+            take_row(indices, first, degree, work.positions, out)
         else:
             draw_row(indices, first, degree, fanout, key, node, rule, aside, work.positions, out)
+
+
+@inlined
+def take_row(indices: Array, first: int, degree: int, positions: Array, out: int) -> None:
+    """Choose all edges of a row."""
+    for edge in range(degree):
+        positions[_U(out + edge)] = first + edge
+    for edge in range(0, degree, LINE // 8):
+        prefetch(indices, first + edge)
 
 
 @inlined
@@ -271,14 +277,7 @@ def draw_row(
 
 @inlined
 def _draw_distinct(
-    indices: Array,
-    first: int,
-    degree: int,
-    fanout: int,
-    key: np.uint64,
-    node: int,
-    positions: Array,
-    out: int,
+    indices: Array, first: int, degree: int, fanout: int, key: np.uint64, node: int, positions: Array, out: int
 ) -> None:
     """Floyd's algorithm (Bentley and Floyd, CACM 1987): ``fanout`` of ``degree`` edges, none twice.
 

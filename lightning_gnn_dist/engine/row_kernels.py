@@ -10,7 +10,6 @@ from lightning_gnn_dist.engine.compiling import compiled, part
 from lightning_gnn_dist.engine.intrinsics import prefetch
 from lightning_gnn_dist.engine.kernels import (
     BLOCK,
-    LINE,
     REPEATED_SEED,
     ROWS_AHEAD,
     ZERO,
@@ -24,6 +23,7 @@ from lightning_gnn_dist.engine.kernels import (
     place,
     prefetch_row,
     slot_of,
+    take_row,
 )
 from lightning_gnn_dist.engine.weighted.draws import aside_for
 
@@ -71,10 +71,7 @@ def draw_rows(
             first = indptr[row]
             degree = indptr[row + _U(1)] - first
             if is_whole(degree, fanout, rule.replace):
-                for edge in range(degree):
-                    positions[_U(out + edge)] = first + edge
-                for edge in range(0, degree, LINE // 8):
-                    prefetch(indices, first + edge)
+                take_row(indices, first, degree, positions, out)
             else:
                 draw_row(indices, first, degree, fanout, keys[_U(i)], nodes[_U(i)], rule, aside, positions, out)
         stop = starts[_U(low)] if low < count else len(positions)

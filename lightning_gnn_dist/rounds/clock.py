@@ -30,13 +30,19 @@ class RoundProgress(NamedTuple):
     """Steps that visit every training node of the largest part once: the same on all ranks."""
     seconds: float = 0.0
     """The estimated length of the round on this rank when these steps are done."""
+    planned_steps: int = 0
+    """The local steps that the meeting before chose for this round, with :class:`AdaptiveSteps`."""
 
 
 def schedule(clock: RoundClock, num_rounds: int | None, steps_per_pass: int) -> str:
     """Return a sentence for the log that says how long the rounds of a fit are."""
     if isinstance(clock, EverySeconds):
         return _schedule_by_time(clock.seconds, num_rounds)
-    if not takes_equal_steps(clock):
+    if isinstance(clock, AdaptiveSteps):
+        return (
+            f"Rounds of {clock.shortest} to {clock.longest} local steps, the longer the closer replicas stay together."
+        )
+    if not says_steps(clock):
         return f"Rounds end when {clock} says so."
     if num_rounds is None or num_rounds < 0:
         return f"Rounds without end, the first of {steps_of_round(clock, 0, steps_per_pass)} local steps."
@@ -54,8 +60,8 @@ def _schedule_by_time(seconds: float, num_rounds: int | None) -> str:
 class RoundClock(Protocol):
     """Decides when a round ends.
 
-    Only ``EverySteps`` and ``EveryPass`` are known to give all ranks the same number of steps. With any other clock a
-    strategy refuses what needs equal steps, such as a learning rate scheduled by steps.
+    Only ``EverySteps``, ``EveryPass`` and ``AdaptiveSteps`` are known to give all ranks the same number of steps. With
+    any other clock a strategy refuses what needs equal steps, such as a learning rate scheduled by steps.
     """
 
     def is_over(self, progress: RoundProgress) -> bool:
@@ -65,6 +71,11 @@ class RoundClock(Protocol):
 
 def takes_equal_steps(clock: RoundClock) -> bool:
     """Return whether all ranks take the same number of steps in a round."""
+    return says_steps(clock) or isinstance(clock, AdaptiveSteps)
+
+
+def says_steps(clock: RoundClock) -> bool:
+    """Return whether the steps of a round are known before the fit begins."""
     return isinstance(clock, EverySteps | EveryPass)
 
 
@@ -73,7 +84,7 @@ def _check_progress(progress: RoundProgress) -> None:
 
 
 def steps_of_round(clock: RoundClock, round_idx: int, steps_per_pass: int) -> int:
-    """Return the local steps of a round, for a clock with :func:`takes_equal_steps`."""
+    """Return the local steps of a round, for a clock that :func:`says_steps`."""
     if isinstance(clock, EverySteps):
         return clock.local_steps(round_idx)
     assert isinstance(clock, EveryPass)
@@ -141,6 +152,51 @@ class EveryPass:
     def is_over(self, progress: RoundProgress) -> bool:
         _check_progress(progress)
         return progress.local_steps >= self.passes * progress.steps_per_pass
+
+
+@dataclass(frozen=True)
+class AdaptiveSteps:
+    r"""Rounds that are short while replicas go apart, and long when they stay together.
+
+    At a meeting each rank knows how far its replica is from the mean. With :math:`\delta_r` the root of the mean over
+    ranks of that distance's square, after the :math:`K_r` local steps of round :math:`r`,
+
+    .. math::
+        K_{r+1} = \min\bigl(K_\mathrm{longest},\, 2 K_r,\,
+        \max(K_\mathrm{shortest},\, K_r\, \delta_0 / \delta_r)\bigr),
+        \qquad K_0 = K_\mathrm{shortest}:
+
+    as many steps as take replicas as far apart as the first round did. All ranks take the same number; that costs
+    8 bytes a meeting, and the memory of one more model during it.
+
+    Args:
+        shortest: Local steps of the first round, and of each at least.
+        longest: Local steps of a round, at most.
+    """
+
+    shortest: int = 10
+    longest: int = 100
+
+    def __post_init__(self) -> None:
+        check_at_least(1, most=MAX_STEPS, shortest=self.shortest, longest=self.longest)
+        if self.longest < self.shortest:
+            raise ValueError(f"longest ({self.longest}) must not be below shortest ({self.shortest}).")
+        make_plain(self)
+
+    def next_steps(self, steps: int, distance: float, first: float) -> int:
+        """Return the steps of the next round.
+
+        Args:
+            steps: The steps of the round that has ended.
+            distance: How far it has taken replicas from their mean.
+            first: How far the first round has.
+        """
+        wanted = steps * first / distance if distance > 0 else math.inf
+        return int(min(self.longest, 2 * steps, max(self.shortest, wanted)))
+
+    def is_over(self, progress: RoundProgress) -> bool:
+        _check_progress(progress)
+        return progress.local_steps >= max(self.shortest, progress.planned_steps)
 
 
 @dataclass(frozen=True)

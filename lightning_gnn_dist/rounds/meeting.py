@@ -37,6 +37,7 @@ class RoundState:
     in_round: bool = False
     stop_requested: bool = False  # by this rank, since the last meeting
     seconds: float = 0.0
+    distance: float = 0.0  # of replicas from their mean, if it was measured
     batches_of_ranks: list[int] = field(default_factory=list)
     left_out: list[int] = field(default_factory=list)  # ranks whose weights were not finite
 
@@ -192,6 +193,7 @@ class MeetingCallback(Callback):
                 "round/index": float(state.round_idx),
                 "round/batches": float(sum(vote.batches for vote in votes)),
                 "round/seconds": state.seconds,
+                **({"round/distance": state.distance} if state.distance else {}),
             },
         )
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.clock import (
+    AdaptiveSteps,
     EveryPass,
     RoundClock,
     RoundProgress,
     RoundTimer,
+    says_steps,
     schedule,
     steps_of_round,
-    takes_equal_steps,
 )
 from lightning_gnn_dist.rounds.lightning_internals import accumulated_batches, module_of
 from lightning_gnn_dist.rounds.round_loader import RoundLoader
@@ -33,16 +37,33 @@ class Pace:
 
     def __init__(self, strategy: Strategy, clock: RoundClock) -> None:
         self._strategy, self._clock = strategy, clock
-        self.timer = RoundTimer()
+        self._planned, self._first_distance = 0, 0.0
+        self.begin()
         self.loader: RoundLoader | None = None
+
+    def begin(self, state: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Forget the fit before, and go on as in the fit of a checkpoint that held ``state``, if there was one."""
+        self.timer = RoundTimer()
+        planned = self._clock.shortest if isinstance(self._clock, AdaptiveSteps) else 0
+        self._planned, self._first_distance = state.get("pace", (planned, 0.0))
+
+    def plan(self, distance: float) -> None:
+        """Choose the steps of the next round, for a clock that does, by how far replicas were from their mean."""
+        if isinstance(self._clock, AdaptiveSteps) and distance > 0:
+            self._first_distance = self._first_distance or distance
+            self._planned = self._clock.next_steps(self._planned, distance, self._first_distance)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold, of a clock that chooses the steps of a round."""
+        return {"pace": (self._planned, self._first_distance)} if self._planned else {}
 
     def is_over(self, round_idx: int, batches: int) -> bool:
         """Return whether the round ends with batch number ``batches`` of it, counted from 1."""
         per_step = self._trainer().accumulate_grad_batches
         if batches % per_step:
             return False
-        progress = RoundProgress(round_idx, batches // per_step, self.steps_per_pass(), self.timer.expected(batches))
-        return self._clock.is_over(progress)
+        steps, seconds = batches // per_step, self.timer.expected(batches)
+        return self._clock.is_over(RoundProgress(round_idx, steps, self.steps_per_pass(), seconds, self._planned))
 
     def steps_per_pass(self) -> int:
         """Return the steps that visit every training node of the largest part once."""
@@ -50,9 +71,12 @@ class Pace:
 
     def batches_of_round(self, round_idx: int) -> float:
         """Return the batches of this rank in a round, infinity where the clock does not say before."""
-        if not takes_equal_steps(self._clock):
+        if isinstance(self._clock, AdaptiveSteps):
+            steps = self._planned
+        elif says_steps(self._clock):
+            steps = steps_of_round(self._clock, round_idx, self.steps_per_pass())
+        else:
             return math.inf
-        steps = steps_of_round(self._clock, round_idx, self.steps_per_pass())
         return steps * self._trainer().accumulate_grad_batches
 
     def check_parts(self, batches_of_part: int | None, round_idx: int, batches_done: int) -> None:
@@ -65,7 +89,7 @@ class Pace:
         """
         if batches_of_part is None:
             return
-        if not takes_equal_steps(self._clock):
+        if not says_steps(self._clock):
             _refuse_changes(f"with {self._clock} nobody knows before when that is. Use EverySteps or EveryPass")
         last, num_batches = self._trainer().max_epochs, self._batches_per_pass()
         for idx in range(round_idx, _LOOKED_AT if last is None or last < 0 else min(last, _LOOKED_AT)):
@@ -87,8 +111,8 @@ class Pace:
         trainer, clock = self._trainer(), self._clock
         if trainer.max_epochs == -1:
             return math.inf
-        if not takes_equal_steps(clock):
-            refusals.refuse_estimate(clock, "it does not say how many steps a rank takes in a round")
+        if not says_steps(clock):
+            refusals.refuse_estimate(clock, "it does not say before how many steps a rank takes in a round")
         num_batches = self._batches_per_pass() if isinstance(clock, EveryPass) else 0
         batches_per_step = [accumulated_batches(trainer, epoch) for epoch in range(max(trainer.max_epochs or 0, 1))]
         steps = (steps_of_round(clock, r, -(-num_batches // batches)) for r, batches in enumerate(batches_per_step))

@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import check_choice
 from lightning_gnn_dist.joint import JudgesParts, KeepsRows
 from lightning_gnn_dist.rounds import refusals, replica_state
-from lightning_gnn_dist.rounds.clock import EveryPass, RoundClock, RoundTimer, takes_equal_steps
+from lightning_gnn_dist.rounds.clock import AdaptiveSteps, EveryPass, RoundClock, takes_equal_steps
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
 from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, take_over_bar, take_over_estimate
@@ -88,6 +88,8 @@ class RoundStrategy(PartitionedStrategy):
         check_choice("nonfinite", nonfinite, Nonfinite)
         check_moments(average_optimizer)
         super().__init__(weights=weights, buffers=buffers, launch=launch)
+        if outer is None and isinstance(clock, AdaptiveSteps):
+            outer = Outer(lr=1.0, momentum=0.0)  # the mean, taken as the way there, whose length says how far ranks are
         self.clock: RoundClock = EveryPass() if clock is None else clock
         self.average_optimizer = average_optimizer
         self.drift = None if drift is None else resolved(drift, self.drift_modes, type(self).__name__)
@@ -95,7 +97,7 @@ class RoundStrategy(PartitionedStrategy):
         self.state = RoundState()
         self.outer = outer
         self.means = Means(None if outer is None else outer.bits)
-        self.outer_step = OuterStep(self, outer, self.means)
+        self.outer_step = OuterStep(self, outer, self.means, measures=isinstance(clock, AdaptiveSteps))
         self.averaging = Averaging(self, buffers=buffers != "local", moments=average_optimizer)
         self.peers = Peers(self)
         self.pace = Pace(self, self.clock)
@@ -143,7 +145,7 @@ class RoundStrategy(PartitionedStrategy):
     def extra_state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold of this rank, beside weights and optimizers."""
         outer = self.outer_step.state()
-        return self.drift_correction.state() | ({"outer": outer} if outer else {})
+        return self.drift_correction.state() | self.pace.state() | ({"outer": outer} if outer else {})
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         self.outer_step.restore(state.get("outer", {}))
@@ -214,6 +216,8 @@ class RoundStrategy(PartitionedStrategy):
         """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""
         self.state.seconds = self.pace.timer.end(batches)
         votes = self.peers.meet(batches)
+        self.state.distance = self.outer_step.distance
+        self.pace.plan(self.state.distance)
         self.outer_step.begin_round()
         self.state.batches_done += batches
         self.state.stop_requested = False
@@ -236,7 +240,7 @@ class RoundStrategy(PartitionedStrategy):
         refusals.check_trainer(type(self).__name__, trainer, has_layer_sync=self._layer_sync is not None)
         self.peers.check(trainer)
         self.drift_correction.begin(trainer)
-        self.pace.timer = RoundTimer()
+        self.pace.begin({} if self._resumed is None else self._resumed.extra)
         self.outer_step.forget()
         self.state.in_round = self.state.stop_requested = False
 

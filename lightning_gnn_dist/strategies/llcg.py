@@ -42,7 +42,8 @@ from lightning_gnn_dist.wire import collectives
 
 Correction = Literal["sliced", "rank0"]
 GlobalBuffers = Literal["average", "local", "global"]
-_THRIFTY = Outer(lr=1.0, momentum=0.3, nesterov=False, bits=8)  # of a meeting that corrects drift, by default
+# Of a meeting that corrects drift, by default.
+_THRIFTY = Outer(lr=1.0, momentum=0.8, nesterov=False, adaptive=True, bits=8)
 
 
 class LLCGStrategy(RoundStrategy):
@@ -57,8 +58,8 @@ class LLCGStrategy(RoundStrategy):
 
     Beyond the paper, a global gradient is also the control variate in every local step of the round
     that follows (:mod:`~lightning_gnn_dist.rounds.drift`), the optimizers' moments are averaged as well, and the
-    averages have momentum of their own. Where parts differ this is what makes local training as good as training on the
-    whole graph. The paper's method is ``drift=None, weights="uniform"``, and
+    averages have momentum while rounds agree. Where parts differ this is what makes local training as good as training
+    on the whole graph. The paper's method is ``drift=None, weights="uniform"``, and
     ``GlobalBatching(sampler=NeighborSampler([-1, -1]))`` in the data module.
 
     Corrections and anchors call ``training_step`` outside Lightning's loop, without the hooks around it, and the first
@@ -93,7 +94,7 @@ class LLCGStrategy(RoundStrategy):
             evaluation mode. Other buffers are averaged.
         average_optimizer: Average the optimizers' moments too: all, or one kind. Default: all, when drift is corrected.
         outer: The optimizer of the meetings, and the bits of what they send. Default: when drift is corrected
-            ``Outer(lr=1.0, momentum=0.3, nesterov=False, bits=8)``, else the mean is the model.
+            ``Outer(lr=1.0, momentum=0.8, nesterov=False, adaptive=True, bits=8)``, else the mean is the model.
     """
 
     strategy_name = "llcg"

@@ -16,7 +16,7 @@ from lightning.pytorch import Trainer
 
 from lightning_gnn_dist.checks import check_at_least, shown
 from lightning_gnn_dist.rounds import refusals
-from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, RoundClock
+from lightning_gnn_dist.rounds.clock import AdaptiveSteps, EveryPass, EverySeconds, RoundClock
 from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.rounds.elastic_rounds import LivingPeers
 from lightning_gnn_dist.rounds.launchers import Launch
@@ -111,6 +111,11 @@ class TMAStrategy(RoundStrategy):
     def _check_elastic(self) -> None:
         if self.failed_ranks:
             raise ValueError("failed_ranks simulates what elastic=True lives through: choose one.")
+        if isinstance(self.clock, AdaptiveSteps):
+            raise ValueError(
+                f"{self.clock} compares the replicas of all ranks, and with elastic=True ranks may die at any time: "
+                "use EverySteps(16), or EverySeconds(60)."
+            )
         if self.nonfinite != "refuse":
             raise ValueError(
                 f"nonfinite={self.nonfinite!r} keeps a rank that has NaN, and with elastic=True it ends and comes "

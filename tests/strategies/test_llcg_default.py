@@ -24,12 +24,13 @@ from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
+from tests.rounds.means.agreement import agreement
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.graph_fitting import data_module, fit, model, small_graph
 
 RANKS, STEPS, ROUNDS = 3, 3, 3
-EXACT = Outer(lr=1.0, momentum=0.3, nesterov=False)  # the default, but for its bits
+EXACT = Outer(lr=1.0, momentum=0.8, nesterov=False, adaptive=True)  # the default, but for its bits
 
 
 class Plain(SAGE):
@@ -103,16 +104,21 @@ def by_hand() -> State:
     mean, nets = plain(), [plain() for _ in parts]
     adams = [torch.optim.Adam(net.parameters(), lr=0.01) for net in nets]
     corrector, speed = torch.optim.Adam(mean.parameters(), lr=0.01), [torch.zeros_like(p) for p in mean.parameters()]
+    old: list[Tensor] = []
     for _ in range(ROUNDS):
         for net, nodes, adam in zip(nets, parts, adams, strict=True):
             net.load_state_dict(mean.state_dict())
             shift = [a - b for a, b in zip(gradient(mean, everyone), gradient(mean, nodes), strict=True)]
             for number in range(STEPS):
                 step(adam, [g + 0.8**number * s for g, s in zip(gradient(net, nodes), shift, strict=True)])
-        for place, parameter in enumerate(mean.parameters()):
-            ends = [list(net.parameters())[place].detach() for net in nets]
-            way = parameter.detach() - sum(w * end for w, end in zip(share, ends, strict=True))
-            speed[place] = 0.3 * speed[place] + way
+        ends = [list(net.parameters()) for net in nets]
+        ways = [
+            (parameter - sum(w * end[place] for w, end in zip(share, ends, strict=True))).detach()
+            for place, parameter in enumerate(mean.parameters())
+        ]
+        momentum, old = 0.8 * agreement(ways, old) ** 2, ways
+        for place, (parameter, way) in enumerate(zip(mean.parameters(), ways, strict=True)):
+            speed[place] = momentum * speed[place] + way
             parameter.data -= speed[place]
             states = [adam.state[list(net.parameters())[place]] for net, adam in zip(nets, adams, strict=True)]
             for moment in ("exp_avg", "exp_avg_sq"):

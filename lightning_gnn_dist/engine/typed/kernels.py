@@ -15,7 +15,6 @@ from lightning_gnn_dist.engine.intrinsics import prefetch
 from lightning_gnn_dist.engine.kernels import (
     BLOCK,
     DAMAGED,
-    LINE,
     REPEATED_SEED,
     ROWS_AHEAD,
     ZERO,
@@ -29,6 +28,7 @@ from lightning_gnn_dist.engine.kernels import (
     place,
     place_seeds,
     read_senders,
+    take_row,
 )
 from lightning_gnn_dist.engine.weighted.draws import aside_for
 
@@ -171,10 +171,7 @@ def _draw_rows(
                 for edge in range(out, total):
                     kinds[_U(edge)] = kind
                 if takes_all:
-                    for edge in range(degree):
-                        work.positions[_U(out + edge)] = first + edge
-                    for edge in range(0, degree, LINE // 8):
-                        prefetch(indices, first + edge)
+                    take_row(indices, first, degree, work.positions, out)
                 else:
                     key = draws.keys[_U(hop), _U(kind)]
                     draw_row(indices, first, degree, fanout, key, node, draws.rule, aside, work.positions, out)

@@ -7,8 +7,9 @@ al., arXiv:2311.08105). It costs no byte.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ from lightning_gnn_dist.checks import (
 from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import Means
+from lightning_gnn_dist.rounds.means.momentum import AgreeingMomentum
+from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.codec import Bits
 
 
@@ -45,7 +48,9 @@ class Outer:
         lr: The share of the way to the mean that a step goes.
         momentum: How much of the step before is added.
         nesterov: Whether momentum is Nesterov's.
-        optimizer: A function from parameters to an optimizer of torch, in place of the three above.
+        adaptive: Whether momentum is as large as that only while rounds go on in one direction, and falls to 0 where
+            each undoes the one before (:mod:`~lightning_gnn_dist.rounds.means.momentum`).
+        optimizer: A function from parameters to an optimizer of torch, in place of the four above.
         bits: Bits of a number on the wire, 8 or 16, of all that a meeting sends of the model's size. Replicas then send
             how far they have come since the meeting before; what is rounded away is added at the next meeting.
             Gradients (of corrections and anchors) take as many bits, moments of optimizers take 16. Default: 32.
@@ -54,20 +59,23 @@ class Outer:
     lr: float = 0.7
     momentum: float = 0.9
     nesterov: bool = True
+    adaptive: bool = False
     optimizer: Callable[[list[Tensor]], Optimizer] | None = None
     bits: Bits | None = None
 
     def __post_init__(self) -> None:
         check_positive(lr=self.lr)
         check_between(0, 1, momentum=self.momentum)
-        check_true_or_false(nesterov=self.nesterov)
+        check_true_or_false(nesterov=self.nesterov, adaptive=self.adaptive)
+        if self.adaptive and self.momentum == 0:
+            raise ValueError("adaptive=True adapts momentum, and momentum=0.0 is none: set momentum=0.8, say.")
         if self.optimizer is not None:
             example = "a function such as lambda parameters: torch.optim.Adam(parameters, lr=0.01)"
             check_callable("optimizer", self.optimizer, example, [])
-            if (self.lr, self.momentum, self.nesterov) != (Outer.lr, Outer.momentum, Outer.nesterov):
+            if replace(self, optimizer=None, bits=None) != Outer():
                 raise ValueError(
-                    "lr, momentum and nesterov are those of the optimizer that Outer makes: with optimizer= set them "
-                    "there."
+                    "lr, momentum, nesterov and adaptive are those of the optimizer that Outer makes: with optimizer= "
+                    "set them there."
                 )
         check_choice("bits", self.bits, Bits | None)
         make_plain(self)
@@ -80,12 +88,18 @@ class OuterStep:
         strategy: The strategy whose module is trained.
         outer: The settings. With None the mean is the model, and nothing is done.
         means: Takes the mean of the replicas.
+        measures: Whether ``distance`` is measured, which takes a few bytes more and a copy of the model.
+
+    Attributes:
+        distance: How far replicas were from their mean at the last meeting: the root of the mean over ranks of the
+            squared distance. 0 before the first, and on one rank.
     """
 
-    def __init__(self, strategy: Strategy, outer: Outer | None, means: Means) -> None:
-        self._strategy, self._outer, self._means = strategy, outer, means
+    def __init__(self, strategy: Strategy, outer: Outer | None, means: Means, *, measures: bool = False) -> None:
+        self._strategy, self._outer, self._means, self._measures = strategy, outer, means, measures
         self._before: list[Tensor] = []
         self._optimizer: Optimizer | None = None
+        self.distance = 0.0
 
     def begin(self) -> None:
         """Begin a fit on several ranks with the model as it is; called again, it has no effect. Collective."""
@@ -119,12 +133,16 @@ class OuterStep:
         if self._optimizer is None:
             return
         ways = [before - now for before, now in self._trained()]
-        self._means.average_ways_(ways, finite.leave_out_(ways) if is_left_out else weight)
+        weight = finite.leave_out_(ways) if is_left_out else weight
+        own = [way.clone() for way in ways] if self._measures else []
+        self._means.average_ways_(ways, weight)
+        if self._measures:
+            self.distance = _distance(own, ways, counts=not is_left_out)
         self._step(ways)
 
     def forget(self) -> None:
         """Forget the fit before."""
-        self._optimizer = None
+        self._optimizer, self.distance = None, 0.0
         self._means.forget()
 
     def state(self) -> dict[str, Any]:
@@ -179,6 +197,15 @@ class OuterStep:
         return list(module_of(self._strategy).parameters())
 
 
+def _distance(own: list[Tensor], mean: list[Tensor], *, counts: bool) -> float:
+    """Return the root of the mean, over the ranks that count, of the squared distance from the mean. Collective."""
+    square = torch.zeros((), dtype=torch.float64)
+    for mine, ours in zip(own, mean, strict=True):
+        square += (mine - ours).abs().double().square().sum().cpu()
+    collectives.average_([square], float(counts))
+    return math.sqrt(float(square))
+
+
 def _optimizer_of(parameters: list[Tensor], outer: Outer) -> Optimizer:
     if outer.optimizer is not None:
         optimizer = outer.optimizer(parameters)
@@ -186,6 +213,8 @@ def _optimizer_of(parameters: list[Tensor], outer: Outer) -> Optimizer:
             kind = "an optimizer of torch whose step needs no closure"
             raise TypeError(f"outer: optimizer must return {kind}, got {shown(optimizer)}.")
         return optimizer
+    if outer.adaptive:
+        return AgreeingMomentum(parameters, outer.lr, outer.momentum, nesterov=outer.nesterov)
     return SGD(parameters, outer.lr, outer.momentum, nesterov=outer.nesterov and outer.momentum > 0)
 
 

@@ -16,6 +16,7 @@ from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.wire.collectives import traffic
 from lightning_gnn_dist.wire.rounded_mean import ROW
 from tests.ranks import run_ranks
+from tests.rounds.means.agreement import agreement
 from tests.strategies.fitting import State, batches, differs, fit, state_of
 from tests.strategies.round_fitting import local_sgd, same_start
 
@@ -39,6 +40,7 @@ def by_hand(num_ranks: int, outer: Outer) -> State:
     """Local SGD, and at each meeting a step of the optimizer, replica by replica in one process."""
     model = same_start().double()
     parameters, speed = list(model.parameters()), [torch.zeros_like(each) for each in model.parameters()]
+    old: list[Tensor] = []
     adam = outer.optimizer([each.data for each in parameters]) if outer.optimizer else None
     for _ in range(ROUNDS):
         before, ends = [each.detach().clone() for each in parameters], []
@@ -50,10 +52,12 @@ def by_hand(num_ranks: int, outer: Outer) -> State:
                 for each, gradient in zip(parameters, gradients, strict=True):
                     each.data -= 0.1 * gradient
             ends.append([each.detach().clone() for each in parameters])
-        for place, (each, start) in enumerate(zip(parameters, before, strict=True)):
-            way = start - sum(end[place] for end in ends) / num_ranks
-            speed[place] = outer.momentum * speed[place] + way
-            step = way + outer.momentum * speed[place] if outer.nesterov else speed[place]
+        ways = [start - sum(end[place] for end in ends) / num_ranks for place, start in enumerate(before)]
+        momentum = outer.momentum * (agreement(ways, old) ** 2 if outer.adaptive else 1.0)
+        old = ways
+        for place, (each, start, way) in enumerate(zip(parameters, before, ways, strict=True)):
+            speed[place] = momentum * speed[place] + way
+            step = way + momentum * speed[place] if outer.nesterov else speed[place]
             each.data = start - outer.lr * step
             if adam is not None:
                 adam.param_groups[0]["params"][place].data, adam.param_groups[0]["params"][place].grad = start, way
@@ -66,7 +70,9 @@ def by_hand(num_ranks: int, outer: Outer) -> State:
 
 def test_a_meeting_steps_as_by_hand() -> None:
     outers = [Outer(), Outer(lr=1.0, momentum=0.5, nesterov=False), Outer(optimizer=slow_adam)]
+    outers += [Outer(adaptive=True), Outer(lr=1.0, momentum=0.8, nesterov=False, adaptive=True)]
     expected = [by_hand(3, outer) for outer in outers]
+    assert differs(expected[0], expected[3]) > 1e-3
     for found in run_ranks(learned, 3, outers, {"precision": "64-true"}):
         for state, hand in zip(found, expected, strict=True):
             assert differs(state, hand) < 1e-12
@@ -103,7 +109,7 @@ def test_fewer_bits_are_fewer_bytes_and_nearly_the_same() -> None:
 
 def stopped_and_resumed(rank: int, world_size: int, folder: Path) -> tuple[State, State]:
     def run(rounds: int, path: Path | None = None) -> Any:
-        strategy, module = local_sgd(EverySteps(4), outer=Outer(bits=8)), same_start(optimizer="Adam")
+        strategy, module = local_sgd(EverySteps(4), outer=Outer(adaptive=True, bits=8)), same_start(optimizer="Adam")
         options = {"max_epochs": rounds, "ckpt_path": None if path is None else str(path)}
         return fit(rank, strategy, module, devices=world_size, **options), module
 
@@ -123,7 +129,7 @@ def resumed_with(rank: int, world_size: int, folder: Path) -> list[str]:
     """What fits with other optimizers of the meetings say when they are resumed, or that they went on."""
     path, said = folder / "one.ckpt", []
     fit(rank, local_sgd(outer=Outer(bits=8)), same_start(), devices=world_size, max_epochs=1).save_checkpoint(path)
-    for outer in (Outer(), None, Outer(optimizer=slow_adam), Outer(optimizer=lambda parameters: None)):  # type: ignore[arg-type,return-value]
+    for outer in (Outer(), None, Outer(adaptive=True), Outer(optimizer=lambda parameters: None)):  # type: ignore[arg-type,return-value]
         strategy = local_sgd(outer=outer)
         try:
             with warnings.catch_warnings(record=True) as caught:
@@ -138,7 +144,9 @@ def resumed_with(rank: int, world_size: int, folder: Path) -> list[str]:
 def test_other_optimizers_of_the_meetings_are_told_apart(tmp_path: Path) -> None:
     said, _ = run_ranks(resumed_with, 2, tmp_path)
     assert said[0] == "went on" and said[1].startswith("The checkpoint holds the state of outer=Outer(...), which")
-    assert said[2].startswith("The optimizer of the meetings was SGD in the checkpoint, and is Adam in this fit")
+    assert said[2].startswith(
+        "The optimizer of the meetings was SGD in the checkpoint, and is AgreeingMomentum in this"
+    )
     assert said[3] == "outer: optimizer must return an optimizer of torch whose step needs no closure, got None."
 
 
@@ -149,7 +157,9 @@ def test_other_optimizers_of_the_meetings_are_told_apart(tmp_path: Path) -> None
         ({"momentum": 2}, "momentum must be a finite number between 0 and 1, got 2"),
         ({"bits": 4}, "bits must be one of"),
         ({"optimizer": "adam"}, "optimizer must be a function such as lambda parameters"),
-        ({"optimizer": slow_adam, "lr": 0.5}, "lr, momentum and nesterov are those of the optimizer that Outer makes"),
+        ({"optimizer": slow_adam, "lr": 0.5}, "nesterov and adaptive are those of the optimizer that Outer makes"),
+        ({"adaptive": 1}, "adaptive must be True or False, got 1"),
+        ({"adaptive": True, "momentum": 0}, "adapts momentum, and momentum=0.0 is none: set momentum=0.8"),
     ],
 )
 def test_bad_settings_are_refused(settings: Any, message: str) -> None:
