@@ -15,6 +15,7 @@ from torch_geometric.nn import GAT, GCN, GIN, PNA, EdgeCNN, GraphSAGE, SGConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layerwise.on_blocks import on_blocks
 from lightning_gnn_dist.layerwise.ready_made import layers_of, whole_graph_arrays
 from lightning_gnn_dist.layerwise.through_layers import through_layers
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -107,6 +108,20 @@ def test_layers_compute_what_the_model_computes(kind: str, jk: str | None) -> No
         sampled = batch_of(NeighborSampler([3] * num_layers), GRAPH)
         torch.testing.assert_close(net(sampled), net.by_pyg(sampled)[:6], atol=1e-12, rtol=0)
         torch.testing.assert_close(net(DATA), net.by_pyg(DATA), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_blocks_is_the_call_of_the_model(kind: str) -> None:
+    net = net_of(kind, 2, norm=None, dropout=0.0).train()
+    batch = batch_of(NeighborSampler([3, 3]), GRAPH)
+    found, expected = on_blocks(net.gnn, batch, **net.edges), net.by_pyg(batch)[:6]
+    torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+    gradients = [
+        torch.autograd.grad(rows.square().sum(), list(net.parameters()), allow_unused=True)
+        for rows in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients, atol=1e-9, rtol=0)
+    torch.testing.assert_close(on_blocks(net.gnn, DATA, **net.edges), net.by_pyg(DATA), atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["sage", "gcn-weighted", "gin", "gat", "pna", "edge-cnn"])
