@@ -123,7 +123,7 @@ def wanted(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
     for seed in range(options.seeds):
         for graph in options.graphs or graphs:
             for setting in options.settings or SETTINGS:
-                for steps in (10, 50, 200) if setting in LONG else (10,):
+                for steps in options.steps if setting in LONG else (10,):
                     yield {"graph": graph, "model": options.model, "setting": setting, "steps": steps, "seed": seed}
 
 
@@ -195,6 +195,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--model", choices=["sage", "gcn"], default="sage")
+    parser.add_argument("--steps", type=int, nargs="+", default=[10, 50, 200], help="local steps in a round")
     parser.add_argument("--graphs", nargs="+")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS)
     parser.add_argument("--show", type=Path, help="print the table, and draw the picture into this file")

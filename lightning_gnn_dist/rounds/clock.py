@@ -74,6 +74,18 @@ def takes_equal_steps(clock: RoundClock) -> bool:
     return says_steps(clock) or isinstance(clock, AdaptiveSteps)
 
 
+def steps_after(clock: AdaptiveSteps, steps: int, distance: float, first: float) -> int:
+    """Return the steps of the next round.
+
+    Args:
+        clock: Its bounds.
+        steps: The steps of the round that has ended.
+        distance: How far it has taken replicas from their mean, more than 0.
+        first: How far the first round has.
+    """
+    return int(min(clock.longest, 2 * steps, max(clock.shortest, steps * first / distance)))
+
+
 def says_steps(clock: RoundClock) -> bool:
     """Return whether the steps of a round are known before the fit begins."""
     return isinstance(clock, EverySteps | EveryPass)
@@ -182,17 +194,6 @@ class AdaptiveSteps:
         if self.longest < self.shortest:
             raise ValueError(f"longest ({self.longest}) must not be below shortest ({self.shortest}).")
         make_plain(self)
-
-    def next_steps(self, steps: int, distance: float, first: float) -> int:
-        """Return the steps of the next round.
-
-        Args:
-            steps: The steps of the round that has ended.
-            distance: How far it has taken replicas from their mean.
-            first: How far the first round has.
-        """
-        wanted = steps * first / distance if distance > 0 else math.inf
-        return int(min(self.longest, 2 * steps, max(self.shortest, wanted)))
 
     def is_over(self, progress: RoundProgress) -> bool:
         _check_progress(progress)

@@ -19,6 +19,7 @@ from lightning_gnn_dist.rounds.clock import (
     RoundTimer,
     says_steps,
     schedule,
+    steps_after,
     steps_of_round,
 )
 from lightning_gnn_dist.rounds.lightning_internals import accumulated_batches, module_of
@@ -51,7 +52,7 @@ class Pace:
         """Choose the steps of the next round, for a clock that does, by how far replicas were from their mean."""
         if isinstance(self._clock, AdaptiveSteps) and distance > 0:
             self._first_distance = self._first_distance or distance
-            self._planned = self._clock.next_steps(self._planned, distance, self._first_distance)
+            self._planned = steps_after(self._clock, self._planned, distance, self._first_distance)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold, of a clock that chooses the steps of a round."""
