@@ -20,9 +20,8 @@ from lightning_gnn_dist.engine.rng import draw
 from lightning_gnn_dist.engine.weighted.alias import Array, chosen_slot, fill_row, slot_and_coin
 from lightning_gnn_dist.engine.weighted.arrivals import arrive, put_first
 
+SHORT = 20  # edges of a row whose arrivals are computed sooner than its table gives different edges
 LINE = 64  # bytes of a cache line
-SHORT = 20
-LINE = 64  # edges of a row whose arrivals are computed sooner than its table gives different edges
 _U = np.uint64
 
 
