@@ -8,6 +8,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from lightning_gnn_dist.batches.part_batch import PartBatch
+from lightning_gnn_dist.checks import check_instance, shown
 from lightning_gnn_dist.layerwise.layers import Layer
 from lightning_gnn_dist.layerwise.ready_made import layers_of
 from lightning_gnn_dist.layerwise.through_layers import through_layers
@@ -31,7 +33,21 @@ def on_blocks(gnn: BasicGNN, batch: Data, *, edge_weight: str | None = None, edg
         edge_weight: Name of the batch's array that ``gnn`` takes as ``edge_weight``. Default: none.
         edge_attr: Name of the batch's array that ``gnn`` takes as ``edge_attr``. Default: none.
     """
-    return through_layers(_Layered(layers_of(gnn, edge_weight=edge_weight, edge_attr=edge_attr)), batch)
+    layers = layers_of(gnn, edge_weight=edge_weight, edge_attr=edge_attr)
+    check_instance("batch", batch, Data, "a batch of a loader, or a torch_geometric.data.Data")
+    if not isinstance(batch, PartBatch):  # its layers check the edges of the part
+        _check_edges(batch, edge_weight=edge_weight, edge_attr=edge_attr)
+    return through_layers(_Layered(layers), batch)
+
+
+def _check_edges(batch: Data, **names: str | None) -> None:
+    for argument, name in names.items():
+        rows = None if name is None else batch.get(name)
+        if name is not None and (not isinstance(rows, Tensor) or not rows.dim() or len(rows) != batch.num_edges):
+            raise ValueError(
+                f"{argument} must name an array of the batch with a row for each of its {batch.num_edges} edges, got "
+                f"{shown(name)}."
+            )
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,13 @@ def test_what_layers_cannot_compute_is_refused() -> None:
         layers_of(GraphSAGE(6, 8, 2, flow="target_to_source"))
 
 
+def test_on_blocks_takes_arrays_of_the_batch_s_edges() -> None:
+    batch = batch_of(NeighborSampler([3, 3]), GRAPH)
+    for name in ("x", "weights"):
+        with pytest.raises(ValueError, match=f"edge_weight must name an array of the batch .* edges, got '{name}'"):
+            on_blocks(GCN(6, 8, 2), batch, edge_weight=name)
+
+
 @pytest.mark.parametrize("norm", ["graph_norm", "layer_norm", "pair_norm"])
 def test_norms_over_all_rows_are_refused(norm: str) -> None:
     with pytest.raises(ValueError, match=r"norm: \w+Norm normalises by all rows of the graph at once"):
