@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.data.links import LinkSplit, split_edges
     from lightning_gnn_dist.data.residency import Fixed, Held, Holding, Redeal, Residency, Rotate
     from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
+    from lightning_gnn_dist.data.temporal.split import split_by_time
     from lightning_gnn_dist.engine.sample import BatchKey, Sample
     from lightning_gnn_dist.graph.graph import Graph
     from lightning_gnn_dist.graph.quantize import quantize_rows
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.sampling.matrix import MatrixSampler
     from lightning_gnn_dist.sampling.neighbor import NeighborSampler
     from lightning_gnn_dist.sampling.shadow import ShadowSampler
+    from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
     from lightning_gnn_dist.sampling.walk import RandomWalkSampler
     from lightning_gnn_dist.sampling.whole import WholePartSampler
     from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
@@ -158,6 +160,7 @@ __all__ = [
     "StreamingPartitioner",
     "SuperNodePartitioner",
     "TMAStrategy",
+    "TemporalSampler",
     "WholePartSampler",
     "citations",
     "communities",
@@ -170,6 +173,7 @@ __all__ = [
     "prepare_typed_graph",
     "quantize_rows",
     "save_shards",
+    "split_by_time",
     "split_edges",
     "through_layers",
 ]
@@ -236,6 +240,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "StreamingPartitioner": "partition.streaming",
     "SuperNodePartitioner": "partition.supernode",
     "TMAStrategy": "strategies.tma",
+    "TemporalSampler": "sampling.temporal.sampler",
     "WholePartSampler": "sampling.whole",
     "citations": "graph.typed.synthetic",
     "communities": "graph.synthetic",
@@ -248,6 +253,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "prepare_typed_graph": "prepare.prepare_typed",
     "quantize_rows": "graph.quantize",
     "save_shards": "prepare.shard",
+    "split_by_time": "data.temporal.split",
     "split_edges": "data.links",
     "through_layers": "layerwise.through_layers",
 }

@@ -132,7 +132,7 @@ NO_CONSTRUCTORS = {
 # Methods that Lightning or the package calls, never a user.
 NOT_FOR_USERS = {
     *("weigh", "meet", "restore_extra_state", "shared_gradient"),
-    *("importance", "scales", "check_fits", "around", "extra", "refresh_rows", "of_types"),
+    *("importance", "scales", "check_fits", "around", "extra", "refresh_rows", "of_types", "check_graph"),
 }
 
 
@@ -298,6 +298,7 @@ def _of_samplers() -> Calls:
         "NeighborSampler": lambda: {"num_neighbors": [3, 2]},
         "RandomWalkSampler": lambda: {"num_hops": 2, "visits": 1},
         "ShadowSampler": lambda: {"num_neighbors": [3], "num_hops": 2},
+        "TemporalSampler": lambda: {"num_neighbors": [3, 2], "time": "y"},  # classes are times like any numbers
         "WholePartSampler": lambda: {"num_hops": 2},
     }
 
@@ -340,6 +341,7 @@ def _of_graphs(world: World) -> Calls:
 def _of_functions(world: World) -> Calls:
     graph, arrays = world.graph, world.folder / "arrays"
     model, trainer = Layered(), world.trainer
+    timed = Graph.from_edge_index(torch.tensor([[0], [1]]), 9, {"time": torch.arange(9)})
     return {
         "citations": lambda: {"num_papers": 200, "num_fields": 1, "mean_degree": 2.0},
         "communities": lambda: {"num_nodes": 40, "num_classes": 1, "num_features": 2, "mean_degree": 2.0},
@@ -352,6 +354,7 @@ def _of_functions(world: World) -> Calls:
         "prepare_shard": lambda: {"source": arrays, "folder": world.new(), "index": 0, "num_shards": 2},
         "quantize_rows": lambda: {"x": torch.ones(3, 2)},
         "save_shards": lambda: {"graph": graph, "partition": world.partition, "folder": world.new()},
+        "split_by_time": lambda: {"graph": timed},
         "split_edges": lambda: {"graph": graph, "negatives": 2},
         "through_layers": lambda: {"module": model, "batch": Data(torch.ones(3, 2))},
     }

@@ -21,6 +21,7 @@ from lightning_gnn_dist.data.history_datamodule import HistoryDataModule
 from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.data.temporal.checks import check_temporal
 from lightning_gnn_dist.data.typed.checks import check_typed, with_one_type_of_seeds
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.advice import against_averaging
@@ -85,6 +86,7 @@ class PartitionedDataModule(HistoryDataModule):
             check_whole_part(sampler)
         whole, asked = with_one_type_of_seeds(_as_graph(graph)), asked_for(boundary)
         check_typed(whole, settings, asked)
+        check_temporal(whole, settings, asked)
         plan = PartPlan(whole, partitioner, holding, asked, coverage, int(seed), cache_dir)
         super().__init__(plan, settings)
 

@@ -323,9 +323,9 @@ class GraphDataModule(LightningDataModule, ABC):
         return None
 
     def _model_layers(self) -> ModelLayers | None:
-        """Return the layers of the model, if it has as many as the batches have hops, and no estimate is asked for."""
+        """Return the layers of the model, if it has as many as the batches have hops, and these take whole rows."""
         module = self._module()
-        model = None if module is None or self.evaluation.sampler is not None else layers_of_model(module)
+        model = None if module is None or not self._settings.evaluates_whole_rows else layers_of_model(module)
         if model is None or len(model.layers) != self.sampler.num_hops:
             return None
         changed = [name for name in _HOOKS if is_overridden(name, module) or is_overridden(name, self)]

@@ -34,6 +34,7 @@ from lightning_gnn_dist.sampling.layer import LayerSampler
 from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, edges_at, positions_of_links
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 
 NegativesFrom = Literal["part", "graph"]
@@ -178,7 +179,12 @@ def _check_far(graph: Graph, sample_on: SampleOn) -> None:
 
 
 def _check_sampler(sampler: Sampler | None) -> None:
-    """Refuse samplers that repeat nodes, or whose weights suppose that seeds are nodes drawn at random."""
+    """Refuse samplers that repeat nodes, or whose times or weights suppose that seeds are nodes."""
+    if isinstance(sampler, TemporalSampler):
+        raise ValueError(
+            "TemporalSampler draws around nodes at their times, and the edges of a split have none to ask for them at: "
+            "take NeighborSampler, and leave edges out of the graph that are later than those held back."
+        )
     drawn = sampler.sampler if isinstance(sampler, MatrixSampler) else sampler
     if isinstance(drawn, ShadowSampler | RandomWalkSampler | ClusterSampler | LayerSampler):
         raise ValueError(

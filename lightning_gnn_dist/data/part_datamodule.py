@@ -31,6 +31,7 @@ from lightning_gnn_dist.data.switcher import PartSwitcher
 from lightning_gnn_dist.evaluation.choice import Counter, Evaluated
 from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers
+from lightning_gnn_dist.evaluation.trees import seeds_at_once
 from lightning_gnn_dist.evaluation.whole_nodes import WholeNodes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
@@ -41,6 +42,7 @@ from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import draws_anywhere
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.channel import Channel
 
@@ -271,8 +273,12 @@ class PartDataModule(ExchangingDataModule):
         return min(passes, math.inf if epochs is None or epochs < 0 else epochs) / every
 
     def _eval_batch_size(self, evaluated: Evaluated) -> int:
+        sampler = self._settings.of_evaluation()
         if self.evaluation.sampler is not None:
             return self.batch_size
+        if isinstance(sampler, TemporalSampler):
+            limits = self.batch_size, self._eval_bytes
+            return seeds_at_once(self.graph, sampler, evaluated, self._counter(), *limits)
         return self._counter().batch_size(evaluated, self.batch_size, self._eval_bytes)
 
     def _ready_rows(self, evaluated: Evaluated, batch_size: int) -> ReadyRows | None:

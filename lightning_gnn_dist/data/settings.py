@@ -11,6 +11,7 @@ from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given, c
 from lightning_gnn_dist.evaluation.budget import LEAST_BYTES
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 
@@ -21,9 +22,10 @@ class Evaluation:
     Args:
         batch_size: Nodes evaluated at once, or held edges, each with all of its negatives. Default: as many as
             ``bytes`` allow, and at least the data module's ``batch_size``: neighbourhoods overlap, so a few large
-            batches cost less than many small ones.
+            batches cost less than many small ones. Those of a ``TemporalSampler`` do not: at most ``batch_size``.
         sampler: A ``NeighborSampler`` with as many hops as training has, which makes metrics and predictions
-            estimates. Default: all neighbours within these hops, which makes them exact.
+            estimates; beside a ``TemporalSampler`` another one. Default: all neighbours within these hops, which makes
+            them exact.
         bytes: Memory that an evaluation may take on each rank, beside what the rank takes anyway. Default: 4 GiB. It is
             halved until it is at most half of the rank's share of the memory that is free when it begins.
     """
@@ -36,7 +38,8 @@ class Evaluation:
         check_at_least_if_given(1, batch_size=self.batch_size)
         check_at_least_if_given(LEAST_BYTES, bytes=self.bytes)
         if self.sampler is not None:
-            check_instance("sampler", self.sampler, NeighborSampler, "an object such as NeighborSampler([50, 50])")
+            kinds = NeighborSampler | TemporalSampler
+            check_instance("sampler", self.sampler, kinds, "an object such as NeighborSampler([50, 50])")
         make_plain(self)
 
 
@@ -90,7 +93,28 @@ class BatchSettings:
         check_instance("global_batching", self.global_batching, GlobalBatching, example)
         check_sample_on(self.loading.sample_on, self.of_parts(), self.global_batching.sampler)
         self._check_hops()
+        self._check_times()
         make_plain(self)
+
+    @property
+    def evaluates_whole_rows(self) -> bool:
+        """Whether an evaluation takes all in-neighbours of a node, whichever seed it is reached from."""
+        return self.evaluation.sampler is None and not isinstance(self.of_parts(), TemporalSampler)
+
+    def _check_times(self) -> None:
+        """Refuse samplers of which one sees what another must not, and labels of all times."""
+        ours = _sight_of(self.of_parts())
+        for name, sampler in (("evaluation", self.of_evaluation()), ("global_batching", self.of_corrections())):
+            if _sight_of(sampler) != ours:
+                raise ValueError(
+                    f"{name} draws with {sampler} and training with {self.of_parts()}: seeds must see the same events "
+                    "in both, so give both a TemporalSampler with the same time, seed_time, equal and last, or none."
+                )
+        if ours is not None and self.loading.all_labels:
+            raise ValueError(
+                "Loading(all_labels=True) shows a seed the labels of nodes that are judged with it or after it, and "
+                f"{self.of_parts()} draws by time: leave all_labels out."
+            )
 
     def _check_hops(self) -> None:
         ours = self.of_parts().num_hops
@@ -117,9 +141,16 @@ class BatchSettings:
         ours = self.of_parts()
         if self.evaluation.sampler is not None:
             return self.evaluation.sampler
+        if isinstance(ours, TemporalSampler):
+            return ours.of_all()
         if isinstance(ours, NeighborSampler) and isinstance(ours.num_neighbors, Mapping):  # types may be left out
             return NeighborSampler({kind: [-1 if n else 0 for n in of] for kind, of in ours.num_neighbors.items()})
         return NeighborSampler([-1] * ours.num_hops)
+
+
+def _sight_of(sampler: Sampler) -> object:
+    """Return what decides which events a seed must not see; None where it sees all."""
+    return sampler.sight if isinstance(sampler, TemporalSampler) else None
 
 
 def _check_sampler(sampler: object) -> None:

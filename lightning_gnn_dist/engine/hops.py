@@ -33,6 +33,7 @@ def sample_hops(
     tables: int = 1,
     weighs: bool = False,
     with_ids: bool | None = None,
+    num_names: int | None = None,
 ) -> Sample:
     """Sample one batch by ``kernel``, which runs again with more memory if it had too little.
 
@@ -44,13 +45,14 @@ def sample_hops(
         tables: How often the kernel opens its table.
         weighs: Whether the kernel gives edges a weight.
         with_ids: Whether the sample has ``edge_ids``. Default: if the graph has edge arrays or types.
+        num_names: The kernel calls nodes by names of its own, int64, below this number. Default: by their ids.
     """
-    scratch = scratch_of_thread(graph.indices.numpy().dtype)
+    scratch = scratch_of_thread(graph.indices.numpy().dtype if num_names is None else np.int64)
     reserve(scratch, seeds.numel())
     num_nodes, num_edges = np.zeros((2, len(keys) + 1), np.int64)
     csr = graph.indptr.numpy(), graph.indices.numpy()
     while True:
-        table = scratch.open_table(graph.num_nodes, tables)
+        table = scratch.open_table(graph.num_nodes if num_names is None else num_names, tables)
         needed = kernel(*csr, seeds.numpy(), keys, scratch.work, table, num_nodes, num_edges)
         if needed <= scratch.capacity:
             break

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -18,6 +21,18 @@ class _Memory:
     def __init__(self) -> None:
         self.lock = threading.RLock()  # computing one result may ask for another of the same graph
         self.known: dict[Hashable, Any] = {}
+
+
+class _Made(NamedTuple):
+    """A result, and the arrays that it was made of, with the numbers of changes that they had seen."""
+
+    arrays: tuple[Tensor | None, ...]
+    versions: tuple[int, ...]
+    result: Any
+
+    def is_of(self, arrays: tuple[Tensor | None, ...], versions: tuple[int, ...]) -> bool:
+        same = len(arrays) == len(self.arrays) and all(map(operator.is_, arrays, self.arrays))
+        return same and versions == self.versions
 
 
 _MEMORIES: weakref.WeakKeyDictionary[object, _Memory] = weakref.WeakKeyDictionary()
@@ -31,6 +46,20 @@ def remembered(graph: object, key: Hashable, find: Callable[[], T]) -> T:
             if key not in memory.known:
                 memory.known[key] = find()
     found: T = memory.known[key]
+    return found
+
+
+def remembered_of(graph: object, key: Hashable, arrays: Sequence[Tensor | None], find: Callable[[], T]) -> T:
+    """As :func:`remembered`, but find again once one of ``arrays`` is another one, or torch has written to it."""
+    memory, of = _memory_of(graph), tuple(arrays)
+    versions = tuple(0 if array is None or array.is_inference() else array._version for array in of)
+    made = memory.known.get(key)
+    if made is None or not made.is_of(of, versions):
+        with memory.lock:
+            made = memory.known.get(key)
+            if made is None or not made.is_of(of, versions):
+                made = memory.known[key] = _Made(of, versions, find())
+    found: T = made.result
     return found
 
 

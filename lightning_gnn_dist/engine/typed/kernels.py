@@ -34,6 +34,7 @@ from lightning_gnn_dist.engine.weighted.draws import aside_for
 
 NEAR = 16  # edges that are looked at one by one: in short rows that is faster than a search
 _U = np.uint64
+_ALL_BITS: Any = _U(2**64 - 1)  # a node's name is its id
 
 
 class Draws(NamedTuple):
@@ -70,7 +71,7 @@ def sample_typed(
         return REPEATED_SEED
     num_nodes[0] = end
     for hop in range(len(draws.fanouts)):
-        if not _open_rows(indptr, len(indices), begin, end, draws.edge_type, work):
+        if not open_rows(indptr, len(indices), begin, end, _ALL_BITS, work):
             return DAMAGED
         found = _expand(indices, len(indptr) - 1, len(seeds), begin, end, hop, draws, kinds, work, table)
         if found < 0:
@@ -85,12 +86,12 @@ def sample_typed(
 
 
 @part
-def _open_rows(indptr: Array, num_edges: int, begin: int, end: int, edge_type: Array, work: Work) -> Any:
-    """Find the frontier's rows; return whether all of them can be rows."""
+def open_rows(indptr: Array, num_edges: int, begin: int, end: int, mask: np.uint64, work: Work) -> Any:
+    """Find the rows of the frontier, whose nodes are these bits of their names; return whether all can be rows."""
     is_damaged: Any = False
     for i in range(begin, end):
-        prefetch(indptr, work.nodes[_U(min(i + ROWS_AHEAD, end - 1))])
-        node = _U(work.nodes[_U(i)])
+        prefetch(indptr, _U(work.nodes[_U(min(i + ROWS_AHEAD, end - 1))]) & mask)
+        node = _U(work.nodes[_U(i)]) & mask
         first, last = indptr[node], indptr[node + _U(1)]
         is_damaged |= is_no_row(first, last, num_edges)
         work.first[_U(i - begin)] = first
@@ -161,7 +162,7 @@ def _draw_rows(
             kind, stop = ZERO, last
             if len(draws.edge_type):
                 kind = np.int64(draws.edge_type[_U(first)])
-                stop = _end_of_piece(draws.edge_type, first, last)
+                stop = end_of_piece(draws.edge_type, first, last)
             if _U(kind) >= _U(num_types):  # read as unsigned, a negative number is large
                 return np.int64(DAMAGED)
             fanout, degree = draws.fanouts[_U(hop), _U(kind)], stop - first
@@ -181,7 +182,7 @@ def _draw_rows(
 
 
 @inlined
-def _end_of_piece(edge_type: Array, first: int, last: int) -> Any:
+def end_of_piece(edge_type: Array, first: int, last: int) -> Any:
     """Where the edges of the type of edge ``first`` end in a row that ends at ``last``: past ``first`` in any case."""
     kind = edge_type[_U(first)]
     low, near = first + 1, min(first + NEAR, last)

@@ -1,0 +1,43 @@
+"""What a data module takes of a sampler that draws by time, and what it tells of its graph."""
+
+from __future__ import annotations
+
+import logging
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_gnn_dist.boundary.boundary import Boundary, History
+from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.data.settings import BatchSettings
+from lightning_gnn_dist.engine.temporal.times import sources_of
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+
+log = logging.getLogger(__name__)
+
+
+def check_temporal(graph: Graph, settings: BatchSettings, boundary: Boundary) -> None:
+    """Refuse a graph without the times that samplers draw by, and a boundary that does not know times."""
+    for sampler in (settings.of_parts(), settings.of_corrections(), settings.of_evaluation()):
+        if not isinstance(sampler, TemporalSampler):
+            continue
+        sampler.check_graph(graph)
+        if isinstance(boundary, History):
+            raise ValueError(
+                "boundary=History() keeps one row of each node, whatever the time of the seed that reads it, and "
+                f"{sampler} draws by time: take Isolated(), Halo() or Fetch()."
+            )
+    if isinstance(ours := settings.of_parts(), TemporalSampler):  # the others have its times
+        _tell(graph, ours.time)
+
+
+def _tell(graph: Graph, name: str) -> None:
+    """Say which edges are always seen; log which are seen by the time of their sender."""
+    kinds = ["all edges"] if graph.types is None else ["__".join(kind) for kind in graph.types.edge_types]
+    sources = dict(zip(kinds, sources_of(graph, name), strict=True))
+    by_sender = [kind for kind, source in sources.items() if source and source.first_sender is not None]
+    always = [kind for kind, source in sources.items() if source is None]
+    if by_sender:
+        log.info("These have no %s, and are seen by that of the node that sends: %s.", name, shown(by_sender))
+    if always:
+        rank_zero_info(f"These have no {name}, nor have their senders, and are always seen: {shown(always)}.")

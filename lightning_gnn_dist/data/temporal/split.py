@@ -1,0 +1,82 @@
+"""Splits of nodes by time: a model learns from the oldest, and is judged by later ones, as in use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.checks import check_instance, check_word, is_number, shown
+from lightning_gnn_dist.engine.temporal.times import as_integers, node_times
+from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
+from lightning_gnn_dist.graph.typed.types import GraphTypes
+
+
+def split_by_time(graph: Graph, time: str = "time", *, val: float = 0.15, test: float = 0.15) -> Graph:
+    """Return the graph with masks that put the oldest nodes to training, later ones to validation, the last to testing.
+
+    Nodes of one time stay together, in the later split of the two. Nodes without a label (-1, or NaN) are in none. Of a
+    graph with types, the nodes are those of the type that :meth:`Graph.with_seeds` chose, or of the one type that has
+    labels and times. Masks that they had before are replaced. The edges are those of all times: a
+    :class:`TemporalSampler` shows each node what was there before it. The masks are in RAM: save the graph for ranks to
+    open it by its path.
+
+    Args:
+        graph: The graph.
+        time: Name of the node array that says at what time each node is a seed.
+        val: Share of the labelled nodes to validate on.
+        test: Share of them to test on.
+    """
+    check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
+    check_word("time", time, "time")
+    if not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
+        raise ValueError(f"val and test are shares that leave nodes to train on, got {shown(val)} and {shown(test)}.")
+    graph.check_whole()
+    if (types := graph.types) is None:
+        masks = _masks(graph.node_arrays, node_times(graph, time, None), val, test)
+        return checked_graph(graph.indptr, graph.indices, graph.node_arrays | masks, graph.edge_arrays)
+    kind = types.seeds or _labelled_type(types, time)
+    masks = _masks(types.node_arrays[kind], node_times(graph, time, kind), val, test)
+    arrays = {**types.node_arrays, kind: {**types.node_arrays[kind], **masks}}
+    return typed_graph(graph.indptr, graph.indices, replace(types, node_arrays=arrays, seeds=kind))
+
+
+def _labelled_type(types: GraphTypes, time: str) -> str:
+    found = [kind for kind, arrays in types.node_arrays.items() if "y" in arrays and time in arrays]
+    if len(found) != 1:
+        raise ValueError(
+            f"time: {len(found)} node types have labels and {time!r} ({shown(found)}), and one is split: choose it, as "
+            f"in graph.with_seeds({types.node_types[0]!r})."
+        )
+    return found[0]
+
+
+def _masks(arrays: Mapping[str, Tensor], times: Tensor, val: float, test: float) -> dict[str, Tensor]:
+    when = as_integers(times)
+    is_labelled = _is_labelled(arrays.get("y"), when)
+    in_order = when[is_labelled].sort().values
+    count = in_order.numel()
+    begins = [in_order[count - round(share * count) :][:1] for share in (val + test, test)]
+    later = [when >= int(begin) if begin.numel() else torch.zeros_like(is_labelled) for begin in begins]
+    masks = {
+        "train_mask": is_labelled & ~later[0],
+        "val_mask": is_labelled & later[0] & ~later[1],
+        "test_mask": is_labelled & later[1],
+    }
+    for name, share in (("train", 1.0), ("val", val), ("test", test)):
+        if share and not bool(masks[f"{name}_mask"].any()):
+            raise ValueError(
+                f"No node is left for {name}: with val={val} and test={test}, {count} labelled nodes of "
+                f"{in_order.unique().numel()} different times are too few, as those of one time stay together."
+            )
+    return masks
+
+
+def _is_labelled(y: Tensor | None, when: Tensor) -> Tensor:
+    if y is None:
+        return torch.ones_like(when, dtype=torch.bool)
+    if y.is_floating_point():
+        return ~y.isnan().reshape(len(y), -1).all(1)
+    return (y >= 0).reshape(len(y), -1).any(1)

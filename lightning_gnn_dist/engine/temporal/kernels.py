@@ -1,0 +1,246 @@
+"""The compiled loops of sampling by time.
+
+Each seed is the root of a tree of its own: what a node may receive depends on the time of the seed that it is reached
+from, so a node is in the batch once for each tree that it is in. It is called ``tree << bits | node`` here, and the
+table of a batch tells such names apart as it tells nodes. The edges of a type into a node are in order of time, so
+those that a seed may see are next to each other: two binary searches find them, and they are drawn from as if they
+were a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_gnn_dist.engine.compiling import compiled, inlined, part
+from lightning_gnn_dist.engine.intrinsics import prefetch
+from lightning_gnn_dist.engine.kernels import (
+    BLOCK,
+    DAMAGED,
+    REPEATED_SEED,
+    ZERO,
+    Array,
+    Rule,
+    Table,
+    Work,
+    draw_row,
+    is_whole,
+    place,
+    place_seeds,
+    slot_of,
+    take_row,
+)
+from lightning_gnn_dist.engine.rng import draw
+from lightning_gnn_dist.engine.temporal.order import TimeOrder
+from lightning_gnn_dist.engine.typed.kernels import end_of_piece, open_rows
+
+_U = np.uint64
+_BEFORE_ALL: Any = np.int64(-(2**63))
+
+
+class Trees(NamedTuple):
+    """The roots of the trees.
+
+    Attributes:
+        seeds: Their ids, int64.
+        after: Each tree sees events later than this, int64; ``BEFORE_ALL`` for all.
+        upto: And no later than this, int64.
+        bits: How many bits of a name are the node's id.
+    """
+
+    seeds: Array
+    after: Array
+    upto: Array
+    bits: int
+
+
+class TimedDraws(NamedTuple):
+    """What is drawn of each edge type.
+
+    Attributes:
+        edge_type: The type of each edge of the graph; empty if there is one type alone.
+        order: The edges by time.
+        fanouts: Neighbours to draw per hop and edge type, int64, shape (hops, types); -1 takes all, 0 none.
+        keys: The key of each hop and edge type, uint64, shape (hops, types).
+        rule: How the neighbours of one type are drawn.
+        latest: Whether the latest ones are taken, instead of any.
+    """
+
+    edge_type: Array
+    order: TimeOrder
+    fanouts: Array
+    keys: Array
+    rule: Rule
+    latest: bool
+
+
+@compiled
+def sample_trees(
+    indptr: Array,
+    indices: Array,
+    roots: Array,
+    trees: Trees,
+    draws: TimedDraws,
+    work: Work,
+    table: Table,
+    num_nodes: Array,
+    num_edges: Array,
+) -> Any:
+    """Sample one batch into ``work``, by the names of nodes; ``roots`` are those of the seeds.
+
+    Return as :func:`kernels.sample` does.
+    """
+    begin, end = ZERO, place_seeds(roots, work, table)
+    mask = (_U(1) << _U(trees.bits)) - _U(1)
+    if end != len(roots):
+        return REPEATED_SEED
+    num_nodes[0] = end
+    for hop in range(len(draws.fanouts)):
+        if not open_rows(indptr, len(indices), begin, end, mask, work):
+            return DAMAGED
+        found = _expand(indices, len(indptr) - 1, begin, end, hop, trees, draws, work, table)
+        if found < 0:
+            return DAMAGED
+        total = work.starts[_U(end)]
+        if len(roots) + total > len(work.positions):
+            return len(roots) + total
+        num_edges[hop] = total - work.starts[_U(begin)]
+        num_nodes[hop + 1] = found - end
+        begin, end = end, found
+    return len(roots) + work.starts[_U(begin)]
+
+
+@part
+def _expand(
+    indices: Array,
+    nodes: int,
+    begin: int,
+    end: int,
+    hop: int,
+    trees: Trees,
+    draws: TimedDraws,
+    work: Work,
+    table: Table,
+) -> Any:
+    """One hop in five stages, each a block of rows behind the one before; return as :func:`kernels.expand` does.
+
+    With too little room for all edges it counts them, and finds no more nodes.
+    """
+    found, blocks, total = end, (end - begin + BLOCK - 1) // BLOCK, work.starts[_U(begin)]
+    for block in range(blocks + 4):
+        low = begin + block * BLOCK
+        for i in range(low, min(low + BLOCK, end)):
+            first, degree = work.first[_U(i - begin)], work.degree[_U(i - begin)]
+            prefetch(draws.edge_type, first)
+            prefetch(draws.order.times, first)
+            prefetch(draws.order.times, first + degree // 2)
+        low -= BLOCK
+        if 1 <= block <= blocks:
+            total = _draw_rows(indices, begin, low, min(low + BLOCK, end), total, hop, trees, draws, work)
+            if total < 0:
+                return np.int64(DAMAGED)
+        if len(trees.seeds) + total > len(work.positions):
+            continue
+        low -= BLOCK
+        is_right: Any = True
+        if 2 <= block <= blocks + 1:
+            is_right = _find_edges(indices, begin, low, min(low + BLOCK, end), draws.order.places, work)
+        low -= BLOCK
+        if is_right and 3 <= block <= blocks + 2:
+            is_right = _read_senders(indices, nodes, low, min(low + BLOCK, end), trees.bits, work, table)
+        if not is_right:
+            return np.int64(DAMAGED)
+        low -= BLOCK
+        if block >= 4:
+            found = place(work.starts[_U(low)], work.starts[_U(min(low + BLOCK, end))], work, table, found)
+    return found
+
+
+@part
+def _draw_rows(
+    indices: Array,
+    begin: int,
+    low: int,
+    high: int,
+    total: int,
+    hop: int,
+    trees: Trees,
+    draws: TimedDraws,
+    work: Work,
+) -> Any:
+    """Choose the edges of the frontier rows ``low`` to ``high``, by their places in the order of time.
+
+    Return the batch's edges so far, or ``DAMAGED``.
+    """
+    num_types, room, no_heights = draws.fanouts.shape[1], len(work.positions) - len(trees.seeds), np.empty(0)
+    for i in range(low, high):
+        first, tree = work.first[_U(i - begin)], _U(work.nodes[_U(i)]) >> _U(trees.bits)
+        node: Any = _U(work.nodes[_U(i)]) ^ (tree << _U(trees.bits))
+        last = first + work.degree[_U(i - begin)]
+        while first < last:
+            kind, stop = ZERO, last
+            if len(draws.edge_type):
+                kind = np.int64(draws.edge_type[_U(first)])
+                stop = end_of_piece(draws.edge_type, first, last)
+            if _U(kind) >= _U(num_types):  # read as unsigned, a negative number is large
+                return np.int64(DAMAGED)
+            start, end = first, stop
+            if draws.order.has_time[_U(kind)]:
+                if trees.after[tree] != _BEFORE_ALL:
+                    start = _first_later(draws.order.times, first, stop, trees.after[tree])
+                end = _first_later(draws.order.times, start, stop, trees.upto[tree])
+            fanout, degree = draws.fanouts[_U(hop), _U(kind)], end - start
+            takes_all = is_whole(degree, fanout, draws.rule.replace)
+            out, total = total, total + (degree if takes_all else fanout)
+            if total <= room:
+                if takes_all or draws.latest:
+                    take_row(draws.order.places, end - total + out, total - out, work.positions, out)
+                else:  # what a tree draws does not depend on the other trees of its batch
+                    places, key = draws.order.places, draw(draws.keys[_U(hop), _U(kind)], trees.seeds[tree], 0)
+                    draw_row(places, start, degree, fanout, key, node, draws.rule, no_heights, work.positions, out)
+            first = stop
+        work.starts[_U(i + 1)] = total
+    return total
+
+
+@inlined
+def _first_later(times: Array, low: int, high: int, time: int) -> Any:
+    """The first of the places ``low`` to ``high`` with a time later than ``time``; ``high`` if there is none."""
+    while low < high:
+        middle = (low + high) // 2
+        if times[_U(middle)] > time:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@part
+def _find_edges(indices: Array, begin: int, low: int, high: int, places: Array, work: Work) -> Any:
+    """Turn places in the order of time into positions of edges; return whether they are in their rows."""
+    is_damaged: Any = False
+    for i in range(low, high):
+        first, degree = work.first[_U(i - begin)], work.degree[_U(i - begin)]
+        for edge in range(work.starts[_U(i)], work.starts[_U(i + 1)]):
+            if len(places):
+                within = places[_U(work.positions[_U(edge)])]
+                is_damaged |= _U(within) >= _U(degree)
+                work.positions[_U(edge)] = first + within
+            prefetch(indices, work.positions[_U(edge)])
+    return not is_damaged
+
+
+@part
+def _read_senders(indices: Array, nodes: int, low: int, high: int, bits: int, work: Work, table: Table) -> Any:
+    """Name the senders of the edges of some rows; return whether all are nodes of the graph."""
+    is_damaged: Any = False
+    for i in range(low, high):
+        tree = _U(work.nodes[_U(i)]) >> _U(bits) << _U(bits)
+        for edge in range(work.starts[_U(i)], work.starts[_U(i + 1)]):
+            source = _U(indices[_U(work.positions[_U(edge)])])
+            is_damaged |= source >= _U(nodes)  # read as unsigned, a negative id is large
+            name = tree | source
+            work.columns[_U(edge)] = name
+            prefetch(table.entries, slot_of(name, table.shift))
+    return not is_damaged

@@ -1,0 +1,151 @@
+"""Times of edges and seeds: found by name, checked, and turned into integers of 64 bits that compare as they do.
+
+Kernels compare integers, whatever the times are: integers stay as they are, and of a floating point number these are
+the bits, with those of negative numbers turned round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import remembered_of
+from lightning_gnn_dist.graph.typed.build import check_time
+from lightning_gnn_dist.graph.typed.types import within
+
+BEFORE_ALL = -(2**63)  # before every time
+_TURNED = 2**63 - 1
+
+
+class Source(NamedTuple):
+    """Where the time of the edges of one type stands.
+
+    Attributes:
+        times: A time for each edge of the type, or for each node that may send along it.
+        first_sender: The id of the first of these nodes; None if the times are of edges.
+    """
+
+    times: Tensor
+    first_sender: int | None
+
+    def of(self, first: int, senders: Tensor) -> Tensor:
+        """The times of some edges of the type, from number ``first`` on, given the ids of their senders."""
+        if self.first_sender is None:
+            return self.times[first : first + senders.numel()]
+        return self.times[senders.to(torch.int64) - self.first_sender]
+
+
+def sources_of(graph: Graph, name: str) -> list[Source | None]:
+    """For each edge type, the times called ``name``: of its edges, else of the nodes that send, else None.
+
+    A graph without types counts as one type. A name that nobody has is refused, and so are times that are no numbers.
+    """
+    return remembered_of(graph, ("times", name), arrays_of(graph, name), lambda: _checked_sources(graph, name))
+
+
+def arrays_of(graph: Graph, name: str) -> list[Tensor | None]:
+    """The arrays of all edges and nodes that are called ``name``, None where there is none."""
+    types = graph.types
+    if types is None:
+        return [graph.edge_arrays.get(name), graph.node_arrays.get(name)]
+    return [arrays.get(name) for of in (types.edge_arrays, types.node_arrays) for arrays in of.values()]
+
+
+def _checked_sources(graph: Graph, name: str) -> list[Source | None]:
+    types, found = graph.types, list[Source | None]()
+    if types is None:
+        found.append(_source(name, graph.edge_arrays.get(name), graph.node_arrays.get(name), 0))
+    else:
+        for kind in types.edge_types:
+            of_edges, of_senders = types.edge_arrays[kind].get(name), types.node_arrays[kind[0]].get(name)
+            with within(kind if of_edges is not None else kind[0]):
+                found.append(_source(name, of_edges, of_senders, types.nodes_of(kind[0]).start))
+    floating = {source.times.is_floating_point() for source in found if source is not None}
+    if not floating:
+        raise ValueError(
+            f"time names the array {shown(name)}, and neither edges nor nodes of the graph have it (they have: "
+            f"{shown(_names(graph))}): set it in the data before Graph.from_pyg(data)."
+        )
+    if len(floating) > 1:
+        raise ValueError(
+            f"{name} holds integers for some types and floating point numbers for others, which do not compare "
+            "exactly: store one kind, as in data[...].time = data[...].time.long()."
+        )
+    return found
+
+
+def _source(name: str, of_edges: Tensor | None, of_senders: Tensor | None, first_sender: int) -> Source | None:
+    times = of_senders if of_edges is None else of_edges
+    if times is None:
+        return None
+    check_times(name, times, "node" if of_edges is None else "edge")
+    return Source(times, first_sender if of_edges is None else None)
+
+
+def check_times(name: str, times: Tensor, row: str) -> None:
+    """Refuse times that are not one number for each ``row``, and those that stand for no time."""
+    check_time({name: times}, name, row)
+    if times.dtype == torch.int64 and bool((missing := times == BEFORE_ALL).any()):
+        raise ValueError(
+            f"{name} of {row} {int(missing.nonzero()[0])} is -2**63, which pandas writes where there is no time (NaT): "
+            f"give it a number, or leave the {row} out."
+        )
+
+
+def times_of_seeds(graph: Graph, name: str, seeds: Tensor) -> Tensor:
+    """The time of each seed, of the node array ``name``."""
+    types = graph.types
+    if types is None:
+        return node_times(graph, name, None)[seeds]
+    numbers, local = types.to_local(seeds)
+    kinds = [types.node_types[int(number)] for number in numbers.unique()]
+    if len(kinds) > 1:
+        raise ValueError(f"The seeds of a batch must be nodes of one type, got some of {kinds}.")
+    return node_times(graph, name, kinds[0] if kinds else types.seed_type())[local]
+
+
+def node_times(graph: Graph, name: str, kind: str | None) -> Tensor:
+    """The times called ``name`` of all nodes of a type, or of a graph without types."""
+    arrays = graph.node_arrays if graph.types is None or kind is None else graph.types.node_arrays[kind]
+    key = "times of nodes", name, kind
+    return remembered_of(graph, key, [arrays.get(name)], lambda: _checked_node_times(arrays, name, kind))
+
+
+def _checked_node_times(arrays: Mapping[str, Tensor], name: str, kind: str | None) -> Tensor:
+    if name not in arrays:
+        whose, place = ("Nodes", "data") if kind is None else (f"Nodes of type {kind!r}", f"data[{kind!r}]")
+        raise ValueError(
+            f"{whose} have no {shown(name)} to say at what time each of them is a seed (they have: "
+            f"{shown(sorted(arrays))}): set it in {place}, or name another array of theirs as seed_time."
+        )
+    check_times(name, arrays[name], "node")
+    return arrays[name]
+
+
+def as_integers(times: Tensor) -> Tensor:
+    """Integers of 64 bits, above ``BEFORE_ALL``, that compare as the times do."""
+    if not times.is_floating_point():
+        return times.to(torch.int64).contiguous()
+    bits = (times.to(torch.float64) + 0.0).view(torch.int64)  # -0.0 + 0.0 is 0.0
+    return torch.where(bits < 0, bits ^ _TURNED, bits)
+
+
+def earlier_by(times: Tensor, span: float) -> Tensor:
+    """The times ``span`` before these, as integers; no integer is below those of 64 bits."""
+    if times.is_floating_point():
+        return as_integers(times.to(torch.float64) - span)
+    span, whole = int(span), times.to(torch.int64)
+    least = BEFORE_ALL + 1
+    return torch.where(whole < least + span, least, whole - span)
+
+
+def _names(graph: Graph) -> list[str]:
+    types = graph.types
+    if types is None:
+        return sorted([*graph.edge_arrays, *graph.node_arrays])
+    return sorted({name for arrays in (*types.node_arrays.values(), *types.edge_arrays.values()) for name in arrays})

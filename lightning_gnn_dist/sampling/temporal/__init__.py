@@ -1,0 +1,1 @@
+"""The sampler of graphs whose edges or nodes have a time."""

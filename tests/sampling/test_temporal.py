@@ -1,0 +1,401 @@
+"""Laws of sampling by time: a seed's tree has no event that it must not see, and with all neighbours all others."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from lightning_gnn_dist.batches.batch import assemble
+from lightning_gnn_dist.batches.hetero import assemble_typed
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.temporal import order
+from lightning_gnn_dist.engine.temporal.order import time_order
+from lightning_gnn_dist.graph import rows
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from tests.conftest import module_of
+
+KEY = BatchKey(3, 1, 4)
+
+
+class Event(NamedTuple):
+    """An edge, as it stands in the graph."""
+
+    position: int
+    sender: int
+    kind: int
+    time: float | None
+
+
+def plain(seed: int, times_of: str, dtype: torch.dtype = torch.int64, num_edges: int = 300) -> Graph:
+    """40 nodes with many equal times, some negative, and edges that stand there more than once."""
+    generator = torch.Generator().manual_seed(seed)
+    edge_index = torch.randint(40, (2, num_edges), generator=generator)
+    data = Data(x=torch.randn(40, 3), edge_index=edge_index, time=torch.randint(-4, 8, (40,), generator=generator))
+    data.time = data.time.to(dtype)
+    if times_of == "edges":
+        data.edge_time = torch.randint(-4, 8, (num_edges,), generator=generator).to(dtype)
+    return Graph.from_pyg(data, edge_ids=True)
+
+
+def typed(seed: int, in_order: bool) -> Graph:
+    """Times of edges, of the nodes that send, and of neither."""
+    generator = torch.Generator().manual_seed(seed)
+    data, counts = HeteroData(), {"a": 25, "b": 30, "c": 4}
+    for kind, count in counts.items():
+        data[kind].x = torch.randn(count, 2)
+    for kind in ("a", "b"):
+        data[kind].time = torch.randint(9, (counts[kind],), generator=generator)
+    for number, (source, target) in enumerate([("a", "b"), ("b", "a"), ("a", "a"), ("c", "a"), ("b", "c"), ("a", "b")]):
+        store = data[source, f"r{number}", target]
+        store.edge_index = torch.stack(
+            [torch.randint(counts[end], (90,), generator=generator) for end in (source, target)]
+        )
+        if number % 2:
+            store.time = torch.randint(9, (90,), generator=generator)
+    del data["c", "r3", "a"].time
+    return Graph.from_pyg(data, time="time" if in_order else None)
+
+
+GRAPHS = {
+    "edges": lambda seed: (plain(seed, "edges"), "edge_time"),
+    "edges with floats": lambda seed: (plain(seed, "edges", torch.float32), "edge_time"),
+    "nodes": lambda seed: (plain(seed, "nodes"), "time"),
+    "types": lambda seed: (typed(seed, in_order=False), "time"),
+    "types in order": lambda seed: (typed(seed, in_order=True), "time"),
+}
+SIGHTS: list[dict[str, Any]] = [{}, {"equal": True}, {"last": 3}, {"equal": True, "last": 1}]
+
+
+def events_into(graph: Graph, name: str) -> dict[int, list[Event]]:
+    """The edges into each node, with their times: of the edge, else of the node that sends."""
+    found, seen = defaultdict(list), Counter[int]()
+    types = graph.types
+    for receiver in range(graph.num_nodes):
+        for position in range(int(graph.indptr[receiver]), int(graph.indptr[receiver + 1])):
+            sender = int(graph.indices[position])
+            kind = 0 if types is None else int(types.edge_type[position])
+            if types is None:
+                of_edges, of_nodes, local = graph.edge_arrays, graph.node_arrays, sender
+            else:
+                of_edges = types.edge_arrays[types.edge_types[kind]]
+                source = types.edge_types[kind][0]
+                of_nodes, local = types.node_arrays[source], sender - types.nodes_of(source).start
+            place = position if types is None else seen[kind]
+            time = of_edges[name][place] if name in of_edges else of_nodes[name][local] if name in of_nodes else None
+            found[receiver].append(Event(position, sender, kind, None if time is None else float(time)))
+            seen[kind] += 1
+    return found
+
+
+def is_seen(event: Event, time: float, equal: bool = False, last: float = math.inf) -> bool:
+    if event.time is None:
+        return True
+    return time - last <= event.time and (event.time <= time if equal else event.time < time)
+
+
+def in_order(event: Event) -> tuple[float, int]:
+    return 0.0 if event.time is None else event.time, event.position
+
+
+def seeds_of(graph: Graph) -> tuple[Tensor, list[float]]:
+    """All nodes of the first type, in some order, and their times."""
+    times = graph.node_arrays["time"] if graph.types is None else graph.types.node_arrays["a"]["time"]
+    seeds = torch.randperm(len(times), generator=torch.Generator().manual_seed(0))
+    return seeds, times[seeds].tolist()
+
+
+def trees_of(sample: Sample) -> list[dict[int, list[int]]]:
+    """For each tree, the positions of the edges drawn for each node; the trees share nothing."""
+    tree_of, nodes = sample.extra["batch"], sample.nodes
+    pairs = list(zip(tree_of.tolist(), nodes.tolist(), strict=True))
+    assert len(set(pairs)) == len(pairs)  # a node stands in a tree once
+    trees: list[dict[int, list[int]]] = [{} for _ in range(sample.num_sampled_nodes[0])]
+    assert sample.edge_ids is not None
+    for row in range(sample.indptr.numel() - 1):
+        at = slice(int(sample.indptr[row]), int(sample.indptr[row + 1]))
+        assert bool((tree_of[sample.indices[at].long()] == tree_of[row]).all())
+        trees[int(tree_of[row])][int(nodes[row])] = sample.edge_ids[at].tolist()
+    return trees
+
+
+def by_hand(into: dict[int, list[Event]], seed: int, time: float, num_hops: int, **sight: Any) -> dict[int, list[int]]:
+    """The events that a seed sees, of each node within so many hops but the last."""
+    tree, frontier = dict[int, list[int]](), [seed]
+    for _ in range(num_hops):
+        senders = []
+        for node in frontier:
+            seen = [event for event in into[node] if is_seen(event, time, **sight)]
+            tree[node] = sorted(event.position for event in seen)
+            senders += [event.sender for event in seen]
+        frontier = list(dict.fromkeys(node for node in senders if node not in tree))
+    return tree
+
+
+@pytest.mark.parametrize("sight", SIGHTS, ids=repr)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_with_all_neighbours_a_tree_is_that_by_hand(name: str, sight: dict[str, Any]) -> None:
+    for seed in range(2):
+        graph, time = GRAPHS[name](seed)
+        into, (seeds, times) = events_into(graph, time), seeds_of(graph)
+        sampler = TemporalSampler([-1, -1, -1], time, "time", **sight)
+        (sample,) = sampler.sample_bulk(graph, [seeds], [KEY])
+        assert sample.extra["seed_time"].tolist() == times
+        found = [{node: sorted(edges) for node, edges in tree.items()} for tree in trees_of(sample)]
+        assert found == [by_hand(into, *of, 3, **sight) for of in zip(seeds.tolist(), times, strict=True)]
+
+
+@pytest.mark.parametrize("sight", SIGHTS, ids=repr)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_no_tree_has_an_event_that_its_seed_must_not_see(name: str, sight: dict[str, Any]) -> None:
+    """Of those that it may see, each node has as many of each type as it draws, or all; the latest are the latest."""
+    for seed in range(2):
+        graph, time = GRAPHS[name](seed)
+        into, (seeds, times) = events_into(graph, time), seeds_of(graph)
+        for how in ({}, {"pick": "latest"}, {"replace": True}):
+            sampler = TemporalSampler([2, 2, 2], time, "time", **sight, **how)
+            (sample,) = sampler.sample_bulk(graph, [seeds], [KEY])
+            for tree, seed_time in zip(trees_of(sample), times, strict=True):
+                for node, drawn in tree.items():
+                    of_kind = defaultdict(list)
+                    for event in into[node]:
+                        if is_seen(event, seed_time, **sight):
+                            of_kind[event.kind].append(event)
+                    seen = [event.position for events in of_kind.values() for event in events]
+                    assert set(drawn) <= set(seen)
+                    latest = [sorted(events, key=in_order)[-2:] for events in of_kind.values()]
+                    if "replace" in how:
+                        assert len(drawn) == 2 * len(of_kind)
+                    elif "pick" in how:
+                        assert sorted(drawn) == sorted(event.position for events in latest for event in events)
+                    else:
+                        assert len(drawn) == len(set(drawn)) == sum(map(len, latest))
+
+
+@pytest.mark.parametrize("name", ["f1", "football", "stackex_quantum"])
+def test_on_real_graphs_a_tree_is_what_was_there(shared_data: Path, name: str) -> None:
+    """Nearly all edges of f1 and football share their time with others, and many times are negative."""
+    if not (shared_data / "typed").is_dir():
+        pytest.skip("the folder of typed graphs (../shared/data/typed) is not there")
+    data = module_of(shared_data / "typed" / "read_typed.py").to_hetero(name, reverse=True)
+    graph, kind = Graph.from_pyg(data), data.meta["target"]
+    assert graph.types is not None
+    seeds = graph.types.to_global(kind, torch.arange(0, data[kind].num_nodes, data[kind].num_nodes // 12))
+    (sample,) = TemporalSampler([-1, 8], "time").sample_bulk(graph, [seeds], [KEY])
+    batch, times = assemble_typed(graph, sample), data[kind].time
+    for (source, relation, target), store in batch.edge_items():
+        of_seed = batch[kind].seed_time[batch[target].batch[store.edge_index[1]]]
+        time = store.get("time", batch[source].time[store.edge_index[0]] if "time" in batch[source] else None)
+        assert time is None or bool((time < of_seed).all())
+        whole = data[source, relation, target]
+        before = whole.get("time", data[source].time[whole.edge_index[0]] if "time" in data[source] else None)
+        if target == kind:
+            is_seen = True if before is None else before < times[whole.edge_index[1]]
+            into = torch.isin(whole.edge_index[1], batch[kind].n_id[: seeds.numel()]) & is_seen
+            assert store.num_sampled_edges[0] == int(into.sum())
+
+
+def star(num_edges: int, num_hidden: int) -> Graph:
+    """Two seeds at time 5 with one neighbour, whose row has so many edges before that time, and so many from it on."""
+    sender = torch.arange(3, 3 + num_edges + num_hidden)
+    edges = torch.cat([torch.tensor([[2, 2], [0, 1]]), torch.stack([sender, torch.full_like(sender, 2)])], 1)
+    times = torch.cat([torch.tensor([0, 0]), torch.arange(num_edges) % 5, torch.arange(num_hidden) % 3 + 5])
+    order = torch.randperm(times.numel(), generator=torch.Generator().manual_seed(0))
+    at = torch.full((3 + num_edges + num_hidden,), 5)
+    return Graph.from_edge_index(edges[:, order], at.numel(), {"at": at}, {"edge_time": times[order]})
+
+
+@pytest.mark.parametrize(("num", "replace"), [(1, False), (2, False), (2, True)])
+def test_each_event_that_is_seen_is_drawn_as_often_whatever_other_trees_draw(num: int, replace: bool) -> None:
+    """Chi-square tests: of single events, and of the pairs that the two seeds of a batch draw of their neighbour."""
+    graph, seeds, num_batches = star(8, 9), torch.tensor([0, 1]), 2000
+    sampler = TemporalSampler([1, num], "edge_time", "at", replace=replace)
+    samples = sampler.sample_bulk(graph, [seeds] * num_batches, [BatchKey(0, 0, i) for i in range(num_batches)])
+    drawn = torch.stack([sample.nodes[sample.indices[2:].long()].view(2, num) for sample in samples]) - 3
+    assert int(drawn.max()) < 8
+    assert chi_square(drawn.reshape(-1), 8) < 24.3  # 7 degrees of freedom: one in a thousand is above
+    if num == 1 or replace:
+        assert chi_square(drawn[:, 0, 0] * 8 + drawn[:, 1, 0], 64) < 103.4  # 63 degrees of freedom
+    else:
+        assert bool((drawn[..., 0] != drawn[..., 1]).all())
+
+
+def chi_square(drawn: Tensor, num_kinds: int) -> float:
+    counts, expected = torch.bincount(drawn, minlength=num_kinds).double(), drawn.numel() / num_kinds
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_order_does_not_depend_on_how_much_is_read_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, time = GRAPHS[name](0)
+    whole = time_order(graph, time)
+    monkeypatch.setattr(rows, "EDGES_PER_PIECE", 13)
+    monkeypatch.setattr(order, "EDGES_AT_ONCE", 7)
+    pieces = time_order(Graph.from_pyg(graph.to_pyg(), time="time" if name == "types in order" else None), time)
+    assert all((one == other).all() for one, other in zip(whole, pieces, strict=True))
+    assert (whole.places.size == 0) == (name == "types in order")
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_times_that_change_give_another_order(name: str) -> None:
+    """Whether an array is written to or replaced, of edges or of nodes, all draws are as of a graph that is new."""
+    (changed, time), sampler = GRAPHS[name](0), TemporalSampler([-1, 3], GRAPHS[name](0)[1], "time")
+    for arrays in all_arrays(changed):
+        for key in {time, "time"} & set(arrays):
+            for replaces in (False, True):
+                sampler.sample_bulk(changed, [seeds_of(changed)[0]], [KEY])
+                later = arrays[key].flip(0)
+                if replaces:
+                    arrays[key] = later
+                else:
+                    arrays[key].copy_(later[later.argsort()])
+                new = copy.copy(changed)
+                samples = [sampler.sample_bulk(of, [seeds_of(changed)[0]], [KEY])[0] for of in (changed, new)]
+                assert trees_of(samples[0]) == trees_of(samples[1])
+                assert samples[0].extra["seed_time"].tolist() == seeds_of(changed)[1]
+
+
+def all_arrays(graph: Graph) -> list[dict[str, Tensor]]:
+    types = graph.types
+    if types is None:
+        return [graph.edge_arrays, graph.node_arrays]  # type: ignore[list-item]
+    return [*types.edge_arrays.values(), *types.node_arrays.values()]  # type: ignore[list-item]
+
+
+def test_a_graph_without_edges_has_trees_of_seeds() -> None:
+    graph = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), 3, {"time": torch.arange(3)})
+    (sample,) = TemporalSampler([2, 2], "time").sample_bulk(graph, [torch.arange(3)], [KEY])
+    assert sample.num_sampled_nodes == [3, 0, 0] and sample.extra["batch"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("graph", [plain(0, "edges"), typed(0, False), plain(0, "edges", num_edges=3000)], ids=repr)
+def test_a_tree_does_not_depend_on_the_other_seeds_of_its_batch(graph: Graph) -> None:
+    """So the slices of a correction batch draw what the whole batch draws, also if that needs more room."""
+    seeds, _ = seeds_of(graph)
+    num_neighbors = [3, 2] if graph.num_edges < 1000 else [-1, -1]
+    sampler = TemporalSampler(num_neighbors, "edge_time" if graph.types is None else "time", "time")
+    (whole,) = sampler.sample_bulk(graph, [seeds], [KEY])
+    slices = sampler.sample_bulk(graph, seeds.tensor_split(9), [KEY] * 9)
+    assert trees_of(whole) == [tree for sample in slices for tree in trees_of(sample)]
+    assert graph.num_edges < 1000 or whole.indices.numel() > 20_480 > max(one.indices.numel() for one in slices)
+
+
+def test_a_batch_tells_trees_and_times_as_pyg_does() -> None:
+    graph, time = GRAPHS["types"](0)
+    seeds, times = seeds_of(graph)
+    (sample,) = TemporalSampler([3, 2], time).sample_bulk(graph, [seeds], [KEY])
+    batch = assemble_typed(graph, sample)
+    assert batch["a"].seed_time.tolist() == times and batch["a"].batch[: seeds.numel()].equal(torch.arange(25))
+    for (source, _, target), store in batch.edge_items():
+        sender, receiver = store.edge_index
+        assert batch[source].batch[sender].equal(batch[target].batch[receiver])
+    assert all(store.batch.numel() == store.num_nodes for store in batch.node_stores)
+    graph, time = GRAPHS["edges"](0)
+    seeds, times = seeds_of(graph)
+    (sample,) = TemporalSampler([3, 2], time, "time").sample_bulk(graph, [seeds], [KEY])
+    plain_batch = assemble(graph, sample)
+    assert plain_batch.seed_time.tolist() == times and plain_batch.batch.numel() == plain_batch.num_nodes
+    assert bool((plain_batch.edge_time < plain_batch.seed_time[plain_batch.batch[plain_batch.edge_index[1]]]).all())
+
+
+def num_seen(edge_time: Any, time: Any, **sampler: Any) -> int:
+    """How many of two edges into it node 1 sees."""
+    arrays = {"time": torch.as_tensor(time)}, {"edge_time": torch.as_tensor(edge_time)}
+    graph = Graph.from_edge_index(torch.tensor([[0, 2], [1, 1]]), 3, *arrays)
+    (sample,) = TemporalSampler([-1], "edge_time", "time", **sampler).sample_bulk(graph, [torch.tensor([1])], [KEY])
+    return sample.num_sampled_edges[0]
+
+
+INF, LEAST, MOST, NAN = math.inf, -(2**63), 2**63 - 1, math.nan
+EXTREMES: list[tuple[Any, Any, dict[str, Any], int]] = [
+    ([-0.0, 0.0], [9.0, 0.0, 9.0], {}, 0),  # -0.0 is 0.0
+    ([-0.0, -1e-300], [9.0, 0.0, 9.0], {"equal": True}, 2),
+    ([-INF, 3.0], [9.0, INF, 9.0], {}, 2),
+    ([-INF, 3.0], [9.0, 4.0, 9.0], {"last": 2}, 1),
+    ([LEAST + 1, MOST], [0, LEAST + 2, 0], {"last": 5}, 1),  # 5 before it is no int64
+    ([LEAST + 1, MOST], [0, MOST, 0], {"equal": True}, 2),
+    ([LEAST + 1, MOST], [0, LEAST + 1, 0], {}, 0),
+    ([2**53, 2**53 + 1], [0, 2**53 + 1, 0], {}, 1),  # as floating point numbers they are equal
+]
+
+
+@pytest.mark.parametrize(("edge_time", "time", "sampler", "count"), EXTREMES)
+def test_extreme_times_compare_exactly(edge_time: Any, time: Any, sampler: dict[str, Any], count: int) -> None:
+    assert num_seen(edge_time, time, **sampler) == count
+
+
+BAD: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
+    "no time of an event": ([1.0, NAN], [1.0, 1.0, 1.0], {}, "edge_time of edge 1 is NaN, and edges are ordered by it"),
+    "no time of a node": ([1.0, 1.0], [NAN, 1.0, 1.0], {}, "time of node 0 is NaN"),
+    "no time of pandas": ([1, LEAST], [1, 1, 1], {}, r"edge_time of edge 1 is -2\*\*63, which pandas writes"),
+    "two kinds": ([1, 2], [1.0, 1.0, 1.0], {}, r"Events have times of torch\.int64 .* and seeds of torch\.float32"),
+    "vectors": ([[1, 2], [1, 2]], [1, 1, 1], {}, "edge_time must hold one number for each edge"),
+    "flags": ([True, False], [1, 1, 1], {}, "edge_time must hold one number for each edge"),
+    "a share of an integer": ([1, 2], [1, 1, 1], {"last": 0.5}, r"last \(0\.5\) must be an integer, as the times of"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_times_are_refused(case: str) -> None:
+    edge_time, time, sampler, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        num_seen(edge_time, time, **sampler)
+
+
+BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "no name": ({"time": ""}, "time must be"),
+    "a tensor": ({"seed_time": torch.zeros(3)}, "seed_time must be"),
+    "a window into the future": ({"last": -1}, "last must be a number above 0"),
+    "no window": ({"last": 0}, "last must be a number above 0"),
+    "no number": ({"last": NAN}, "last must be a number above 0"),
+    "another way": ({"pick": "last"}, r"pick must be one of \['uniform', 'latest'\], got 'last'"),
+    "a number for a flag": ({"equal": 1}, "equal must be True or False"),
+    "latest, often": ({"pick": "latest", "replace": True}, 'pick="latest" takes each event once'),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SETTINGS)
+def test_bad_settings_are_refused(case: str) -> None:
+    settings, message = BAD_SETTINGS[case]
+    with pytest.raises((ValueError, TypeError), match=message):
+        TemporalSampler([2], **({"time": "time"} | settings))
+
+
+def mixed() -> Graph:
+    data = typed(0, in_order=False).to_pyg()
+    data["b"].time = data["b"].time.double()
+    return Graph.from_pyg(data)
+
+
+GRAPHS_WITHOUT: dict[str, tuple[Any, dict[str, Any], int, str]] = {
+    "no such time": (lambda: plain(0, "edges"), {"time": "when"}, 0, "time names the array 'when', and neither edges"),
+    "times of edges alone": (lambda: plain(0, "edges"), {"time": "edge_time"}, 0, "Nodes have no 'edge_time' to say"),
+    "seeds of a type without": (
+        lambda: typed(0, in_order=False),
+        {"time": "time"},
+        55,
+        r"Nodes of type 'c' have no 'time' to say at what time .* set it in data\['c'\], or name another",
+    ),
+    "two kinds": (mixed, {"time": "time"}, 0, "time holds integers for some types and floating point"),
+    "unknown types": (
+        lambda: typed(0, in_order=False),
+        {"time": "time", "num_neighbors": {("a", "r0", "b"): [1]}},
+        0,
+        "no numbers for the edge type",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GRAPHS_WITHOUT)
+def test_graphs_without_the_times_are_refused(case: str) -> None:
+    make, settings, seed, message = GRAPHS_WITHOUT[case]
+    with pytest.raises(ValueError, match=message):
+        TemporalSampler(**({"num_neighbors": [2]} | settings)).sample_bulk(make(), [torch.tensor([seed])], [KEY])
