@@ -100,6 +100,8 @@ def bench_sampling(graph: Graph, batch_size: int, repeats: int) -> Iterator[str]
         (FastGCNSampler([512, 512, 512]), (1, 8, 64)),
         (NeighborSampler([15, 10, 5], replace=True), (8,)),
         (NeighborSampler([15, 10, 5], weight="edge_weight"), (8,)),
+        (NeighborSampler([15, 10]), (8,)),
+        (NeighborSampler([15, 10], weight="edge_weight"), (8,)),
         (NeighborSampler([15, 10, 5], replace=True, weight="edge_weight"), (8,)),
         (LadiesSampler([512, 512, 512], weight="edge_weight"), (8,)),
         (RandomWalkSampler(3, walk_length=3, visits=0), (8,)),

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.graph.synthetic import communities
     from lightning_gnn_dist.graph.typed.synthetic import citations
     from lightning_gnn_dist.graph.typed.types import GraphTypes
+    from lightning_gnn_dist.layerwise.on_blocks import on_blocks
     from lightning_gnn_dist.layerwise.prediction import predict_by_layer
     from lightning_gnn_dist.layerwise.ready_made import layers_of
     from lightning_gnn_dist.layerwise.through_layers import through_layers
@@ -165,6 +166,7 @@ __all__ = [
     "communities",
     "coverage_mean",
     "layers_of",
+    "on_blocks",
     "predict_by_layer",
     "prepare_graph",
     "prepare_shard",
@@ -244,6 +246,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "communities": "graph.synthetic",
     "coverage_mean": "data.coverage",
     "layers_of": "layerwise.ready_made",
+    "on_blocks": "layerwise.on_blocks",
     "predict_by_layer": "layerwise.prediction",
     "prepare_graph": "prepare.prepare_graph",
     "prepare_shard": "prepare.prepare_shard",

@@ -347,6 +347,7 @@ def _of_functions(world: World) -> Calls:
         "communities": lambda: {"num_nodes": 40, "num_classes": 1, "num_features": 2, "mean_degree": 2.0},
         "coverage_mean": lambda: {"losses": torch.ones(2), "batch": Data(batch_size=2)},
         "layers_of": lambda: {"gnn": GCN(4, 4, 2)},
+        "on_blocks": lambda: {"gnn": GCN(2, 4, 2), "batch": Data(torch.ones(3, 2), torch.tensor([[0, 1], [1, 2]]))},
         "predict_by_layer": lambda: {"trainer": trainer, "model": model, "graph": graph, "path": world.new(".npy")},
         "prepare_graph": lambda: {"source": arrays, "out": world.new()},
         "prepare_typed_graph": lambda: {"source": world.folder / "typed", "out": world.new()},

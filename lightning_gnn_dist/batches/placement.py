@@ -19,7 +19,7 @@ from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs, remembered
 from lightning_gnn_dist.graph.storage.mapped import WINDOW_BYTES, MappedRows
 from lightning_gnn_dist.graph.storage.maps import Map, all_maps
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.device import KINDS, drawn_there, draws_anywhere
+from lightning_gnn_dist.sampling.device import KINDS, bytes_of_tables, drawn_there, draws_anywhere
 
 log = logging.getLogger(__name__)
 
@@ -90,12 +90,13 @@ class Placement:
         held: int = sum(copies[self.device].num_bytes for copies in of_all_graphs(COPIES) if self.device in copies)
         free = self.free_bytes(self.device) + held
         others = max(held, self.expected_bytes)
-        fits = graph.num_bytes + others <= MOST_OF_FREE * free
+        needed = graph.num_bytes + bytes_of_tables(sampler, graph)
+        fits = needed + others <= MOST_OF_FREE * free
         if not fits:
             log.info(
-                "Batches are sampled in RAM: the graph has %.1f GB, others have %.1f GB, and of the %.1f GB that are "
+                "Batches are sampled in RAM: the graph takes %.1f GB, others have %.1f GB, and of the %.1f GB that are "
                 "free on %s without them they may take %.0f %%.",
-                graph.num_bytes / 1e9,
+                needed / 1e9,
                 others / 1e9,
                 free / 1e9,
                 self.device,

@@ -23,7 +23,7 @@ from lightning_gnn_dist.evaluation.row_table import RowTable
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, layers_in
-from lightning_gnn_dist.layerwise.through_layers import on_blocks
+from lightning_gnn_dist.layerwise.through_layers import layers_on_blocks
 from lightning_gnn_dist.wire.channel import Channel
 
 PLACE = "history_row"  # the node array of a part: where a node's rows stand in all tables, or -1
@@ -80,7 +80,9 @@ class HistoricRows:
                 "boundary=History() knows no rows yet: a strategy of rounds has ranks compute them when a fit starts "
                 "and at every meeting, so batches of a part can be computed on in a fit alone."
             )
-        return on_blocks(list(layers), batch, batch.all_blocks, lambda rows, layer: self._replaced(batch, rows, layer))
+        return layers_on_blocks(
+            list(layers), batch, batch.all_blocks, lambda rows, layer: self._replaced(batch, rows, layer)
+        )
 
     def _taken(self, table: RowTable, count: int) -> Tensor:
         assert self._pass is not None

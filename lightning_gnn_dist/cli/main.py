@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -13,6 +14,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the console script."""
     command = (sys.argv[1:] if arguments is None else arguments)[:1]
     if command and command[0] in OF_LIGHTNING:
+        if "torch" not in sys.modules:  # it reads this before its first tensor, and takes memory in pages of 2 MB then
+            os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # ranks inherit it
         from lightning_gnn_dist.cli import train  # takes seconds, as Lightning does
 
         train.run(arguments)

@@ -18,7 +18,14 @@ import numpy.typing as npt
 
 from lightning_gnn_dist.engine.compiling import compiled, inlined, part
 from lightning_gnn_dist.engine.intrinsics import prefetch
-from lightning_gnn_dist.engine.rng import below, draw, unit
+from lightning_gnn_dist.engine.rng import below, draw
+from lightning_gnn_dist.engine.weighted.draws import (
+    Aside,
+    Weights,
+    aside_for,
+    draw_by_weight,
+    prefetch_weights,
+)
 
 Array = npt.NDArray[Any]
 
@@ -27,7 +34,6 @@ ROWS_AHEAD = 48  # reads of indptr in flight
 LINE = 64  # bytes of a cache line
 REPEATED_SEED = -1  # a kernel returns this if a seed was given twice
 DAMAGED = -2  # and this if a row or a sender lies outside the graph
-LEAST_WEIGHT = 1e-290  # replaces 0, so such edges are drawn when no others are left
 
 # numba compiles a function once more for every literal that it is given.
 ZERO: Any = np.int64(0)
@@ -76,11 +82,11 @@ class Rule(NamedTuple):
     """How a row's edges are drawn.
 
     Attributes:
-        weights: A weight for each edge of the graph, float32; empty if all edges are equally likely.
+        weights: How likely each edge of the graph is.
         replace: Whether an edge may be drawn more than once.
     """
 
-    weights: Array
+    weights: Weights
     replace: bool
 
 
@@ -179,12 +185,16 @@ def expand(
 ) -> Any:
     """One hop in three stages, each a block behind the one before; return the batch's nodes so far, or ``DAMAGED``."""
     found = end
-    heights = np.empty(_longest(fanout, end - begin, work) if len(rule.weights) else 0)
+    aside = aside_for(rule.weights, _longest(end - begin, work))
     blocks = (end - begin + BLOCK - 1) // BLOCK
     for block in range(blocks + 2):
         low = begin + block * BLOCK
         if block < blocks:
-            _draw_rows(indices, begin, low, min(low + BLOCK, end), fanout, key, rule, heights, work)
+            for i in range(low + BLOCK, min(low + 2 * BLOCK, end) if len(rule.weights.table) else 0):
+                prefetch_row(
+                    rule, work.first[_U(i - begin)], work.degree[_U(i - begin)], fanout, key, work.nodes[_U(i)]
+                )
+            _draw_rows(indices, begin, low, min(low + BLOCK, end), fanout, key, rule, aside, work)
         if 1 <= block <= blocks:
             is_right = read_senders(indices, nodes, work.starts[low - BLOCK], work.starts[min(low, end)], work, table)
             if not is_right:
@@ -196,12 +206,19 @@ def expand(
 
 
 @part
-def _longest(fanout: int, rows: int, work: Work) -> Any:
-    """The length of the frontier's longest row, or ``fanout`` if that is more; a frontier may have no row."""
-    longest = max(ZERO, fanout)
+def _longest(rows: int, work: Work) -> Any:
+    """The length of the frontier's longest row; a frontier may have no row."""
+    longest = ZERO
     for i in range(rows):
         longest = max(longest, work.degree[_U(i)])
     return longest
+
+
+@inlined
+def prefetch_row(rule: Rule, first: int, degree: int, fanout: int, key: np.uint64, node: int) -> None:
+    """Ask for what draws by weight from a row will read."""
+    if not is_whole(degree, fanout, rule.replace):
+        prefetch_weights(rule.weights, first, degree, fanout, rule.replace, key, node)
 
 
 @part
@@ -213,7 +230,7 @@ def _draw_rows(
     fanout: int,
     key: np.uint64,
     rule: Rule,
-    heights: Array,
+    aside: Aside,
     work: Work,
 ) -> None:
     """Choose the edges of the frontier rows ``low`` to ``high``."""
@@ -223,7 +240,7 @@ def _draw_rows(
         if is_whole(degree, fanout, rule.replace):
             take_row(indices, first, degree, work.positions, out)
         else:
-            draw_row(indices, first, degree, fanout, key, node, rule, heights, work.positions, out)
+            draw_row(indices, first, degree, fanout, key, node, rule, aside, work.positions, out)
 
 
 @inlined
@@ -244,20 +261,18 @@ def draw_row(
     key: np.uint64,
     node: int,
     rule: Rule,
-    heights: Array,
+    aside: Aside,
     positions: Array,
     out: int,
 ) -> None:
     """Choose ``fanout`` edges of a row that is not taken whole."""
-    if len(rule.weights) == 0:
+    if len(rule.weights.values) == 0:
         if rule.replace:
             _draw_any(indices, first, degree, fanout, key, node, positions, out)
         else:
             _draw_distinct(indices, first, degree, fanout, key, node, positions, out)
-    elif rule.replace:
-        _draw_high(rule.weights, first, degree, fanout, key, node, heights, positions, out)
     else:
-        _draw_first(rule.weights, first, degree, fanout, key, node, heights, positions, out)
+        draw_by_weight(indices, rule.weights, first, degree, fanout, rule.replace, key, node, aside, positions, out)
 
 
 @inlined
@@ -289,66 +304,6 @@ def _draw_any(
         chosen = first + below(draw(key, node, i), degree)
         positions[_U(out + i)] = chosen
         prefetch(indices, chosen)
-
-
-@part
-def _draw_first(
-    weights: Array,
-    first: int,
-    degree: int,
-    fanout: int,
-    key: np.uint64,
-    node: int,
-    arrivals: Array,
-    positions: Array,
-    out: int,
-) -> None:
-    """Draw by weight without replacement: the first to arrive at rates ``weights`` (Efraimidis, Spirakis, IPL 2006)."""
-    for i in range(fanout):
-        arrivals[_U(i)] = np.inf
-    last = _U(fanout - 1)
-    for edge in range(degree):
-        u = unit(draw(key, node, edge))
-        weight = max(np.float64(weights[_U(first + edge)]), LEAST_WEIGHT)
-        if u >= weight * arrivals[last]:  # -log(1 - u) is larger still: most edges need no logarithm
-            continue
-        arrival, at = -np.log1p(-u) / weight, fanout - 1
-        if arrival >= arrivals[last]:
-            continue
-        while at > 0 and arrivals[_U(at - 1)] > arrival:
-            arrivals[_U(at)] = arrivals[_U(at - 1)]
-            positions[_U(out + at)] = positions[_U(out + at - 1)]
-            at -= 1
-        arrivals[_U(at)] = arrival
-        positions[_U(out + at)] = first + edge
-
-
-@part
-def _draw_high(
-    weights: Array,
-    first: int,
-    degree: int,
-    fanout: int,
-    key: np.uint64,
-    node: int,
-    heights: Array,
-    positions: Array,
-    out: int,
-) -> None:
-    """Draw by weight with replacement: find random numbers in the running sum of ``weights``."""
-    total = 0.0
-    for edge in range(degree):
-        total += max(np.float64(weights[_U(first + edge)]), LEAST_WEIGHT)
-        heights[_U(edge)] = total
-    for i in range(fanout):
-        height, low, high = unit(draw(key, node, i)) * total, 0, degree - 1
-        while low < high:
-            middle = (low + high) // 2
-            if heights[_U(middle)] > height:
-                high = middle
-            else:
-                low = middle + 1
-        positions[_U(out + i)] = first + low
 
 
 @part

@@ -21,9 +21,11 @@ from lightning_gnn_dist.engine.kernels import (
     is_no_row,
     is_whole,
     place,
+    prefetch_row,
     slot_of,
     take_row,
 )
+from lightning_gnn_dist.engine.weighted.draws import aside_for
 
 _U = np.uint64
 
@@ -37,7 +39,7 @@ def draw_rows(
     keys: Array,
     fanout: int,
     rule: Rule,
-    heights: Array,
+    longest: int,
     starts: Array,
     positions: Array,
     senders: Array,
@@ -52,13 +54,17 @@ def draw_rows(
         keys: The key of each row's batch and hop, uint64.
         fanout: Neighbours to draw; -1 takes all.
         rule: How neighbours are drawn.
-        heights: Working memory, as long as the longest row, if edges have weights.
+        longest: The length of the longest row.
         starts: Where the edges of each row go in ``positions``.
         positions: Receives positions in ``indices``.
         senders: Receives what stands there, which was prefetched a block of rows before it is read.
     """
-    count, read = len(rows), 0
+    count, read, aside = len(rows), 0, aside_for(rule.weights, longest)
     for low in range(0, count + BLOCK, BLOCK):
+        for i in range(low + BLOCK, min(low + 2 * BLOCK, count) if len(rule.weights.table) else 0):
+            row = _U(rows[_U(i)])
+            degree = indptr[row + _U(1)] - indptr[row]
+            prefetch_row(rule, indptr[row], degree, fanout, keys[_U(i)], nodes[_U(i)])
         for i in range(low, min(low + BLOCK, count)):
             prefetch(indptr, rows[_U(min(i + ROWS_AHEAD, count - 1))])
             row, out = _U(rows[_U(i)]), starts[_U(i)]
@@ -67,7 +73,7 @@ def draw_rows(
             if is_whole(degree, fanout, rule.replace):
                 take_row(indices, first, degree, positions, out)
             else:
-                draw_row(indices, first, degree, fanout, keys[_U(i)], nodes[_U(i)], rule, heights, positions, out)
+                draw_row(indices, first, degree, fanout, keys[_U(i)], nodes[_U(i)], rule, aside, positions, out)
         stop = starts[_U(low)] if low < count else len(positions)
         for edge in range(read, stop):
             senders[_U(edge)] = indices[_U(positions[_U(edge)])]

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.kernels import LEAST_WEIGHT
-from lightning_gnn_dist.engine.torch_rng import below, draw, unit
+from lightning_gnn_dist.engine.torch_rng import below, draw, minus_log, unit
+from lightning_gnn_dist.engine.weighted.alias import LEAST_WEIGHT, OTHER
+from lightning_gnn_dist.engine.weighted.draws import SHORT
 
 ENTRIES_AT_ONCE = 1 << 21  # of a matrix of weighted rows: several fit a GPU's cache
 LONGEST_ROW = 1 << 40
@@ -35,6 +36,18 @@ class Rows(NamedTuple):
         return Rows(*(vector[slots] for vector in self))
 
 
+class TensorWeights(NamedTuple):
+    """The weights of a graph's edges, on its device.
+
+    Attributes:
+        values: A weight for each edge, float32.
+        table: The alias tables of all rows, int64.
+    """
+
+    values: Tensor
+    table: Tensor
+
+
 def rows_of(indptr: Tensor, key: Tensor, node: Tensor) -> Rows:
     first = indptr[node]
     return Rows(key, node, first, indptr[node + 1] - first)
@@ -49,14 +62,14 @@ def every_edge(rows: Rows) -> tuple[Tensor, Tensor]:
     return row, at + (rows.first - upto + rows.degree)[row]
 
 
-def drawn_edges(rows: Rows, size: int, *, replace: bool, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+def drawn_edges(rows: Rows, size: int, *, replace: bool, weights: TensorWeights | None) -> tuple[Tensor, Tensor]:
     """Draw ``size`` edges of each row, or take all of a shorter one; return as :func:`every_edge` does.
 
     Args:
         rows: The rows to draw from.
         size: Edges per row; -1 takes all.
         replace: Whether an edge may be drawn more than once; then a short row draws ``size`` edges, too.
-        weights: A weight for each edge of the graph, float32, or None if all are equally likely.
+        weights: How likely each edge of the graph is, or None if all are equally likely.
     """
     if size < 0:
         return every_edge(rows)
@@ -65,9 +78,8 @@ def drawn_edges(rows: Rows, size: int, *, replace: bool, weights: Tensor | None)
     if weights is None:
         slots = torch.where(is_drawn[:, None], _evenly(rows, size, replace), in_order)
     else:
-        slots = in_order.repeat(rows.node.numel(), 1)
-        for some, drawn in _by_weight(rows, is_drawn, size, replace, weights):
-            slots[some] = drawn
+        slots, drawn = in_order.repeat(rows.node.numel(), 1), is_drawn.nonzero().view(-1)
+        slots[drawn] = by_weight(rows.at(drawn), size, replace=replace, weights=weights)
     taken = in_order < torch.where(is_drawn, size, rows.degree)[:, None]
     chosen = taken.view(-1).nonzero().view(-1)
     return chosen // size, (rows.first[:, None] + slots).view(-1)[chosen]
@@ -96,34 +108,70 @@ def distinct(keys: Tensor, nodes: Tensor, degrees: Tensor, size: int) -> Tensor:
     return chosen
 
 
-def _by_weight(
-    rows: Rows, is_drawn: Tensor, size: int, replace: bool, weights: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield some rows of similar length, as positions in ``rows``, and the slots that they draw."""
-    drawn = is_drawn.nonzero().view(-1)
-    degree, order = rows.degree[drawn].sort()
+def by_weight(rows: Rows, size: int, *, replace: bool, weights: TensorWeights) -> Tensor:
+    """The slots that are drawn from rows by weight, without replacement from rows that are longer than ``size``."""
+    if replace:
+        return _chosen(rows, size, weights.table)
+    slots, found = rows.node.new_zeros(rows.node.numel(), size), torch.zeros_like(rows.node)
+    is_short = rows.degree <= max(SHORT, size + size // 2)
+    tries = torch.where(is_short, 0, size + rows.degree // 2)  # as in num_tries
+    for some in (~is_short).nonzero().view(-1).split(max(1, ENTRIES_AT_ONCE // size)):
+        slots[some], found[some] = _different(_chosen(rows.at(some), size, weights.table), tries[some], size)
+    for some, width in _of_similar_length(rows.degree, ~is_short & (found < size)):
+        tried = _chosen(rows.at(some), size + width // 2, weights.table)
+        slots[some], found[some] = _different(tried, tries[some], size)
+    for some, width in _of_similar_length(rows.degree, found < size):
+        slots[some] = _with_rest(rows.at(some), width, tries[some], slots[some], found[some], weights.values)
+    return slots
+
+
+def _chosen(rows: Rows, count: int, table: Tensor) -> Tensor:
+    """The slots that the first ``count`` random words of each row choose by its alias table."""
+    height = unit(_words(rows, count)) * rows.degree[:, None]
+    slot = height.to(torch.int64)
+    box = table[rows.first[:, None] + slot]
+    threshold = (box >> 32).to(torch.int32).view(torch.float32)
+    return torch.where(height.sub_(slot) < threshold, slot, box & OTHER)
+
+
+def _different(slots: Tensor, tries: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The first ``size`` different slots among the ``tries`` of each line, and how many there are.
+
+    They come in their order, and what stands behind them means nothing.
+    """
+    in_order, order = slots.sort(dim=1, stable=True)
+    is_first = torch.arange(slots.size(1), device=slots.device) < tries[:, None]
+    is_first[:, 1:] &= torch.ones_like(is_first).scatter_(1, order[:, 1:], in_order.diff() > 0)[:, 1:]
+    rank = is_first.cumsum(1)
+    place = torch.where(is_first & (rank <= size), rank - 1, size)
+    firsts = slots.new_zeros(len(slots), size + 1).scatter_(1, place, slots)
+    return firsts[:, :size], rank[:, -1].clamp(max=size)
+
+
+def _of_similar_length(degree: Tensor, is_chosen: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """Yield some of the chosen rows, as positions in ``degree``, and a width that fits them all."""
+    chosen = is_chosen.nonzero().view(-1)
+    degree, order = degree[chosen].sort()
     widths = [1 << i for i in range(LONGEST_ROW.bit_length())]
     upto = torch.searchsorted(degree, torch.tensor(widths, device=degree.device), right=True).tolist()
     for width, (start, end) in zip(widths, pairwise([0, *upto]), strict=True):
-        fits = drawn[order[start:end]]
+        fits = chosen[order[start:end]]
         for some in fits.split(max(1, ENTRIES_AT_ONCE // width)) if end > start else ():
-            few = rows.at(some)
-            yield some, _high(few, width, size, weights) if replace else _earliest(few, width, size, weights)
+            yield some, width
 
 
-def _laid_out(rows: Rows, width: int, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights as a matrix, a line per row, and a mask of its entries that lie behind the end of a row."""
-    slot = torch.arange(width, device=rows.node.device)
-    last = rows.first + rows.degree - 1
-    position = (rows.first[:, None] + slot).minimum(last[:, None])
-    return weights[position].to(torch.float64).clamp_(min=LEAST_WEIGHT), slot >= rows.degree[:, None]
-
-
-def _earliest(rows: Rows, width: int, size: int, weights: Tensor) -> Tensor:
-    """Draw by weight without replacement: the slots of the first to arrive at rates ``weights``, in this order."""
-    rate, outside = _laid_out(rows, width, weights)
-    arrival = unit(_words(rows, width)).neg_().log1p_().neg_().div_(rate)
-    return least(arrival.masked_fill_(outside, torch.inf), size)
+def _with_rest(rows: Rows, width: int, tries: Tensor, slots: Tensor, found: Tensor, weights: Tensor) -> Tensor:
+    """The first ``found`` slots of each row, and behind them the first of the others to arrive."""
+    size, column = slots.size(1), torch.arange(width, device=found.device)
+    position = (rows.first[:, None] + column).minimum((rows.first + rows.degree - 1)[:, None])
+    words = draw(rows.key[:, None], rows.node[:, None], tries[:, None] + column)
+    arrival = minus_log(words) / weights[position].to(torch.float64).clamp_(min=LEAST_WEIGHT)
+    is_found = column[:size] < found[:, None]
+    is_out = torch.zeros(len(slots), width + 1, dtype=torch.bool, device=found.device)
+    is_out.scatter_(1, torch.where(is_found, slots, width), True)
+    is_out = is_out[:, :width] | (column >= rows.degree[:, None])
+    rest = least(arrival.masked_fill_(is_out, torch.inf), size)
+    return torch.where(is_found, slots, rest.gather(1, (column[:size] - found[:, None]).clamp_(min=0)))
 
 
 def least(matrix: Tensor, size: int) -> Tensor:
@@ -144,11 +192,3 @@ def least(matrix: Tensor, size: int) -> Tensor:
     groups = groups.sort(dim=1).values  # in order: ties stay as they are
     slots = (groups[:, None] + layer[:, None]).view(num_rows, depth * size)
     return slots.gather(1, matrix.gather(1, slots).sort(dim=1, stable=True).indices[:, :size])
-
-
-def _high(rows: Rows, width: int, size: int, weights: Tensor) -> Tensor:
-    """Draw by weight with replacement: find random numbers in the running sums of the weights."""
-    weight, outside = _laid_out(rows, width, weights)
-    heights = weight.masked_fill_(outside, 0.0).cumsum(1)
-    height = unit(_words(rows, size)) * heights[:, -1:]
-    return torch.searchsorted(heights, height, right=True).minimum(rows.degree[:, None] - 1)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.engine.weighted.arrivals import LOG_2, SQRT_HALF, T3, T5, T7, T9, T11, T13
 
 
 def _signed(word: int) -> int:
@@ -35,6 +36,19 @@ def draw(keys: Tensor, nodes: Tensor, i: Tensor | int) -> Tensor:
 def unit(words: Tensor) -> Tensor:
     """Numbers in ``[0, 1)``, float64."""
     return _shift(words, 11).to(torch.float64).mul_(2.0**-53)
+
+
+def minus_log(words: Tensor) -> Tensor:
+    """The negative logarithms of numbers in ``(0, 1]``, float64, as in :mod:`weighted.arrivals`."""
+    bits = _shift(words, 11).add_(1).to(torch.float64).mul_(2.0**-53).view(torch.int64)
+    k = (bits - SQRT_HALF) >> 52
+    m = (bits - (k << 52)).view(torch.float64)
+    s = (m - 1.0) / (m + 1.0)
+    z = s * s
+    series = z * T13
+    for term in (T11, T9, T7, T5, T3):
+        series.add_(term).mul_(z)
+    return series.add_(1.0).mul_(s + s).add_(k.to(torch.float64) * LOG_2).neg_()
 
 
 def below(words: Tensor, bound: Tensor) -> Tensor:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.engine.kernels import Array
+from lightning_gnn_dist.engine.weighted.alias import Array, fill_table
+from lightning_gnn_dist.engine.weighted.draws import EVEN, Weights
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.graph.memo import remembered
+from lightning_gnn_dist.graph.storage.mapped import MappedRows
 
 NONE: Array = np.empty(0, np.float32)  # tells a kernel that edges have no weights
 
@@ -33,6 +38,46 @@ def edge_weights(graph: Graph, name: str) -> Array:
 def checked_weights(graph: Graph, name: str) -> Tensor:
     """The same as :func:`edge_weights`, as a tensor on the graph's device."""
     return remembered(graph, ("weights", name), lambda: _checked(graph, name))
+
+
+def weights_of(graph: Graph, name: str | None, *, draws: bool) -> Weights:
+    """What compiled draws need of the edge array ``name``.
+
+    Args:
+        graph: The graph.
+        name: The edge array, or None if all edges are equally likely.
+        draws: Whether any row is drawn from, and not all taken whole.
+    """
+    if name is None:
+        return EVEN
+    values = edge_weights(graph, name)
+    keeps = draws and not remembered(graph, ("weights in a file", name), lambda: _is_in_file(graph, name))
+    return Weights(values, alias_table(graph, name).numpy() if keeps else EVEN.table)
+
+
+def _is_in_file(graph: Graph, name: str) -> bool:
+    """Such a graph may be larger than memory, so the table of a row is made whenever the row is drawn from."""
+    return MappedRows(checked_weights(graph, name)).is_read_from_file
+
+
+def alias_table(graph: Graph, name: str) -> Tensor:
+    """The alias tables of all rows on the graph's device, 8 bytes for each edge."""
+    return remembered(graph, ("alias table", name), lambda: table_of(graph.indptr, checked_weights(graph, name)))
+
+
+def table_of(indptr: Tensor, weights: Tensor) -> Tensor:
+    """The alias tables of all rows, on the device of the weights; made by as many threads as torch uses."""
+    starts, values = indptr.cpu().numpy(), weights.cpu().numpy()
+    table = np.empty(len(values), np.int64)  # of a large array numpy asks for large pages
+    pieces = max(1, torch.get_num_threads())
+    bounds = np.searchsorted(starts, np.arange(1, pieces) * len(values) // pieces).tolist()
+    with ThreadPoolExecutor(pieces) as threads:
+        for made in [
+            threads.submit(fill_table, starts, values, low, high, table)
+            for low, high in pairwise([0, *bounds, len(starts) - 1])
+        ]:
+            made.result()
+    return torch.from_numpy(table).to(weights.device)
 
 
 def _checked(graph: Graph, name: str) -> Tensor:

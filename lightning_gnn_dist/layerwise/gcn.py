@@ -70,7 +70,8 @@ def gcn_rows(conv: GCNConv, batch: Data, x: Tensor, weight: str | None) -> Tenso
         x: The rows of its nodes.
         weight: Name of the edge array that holds the weights. Default: ones.
     """
-    block, h = batch.blocks[0], conv.lin(x)
+    block, sums_first = batch.blocks[0], _sums_first(conv, batch.blocks[0])
+    h = x if sums_first else conv.lin(x)
     values = None if weight is None else batch[weight].reshape(-1)
     if not conv.normalize:
         out = _sum(block, h, values)
@@ -84,7 +85,15 @@ def gcn_rows(conv: GCNConv, batch: Data, x: Tensor, weight: str | None) -> Tenso
         if loops is not None:
             out = out + loops[: block.num_dst, None].to(h.dtype) * h[: block.num_dst]
         out = out * scale[: block.num_dst]
+    out = conv.lin(out) if sums_first else out
     return out if conv.bias is None else out + conv.bias
+
+
+def _sums_first(conv: GCNConv, block: Block) -> bool:
+    """Whether it takes fewer products to multiply sums by the layer's matrix than to sum what it was multiplied by."""
+    width, out_width = conv.lin.in_channels, conv.lin.out_channels
+    size = width * out_width
+    return bool(block.num_dst * size + block.num_edges * width < block.num_src * size + block.num_edges * out_width)
 
 
 def _degrees(

@@ -42,11 +42,11 @@ def through_layers(module: HasLayers, batch: Data) -> Tensor:
     if rows is None:
         layers = layers_in(module)
         has_blocks = isinstance(batch, SampledData) and batch.has_blocks
-        rows = on_blocks(layers, batch, batch.blocks) if has_blocks else _on_all_nodes(layers, batch)
+        rows = layers_on_blocks(layers, batch, batch.blocks) if has_blocks else _on_all_nodes(layers, batch)
     return rows
 
 
-def on_blocks(
+def layers_on_blocks(
     layers: list[Layer],
     batch: SampledData,
     blocks: list[Block],

@@ -12,9 +12,9 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.stack import Edges
 from lightning_gnn_dist.engine.table_stack import TableStack
 from lightning_gnn_dist.engine.tensor_layers import LayerRule, column_norms, drawn_layer
-from lightning_gnn_dist.engine.tensor_rows import drawn_edges, rows_of
+from lightning_gnn_dist.engine.tensor_rows import TensorWeights, drawn_edges, rows_of
 from lightning_gnn_dist.engine.torch_rng import keys_of
-from lightning_gnn_dist.engine.weights import checked_weights
+from lightning_gnn_dist.engine.weights import alias_table, checked_weights
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.sampling.base import Sampler, check_bulk
@@ -32,6 +32,12 @@ def draws_anywhere(sampler: Sampler) -> bool:
     """Whether a :class:`DeviceSampler` can draw its batches, or, for links, their neighbourhoods."""
     nodes = sampler.sampler if isinstance(sampler, LinkSampler | HeldLinkSampler) else sampler
     return type(nodes) in KINDS  # a subclass may draw otherwise
+
+
+def bytes_of_tables(sampler: Sampler, graph: Graph) -> int:
+    """Bytes of what a :class:`DeviceSampler` keeps on the device beside the copy of a graph."""
+    nodes = sampler.sampler if isinstance(sampler, LinkSampler | HeldLinkSampler) else sampler
+    return 8 * graph.num_edges if isinstance(nodes, NeighborSampler) and nodes.weight is not None else 0
 
 
 def drawn_there(sampler: Sampler, home: Graph) -> Sampler:
@@ -90,7 +96,9 @@ class DeviceSampler:
         sampler = self.sampler
         if isinstance(sampler, NeighborSampler):
             rows = rows_of(graph.indptr, keys[stack.batch], stack.nodes)
-            row, position = drawn_edges(rows, sampler.per_hop[hop], replace=sampler.replace, weights=weights)
+            name = sampler.weight
+            likely = None if weights is None or name is None else TensorWeights(weights, alias_table(graph, name))
+            row, position = drawn_edges(rows, sampler.per_hop[hop], replace=sampler.replace, weights=likely)
             return Edges(row, graph.indices[position], position, None)
         norms = _norms(graph, sampler.weight, weights) if isinstance(sampler, FastGCNSampler) else None
         rule = LayerRule(sampler.num_nodes[hop], norms, weights, sampler.normalize)

@@ -23,6 +23,7 @@ from lightning_gnn_dist.engine.hops import hop_keys, sample_hops
 from lightning_gnn_dist.engine.kernels import Array, Rule
 from lightning_gnn_dist.engine.layer_kernels import Layers, sample_layers
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.weighted.draws import EVEN
 from lightning_gnn_dist.engine.weights import NONE, check_weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
@@ -78,7 +79,7 @@ class LayerSampler(ABC):
         return [self._sample(graph, ids, batch_key, layers) for ids, batch_key in bulk]
 
     def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey, layers: Layers) -> Sample:
-        every = Rule(NONE, False)
+        every = Rule(EVEN, False)
         return sample_hops(
             graph,
             seeds,

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.engine.kernels import LEAST_WEIGHT
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.stack import Edges, Stack
-from lightning_gnn_dist.engine.tensor_rows import distinct
+from lightning_gnn_dist.engine.tensor_rows import Rows, TensorWeights, by_weight, distinct
 from lightning_gnn_dist.engine.torch_rng import below, draw, keys_of, unit
+from lightning_gnn_dist.engine.weights import table_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.block import spend_warning
@@ -128,24 +128,17 @@ def _draw_slots(
     size: int,
 ) -> Tensor:
     """The slots of the edges that are drawn from each row that is not taken whole."""
-    keys, nodes, bound = (vector[is_drawn, None] for vector in (keys, nodes, degrees))
     if size < 0:
-        return nodes[:, :0]
+        return nodes[is_drawn, None][:, :0]
     if sampler.weight is None:
+        keys, nodes, bound = (vector[is_drawn, None] for vector in (keys, nodes, degrees))
         if sampler.replace:
             return below(draw(keys, nodes, torch.arange(size, device=keys.device)), bound)
         return distinct(keys, nodes, bound, size)
-    values = _values(sampler, graph)[product.values().long() - 1].clamp(min=LEAST_WEIGHT)
-    row, first = product.indices()[0], degrees.cumsum(0) - degrees
-    weights = values.new_zeros(degrees.numel(), int(degrees.max()) if degrees.numel() else 0)
-    weights[row, torch.arange(row.numel(), device=row.device) - first[row]] = values
-    weights = weights[is_drawn]
-    if sampler.replace:
-        heights = weights.cumsum(1)
-        height = unit(draw(keys, nodes, torch.arange(size, device=keys.device))) * heights[:, -1:]
-        return torch.searchsorted(heights, height, right=True).minimum(bound - 1)
-    u = unit(draw(keys, nodes, torch.arange(weights.size(1), device=keys.device)))
-    return (-torch.log1p(-u) / weights).argsort(1)[:, :size]  # division by 0 gives the slots behind a row
+    values = _values(sampler, graph)[product.values().long() - 1].float()
+    starts = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
+    rows = Rows(keys, nodes, starts[:-1], degrees).at(is_drawn.nonzero().view(-1))
+    return by_weight(rows, size, replace=sampler.replace, weights=TensorWeights(values, table_of(starts, values)))
 
 
 # Layer-wise.

@@ -20,7 +20,7 @@ from lightning_gnn_dist.engine.hops import hop_keys, sample_hops
 from lightning_gnn_dist.engine.kernels import Array, Rule, sample
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.typed.hops import sample_per_type
-from lightning_gnn_dist.engine.weights import NONE, check_weight, edge_weights
+from lightning_gnn_dist.engine.weights import check_weight, weights_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
@@ -46,7 +46,9 @@ class NeighborSampler:
 
     With ``weight``, edges are drawn one after the other in proportion to their weight: among those not drawn yet, or,
     with ``replace``, among all. ``batch.edge_weight`` is not corrected for it: it holds the graph's numbers, if the
-    graph has any. Edges of weight 0 are drawn when a row has no others left.
+    graph has any. Edges of weight 0 are drawn when a row has no others left. The first batch makes tables of the
+    weights as they are then, 8 bytes for each edge of the graph, in RAM; none where the weights are in a file, where
+    rows are read whole to be drawn from.
 
     Args:
         num_neighbors: Neighbours to draw per node, one number per hop; -1 takes all of them, each once. For a graph
@@ -93,7 +95,7 @@ class NeighborSampler:
         if graph.types is not None:
             return sample_per_type(graph, seeds, self.of_types(graph.types), batch_key, replace=self.replace)
         fanouts = np.array(self.per_hop, np.int64)
-        rule = Rule(NONE if self.weight is None else edge_weights(graph, self.weight), self.replace)
+        rule = Rule(weights_of(graph, self.weight, draws=bool((fanouts >= 0).any())), self.replace)
         return sample_hops(
             graph,
             seeds,

@@ -16,7 +16,7 @@ from lightning_gnn_dist.engine.hops import hop_keys, sample_hops
 from lightning_gnn_dist.engine.kernels import Array, Rule, Table, Work
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.subgraph_kernels import sample_egos
-from lightning_gnn_dist.engine.weights import NONE
+from lightning_gnn_dist.engine.weighted.draws import EVEN
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
 from lightning_gnn_dist.sampling.subgraph import check_num_hops, seeds_first
@@ -50,7 +50,7 @@ class ShadowSampler:
 
         def kernel(indptr: Array, indices: Array, ids: Array, keys: Array, work: Work, table: Table, *of: Array) -> int:
             num_nodes, num_edges = of
-            num_edges[0] = sample_egos(indptr, indices, ids, fanouts, keys, Rule(NONE, False), work, table, roots)
+            num_edges[0] = sample_egos(indptr, indices, ids, fanouts, keys, Rule(EVEN, False), work, table, roots)
             if num_edges[0] < 0:
                 return int(num_edges[0])
             num_nodes[0] = roots[-1]

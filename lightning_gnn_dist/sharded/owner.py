@@ -15,7 +15,7 @@ from lightning_gnn_dist.batches.pool import Pool, gather_rows
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.kernels import Rule
 from lightning_gnn_dist.engine.row_kernels import draw_rows
-from lightning_gnn_dist.engine.weights import NONE, edge_weights
+from lightning_gnn_dist.engine.weights import edge_weights, weights_of
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.prepare.shard import Shard
 
@@ -44,7 +44,7 @@ class Owner:
         """The number of edges drawn for each node, their senders, and where there are edge arrays, their places."""
         (fanout, replace), words = settings.tolist(), keys.repeat_interleave(counts)
         name, local = _name(weight), nodes.to(torch.int64)
-        rule = Rule(NONE if name is None else edge_weights(self._rows, name), bool(replace))
+        rule = Rule(weights_of(self._rows, name, draws=fanout >= 0), bool(replace))
         degrees = self._degrees(local)
         is_whole = torch.full_like(degrees, fanout < 0, dtype=torch.bool)
         is_whole |= (degrees == 0) if rule.replace else (degrees <= fanout)
@@ -60,7 +60,7 @@ class Owner:
             words.numpy().view(np.uint64),
             fanout,
             rule,
-            np.empty(max(fanout, longest) if len(rule.weights) else 0),
+            longest,
             (drawn.cumsum(0) - drawn).numpy(),
             positions,
             senders.numpy(),

@@ -19,6 +19,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning_gnn_dist.boundary.boundary import Fetch, Halo
 from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
 from lightning_gnn_dist.callbacks.record import RunRecord
+from lightning_gnn_dist.cli import train
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
@@ -86,6 +87,23 @@ def without_report(rank: int, world_size: int, folder: str) -> None:
 def test_a_fit_may_do_without_its_report(tmp_path: Path) -> None:
     run_ranks(without_report, 2, str(tmp_path))
     assert list(tmp_path.rglob("metrics.csv")) and not list(tmp_path.rglob("report.json"))
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "1"), ("0", "0")])
+def test_torch_is_asked_for_large_pages_before_it_is_there(
+    before: str | None, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "of the test")  # so that it is undone
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE")
+    monkeypatch.setattr(train, "run", lambda arguments: None)
+    if before is not None:
+        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", before)
+    main(["fit"])
+    assert os.environ.get("THP_MEM_ALLOC_ENABLE") == before  # torch is there: too late
+    with monkeypatch.context() as without:
+        without.delitem(sys.modules, "torch")
+        main(["fit"])
+    assert os.environ["THP_MEM_ALLOC_ENABLE"] == after
 
 
 def test_every_strategy_of_the_package_has_a_config() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from itertools import accumulate
-from math import log1p
+from math import frexp, log, sqrt
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,11 +50,63 @@ def places(key: int, node: int, weights: list[float] | None, degree: int, fanout
             return floyd(key, node, degree, fanout)
         return [((draw(key, node, i) >> 32) * degree) >> 32 for i in range(fanout)]
     weights = [max(weight, 1e-290) for weight in weights]
+    table = alias_table(weights)
     if replace:
-        sums = list(accumulate(weights))
-        return [bisect_right(sums, unit(draw(key, node, i)) * sums[-1]) for i in range(fanout)]
-    arrivals = [-log1p(-unit(draw(key, node, i))) / weight for i, weight in enumerate(weights)]
-    return sorted(range(degree), key=arrivals.__getitem__)[:fanout]
+        return [choose(table, draw(key, node, i)) for i in range(fanout)]
+    tries = 0 if degree <= max(20, fanout + fanout // 2) else fanout + degree // 2
+    chosen: list[int] = []
+    for i in range(tries):
+        place = choose(table, draw(key, node, i))
+        if len(chosen) < fanout and place not in chosen:
+            chosen.append(place)
+    arrivals = [minus_log(draw(key, node, tries + i)) / weight for i, weight in enumerate(weights)]
+    rest = sorted(set(range(degree)) - set(chosen), key=arrivals.__getitem__)
+    return chosen + rest[: fanout - len(chosen)]
+
+
+def alias_table(weights: list[float]) -> list[tuple[float, int]]:
+    """For each place the share of a box that it has for itself, and the place that has the rest of the box."""
+    total = 0.0
+    for weight in weights:
+        total += weight
+    scale = len(weights) / total
+    weights = [weight * scale for weight in weights]
+    light = [i for i, weight in enumerate(weights) if not weight > 1]
+    heavy = [i for i, weight in enumerate(weights) if weight > 1]
+    table, last = {}, heavy[-1] if heavy else len(weights) - 1
+    left = weights[heavy[0]] if heavy else 1.0
+    while heavy:
+        if left > 1 and light:
+            i = light.pop(0)
+            table[i] = weights[i], heavy[0]
+            left = (left + weights[i]) - 1
+        elif left <= 1 and len(heavy) > 1:
+            table[heavy[0]] = left, heavy[1]
+            left = (left + weights[heavy[1]]) - 1
+            heavy.pop(0)
+        else:
+            break
+    table |= {i: (1.0, i) for i in heavy} | {i: (weights[i], last) for i in light}
+    return [(float(np.float32(table[i][0])), table[i][1]) for i in range(len(weights))]
+
+
+def choose(table: list[tuple[float, int]], word: int) -> int:
+    height = unit(word) * len(table)
+    place = int(height)
+    threshold, other = table[place]
+    return place if height - place < threshold else other
+
+
+def minus_log(word: int) -> float:
+    m, k = frexp(((word >> 11) + 1) * 2.0**-53)
+    if m < sqrt(0.5):
+        m, k = 2 * m, k - 1
+    s = (m - 1) / (m + 1)
+    z = s * s
+    series = z * (1 / 13)
+    for n in (11, 9, 7, 5, 3):
+        series = (series + 1 / n) * z
+    return -(k * log(2) + (s + s) * (series + 1))
 
 
 def sample(

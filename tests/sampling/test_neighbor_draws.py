@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from itertools import chain, combinations
+from collections import Counter
+from itertools import chain, combinations, product
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chi2, chisquare
 
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.engine.weights import weights_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from tests.sampling.neighborhoods import PLACE, one, star
+from tests.sampling.reference import random_graph
 
 
 def drawn_from_star(weights: list[float], fanout: int, trials: int, *, replace: bool) -> list[list[int]]:
@@ -71,6 +76,27 @@ def test_without_replacement_each_is_drawn_by_weight_among_those_left():
     assert statistic < 27.9  # 0.999 quantile, 9 degrees of freedom
 
 
+@pytest.mark.parametrize("heaviest", [8.0, 1000.0])  # the tables of long rows give the second one again and again
+def test_long_rows_draw_by_weight_among_those_left_too(heaviest):
+    weights, trials = [heaviest, 4.0, 2.0] + [1 / 32] * 32, 8000
+    drawn = drawn_from_star(weights, 3, trials, replace=False)
+    counts = Counter(tuple(min(edge, 3) for edge in edges) for edges in drawn)  # the light edges count as one
+    statistic, unseen, cells = 0.0, 0.0, 0
+    for kinds in product(range(4), repeat=3):
+        left, chance, of_kind = sum(weights), 1.0, [1, 1, 1, 32]
+        for kind in kinds:
+            chance *= of_kind[kind] * weights[kind] / left
+            left, of_kind[kind] = left - weights[kind], of_kind[kind] - 1
+        if chance * trials >= 5:
+            statistic, cells = statistic + (counts[kinds] - chance * trials) ** 2 / (chance * trials), cells + 1
+        else:
+            unseen += chance
+    assert cells > 6 and unseen < 0.02
+    assert statistic < chi2.ppf(0.999, cells)
+    light = np.bincount([edge - 3 for edges in drawn for edge in edges if edge >= 3], minlength=32)
+    assert chisquare(light).pvalue > 0.001
+
+
 @pytest.mark.parametrize("replace", [False, True])
 def test_equal_weights_are_no_weights(replace):
     drawn = drawn_from_star([3.0] * 12, 4, 6000, replace=replace)
@@ -84,6 +110,19 @@ def test_edges_of_weight_0_come_when_no_others_are_left():
         assert {1, 3} < set(drawn) and len(set(drawn)) == 3
     counts = np.bincount(list(chain(*drawn_from_star([0.0] * 5, 2, 3000, replace=True))), minlength=5)
     assert ((counts - 1200) ** 2 / 1200).sum() < 18.5
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_weights_in_a_file_draw_the_same_and_take_no_memory(replace: bool, tmp_path: Path) -> None:
+    graph = random_graph(100, 4000)
+    graph.edge_arrays["weight"] = torch.randn(4000, generator=torch.Generator().manual_seed(0)).mul_(2).exp_()
+    graph.save(tmp_path / "graph")
+    sampler, mapped = NeighborSampler([9, 4], replace=replace, weight="weight"), Graph.open(tmp_path / "graph")
+    samples = [sampler.sample_bulk(one, [torch.arange(20)], [PLACE])[0] for one in (graph, mapped)]
+    assert samples[0].edge_ids is not None and samples[1].edge_ids is not None
+    assert samples[0].edge_ids.equal(samples[1].edge_ids)
+    assert weights_of(graph, "weight", draws=True).table.nbytes == 8 * 4000
+    assert weights_of(mapped, "weight", draws=True).table.nbytes == 0
 
 
 @pytest.mark.parametrize("replace", [False, True])

@@ -116,7 +116,7 @@ def by_hand() -> State:
             (parameter - sum(w * end[place] for w, end in zip(share, ends, strict=True))).detach()
             for place, parameter in enumerate(mean.parameters())
         ]
-        momentum, old = 0.8 * agreement(ways, old) ** 2, ways
+        momentum, old = 0.8 * agreement(ways, old) ** 4, ways
         for place, (parameter, way) in enumerate(zip(mean.parameters(), ways, strict=True)):
             speed[place] = momentum * speed[place] + way
             parameter.data -= speed[place]

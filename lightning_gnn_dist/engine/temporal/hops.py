@@ -16,7 +16,7 @@ from lightning_gnn_dist.engine.temporal.kernels import TimedDraws, Trees, sample
 from lightning_gnn_dist.engine.temporal.order import time_order
 from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, as_integers, earlier_by, sources_of, times_of_seeds
 from lightning_gnn_dist.engine.typed.hops import edge_types_of
-from lightning_gnn_dist.engine.weights import NONE
+from lightning_gnn_dist.engine.weighted.draws import EVEN
 from lightning_gnn_dist.graph.graph import Graph
 
 SEED_TIME = "seed_time"  # of what samples have beside their nodes, it alone has a row for each seed
@@ -49,7 +49,7 @@ def sample_by_time(graph: Graph, seeds: Tensor, fanouts: Array, batch_key: Batch
     trees = Trees(seeds.numpy(), *_seen(times, view), bits)
     keys = typed_keys(*batch_key, *fanouts.shape)
     edge_type = np.empty(0, np.uint8) if graph.types is None else edge_types_of(graph.types)
-    order, rule = time_order(graph, view.time), Rule(NONE, view.replace)
+    order, rule = time_order(graph, view.time), Rule(EVEN, view.replace)
     draws = TimedDraws(edge_type, order, fanouts, keys, rule, view.latest)
 
     def kernel(indptr: Array, indices: Array, roots: Array, _: Array, work: Work, table: Table, *counts: Array) -> int:

@@ -34,6 +34,7 @@ from lightning_gnn_dist.engine.kernels import (
 from lightning_gnn_dist.engine.rng import draw
 from lightning_gnn_dist.engine.temporal.order import TimeOrder
 from lightning_gnn_dist.engine.typed.kernels import end_of_piece, open_rows
+from lightning_gnn_dist.engine.weighted.draws import aside_for
 
 _U = np.uint64
 _BEFORE_ALL: Any = np.int64(-(2**63))
@@ -173,7 +174,8 @@ def _draw_rows(
 
     Return the batch's edges so far, or ``DAMAGED``.
     """
-    num_types, room, no_heights = draws.fanouts.shape[1], len(work.positions) - len(trees.seeds), np.empty(0)
+    num_types, room = draws.fanouts.shape[1], len(work.positions) - len(trees.seeds)
+    aside = aside_for(draws.rule.weights, ZERO)  # edges with times have no weights
     for i in range(low, high):
         first, tree = work.first[_U(i - begin)], _U(work.nodes[_U(i)]) >> _U(trees.bits)
         node: Any = _U(work.nodes[_U(i)]) ^ (tree << _U(trees.bits))
@@ -198,7 +200,7 @@ def _draw_rows(
                     take_row(draws.order.places, end - total + out, total - out, work.positions, out)
                 else:  # what a tree draws does not depend on the other trees of its batch
                     places, key = draws.order.places, draw(draws.keys[_U(hop), _U(kind)], trees.seeds[tree], 0)
-                    draw_row(places, start, degree, fanout, key, node, draws.rule, no_heights, work.positions, out)
+                    draw_row(places, start, degree, fanout, key, node, draws.rule, aside, work.positions, out)
             first = stop
         work.starts[_U(i + 1)] = total
     return total

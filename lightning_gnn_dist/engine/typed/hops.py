@@ -14,7 +14,7 @@ from lightning_gnn_dist.engine.kernels import Array, Rule, Table, Work
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.typed.kernels import Draws, sample_typed
-from lightning_gnn_dist.engine.weights import NONE
+from lightning_gnn_dist.engine.weighted.draws import EVEN
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
@@ -31,7 +31,7 @@ def sample_per_type(graph: Graph, seeds: Tensor, fanouts: Array, batch_key: Batc
     """Draw so many neighbours of each edge type at each hop, ``fanouts[hop, type]``; the sample has ``edge_kinds``."""
     assert graph.types is not None
     keys = typed_keys(*batch_key, *fanouts.shape)
-    draws = Draws(edge_types_of(graph.types), fanouts, keys, Rule(NONE, replace))
+    draws = Draws(edge_types_of(graph.types), fanouts, keys, Rule(EVEN, replace))
     dtype = graph.types.edge_type.numpy().dtype
 
     def kernel(indptr: Array, indices: Array, ids: Array, _: Array, work: Work, table: Table, *counts: Array) -> int:

@@ -30,6 +30,7 @@ from lightning_gnn_dist.engine.kernels import (
     read_senders,
     take_row,
 )
+from lightning_gnn_dist.engine.weighted.draws import aside_for
 
 NEAR = 16  # edges that are looked at one by one: in short rows that is faster than a search
 _U = np.uint64
@@ -152,7 +153,8 @@ def _draw_rows(
     work: Work,
 ) -> Any:
     """Choose the edges of the frontier rows ``low`` to ``high``; return the batch's edges so far, or ``DAMAGED``."""
-    num_types, room, no_heights = draws.fanouts.shape[1], len(work.positions) - num_seeds, np.empty(0)
+    num_types, room = draws.fanouts.shape[1], len(work.positions) - num_seeds
+    aside = aside_for(draws.rule.weights, ZERO)  # edges of types have no weights
     for i in range(low, high):
         first, node = work.first[_U(i - begin)], work.nodes[_U(i)]
         last = first + work.degree[_U(i - begin)]
@@ -173,7 +175,7 @@ def _draw_rows(
                     take_row(indices, first, degree, work.positions, out)
                 else:
                     key = draws.keys[_U(hop), _U(kind)]
-                    draw_row(indices, first, degree, fanout, key, node, draws.rule, no_heights, work.positions, out)
+                    draw_row(indices, first, degree, fanout, key, node, draws.rule, aside, work.positions, out)
             first = stop
         work.starts[_U(i + 1)] = total
     return total

@@ -4,7 +4,7 @@ With :math:`d_r` the way of round :math:`r`, from the mean of its replicas back 
 
 .. math::
     c_r = \min\Bigl(1, \max\Bigl(0, \frac{\langle d_r, d_{r-1} \rangle}{\lVert d_{r-1} \rVert^2}\Bigr)\Bigr),
-    \qquad v_r = \beta\, c_r^2\, v_{r-1} + d_r,
+    \qquad v_r = \beta\, c_r^4\, v_{r-1} + d_r,
     \qquad \theta \leftarrow \theta - \eta\, v_r
 
 While a model is far from its end, rounds go the same way, :math:`c` is near 1, and steps grow by up to
@@ -32,7 +32,7 @@ class AgreeingMomentum(Optimizer):
         parameters: What is trained.
         lr: :math:`\eta`.
         momentum: :math:`\beta`.
-        nesterov: Whether a step is :math:`d_r + \beta\, c_r^2\, v_r`, as Nesterov's is.
+        nesterov: Whether a step is :math:`d_r + \beta\, c_r^4\, v_r`, as Nesterov's is.
     """
 
     def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float, *, nesterov: bool) -> None:
@@ -43,7 +43,7 @@ class AgreeingMomentum(Optimizer):
         """Step against the gradients. A closure is not called."""
         agreement = self._agreement()
         for group in self.param_groups:
-            weight = group["momentum"] * agreement**2
+            weight = group["momentum"] * agreement**4
             for parameter in group["params"]:
                 if (way := parameter.grad) is None:
                     continue

@@ -53,7 +53,7 @@ def by_hand(num_ranks: int, outer: Outer) -> State:
                     each.data -= 0.1 * gradient
             ends.append([each.detach().clone() for each in parameters])
         ways = [start - sum(end[place] for end in ends) / num_ranks for place, start in enumerate(before)]
-        momentum = outer.momentum * (agreement(ways, old) ** 2 if outer.adaptive else 1.0)
+        momentum = outer.momentum * (agreement(ways, old) ** 4 if outer.adaptive else 1.0)
         old = ways
         for place, (each, start, way) in enumerate(zip(parameters, before, ways, strict=True)):
             speed[place] = momentum * speed[place] + way

@@ -1,0 +1,1 @@
+"""Edges drawn in proportion to their weights."""
