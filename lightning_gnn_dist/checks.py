@@ -244,7 +244,10 @@ def check_tensor(name: str, value: object, what: str) -> None:
     """Refuse a value that is no tensor. Arrays and lists are refused too, so that nothing is copied unseen."""
     if not isinstance(value, Tensor):
         wide = isinstance(value, np.ndarray | list | tuple)
-        way_out = f" Make it one: torch.as_tensor({name if name.isidentifier() else '...'})." if wide else ""
+        array = name if name.isidentifier() else "..."
+        if isinstance(value, np.ndarray) and value.dtype.kind in "mM":  # of dates, which torch does not know
+            array = f"({array}).astype('int64')"
+        way_out = f" Make it one: torch.as_tensor({array})." if wide else ""
         raise TypeError(f"{name} must be a tensor of {what}, got {shown(value)}.{way_out}")
 
 

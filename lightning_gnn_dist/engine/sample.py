@@ -52,11 +52,11 @@ class Sample(NamedTuple):
     edge_kinds: Tensor | None = None
 
 
-def refuse_repeated(seeds: Tensor) -> None:
+def refuse_repeated(seeds: Tensor, way_out: str = "Pass seeds.unique()") -> None:
     """Refuse seeds of which one is given more than once."""
     ids, counts = seeds.unique(return_counts=True)
     if (counts > 1).any():
         raise ValueError(
             f"The seeds of a batch must be distinct, but node {int(ids[counts > 1][0])} is given "
-            f"{int(counts[counts > 1][0])} times. Pass seeds.unique()."
+            f"{int(counts[counts > 1][0])} times. {way_out}."
         )

@@ -281,6 +281,10 @@ def test_the_oldest_nodes_are_for_training_and_the_latest_for_testing() -> None:
     assert test.numel() >= 27 and test.numel() - int((test == test.min()).sum()) < 27
     held = val.numel() + test.numel()
     assert held >= 81 and held - int((val == val.min()).sum()) < 81
+    with pytest.raises(ValueError, match=r"Nodes have no 'edge_time' .* or name another array of theirs as time"):
+        split_by_time(graph, "edge_time")
+    with pytest.raises(ValueError, match=r"shares between 0 and 1 .* such as 0\.15, got 15"):
+        split_by_time(graph, val=15)
     everybody = split_by_time(graph, val=0, test=0).node_arrays
     assert int(everybody["train_mask"].sum()) == 270 and not everybody["val_mask"].any()
 

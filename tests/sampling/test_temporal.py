@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.batches.batch import assemble
 from lightning_gnn_dist.batches.hetero import assemble_typed
@@ -22,8 +21,7 @@ from lightning_gnn_dist.graph import rows
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from tests.conftest import module_of
-
-KEY = BatchKey(3, 1, 4)
+from tests.sampling.temporal_graphs import GRAPHS, KEY, plain, typed
 
 
 class Event(NamedTuple):
@@ -35,43 +33,6 @@ class Event(NamedTuple):
     time: float | None
 
 
-def plain(seed: int, times_of: str, dtype: torch.dtype = torch.int64, num_edges: int = 300) -> Graph:
-    """40 nodes with many equal times, some negative, and edges that stand there more than once."""
-    generator = torch.Generator().manual_seed(seed)
-    edge_index = torch.randint(40, (2, num_edges), generator=generator)
-    data = Data(x=torch.randn(40, 3), edge_index=edge_index, time=torch.randint(-4, 8, (40,), generator=generator))
-    data.time = data.time.to(dtype)
-    if times_of == "edges":
-        data.edge_time = torch.randint(-4, 8, (num_edges,), generator=generator).to(dtype)
-    return Graph.from_pyg(data, edge_ids=True)
-
-
-def typed(seed: int, in_order: bool) -> Graph:
-    """Times of edges, of the nodes that send, and of neither."""
-    generator = torch.Generator().manual_seed(seed)
-    data, counts = HeteroData(), {"a": 25, "b": 30, "c": 4}
-    for kind, count in counts.items():
-        data[kind].x = torch.randn(count, 2)
-    for kind in ("a", "b"):
-        data[kind].time = torch.randint(9, (counts[kind],), generator=generator)
-    for number, (source, target) in enumerate([("a", "b"), ("b", "a"), ("a", "a"), ("c", "a"), ("b", "c"), ("a", "b")]):
-        store = data[source, f"r{number}", target]
-        store.edge_index = torch.stack(
-            [torch.randint(counts[end], (90,), generator=generator) for end in (source, target)]
-        )
-        if number % 2:
-            store.time = torch.randint(9, (90,), generator=generator)
-    del data["c", "r3", "a"].time
-    return Graph.from_pyg(data, time="time" if in_order else None)
-
-
-GRAPHS = {
-    "edges": lambda seed: (plain(seed, "edges"), "edge_time"),
-    "edges with floats": lambda seed: (plain(seed, "edges", torch.float32), "edge_time"),
-    "nodes": lambda seed: (plain(seed, "nodes"), "time"),
-    "types": lambda seed: (typed(seed, in_order=False), "time"),
-    "types in order": lambda seed: (typed(seed, in_order=True), "time"),
-}
 SIGHTS: list[dict[str, Any]] = [{}, {"equal": True}, {"last": 3}, {"equal": True, "last": 1}]
 
 
@@ -306,96 +267,12 @@ def test_a_batch_tells_trees_and_times_as_pyg_does() -> None:
     assert bool((plain_batch.edge_time < plain_batch.seed_time[plain_batch.batch[plain_batch.edge_index[1]]]).all())
 
 
-def num_seen(edge_time: Any, time: Any, **sampler: Any) -> int:
-    """How many of two edges into it node 1 sees."""
-    arrays = {"time": torch.as_tensor(time)}, {"edge_time": torch.as_tensor(edge_time)}
-    graph = Graph.from_edge_index(torch.tensor([[0, 2], [1, 1]]), 3, *arrays)
-    (sample,) = TemporalSampler([-1], "edge_time", "time", **sampler).sample_bulk(graph, [torch.tensor([1])], [KEY])
-    return sample.num_sampled_edges[0]
-
-
-INF, LEAST, MOST, NAN = math.inf, -(2**63), 2**63 - 1, math.nan
-EXTREMES: list[tuple[Any, Any, dict[str, Any], int]] = [
-    ([-0.0, 0.0], [9.0, 0.0, 9.0], {}, 0),  # -0.0 is 0.0
-    ([-0.0, -1e-300], [9.0, 0.0, 9.0], {"equal": True}, 2),
-    ([-INF, 3.0], [9.0, INF, 9.0], {}, 2),
-    ([-INF, 3.0], [9.0, 4.0, 9.0], {"last": 2}, 1),
-    ([LEAST + 1, MOST], [0, LEAST + 2, 0], {"last": 5}, 1),  # 5 before it is no int64
-    ([LEAST + 1, MOST], [0, MOST, 0], {"equal": True}, 2),
-    ([LEAST + 1, MOST], [0, LEAST + 1, 0], {}, 0),
-    ([2**53, 2**53 + 1], [0, 2**53 + 1, 0], {}, 1),  # as floating point numbers they are equal
-]
-
-
-@pytest.mark.parametrize(("edge_time", "time", "sampler", "count"), EXTREMES)
-def test_extreme_times_compare_exactly(edge_time: Any, time: Any, sampler: dict[str, Any], count: int) -> None:
-    assert num_seen(edge_time, time, **sampler) == count
-
-
-BAD: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
-    "no time of an event": ([1.0, NAN], [1.0, 1.0, 1.0], {}, "edge_time of edge 1 is NaN, and edges are ordered by it"),
-    "no time of a node": ([1.0, 1.0], [NAN, 1.0, 1.0], {}, "time of node 0 is NaN"),
-    "no time of pandas": ([1, LEAST], [1, 1, 1], {}, r"edge_time of edge 1 is -2\*\*63, which pandas writes"),
-    "two kinds": ([1, 2], [1.0, 1.0, 1.0], {}, r"Events have times of torch\.int64 .* and seeds of torch\.float32"),
-    "vectors": ([[1, 2], [1, 2]], [1, 1, 1], {}, "edge_time must hold one number for each edge"),
-    "flags": ([True, False], [1, 1, 1], {}, "edge_time must hold one number for each edge"),
-    "a share of an integer": ([1, 2], [1, 1, 1], {"last": 0.5}, r"last \(0\.5\) must be an integer, as the times of"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_times_are_refused(case: str) -> None:
-    edge_time, time, sampler, message = BAD[case]
-    with pytest.raises(ValueError, match=message):
-        num_seen(edge_time, time, **sampler)
-
-
-BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
-    "no name": ({"time": ""}, "time must be"),
-    "a tensor": ({"seed_time": torch.zeros(3)}, "seed_time must be"),
-    "a window into the future": ({"last": -1}, "last must be a number above 0"),
-    "no window": ({"last": 0}, "last must be a number above 0"),
-    "no number": ({"last": NAN}, "last must be a number above 0"),
-    "another way": ({"pick": "last"}, r"pick must be one of \['uniform', 'latest'\], got 'last'"),
-    "a number for a flag": ({"equal": 1}, "equal must be True or False"),
-    "latest, often": ({"pick": "latest", "replace": True}, 'pick="latest" takes each event once'),
-}
-
-
-@pytest.mark.parametrize("case", BAD_SETTINGS)
-def test_bad_settings_are_refused(case: str) -> None:
-    settings, message = BAD_SETTINGS[case]
-    with pytest.raises((ValueError, TypeError), match=message):
-        TemporalSampler([2], **({"time": "time"} | settings))
-
-
-def mixed() -> Graph:
-    data = typed(0, in_order=False).to_pyg()
-    data["b"].time = data["b"].time.double()
-    return Graph.from_pyg(data)
-
-
-GRAPHS_WITHOUT: dict[str, tuple[Any, dict[str, Any], int, str]] = {
-    "no such time": (lambda: plain(0, "edges"), {"time": "when"}, 0, "time names the array 'when', and neither edges"),
-    "times of edges alone": (lambda: plain(0, "edges"), {"time": "edge_time"}, 0, "Nodes have no 'edge_time' to say"),
-    "seeds of a type without": (
-        lambda: typed(0, in_order=False),
-        {"time": "time"},
-        55,
-        r"Nodes of type 'c' have no 'time' to say at what time .* set it in data\['c'\], or name another",
-    ),
-    "two kinds": (mixed, {"time": "time"}, 0, "time holds integers for some types and floating point"),
-    "unknown types": (
-        lambda: typed(0, in_order=False),
-        {"time": "time", "num_neighbors": {("a", "r0", "b"): [1]}},
-        0,
-        "no numbers for the edge type",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", GRAPHS_WITHOUT)
-def test_graphs_without_the_times_are_refused(case: str) -> None:
-    make, settings, seed, message = GRAPHS_WITHOUT[case]
-    with pytest.raises(ValueError, match=message):
-        TemporalSampler(**({"num_neighbors": [2]} | settings)).sample_bulk(make(), [torch.tensor([seed])], [KEY])
+def test_names_of_nodes_in_trees_may_need_more_than_32_bits() -> None:
+    """Each node sends to the next one, and all trees of a batch are asked for at once: 2**13 of 2**20 nodes."""
+    num_nodes = 1 << 20
+    sender, time = torch.arange(num_nodes - 1), torch.ones(num_nodes, dtype=torch.uint8)
+    graph = Graph.from_edge_index(torch.stack([sender, sender + 1]), num_nodes, {"at": time}, {"time": time[1:] - 1})
+    seeds = torch.arange(num_nodes - (1 << 13), num_nodes).flip(0)
+    (sample,) = TemporalSampler([-1, -1], "time", "at").sample_bulk(graph, [seeds], [KEY])
+    assert sample.nodes.equal(torch.cat([seeds, seeds - 1, seeds - 2]))
+    assert sample.extra["batch"].equal(torch.arange(1 << 13).repeat(3))

@@ -32,13 +32,16 @@ def split_by_time(graph: Graph, time: str = "time", *, val: float = 0.15, test: 
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
     check_word("time", time, "time")
     if not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
-        raise ValueError(f"val and test are shares that leave nodes to train on, got {shown(val)} and {shown(test)}.")
+        raise ValueError(
+            "val and test are shares between 0 and 1 that leave nodes to train on, such as 0.15, got "
+            f"{shown(val)} and {shown(test)}."
+        )
     graph.check_whole()
     if (types := graph.types) is None:
-        masks = _masks(graph.node_arrays, node_times(graph, time, None), val, test)
+        masks = _masks(graph.node_arrays, node_times(graph, time, None, "time"), val, test)
         return checked_graph(graph.indptr, graph.indices, graph.node_arrays | masks, graph.edge_arrays)
     kind = types.seeds or _labelled_type(types, time)
-    masks = _masks(types.node_arrays[kind], node_times(graph, time, kind), val, test)
+    masks = _masks(types.node_arrays[kind], node_times(graph, time, kind, "time"), val, test)
     arrays = {**types.node_arrays, kind: {**types.node_arrays[kind], **masks}}
     return typed_graph(graph.indptr, graph.indices, replace(types, node_arrays=arrays, seeds=kind))
 

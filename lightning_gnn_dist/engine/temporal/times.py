@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.graph.convert import without_time
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered_of
 from lightning_gnn_dist.graph.typed.build import check_time
@@ -93,7 +94,7 @@ def check_times(name: str, times: Tensor, row: str) -> None:
     if times.dtype == torch.int64 and bool((missing := times == BEFORE_ALL).any()):
         raise ValueError(
             f"{name} of {row} {int(missing.nonzero()[0])} is -2**63, which pandas writes where there is no time (NaT): "
-            f"give it a number, or leave the {row} out."
+            f"{without_time(row)}."
         )
 
 
@@ -109,19 +110,20 @@ def times_of_seeds(graph: Graph, name: str, seeds: Tensor) -> Tensor:
     return node_times(graph, name, kinds[0] if kinds else types.seed_type())[local]
 
 
-def node_times(graph: Graph, name: str, kind: str | None) -> Tensor:
-    """The times called ``name`` of all nodes of a type, or of a graph without types."""
+def node_times(graph: Graph, name: str, kind: str | None, argument: str = "seed_time") -> Tensor:
+    """The times called ``name`` of all nodes of a type, or of a graph without types; ``argument`` gave this name."""
     arrays = graph.node_arrays if graph.types is None or kind is None else graph.types.node_arrays[kind]
     key = "times of nodes", name, kind
-    return remembered_of(graph, key, [arrays.get(name)], lambda: _checked_node_times(arrays, name, kind))
+    return remembered_of(graph, key, [arrays.get(name)], lambda: _checked_node_times(arrays, name, kind, argument))
 
 
-def _checked_node_times(arrays: Mapping[str, Tensor], name: str, kind: str | None) -> Tensor:
+def _checked_node_times(arrays: Mapping[str, Tensor], name: str, kind: str | None, argument: str) -> Tensor:
     if name not in arrays:
         whose, place = ("Nodes", "data") if kind is None else (f"Nodes of type {kind!r}", f"data[{kind!r}]")
         raise ValueError(
             f"{whose} have no {shown(name)} to say at what time each of them is a seed (they have: "
-            f"{shown(sorted(arrays))}): set it in {place}, or name another array of theirs as seed_time."
+            f"{shown(sorted(arrays))}): set it in {place} as a tensor of numbers, or name another array of "
+            f"theirs as {argument}."
         )
     check_times(name, arrays[name], "node")
     return arrays[name]

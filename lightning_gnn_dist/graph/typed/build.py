@@ -104,8 +104,8 @@ def check_time(arrays: Mapping[str, Tensor], time: str | None, row: str) -> None
         raise ValueError(f"{time} must hold one number for each {row}, by which they are ordered, got {shown(times)}.")
     if times.is_floating_point() and bool((bad := times.isnan()).any()):
         raise ValueError(
-            f"{time} of {row} {int(bad.nonzero()[0])} is NaN, and {row}s are ordered by it: give it a number, or leave "
-            f"the {row} out."
+            f"{time} of {row} {int(bad.nonzero()[0])} is NaN, and {row}s are ordered by it: "
+            f"{convert.without_time(row)}."
         )
 
 

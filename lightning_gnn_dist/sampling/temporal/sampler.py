@@ -77,7 +77,8 @@ class TemporalSampler:
         check_choice("pick", self.pick, Pick)
         if self.last is not None and not (is_number(self.last) and 0 < self.last <= MAX_INTEGER):
             raise ValueError(
-                f"last must be a number above 0, in the unit of the times, or None for all, got {shown(self.last)}."
+                "last must be a number above 0, in the unit of the times, such as 86_400 for a day of seconds, or None "
+                f"for all, got {shown(self.last)}: of a tensor take int(...), of a timedelta its total_seconds()."
             )
         if self.replace and self.pick == "latest":
             raise ValueError('pick="latest" takes each event once: leave replace out, or draw with pick="uniform".')
@@ -103,7 +104,7 @@ class TemporalSampler:
             return []
         fanouts, view = self._fanouts(graph), self._view()
         for ids, _ in bulk:
-            refuse_repeated(ids)
+            refuse_repeated(ids, "To ask for a node at several times, give it a copy for each")
         return [sample_by_time(graph, ids, fanouts, batch_key, view) for ids, batch_key in bulk]
 
     def check_graph(self, graph: Graph) -> None:
