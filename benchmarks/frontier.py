@@ -50,6 +50,7 @@ RANKS, STEPS = 8, 200
 METIS, SUPER = MetisPartitioner(), SuperNodePartitioner()
 OUTER: dict[str, Any] = {"outer": Outer(bits=8), "average_optimizer": "variance"}
 PAPER: dict[str, Any] = {"drift": None, "weights": "uniform"}
+FIXED: dict[str, Any] = {"outer": Outer(lr=1.0, momentum=0.3, nesterov=False, bits=8)}
 EXACT: dict[str, Any] = {"outer": Outer(lr=1.0, momentum=0.0), "average_optimizer": True}
 
 
@@ -84,9 +85,11 @@ SETTINGS: dict[str, Method] = {
     "Grappa, isolated": every_step(boundary=Isolated()),
     "LLCG": Method(partial(llcg, {}), SUPER, data=around()),
     "LLCG, adaptive rounds": Method(adaptive, SUPER, data=around()),
-    "LLCG, isolated": Method(partial(llcg, {}), SUPER, data=around(Isolated())),
+    "LLCG, fixed momentum": Method(partial(llcg, FIXED), SUPER, data=around()),
+    "LLCG, fixed momentum, isolated": Method(partial(llcg, FIXED), SUPER, data=around(Isolated())),
     "LLCG, METIS": Method(partial(llcg, {}), METIS, data=around()),
-    "LLCG, METIS, isolated": Method(partial(llcg, {}), METIS, data=around(Isolated())),
+    "LLCG, METIS, fixed momentum": Method(partial(llcg, FIXED), METIS, data=around()),
+    "LLCG, METIS, fixed momentum, isolated": Method(partial(llcg, FIXED), METIS, data=around(Isolated())),
     "LLCG, METIS, exact averages": Method(partial(llcg, EXACT), METIS, data=around()),
     "LLCG, as in the paper": Method(partial(llcg, PAPER), METIS, data=around(Isolated())),
     "averaging": Method(averaging, SUPER, data=around()),
@@ -96,7 +99,15 @@ SETTINGS: dict[str, Method] = {
     "TMA, METIS, outer optimizer": Method(partial(tma, **OUTER), METIS, data=around()),
 }
 # Also with rounds of 50 and 200 local steps.
-LONG = ("LLCG", "LLCG, METIS", "averaging", "averaging, METIS", "averaging, METIS, outer optimizer")
+LONG = (
+    "LLCG",
+    "LLCG, fixed momentum",
+    "LLCG, METIS",
+    "LLCG, METIS, fixed momentum",
+    "averaging",
+    "averaging, METIS",
+    "averaging, METIS, outer optimizer",
+)
 REAL = ("cora", "citeseer", "amazon_computers", "minesweeper", "dblp")
 GENERATED: dict[str, dict[str, Any]] = {
     "plain": {"homophily": 0.7, "noise": 4.0},
