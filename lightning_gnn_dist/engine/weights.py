@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,8 +15,10 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.weighted.alias import Array, fill_table
 from lightning_gnn_dist.engine.weighted.draws import EVEN, Weights
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
-from lightning_gnn_dist.graph.memo import remembered
+from lightning_gnn_dist.graph.memo import remembered_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
+
+T = TypeVar("T")
 
 NONE: Array = np.empty(0, np.float32)  # tells a kernel that edges have no weights
 
@@ -37,7 +41,7 @@ def edge_weights(graph: Graph, name: str) -> Array:
 
 def checked_weights(graph: Graph, name: str) -> Tensor:
     """The same as :func:`edge_weights`, as a tensor on the graph's device."""
-    return remembered(graph, ("weights", name), lambda: _checked(graph, name))
+    return _kept(graph, name, "weights", lambda: _checked(graph, name))
 
 
 def weights_of(graph: Graph, name: str | None, *, draws: bool) -> Weights:
@@ -51,7 +55,7 @@ def weights_of(graph: Graph, name: str | None, *, draws: bool) -> Weights:
     if name is None:
         return EVEN
     values = edge_weights(graph, name)
-    keeps = draws and not remembered(graph, ("weights in a file", name), lambda: _is_in_file(graph, name))
+    keeps = draws and not _kept(graph, name, "weights in a file", lambda: _is_in_file(graph, name))
     return Weights(values, alias_table(graph, name).numpy() if keeps else EVEN.table)
 
 
@@ -62,7 +66,7 @@ def _is_in_file(graph: Graph, name: str) -> bool:
 
 def alias_table(graph: Graph, name: str) -> Tensor:
     """The alias tables of all rows on the graph's device, 8 bytes for each edge."""
-    return remembered(graph, ("alias table", name), lambda: table_of(graph.indptr, checked_weights(graph, name)))
+    return _kept(graph, name, "alias table", lambda: table_of(graph.indptr, checked_weights(graph, name)))
 
 
 def table_of(indptr: Tensor, weights: Tensor) -> Tensor:
@@ -78,6 +82,11 @@ def table_of(indptr: Tensor, weights: Tensor) -> Tensor:
         ]:
             made.result()
     return torch.from_numpy(table).to(weights.device)
+
+
+def _kept(graph: Graph, name: str, what: str, find: Callable[[], T]) -> T:
+    """Return ``find()``, called once per graph and edge array, and again after the array has changed."""
+    return remembered_of(graph, (what, name), [graph.edge_arrays.get(name)], find)
 
 
 def _checked(graph: Graph, name: str) -> Tensor:

@@ -125,6 +125,18 @@ def test_weights_in_a_file_draw_the_same_and_take_no_memory(replace: bool, tmp_p
     assert weights_of(mapped, "weight", draws=True).table.nbytes == 0
 
 
+def test_weights_that_have_changed_are_drawn_by() -> None:
+    weights = [torch.randn(4000, generator=torch.Generator().manual_seed(seed)).exp() for seed in (0, 1)]
+    changed, fresh = random_graph(100, 4000), random_graph(100, 4000)
+    changed.edge_arrays["weight"], fresh.edge_arrays["weight"] = weights[0], weights[1].clone()
+    sampler = NeighborSampler([9, 4], weight="weight")
+    before = sampler.sample_bulk(changed, [torch.arange(20)], [PLACE])[0].edge_ids
+    weights[0].copy_(weights[1])
+    after, expected = (sampler.sample_bulk(one, [torch.arange(20)], [PLACE])[0].edge_ids for one in (changed, fresh))
+    assert before is not None and after is not None and expected is not None
+    assert after.equal(expected) and not after.equal(before)
+
+
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("seeds", [[], [0], [0, 1]])
 def test_all_neighbours_of_no_nodes_are_none_also_by_weight(seeds, replace):
