@@ -48,10 +48,9 @@ class AgreeingMomentum(Optimizer):
                 if (way := parameter.grad) is None:
                     continue
                 state = self.state[parameter]
-                velocity = state.setdefault("velocity", torch.zeros_like(way))
-                velocity.mul_(weight).add_(way)
+                velocity = state["velocity"].mul_(weight).add_(way) if "velocity" in state else way.clone()
                 parameter.sub_(way.add(velocity, alpha=weight) if group["nesterov"] else velocity, alpha=group["lr"])
-                state["way"] = way.clone()
+                state["velocity"], state["way"] = velocity, way.clone()
 
     def _agreement(self) -> float:
         """How much of the round before this round does once more, between 0 and 1; 0 in the first round."""
