@@ -109,22 +109,21 @@ def assemble_typed(
         store["n_id"] = store.get("n_id", ids)
         store["num_nodes"], store["num_sampled_nodes"] = ids.numel(), per_hop
     batch._node_store_dict[seed_type]["batch_size"] = batch.batch_size
-    _add_extra(batch, types, sample, batch._node_store_dict[seed_type])
+    _add_extra(batch, types, sample, apart, batch._node_store_dict[seed_type])
     if "coverage" in (of_all := graph.__dict__.get("node_arrays", {})):
         batch.coverage = of_all["coverage"][sample.nodes[: batch.batch_size]]
     _add_edges(batch, graph, types, apart, pool_of, widen=widen)
     return batch
 
 
-def _add_extra(batch: SampledHeteroData, types: GraphTypes, sample: Sample, seeds: NodeStorage) -> None:
+def _add_extra(batch: SampledHeteroData, types: GraphTypes, sample: Sample, apart: Apart, seeds: NodeStorage) -> None:
     """Give each type its rows of what the sampler says of all nodes, and the seeds what it says of them."""
-    kind_of = types.type_of(sample.nodes) if sample.extra else None
     for name, array in sample.extra.items():
         if name == SEED_TIME:
             seeds[name] = array
             continue
         for number, kind in enumerate(types.node_types):
-            batch._node_store_dict[kind][name] = array[kind_of == number]
+            batch._node_store_dict[kind][name] = array[apart.kinds == number]
 
 
 def _add_edges(

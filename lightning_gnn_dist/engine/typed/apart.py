@@ -48,11 +48,13 @@ class Apart(NamedTuple):
     Attributes:
         nodes: For each node type its nodes, by their ids in it, in the order of hops.
         num_sampled: For each node type its nodes per hop.
+        kinds: The number of the type of each node of the batch.
         rows: The edges of each edge type.
     """
 
     nodes: list[Tensor]
     num_sampled: list[list[int]]
+    kinds: Tensor
     rows: list[Rows]
 
 
@@ -101,7 +103,8 @@ def take_apart(graph: Graph, sample: Sample) -> Apart:
         for array, start in ((rows, row_first), (columns, edge_first), (edge_ids, edge_first))
     ]
     nodes = list(torch.from_numpy(local).split(np.diff(first).tolist()))
-    return Apart(nodes, num_nodes.tolist(), [Rows(*of) for of in zip(*pieces, num_edges.tolist(), strict=True)])
+    rows_of_types = [Rows(*of) for of in zip(*pieces, num_edges.tolist(), strict=True)]
+    return Apart(nodes, num_nodes.tolist(), torch.from_numpy(of_type), rows_of_types)
 
 
 def places_of(graph: Graph, number: int, positions: Tensor) -> Tensor:
