@@ -16,6 +16,9 @@ TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 demo: $(READY)
 	$(BIN)/lightning-gnn-dist demo
 
+# Some thousand processes import the package: each would compile it anew where the environment forbids to keep that.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
+
 test: $(READY)
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --durations=10
 
