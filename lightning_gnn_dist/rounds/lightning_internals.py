@@ -7,7 +7,7 @@ for ranks that are busy elsewhere. Strategies replace both by a vote where ranks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from traceback import walk_tb
 from typing import Any, Protocol
@@ -280,6 +280,29 @@ def set_metrics(trainer: Trainer, metrics: Sequence[dict[str, Any]]) -> None:
     """Give a trainer the metrics that :func:`metrics_of` returned on another rank."""
     connector = trainer._logger_connector
     connector._callback_metrics, connector._logged_metrics, connector._progress_bar_metrics = metrics
+
+
+def log_numbers(module: LightningModule, numbers: Mapping[str, float]) -> None:
+    """Log the mean of each number over the epoch, as ``log_dict`` does; not collective, and no warning says so.
+
+    Lightning walks through all that it keeps of a name whenever the name is logged, which takes a millisecond. Here
+    the first name of a call alone is logged so, once all of them are known. A module with a ``log`` of its own hears
+    each.
+    """
+    flags: dict[str, Any] = {"on_step": False, "on_epoch": True, "batch_size": 1}
+    flags |= {"sync_dist": True, "rank_zero_only": True}  # with both Lightning neither sends nor complains
+    is_lightnings = getattr(module.log, "__func__", None) is LightningModule.log
+    results: Mapping[str, Any] = module.trainer._results or {}
+    known = [results[key] for name in numbers if (key := f"{module._current_fx_name}.{name}") in results]
+    if len(known) < len(numbers) or not is_lightnings:
+        module.log_dict(numbers, **flags)
+        return
+    for i, (metric, (name, number)) in enumerate(zip(known, numbers.items(), strict=True)):
+        if i == 0:
+            module.log(name, number, **flags)  # it also begins the means of a new epoch
+        else:
+            metric.forward(metric.value.new_tensor(number), 1)
+            metric.has_reset = False
 
 
 def loop_state(trainer: Trainer) -> dict[str, Any]:

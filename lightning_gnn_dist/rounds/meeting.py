@@ -20,6 +20,7 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     HasModule,
     announce_sigterm,
     datamodule_of,
+    log_numbers,
     module_of,
     set_global_step,
 )
@@ -214,6 +215,4 @@ def log_figures(module: LightningModule, figures: Mapping[str, float] = MappingP
     own = {"comm/bytes_sent": traffic.bytes_sent, "comm/seconds": traffic.seconds, **traffic.boundary_figures}
     data = datamodule_of(module.trainer)
     of_data = data.figures if isinstance(data, HasFigures) else {}
-    # With both flags Lightning neither sends nor complains.
-    flags: dict[str, Any] = {"sync_dist": True, "rank_zero_only": True}
-    module.log_dict({**figures, **own, **of_data}, on_step=False, on_epoch=True, batch_size=1, **flags)
+    log_numbers(module, {**figures, **own, **of_data})
