@@ -20,13 +20,15 @@ from tests.sampling.reference import random_graph
 
 
 def drawn_from_star(weights: list[float], fanout: int, trials: int, *, replace: bool) -> list[list[int]]:
-    """What the centre of a star draws from edges with these weights, in many batches."""
-    graph = star(len(weights))
-    graph = Graph(graph.indptr, graph.indices, {}, {"edge_weight": torch.tensor(weights)})
+    """What the centres of a hundred equal stars draw from edges with these weights, in many batches."""
+    degree = len(weights)
+    indptr = torch.cat([torch.arange(101) * degree, torch.full((degree,), 100 * degree)])
+    graph = Graph(indptr, torch.arange(100, 100 + degree).repeat(100), {}, {"edge_weight": torch.tensor(weights * 100)})
     sampler = NeighborSampler([fanout], replace=replace, weight="edge_weight")
-    places = [BatchKey(3, 0, batch) for batch in range(trials)]
-    samples = sampler.sample_bulk(graph, [torch.tensor([0])] * trials, places)
-    return [sample.edge_ids.tolist() for sample in samples if sample.edge_ids is not None]
+    places = [BatchKey(3, 0, batch) for batch in range(trials // 100)]
+    samples = sampler.sample_bulk(graph, [torch.arange(100)] * len(places), places)
+    edges = torch.cat([sample.edge_ids for sample in samples if sample.edge_ids is not None])
+    return (edges.view(-1, fanout) % degree).tolist()
 
 
 @pytest.mark.parametrize(("degree", "fanout"), [(20, 5), (6, 5), (12, 1), (40, 35)])
