@@ -37,9 +37,10 @@ from tests.ranks import run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 
-DEVICES = ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)]
+DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("gpu", marks=pytest.mark.gpu)]
 # Each against batches that a CPU makes for a CPU.
-PLACES = [("cpu", "device"), *(pytest.param("gpu", on, marks=pytest.mark.gpu) for on in ("cpu", "device"))]
+PLACES = [pytest.param("cpu", "device", marks=pytest.mark.slow)]
+PLACES += [pytest.param("gpu", on, marks=pytest.mark.gpu) for on in ("cpu", "device")]
 pytestmark = pytest.mark.filterwarnings("ignore:You have overridden `on_before_batch_transfer`:UserWarning")
 STRATEGIES = {
     "single": lambda: "auto",

@@ -45,6 +45,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_site_has_every_page_and_every_public_name(site: Path) -> None:
     assert {f"{page.stem}.html" for page in PAGES[1:]} | {"index.html"} <= {path.name for path in site.glob("*.html")}
     assert {f"{path.stem}{kind}" for path in TUTORIALS for kind in (".html", ".ipynb")} <= set(os.listdir(site))
@@ -53,12 +54,14 @@ def test_the_site_has_every_page_and_every_public_name(site: Path) -> None:
     assert all(f'id="lightning_gnn_dist.{name}"' in api for name in lightning_gnn_dist.__all__)
 
 
+@pytest.mark.slow
 def test_docstrings_are_readable(site: Path) -> None:
     api = (site / "api.html").read_text()
     assert not re.findall(r":(?:class|meth|func|mod|attr|math):|\.\. math", api)
     assert '<math display="block"' in api or 'display="block"' in api
 
 
+@pytest.mark.slow
 def test_measurements_come_from_their_files(site: Path) -> None:
     choosing = (site / "choosing.html").read_text()
     for path in sorted((ROOT / "benchmarks").glob("*.md")):
@@ -68,11 +71,13 @@ def test_measurements_come_from_their_files(site: Path) -> None:
     assert "0.738 ± 0.026" in choosing and "0.268 ± 0.020" in choosing  # a row of accuracy.md, one of links.md
 
 
+@pytest.mark.slow
 def test_files_that_pages_name_are_there(site: Path) -> None:
     assert (site / "examples" / "llcg.py").read_text() == (ROOT / "examples" / "llcg.py").read_text()
     assert not list(site.glob("hooks.py")) and not (site / "docs").exists()
 
 
+@pytest.mark.slow
 def test_copied_commands_have_no_prompts(site: Path) -> None:
     pages = "".join(path.read_text() for path in site.glob("*.html"))
     copied = [
@@ -84,12 +89,14 @@ def test_copied_commands_have_no_prompts(site: Path) -> None:
     assert any(re.match(r"torchrun --nnodes 2 .*\\\n +-m lightning_gnn_dist", text) for text in copied)
 
 
+@pytest.mark.slow
 def test_pages_from_a_disk_are_searched(site: Path) -> None:
     assert (site / "search" / "search_index.js").read_text().startswith("var __index = ")
     assert '<script src="assets/iframe-worker.js">' in (site / "index.html").read_text()
     assert (site / "assets" / "iframe-worker.js").is_file()
 
 
+@pytest.mark.slow
 def test_a_reader_needs_no_network(site: Path) -> None:
     for path in site.glob("*.html"):
         assert not re.findall(r'<(?:script|img|iframe)[^>]*src="(?:https?:)?//', path.read_text()), path.name

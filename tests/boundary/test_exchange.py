@@ -146,7 +146,7 @@ def rounded(rank: int, world_size: int, folder: Path, bits: Any) -> tuple[dict[s
     return found[0], found[2]
 
 
-@pytest.mark.parametrize(("bits", "error"), [(16, 2e-3), (8, 4e-3)])
+@pytest.mark.parametrize(("bits", "error"), [pytest.param(16, 2e-3, marks=pytest.mark.slow), (8, 4e-3)])
 def test_rows_in_fewer_bits_are_nearly_exact_and_the_same_in_every_run(bits: int, error: float, tmp_path: Path) -> None:
     exact, of_ranks = learned_by_hand("SAGE", 2, weighted_data(), 4), run_ranks(rounded, 2, tmp_path, bits)
     for found, resumed in of_ranks:

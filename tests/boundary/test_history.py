@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -253,6 +254,7 @@ def first_steps(rank: int, world_size: int) -> dict[str, float]:
     return errors
 
 
+@pytest.mark.slow
 def test_right_after_a_meeting_rows_are_those_of_the_whole_graph() -> None:
     for errors in run_ranks(first_steps, RANKS):
         assert max(errors.values()) < 1e-12, errors

@@ -101,7 +101,7 @@ def fit(world_size: int, name: str, exchange: Exchange, epochs: int, path: Path 
         pytest.param("GAT", Exchange(every=3), 4, marks=pytest.mark.slow),
         pytest.param("SAGE", Exchange(overlap=True), 4, marks=pytest.mark.slow),
         pytest.param("GAT", Exchange(overlap=True), 2, marks=pytest.mark.slow),
-        ("GAT", Exchange(every=2, overlap=True), 2),
+        pytest.param("GAT", Exchange(every=2, overlap=True), 2, marks=pytest.mark.slow),
         pytest.param("SAGE", Exchange(every=3, overlap=True), 4, marks=pytest.mark.slow),
     ],
     ids=repr,

@@ -32,6 +32,7 @@ def measure(rank: int, world_size: int, partitioner: Any, probe: bool) -> tuple[
     return found[0], found[1], state_of(module)
 
 
+@pytest.mark.slow
 def test_parts_that_look_alike_disagree_less_and_measuring_changes_nothing() -> None:
     (metis, worst, state), *_ = run_ranks(measure, 3, MetisPartitioner(), True)
     (dealt, _, _), *_ = run_ranks(measure, 3, RandomPartitioner(), True)

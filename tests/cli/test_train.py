@@ -84,6 +84,7 @@ def without_report(rank: int, world_size: int, folder: str) -> None:
     command(rank, world_size, "fit", "--config=configs/ddp.yaml", "--report=false", *save)
 
 
+@pytest.mark.slow
 def test_a_fit_may_do_without_its_report(tmp_path: Path) -> None:
     run_ranks(without_report, 2, str(tmp_path))
     assert list(tmp_path.rglob("metrics.csv")) and not list(tmp_path.rglob("report.json"))

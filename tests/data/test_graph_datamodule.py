@@ -165,6 +165,7 @@ def test_a_deal_without_training_nodes_is_refused_before_the_run(options: dict[s
     assert "setup" in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_before_such_a_deal_is_not_refused() -> None:
     assert run_ranks(redealt, 2, {"max_epochs": -1, "max_steps": 60}) == [60, 60]
 

@@ -102,7 +102,7 @@ def states_after(rank: int, world_size: int, names: list[str]) -> list[list[Any]
     return found
 
 
-NAMES = [["grappa", "llcg"], pytest.param(["local_sgd", "tma"], marks=pytest.mark.slow)]
+NAMES = [["llcg"], pytest.param(["grappa", "local_sgd", "tma"], marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("names", NAMES)

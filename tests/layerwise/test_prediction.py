@@ -141,7 +141,14 @@ def on_ranks(rank: int, world_size: int, name: str, path: Path, folder: Path) ->
     return path.exists()  # on every rank, as soon as it returns
 
 
-@pytest.mark.parametrize(("name", "world_size"), [("ddp", 2), ("local_sgd", 3), ("grappa", 2)])
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    [
+        pytest.param("ddp", 2, marks=pytest.mark.slow),
+        ("local_sgd", 3),
+        pytest.param("grappa", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_ranks_share_the_nodes_of_every_layer(name: str, world_size: int, tmp_path: Path) -> None:
     graph().save(tmp_path / "graph")
     predict_by_layer(quiet(), model_of("sage"), graph(), tmp_path / "alone.npy")

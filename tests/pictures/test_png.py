@@ -13,6 +13,7 @@ from tests.pictures.records import record
 RUNS = {"a": record(), "b": record(8, 40, counted=False, num_classes=17)}
 
 
+@pytest.mark.slow
 def test_a_file_is_written_for_each_chart(tmp_path: Path) -> None:
     paths = write_pngs(RUNS, "accuracy", tmp_path / "there")
     assert len(paths) == 3 + 4 + 4 and len({path.name for path in paths}) == len(paths)

@@ -58,6 +58,7 @@ def test_at_the_anchor_every_rank_steps_along_the_global_gradient() -> None:
             assert (left - right).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 def test_at_the_anchor_every_rank_steps_along_the_mean_gradient() -> None:
     (first, expected), (second, _), (third, _) = run_ranks(shifted, 3, "ranks")
     for left, middle, right in zip(first, second, third, strict=True):
@@ -165,7 +166,9 @@ def by_hand(parts: list[list[Tensor]]) -> State:
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 @pytest.mark.parametrize(
-    ("world_size", "residency"), [(3, Fixed()), (2, Redeal(7))], ids=["norms", "parts that change"]
+    ("world_size", "residency"),
+    [(3, Fixed()), pytest.param(2, Redeal(7), marks=pytest.mark.slow)],
+    ids=["norms", "parts that change"],
 )
 def test_rounds_with_drift_are_those_by_hand(world_size: int, residency: Any) -> None:
     state, parts = run_ranks(in_rounds, world_size, residency)[0]

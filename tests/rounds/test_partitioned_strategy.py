@@ -58,7 +58,13 @@ def come_or_stay_away(
     ("world_size", "absent", "named", "strategy"),
     [
         (2, {1}, "Of 2 ranks, rank 1 did not start within 1.5 s (here: 0 on ", LocalSGDStrategy),
-        (3, {1, 2}, "Of 3 ranks, ranks [1, 2] did not start within 1.5 s (here: 0 on ", GrappaStrategy),
+        pytest.param(
+            3,
+            {1, 2},
+            "Of 3 ranks, ranks [1, 2] did not start within 1.5 s (here: 0 on ",
+            GrappaStrategy,
+            marks=pytest.mark.slow,
+        ),
         (2, {0}, "Of 2 ranks, rank 0 did not start within 1.5 s (nobody answers at 127.0.0.1:", TMAStrategy),
     ],
 )

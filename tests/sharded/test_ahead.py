@@ -78,7 +78,9 @@ def same(left: Any, right: Any) -> bool:
     return torch.equal(left, right) if isinstance(left, Tensor) else bool(left == right)
 
 
-@pytest.mark.parametrize(("world_size", "depths"), [(1, [8]), (2, [0, 1, 8, 32]), (4, [8])])
+@pytest.mark.parametrize(
+    ("world_size", "depths"), [(1, [8]), (2, [0, 1, 8, 32]), pytest.param(4, [8], marks=pytest.mark.slow)]
+)
 def test_batches_are_those_of_the_whole_graph(tmp_path: Path, world_size: int, depths: list[int]) -> None:
     graph = small_graph(edge_arrays=True)
     partition = some_partition(graph, world_size)

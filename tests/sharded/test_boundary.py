@@ -98,6 +98,7 @@ def check(cases: list[Case], of_ranks: list[list[Weights]]) -> None:
                 assert torch.equal(found[case][key], of_ranks[0][case][key]), "replicas differ"
 
 
+@pytest.mark.slow
 def test_four_shards_lose_nothing(tmp_path: Path) -> None:
     divided(4, tmp_path)
     cases: list[Case] = [("SAGE", 3, Exchange()), ("JK", 2, Exchange()), ("PyG GCN", 2, Exchange())]

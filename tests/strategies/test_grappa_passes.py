@@ -104,7 +104,7 @@ def rotating(rank: int, world_size: int, residency: Any) -> list[list[int]]:
     return [torch.cat([ids for ids, _ in module.seen[e * steps : (e + 1) * steps]]).tolist() for e in range(6)]
 
 
-@pytest.mark.parametrize("residency", [Rotate(), Redeal(30)], ids=repr)
+@pytest.mark.parametrize("residency", [Rotate(), pytest.param(Redeal(30), marks=pytest.mark.slow)], ids=repr)
 def test_every_training_node_is_a_seed_once_an_epoch(residency: Any) -> None:
     everyone = graph().split("train").tolist()
     epochs = list(zip(*run_ranks(rotating, 3, residency), strict=True))

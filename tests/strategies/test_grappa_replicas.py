@@ -87,7 +87,11 @@ def stopped_and_resumed(
 
 @pytest.mark.parametrize(
     ("stop_at", "limits"),
-    [pytest.param(8, {}, marks=pytest.mark.slow), (5, {}), (4, {"limit_train_batches": 2})],
+    [
+        pytest.param(8, {}, marks=pytest.mark.slow),
+        (5, {}),
+        pytest.param(4, {"limit_train_batches": 2}, marks=pytest.mark.slow),
+    ],
     ids=["between epochs", "in an epoch", "at the end of a shortened epoch"],
 )
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, stop_at: int, limits: dict[str, Any]) -> None:

@@ -60,7 +60,9 @@ def corrected(rank: int, world_size: int, settings: list[tuple[str, int]]) -> li
     return states
 
 
-@pytest.mark.parametrize("correction_batch_size", [7, 2], ids=["uneven", "a rank idles"])
+@pytest.mark.parametrize(
+    "correction_batch_size", [pytest.param(7, marks=pytest.mark.slow), 2], ids=["uneven", "a rank idles"]
+)
 def test_sliced_correction_is_the_single_servers(correction_batch_size: int) -> None:
     settings = [("sliced", correction_batch_size), ("rank0", correction_batch_size), ("sliced", 20)]
     for sliced, on_rank0, of_another_size in run_ranks(corrected, 3, settings):
@@ -228,7 +230,11 @@ def remembered(rank: int, world_size: int, options: dict[str, Any]) -> State:
     return {name: value for name, value in state_of(module).items() if name in ("mean_loss", "steps")}
 
 
-@pytest.mark.parametrize("options", [{}, {"drift": None}, {"buffers": "global"}], ids=["anchor", "probe", "statistics"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, *(pytest.param(options, marks=pytest.mark.slow) for options in ({"drift": None}, {"buffers": "global"}))],
+    ids=["anchor", "probe", "statistics"],
+)
 def test_what_is_measured_moves_no_buffer_and_all_are_averaged(options: dict[str, Any]) -> None:
     first, second = run_ranks(remembered, 2, options)
     assert differs(first, second) == 0.0

@@ -38,7 +38,7 @@ def resumed(rank: int, world_size: int, folder: str, kind: type[SAGE], options: 
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (SAGE, {"correction_steps": 2, "drift": None}),
+        pytest.param(SAGE, {"correction_steps": 2, "drift": None}, marks=pytest.mark.slow),
         pytest.param(SAGE, {"drift": Drift("ranks"), "correction_steps": 0}, marks=pytest.mark.slow),
         (SAGE, {"drift": Drift("global"), "correction_steps": 0.5}),
         pytest.param(SAGE, {"correction_optimizer": "persistent"}, marks=pytest.mark.slow),
