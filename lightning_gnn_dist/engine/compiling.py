@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from numba import njit
+from numba.core import event
 
+log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -21,6 +25,27 @@ def digest_of(folder: Path) -> str:
 
 
 _SOURCES = digest_of(Path(__file__).parent)
+
+
+class Notice(event.Listener):
+    """Say that kernels are compiled, once in a process, and on one rank of a host: nothing else is seen meanwhile."""
+
+    def __init__(self) -> None:
+        self.is_given = False
+
+    def on_start(self, event: event.Event) -> None:
+        of_package = event.data["dispatcher"].py_func.__module__.startswith("lightning_gnn_dist.")
+        if of_package and not self.is_given and os.environ.get("LOCAL_RANK", "0") == "0":
+            log.warning(
+                "Compiling the loops that make batches, once after an installation: the first batch takes 10 to 60 s."
+            )
+            self.is_given = True
+
+    def on_end(self, event: event.Event) -> None:
+        """How long it took is not said: the first batch is there."""
+
+
+event.register("numba:compile", Notice())  # type: ignore[no-untyped-call]
 
 
 def compiled(function: Function) -> Function:

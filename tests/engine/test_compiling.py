@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
+from numba import njit
+from numba.core import event
 
 from lightning_gnn_dist.engine import compiling, subgraph_kernels
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
@@ -25,3 +30,18 @@ def test_a_kernel_is_kept_under_the_sources_of_its_parts_too() -> None:
     digest = compiling.digest_of(Path(compiling.__file__).parent)
     kept = Path(subgraph_kernels.sample_egos.stats.cache_path).glob(f"*sample_egos_{digest}*.nbi")  # type: ignore[attr-defined]
     assert len(list(kept)) == 1
+
+
+def test_one_rank_says_once_that_kernels_of_the_package_are_compiled(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(notice: compiling.Notice, kernel: Any) -> int:
+        caplog.clear()
+        for status in (event.EventStatus.START, event.EventStatus.END):
+            notice.notify(event.Event("numba:compile", status, {"dispatcher": kernel}))
+        return len(caplog.records)
+
+    notice, ours, theirs = compiling.Notice(), subgraph_kernels.sample_egos, njit(lambda number: number)
+    assert [said(notice, kernel) for kernel in (theirs, ours, ours)] == [0, 1, 0]
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert said(compiling.Notice(), ours) == 0
