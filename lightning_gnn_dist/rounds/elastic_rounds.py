@@ -141,8 +141,10 @@ class LivingPeers(Peers):
         # Lightning has restored everything, and fetches the first batch as soon as this returns.
         if self._member is None:
             round_idx = self._rounds.state.round_idx
+            self._rounds.restore_outer()  # now: a rank that joins may take it from here, or this one another's
             self._member = Membership(self._elastic, self._shared_state, self._load_shared_state, round_idx)
         self._wait_for_all()
+        self._rounds.outer_step.begin_round()
         with self._seen_as(self._member.seat):
             return opened(self._dealt(loader))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from lightning.fabric.utilities.data import sized_len
@@ -150,6 +151,13 @@ class RoundStrategy(PartitionedStrategy):
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         self.outer_step.restore(state.get("outer", {}))
         self.drift_correction.restore(state, self.state.round_idx, self.state.batches_done)
+
+    def restore_outer(self) -> None:
+        """Go on with the state of the meetings' optimizer in a checkpoint before others may ask for it."""
+        if self._resumed is not None and "outer" in self._resumed.extra:
+            others = {**self._resumed.extra}
+            self.outer_step.restore(others.pop("outer"))
+            self._resumed = replace(self._resumed, extra=others)
 
     # What Lightning calls.
 

@@ -188,24 +188,26 @@ def test_a_rank_that_stood_still_catches_up(tmp_path: Path, outer: Outer | None)
     assert first.rounds == second.rounds == 14 and len(second.members) < 14  # it missed some
 
 
-def come_back(rank: int, world_size: int, name: int, folder: str, rounds: int, ckpt_path: str | None) -> Outcome:
+def come_back(
+    rank: int, world_size: int, name: int, folder: str, rounds: int, ckpt_path: str | None, outer: Outer | None
+) -> Outcome:
     os.environ["LIGHTNING_GNN_DIST_RANK"] = str(name)
     Path(folder, AWAITED).unlink()
-    return train(name, world_size, folder, rounds, ckpt_path=ckpt_path)
+    return train(name, world_size, folder, rounds, ckpt_path=ckpt_path, outer=outer)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
-@pytest.mark.parametrize("from_file", [False, True])
-def test_a_rank_that_comes_back_is_healed_and_takes_part(tmp_path: Path, from_file: bool) -> None:
+@pytest.mark.parametrize(("from_file", "outer"), [(False, None), (True, Outer(lr=1.0, momentum=0.5))])
+def test_a_rank_that_comes_back_is_healed_and_takes_part(tmp_path: Path, from_file: bool, outer: Outer | None) -> None:
     rounds = 32
     (tmp_path / AWAITED).touch()
-    with start_ranks(train, 3, str(tmp_path), rounds, Fate(1)) as ranks:
+    with start_ranks(train, 3, str(tmp_path), rounds, Fate(1), None, outer) as ranks:
         while not (tmp_path / "died").exists():
             time.sleep(0.1)
         time.sleep(HEARTBEAT_SECONDS + 2)  # until the others have met without it
         ckpt_path = str(tmp_path / "saved" / "last.ckpt") if from_file else None
-        (second,) = run_ranks(come_back, 1, 1, str(tmp_path), rounds, ckpt_path)
+        (second,) = run_ranks(come_back, 1, 1, str(tmp_path), rounds, ckpt_path, outer)
         first, _, third = ranks.results(may_die={1})
     assert differs(first.state, second.state) == differs(first.state, third.state) == 0.0
     assert first.steps == second.steps and second.rounds == rounds
