@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.strategies import rounded_gradients
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients
 from lightning_gnn_dist.wire.collectives import traffic
 from lightning_gnn_dist.wire.rounded_mean import ROW
 from tests.every_strategy import PATIENCE
@@ -66,6 +68,45 @@ def stopped_and_resumed(rank: int, world_size: int, folder: Path) -> tuple[State
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     for whole, resumed in run_ranks(stopped_and_resumed, 2, tmp_path):
         assert differs(whole, resumed) == 0.0
+
+
+class Uneven(Net):
+    """The last layer has no part in some losses of one rank, and a step takes two passes."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        short = self.trainer.global_rank == 1 and self.trainer.global_step % 2 == 0
+        return self.layers[:-1](batch[0]).square().mean() if short else super().training_step(batch)
+
+
+def in_buckets(rank: int, world_size: int, folder: Path) -> tuple[list[State], list[bool]]:
+    """Weights of fits whose every parameter is a bucket: sent in the backward pass, after it, and resumed."""
+    rounded_gradients.NUMBERS_OF_A_BUCKET = 1
+    send, within = RoundedGradients._send, []
+
+    def noted(self: RoundedGradients) -> None:
+        within.append(torch._C._current_graph_task_id() != -1)
+        send(self)
+
+    RoundedGradients._send = noted  # type: ignore[method-assign]
+
+    def run(epochs: int, looks: bool = False, path: Path | None = None) -> Any:
+        torch.manual_seed(0)
+        module, strategy = Uneven(optimizer="Adam"), GrappaStrategy(bits=8, find_unused_parameters=looks, **PATIENCE)
+        options = {"max_epochs": epochs, "accumulate_grad_batches": 2, "ckpt_path": None if path is None else str(path)}
+        return fit(rank, strategy, module, devices=world_size, **options), module
+
+    _, during = run(4)
+    _, after = run(4, looks=True)
+    half, _ = run(2)
+    half.save_checkpoint(folder / "half.ckpt")
+    _, resumed = run(4, path=folder / "half.ckpt")
+    return [state_of(module) for module in (during, after, resumed)], within
+
+
+def test_what_is_sent_during_the_backward_pass_is_what_is_sent_after_it(tmp_path: Path) -> None:
+    (first, within), (second, _) = run_ranks(in_buckets, 2, tmp_path)
+    assert within and all(within)
+    assert all(differs(first[0], other) == 0.0 for other in [*first[1:], *second])
 
 
 class Spoiled(Net):
