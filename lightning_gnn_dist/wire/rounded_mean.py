@@ -49,8 +49,7 @@ class RoundedMean:
         size, rows = self._channel.size, self._rows
         chance = torch.Generator().manual_seed(number * size + self._channel.rank)
         own = self._in_pieces(vector.cpu().float())
-        weights = torch.cat(self._channel.exchange([torch.tensor([weight], dtype=torch.float64)] * size, [1] * size))
-        check_total(float(weights.sum()))
+        weights = self._weights(weight)
         received = self._channel.exchange(self._rounded(own, 0, chance, counts=weight != 0), [rows] * size)
         mean = torch.zeros(1, rows, ROW)
         for piece, share in zip(received, (weights / weights.sum()).tolist(), strict=True):
@@ -66,6 +65,19 @@ class RoundedMean:
         else:
             moved.lost[0] = moved._in_pieces(self.lost[0].view(-1)[: self.length])
         return moved
+
+    def _weights(self, weight: float) -> Tensor:
+        """The weights of all ranks; refuse ranks that average other numbers. All ranks raise or none."""
+        size = self._channel.size
+        told = self._channel.exchange([torch.tensor([[weight, self.length]], dtype=torch.float64)] * size, [1] * size)
+        weights, lengths = torch.cat(told).unbind(1)
+        if len(set(lengths.tolist())) > 1:
+            raise RuntimeError(
+                f"The ranks are about to average different numbers of values: {list(map(int, lengths))}, in order of "
+                "rank. A parameter is frozen, or an optimizer has no state yet, on some ranks only."
+            )
+        check_total(float(weights.sum()))
+        return weights
 
     def _in_pieces(self, vector: Tensor) -> Tensor:
         size, rows = self._channel.size, self._rows

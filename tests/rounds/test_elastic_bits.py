@@ -41,5 +41,7 @@ def test_members_send_less_and_end_where_steps_by_hand_do() -> None:
     first, second = run_ranks(train, 2)
     assert differs(first.state, second.state) == 0.0
     assert 0 < differs(first.state, by_hand(2, OUTER)) < 3e-2
-    a_meeting = 2 * 8 * NUMBERS_OF_A_ROW + 8 + 2 * (ROW + 8)  # rows, a weight, a piece to the other, the own mean
+    a_meeting = (
+        2 * 8 * NUMBERS_OF_A_ROW + 16 + 2 * (ROW + 8)
+    )  # rows, weight and length, a piece to the other, the own mean
     assert {after - before for before, after in zip(first.sent, first.sent[1:], strict=False)} == {a_meeting}

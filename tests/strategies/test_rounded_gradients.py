@@ -41,8 +41,8 @@ def test_fewer_bits_are_fewer_bytes_and_nearly_the_same() -> None:
     assert 0 < differs(exact, eight) < 3e-2
     numbers = sum(tensor.numel() for tensor in exact.values())
     rest = whole - 4 * numbers  # the ring of two ranks
-    assert half - rest == pytest.approx(8 + 2 * (2 * ROW))  # a weight; a row to the other rank, and a mean
-    assert quarter - rest == pytest.approx(8 + 2 * (ROW + 8))
+    assert half - rest == pytest.approx(16 + 2 * (2 * ROW))  # weight and length; a row to the other rank, and a mean
+    assert quarter - rest == pytest.approx(16 + 2 * (ROW + 8))
 
 
 def test_one_rank_sends_and_rounds_nothing() -> None:
@@ -124,6 +124,23 @@ def spoil(rank: int, world_size: int, bits: int) -> None:
 def test_rounding_hides_no_nan() -> None:
     with pytest.raises(RankError, match="The loss of rank 1 is NaN or infinite"):
         run_ranks(spoil, 2, 8)
+
+
+class FrozenHere(Net):
+    """Freezes a layer on one rank alone."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1 and self.trainer.global_rank == 1:
+            self.layers[-1].requires_grad_(False)
+
+
+def freeze(rank: int, world_size: int) -> None:
+    fit(rank, GrappaStrategy(bits=8, **PATIENCE), FrozenHere(), devices=world_size)
+
+
+def test_a_layer_that_one_rank_has_frozen_is_refused() -> None:
+    with pytest.raises(RankError, match=r"about to average different numbers of values: \[49, 40\]"):
+        run_ranks(freeze, 2)
 
 
 def test_other_bits_are_refused() -> None:
