@@ -230,7 +230,8 @@ class RoundStrategy(PartitionedStrategy):
         self.state.batches_done += batches
         self.state.stop_requested = False
         self._refresh_rows()  # before the anchors, whose batches read them
-        self.drift_correction.anchor(self.state.round_idx, self.state.batches_done)
+        if self.drift is not None and not self.drift.corrects:  # else the correction has taken it
+            self.drift_correction.anchor(self.state.round_idx, self.state.batches_done)
         self.state.in_round = False  # last: what fails before this leaves no checkpoint that could be resumed
         return votes
 
