@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from lightning.pytorch import LightningDataModule, Trainer
@@ -25,8 +26,10 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     set_global_step,
 )
 from lightning_gnn_dist.rounds.means import finite
+from lightning_gnn_dist.rounds.means.means import is_rounded
 from lightning_gnn_dist.rounds.meeting import Peers, Votes
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
+from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.membership import LEFT, Elastic, Membership, Seat, check_available
 
 _SECONDS_BETWEEN_CALLS = 0.2
@@ -119,6 +122,7 @@ class LivingPeers(Peers):
         self._member: Membership | None = None
         self._premises: refusals.Premises | None = None  # of the parts that were dealt last, among _dealt_among ranks
         self._dealt_among = self._place = self._told = 0
+        self._rounded: tuple[list[Tensor], list[Tensor]] | None = None  # ways and moments, the means of all members
 
     @property
     def is_first(self) -> bool:
@@ -141,8 +145,10 @@ class LivingPeers(Peers):
         # Lightning has restored everything, and fetches the first batch as soon as this returns.
         if self._member is None:
             round_idx = self._rounds.state.round_idx
+            self._rounds.restore_outer()  # now: a rank that joins may take it from here, or this one another's
             self._member = Membership(self._elastic, self._shared_state, self._load_shared_state, round_idx)
         self._wait_for_all()
+        self._rounds.outer_step.begin_round()
         with self._seen_as(self._member.seat):
             return opened(self._dealt(loader))
 
@@ -199,10 +205,13 @@ class LivingPeers(Peers):
             self._tensors_to_average,
             self._weight(batches),
             lambda: [*_numbers(own), *strategy.averaging.checksums()],
+            None if strategy.means.bits is None else self._average_rounded,
         )
         rows = [_read(row) for row in said]
         _check_premises(rows)
-        if any(row.batches for row in rows):
+        if self._rounded is not None:
+            self._take(self._rounded)
+        elif any(row.batches for row in rows):
             strategy.outer_step.take_mean()
         state.batches_of_ranks = [row.batches for row in rows]
         state.round_idx += any(state.batches_of_ranks)
@@ -220,8 +229,34 @@ class LivingPeers(Peers):
         return self._rounds.own_weight()
 
     def _tensors_to_average(self, rows: list[list[int]]) -> list[Tensor]:
-        self._rounds.averaging.compare([row[_NUM_NUMBERS:] for row in rows])
-        return self._rounds.averaging.tensors()
+        averaging, self._rounded = self._rounds.averaging, None
+        averaging.compare([row[_NUM_NUMBERS:] for row in rows])
+        if self._rounds.means.bits is None:
+            return averaging.tensors()
+        whole = [each for each in averaging.moments() if not is_rounded(each)]
+        return averaging.tensors(trained=False, moments=False) + whole
+
+    def _average_rounded(self, channel: Channel, weight: float) -> None:
+        """Average what is sent in fewer bits, beside the replica: the meeting may be held again."""
+        means, state = self._rounds.means, self._rounds.state
+        means.move(channel)
+        means.begin_meeting(state.round_idx)
+        ways, moments = self._rounds.outer_step.ways(), [each.clone() for each in self._rounded_moments()]
+        means.average_ways_(ways, weight)
+        means.average_moments_(moments, weight)
+        self._rounded = ways, moments
+
+    @torch.no_grad()
+    def _take(self, rounded: tuple[list[Tensor], list[Tensor]]) -> None:
+        """Make the means of a meeting that was held to its end this replica's."""
+        ways, moments = rounded
+        self._rounds.outer_step.step(ways)
+        for own, mean in zip(self._rounded_moments(), moments, strict=True):
+            own.copy_(mean)
+        self._rounds.means.keep()
+
+    def _rounded_moments(self) -> list[Tensor]:
+        return [each for each in self._rounds.averaging.moments() if is_rounded(each)]
 
     def _dealt(self, loader: Any) -> Any:
         """Return the training loader of this rank's part among the ranks that take part now."""

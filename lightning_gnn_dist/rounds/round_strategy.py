@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from lightning.fabric.utilities.data import sized_len
@@ -151,6 +152,13 @@ class RoundStrategy(PartitionedStrategy):
         self.outer_step.restore(state.get("outer", {}))
         self.drift_correction.restore(state, self.state.round_idx, self.state.batches_done)
 
+    def restore_outer(self) -> None:
+        """Go on with the state of the meetings' optimizer in a checkpoint before others may ask for it."""
+        if self._resumed is not None and "outer" in self._resumed.extra:
+            others = {**self._resumed.extra}
+            self.outer_step.restore(others.pop("outer"))
+            self._resumed = replace(self._resumed, extra=others)
+
     # What Lightning calls.
 
     @property
@@ -222,7 +230,8 @@ class RoundStrategy(PartitionedStrategy):
         self.state.batches_done += batches
         self.state.stop_requested = False
         self._refresh_rows()  # before the anchors, whose batches read them
-        self.drift_correction.anchor(self.state.round_idx, self.state.batches_done)
+        if self.drift is not None and not self.drift.corrects:  # else the correction has taken it
+            self.drift_correction.anchor(self.state.round_idx, self.state.batches_done)
         self.state.in_round = False  # last: what fails before this leaves no checkpoint that could be resumed
         return votes
 

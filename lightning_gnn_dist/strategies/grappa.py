@@ -41,10 +41,10 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     watch_loops,
 )
 from lightning_gnn_dist.rounds.means import finite
-from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.strategies.leaving import Leaving
+from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.codec import Bits
@@ -84,8 +84,8 @@ class GrappaStrategy(PartitionedStrategy):
             validation, or keep them ``"local"``. Unlike in DDP, rank 0's are not sent at every step. A checkpoint
             holds the mean, and also each rank's buffers for a fit that is resumed.
         bits: Bits of a number of a gradient on the wire, 8 or 16. What is rounded away is added at the next step, and
-            sums are float32. The exchange then begins after the backward pass; DDP sends the first gradients of a
-            large model during it. Default: 32.
+            sums are float32. The gradients of a large model are sent a million numbers at a time, the first while the
+            backward pass goes on, unless DDP is to look for unused parameters. Default: 32.
         launch: How ranks are started, and how long they wait for each other.
     """
 
@@ -122,7 +122,8 @@ class GrappaStrategy(PartitionedStrategy):
         self.is_cut_off = False  # after an exception: the other ranks may be anywhere
         self._losses_finite: bool | Tensor = True  # of this rank, since the last exchange of gradients
         self._parameters: UsedParameters | None = None
-        self.bits, self._means = bits, Means(bits)
+        self.bits = bits
+        self._rounded: RoundedGradients | None = None
         self._scale = torch.ones(())
         self._has_stepped = False  # since buffers were averaged
         self._companion = StepCallback(self)
@@ -144,11 +145,11 @@ class GrappaStrategy(PartitionedStrategy):
     def configure_ddp(self) -> None:
         refusals.check_dense(self._module(), type(self).__name__)
         super().configure_ddp()
+        looks_itself = bool(self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"])
         if self.bits is not None:
             # DDP leaves each rank its own gradients. It refuses a hook whose annotations are text.
             self.model.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))  # type: ignore[union-attr,operator]
-            self._means.begin()
-        looks_itself = bool(self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"])
+            self._rounded = RoundedGradients(self._module(), self.bits, overlaps=not looks_itself)
         self._parameters = UsedParameters(self._module(), hands_in_zeros=not looks_itself)
 
     def on_train_start(self) -> None:
@@ -170,14 +171,16 @@ class GrappaStrategy(PartitionedStrategy):
         assert self._parameters is not None
         self._parameters.begin()
         self._losses_finite = closure_loss.detach().isfinite().all() & self._losses_finite
+        exchanges = getattr(self.model, "require_backward_grad_sync", False)
+        if exchanges and self._rounded is not None:
+            self._rounded.begin(self._module().trainer.global_step)
         loss = super().backward(closure_loss * self._scale.to(closure_loss.dtype), *args, **kwargs)
-        if getattr(self.model, "require_backward_grad_sync", False):
+        if exchanges:
             self._parameters.hand_in_zeros()
-            if self.bits is None:
+            if self._rounded is None:
                 collectives.count_all_reduce(parameter.grad for parameter in self._module().parameters())
             else:
-                self._means.begin_meeting(self._module().trainer.global_step)
-                self._means.average_ways_(self._gradients(), 1.0)
+                self._rounded.finish()
             self._check_finite()
         return loss
 
@@ -188,7 +191,8 @@ class GrappaStrategy(PartitionedStrategy):
     def teardown(self) -> None:
         if self._parameters is not None:
             self._parameters.close()
-        self._means.close()
+        if self._rounded is not None:
+            self._rounded.close()
         super().teardown()
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
@@ -215,7 +219,7 @@ class GrappaStrategy(PartitionedStrategy):
     def _begin_fit(self, trainer: Trainer) -> None:
         refusals.check_validation_clock(trainer)
         self.is_cut_off = False
-        self._means.forget()
+        self._rounded = None
         self.leaving = self._watch(trainer)
 
     def _give_back(self, trainer: Trainer) -> None:
@@ -234,7 +238,7 @@ class GrappaStrategy(PartitionedStrategy):
         return {"strategy": self.strategy_name}
 
     def _of_rank(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        lost = {"lost": self._means.lost()} if self.bits is not None else {}
+        lost = {} if self._rounded is None else {"lost": self._rounded.lost()}
         return {"buffers": replica_state.cpu_buffers(self._module()), **lost}
 
     def _take_state(self, checkpoint: dict[str, Any], path: object) -> replica_state.ReplicaState | None:
@@ -244,7 +248,8 @@ class GrappaStrategy(PartitionedStrategy):
         for name, buffer in self._module().named_buffers():  # DDP gave all ranks those of rank 0
             if name in state["buffers"]:  # else the module had no such buffer then
                 buffer.copy_(state["buffers"][name])
-        self._means.restore(state.get("lost", []))
+        if self._rounded is not None:
+            self._rounded.restore(state.get("lost", []))
 
     def _check_finite(self) -> None:
         """Refuse a sum of gradients that is not finite. Collective then: the sum is the same on all ranks."""

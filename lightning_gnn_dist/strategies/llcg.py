@@ -129,12 +129,19 @@ class LLCGStrategy(RoundStrategy):
         )
         _check_steps(correction_steps)
         check_choice("correction", correction, Correction)
+        takes_one = is_integer(correction_steps) and correction_steps == 1 and correction == "sliced"
+        if drift is not None and drift.corrects and not takes_one:
+            raise ValueError(
+                f"drift={self.drift} takes one step along the gradient of the anchor, which all ranks compute: leave "
+                f"correction_steps={shown(correction_steps)} and correction={correction!r} out."
+            )
         self.correction_steps = int(correction_steps) if is_integer(correction_steps) else float(correction_steps)
         self.correction = correction
         if correction_optimizer is None:
             correction_optimizer = "averaged" if self.average_optimizer is True else "persistent"
         self._corrector = CorrectionOptimizer(correction_optimizer, correction_lr)
         self._others_wait = False
+        self._rounds_ahead = 0  # of the anchor that is taken
 
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
@@ -143,7 +150,9 @@ class LLCGStrategy(RoundStrategy):
 
     def end_round(self) -> None:
         self.average_replicas()
-        if (steps := self._steps()) > 0:
+        if self.drift is not None and self.drift.corrects:
+            self._correct_by_anchor()
+        elif (steps := self._steps()) > 0:
             with unrecorded(self._module()):
                 self._prepare_correction()
                 (self._correct_together if self.correction == "sliced" else self._correct_on_rank0)(steps)
@@ -157,7 +166,7 @@ class LLCGStrategy(RoundStrategy):
             return super().shared_gradient(own)
         # The round's first batches; its corrections take those that follow.
         data = refusals.require_anchors(self._module().trainer, self._what_needs_global_batches)
-        batches = data.anchor_batches(self.state.round_idx, of="graph")
+        batches = data.anchor_batches(self.state.round_idx + self._rounds_ahead, of="graph")
         gradient, seeds = mean_gradient(self, islice(batches, self._anchor_steps))
         average_gradient_(self, gradient, seeds)
         return gradient
@@ -179,7 +188,13 @@ class LLCGStrategy(RoundStrategy):
             refusals.require_corrections(trainer, self._what_needs_global_batches)
             refusals.require_step(self._module())
         self._others_wait = False
+        self._rounds_ahead = 0
         super()._begin_fit(trainer)
+        if self.drift is not None and self.drift.corrects and self._keeper_of_rows() is not None:
+            raise ValueError(
+                f"drift={self.drift} takes anchors before boundary=History() has computed the rows that they read: use "
+                "boundary=Halo(), or Drift() as it is by default."
+            )
 
     @property
     def _anchor_steps(self) -> int:
@@ -199,6 +214,15 @@ class LLCGStrategy(RoundStrategy):
         self._corrector.prepare(
             self.optimizers, parameters, self.state.round_idx, are_averaged=self.average_optimizer is True
         )
+
+    def _correct_by_anchor(self) -> None:
+        """Step along the anchor gradient of the round that follows. Collective."""
+        done = self.state.batches_done + self.state.batches_of_ranks[self.global_rank]
+        self._rounds_ahead = 1
+        gradient = self.drift_correction.anchor(self.state.round_idx + 1, done)
+        self._rounds_ahead = 0
+        self._prepare_correction()
+        self._step(gradient)
 
     def _correct_together(self, steps: int) -> None:
         for batch in self._correction_batches(steps, sliced=True):

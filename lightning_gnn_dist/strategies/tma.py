@@ -121,11 +121,6 @@ class TMAStrategy(RoundStrategy):
                 f"nonfinite={self.nonfinite!r} keeps a rank that has NaN, and with elastic=True it ends and comes "
                 "back: leave it out."
             )
-        if self.outer is not None and self.outer.bits is not None:
-            raise ValueError(
-                f"outer={self.outer} sends in {self.outer.bits} bits, and with elastic=True ranks send their weights "
-                "as they are: leave bits out."
-            )
 
     def _begin_fit(self, trainer: Trainer) -> None:
         ranks = frozenset(range(self.world_size))

@@ -55,7 +55,7 @@ class Channel:
         sizes = [len(piece) * width for piece in pieces]
         num_bytes = sum(sizes) - sizes[self.rank]
         with counted(num_bytes, waits=self.is_waited_for, of_boundary=self.is_of_boundary):
-            dist.all_to_all_single(received, sent, [n * width for n in lengths], sizes, group=self._group)
+            self._all_to_all(received, sent, [n * width for n in lengths], sizes)
         rows = received.view(empty.dtype).view(-1, *empty.shape[1:])
         return list(rows.split(list(lengths)))
 
@@ -91,11 +91,14 @@ class Channel:
             dist.destroy_process_group(self._group)
         self._group = None
 
+    def _all_to_all(self, received: Tensor, sent: Tensor, to_receive: list[int], to_send: list[int]) -> None:
+        dist.all_to_all_single(received, sent, to_receive, to_send, group=self._group)
+
     def _lengths(self, pieces: Sequence[Tensor]) -> list[int]:
         sent = torch.tensor([len(piece) for piece in pieces])
         received = torch.empty_like(sent)
         with counted(sent.element_size() * (self.size - 1)):
-            dist.all_to_all_single(received, sent, group=self._group)
+            self._all_to_all(received, sent, [1] * self.size, [1] * self.size)
         lengths: list[int] = received.tolist()
         return lengths
 

@@ -29,10 +29,12 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_at_least, check_positive
 from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.roll_call import is_loopback
 
 # Variables of the environment:
@@ -92,6 +94,34 @@ def quorum_of(num_ranks: int) -> int:
     return num_ranks // 2 + 1
 
 
+class MemberLost(Exception):
+    """A member does not answer: the meeting will be held again, without it."""
+
+
+class MembersChannel(Channel):
+    """The members of a meeting, who exchange rows.
+
+    Args:
+        manager: Hears of errors.
+        group: Torchft's process group of the members.
+        seat: This rank's place among them.
+    """
+
+    def __init__(self, manager: Any, group: Any, seat: Seat) -> None:
+        super().__init__(None, seat.of, seat.place)
+        self._manager, self._of_members = manager, group
+        self.is_waited_for = False  # the meeting counts its seconds
+
+    def _all_to_all(self, received: Tensor, sent: Tensor, to_receive: list[int], to_send: list[int]) -> None:
+        if self._manager.errored():
+            raise MemberLost
+        try:
+            self._of_members.alltoall_base(received, sent, to_receive, to_send, dist.AllToAllOptions()).wait()
+        except RuntimeError as error:
+            self._manager.report_error(error)
+            raise MemberLost from error
+
+
 class Membership:
     """Takes part in the meetings for this rank.
 
@@ -110,39 +140,53 @@ class Membership:
         self._stays_on_host = is_loopback(urlsplit(_lighthouse()).hostname or "")
         self._store = collectives.serve_store(_HERE if self._stays_on_host else "")
         with _ports_kept(self._stays_on_host):
-            self._manager = _manager(elastic, state, self._catch_up, self._store.port, self._stays_on_host)
+            self._group, self._manager = _manager(elastic, state, self._catch_up, self._store.port, self._stays_on_host)
         self._left = threading.Event()
         _show_alive(self._left)
         self._manager.load_state_dict({"step": step, "batches_committed": 0})
 
     def meet(
-        self, tensors: Callable[[list[list[int]]], list[Tensor]], weight: float, row: Callable[[], list[int]]
+        self,
+        tensors: Callable[[list[list[int]]], list[Tensor]],
+        weight: float,
+        row: Callable[[], list[int]],
+        further: Callable[[Channel, float], None] | None = None,
     ) -> list[list[int]]:
         """Replace ``tensors(rows)`` by their weighted mean over the members. Returns all members' ``rows``, by place.
 
         A rank that was behind is brought up to date first, and its weight does not count. Integers become the largest
         of all. If the weights add up to 0, floats stay as they are. A member's row is what its ``row()`` returns.
+
+        ``further(channel, weight)`` takes means of its own over the members, unless the weights add up to 0. What it
+        finds holds when this method returns: until then a member may be lost, and the meeting be held again.
         """
         start, self.was_behind = time.perf_counter(), False
         while True:
             self._find_quorum()
-            rows = self._exchange(row())
+            counts = 0.0 if self.was_behind else weight
+            rows, total = self._exchange(row(), counts)
             values = tensors(rows)
-            flats = collectives.flatten(values, 0.0 if self.was_behind else weight, torch.device("cpu"))
+            flats = collectives.flatten(values, counts, torch.device("cpu"))
             self._reduce_(list(flats.values()))
+            if further is not None and total > 0:
+                with suppress(MemberLost):
+                    further(MembersChannel(self._manager, self._group, self.seat), counts)
             if self._manager.should_commit():
                 break  # otherwise a member was lost: try again with those who are left
         collectives.write_back(flats, values)
         collectives.traffic.seconds += time.perf_counter() - start
         return rows
 
-    def _exchange(self, row: list[int]) -> list[list[int]]:
-        """The rows of all members, by place. They mean nothing if a member is lost: then nobody commits to them."""
-        rows = torch.zeros(self.seat.of, len(row), dtype=torch.float64)  # exact for integers of up to 53 bits
-        rows[self.seat.place] = torch.tensor(row, dtype=torch.float64)
+    def _exchange(self, row: list[int], weight: float) -> tuple[list[list[int]], float]:
+        """The rows of all members, by place, and the sum of their weights.
+
+        They mean nothing if a member is lost: then nobody commits to them.
+        """
+        rows = torch.zeros(self.seat.of, len(row) + 1, dtype=torch.float64)  # exact for integers of up to 53 bits
+        rows[self.seat.place] = torch.tensor([*row, weight], dtype=torch.float64)
         self._reduce_([rows])
-        numbers: list[list[int]] = rows.round().to(torch.int64).tolist()
-        return numbers
+        numbers: list[list[int]] = rows[:, :-1].round().to(torch.int64).tolist()
+        return numbers, float(rows[:, -1].sum())
 
     def leave(self) -> None:
         """Stop serving the others, who go on without this rank."""
@@ -189,7 +233,7 @@ def _lighthouse() -> str:
 
 def _manager(
     elastic: Elastic, state: Callable[[], State], load_state: Callable[[State], None], port: int, stays_on_host: bool
-) -> Any:
+) -> tuple[Any, Any]:
     from torchft import Manager, ProcessGroupGloo
     from torchft.checkpointing.http_transport import HTTPTransport
 
@@ -198,8 +242,9 @@ def _manager(
     transport = HTTPTransport(timeout=timeout, num_chunks=0)
     if stays_on_host:  # by itself it would give the others the host's name, at which it does not listen
         transport.address = lambda: f"http://{_HERE}:{transport._server.server_port}/checkpoint/"
-    return Manager(
-        pg=ProcessGroupGloo(timeout=timeout),
+    group = ProcessGroupGloo(timeout=timeout)
+    return group, Manager(
+        pg=group,
         state_dict=state,
         load_state_dict=load_state,
         min_replica_size=1,  # the lighthouse alone decides how many a quorum needs

@@ -48,21 +48,46 @@ class RoundedMean:
         """
         size, rows = self._channel.size, self._rows
         chance = torch.Generator().manual_seed(number * size + self._channel.rank)
-        own = torch.nn.functional.pad(vector.cpu().float(), (0, size * rows * ROW - self.length))
-        weights = torch.cat(self._channel.exchange([torch.tensor([weight], dtype=torch.float64)] * size, [1] * size))
-        check_total(float(weights.sum()))
-        received = self._channel.exchange(self._rounded(own.view(size, rows, ROW), 0, chance), [rows] * size)
+        own = self._in_pieces(vector.cpu().float())
+        weights = self._weights(weight)
+        received = self._channel.exchange(self._rounded(own, 0, chance, counts=weight != 0), [rows] * size)
         mean = torch.zeros(1, rows, ROW)
         for piece, share in zip(received, (weights / weights.sum()).tolist(), strict=True):
             mean[0].add_(self._codec.unpack(piece, mean[0]), alpha=share)
         means = self._channel.exchange(self._rounded(mean, 1, chance) * size, [rows] * size)
         return torch.cat([self._codec.unpack(piece, mean[0]) for piece in means]).view(-1)[: self.length]
 
-    def _rounded(self, pieces: Tensor, which: int, chance: torch.Generator) -> list[Tensor]:
-        """Return pieces, with what was lost of those before, as bytes, and note what is lost of them."""
+    def moved(self, channel: Channel) -> RoundedMean:
+        """Return the same for other ranks. What was lost of the mean is kept by who averages the same piece."""
+        moved = RoundedMean(channel, self._codec, self.length, keeps_lost=self._keeps_lost)
+        if (channel.size, channel.rank) == (self._channel.size, self._channel.rank):
+            moved.lost = [*self.lost]
+        else:
+            moved.lost[0] = moved._in_pieces(self.lost[0].view(-1)[: self.length])
+        return moved
+
+    def _weights(self, weight: float) -> Tensor:
+        """The weights of all ranks; refuse ranks that average other numbers. All ranks raise or none."""
+        size = self._channel.size
+        told = self._channel.exchange([torch.tensor([[weight, self.length]], dtype=torch.float64)] * size, [1] * size)
+        weights, lengths = torch.cat(told).unbind(1)
+        if len(set(lengths.tolist())) > 1:
+            raise RuntimeError(
+                f"The ranks are about to average different numbers of values: {list(map(int, lengths))}, in order of "
+                "rank. A parameter is frozen, or an optimizer has no state yet, on some ranks only."
+            )
+        check_total(float(weights.sum()))
+        return weights
+
+    def _in_pieces(self, vector: Tensor) -> Tensor:
+        size, rows = self._channel.size, self._rows
+        return torch.nn.functional.pad(vector, (0, size * rows * ROW - self.length)).view(size, rows, ROW)
+
+    def _rounded(self, pieces: Tensor, which: int, chance: torch.Generator, *, counts: bool = True) -> list[Tensor]:
+        """Return pieces, with what was lost of those before, as bytes, and note what is lost of them, if they count."""
         pieces = pieces + self.lost[which]
         packed = [self._codec.pack(piece, chance) for piece in pieces]
-        if self._keeps_lost:
+        if self._keeps_lost and counts:
             kept = [self._codec.unpack(each, piece) for each, piece in zip(packed, pieces, strict=True)]
             self.lost[which] = (pieces - torch.stack(kept)).nan_to_num_(0.0, 0.0, 0.0)  # of NaN nothing is kept
         return packed

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_gnn_dist.boundary.boundary import Isolated
+from lightning_gnn_dist.boundary.boundary import History, Isolated
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.residency import Fixed, Holding, Redeal
 from lightning_gnn_dist.graph.graph import Graph
@@ -285,12 +285,24 @@ def test_a_drift_that_says_nothing_is_towards_what_the_strategy_knows_best() -> 
         ({"decay": 1.5}, "decay must lie in"),
         ({"decay": "0.8"}, r"decay must lie in .* got '0\.8'"),
         ({"anchor_steps": 0}, "anchor_steps must be an integer of at least 1"),
+        ({"corrects": 1}, "corrects must be True or False, got 1"),
         ({"towards": "local"}, r"towards must be one of \['ranks', 'global', None\], got 'local'"),
     ],
 )
 def test_a_drift_that_could_not_work_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         Drift(**options)
+
+
+def test_anchors_that_correct_are_refused_where_they_could_not() -> None:
+    corrects = Drift(corrects=True)
+    with pytest.raises(ValueError, match='corrects along the gradient of the whole graph: use towards="global"'):
+        LocalSGDStrategy(drift=corrects)
+    for options in ({"correction_steps": 2}, {"correction_steps": 1.0}, {"correction": "rank0"}):
+        with pytest.raises(ValueError, match="takes one step along the gradient of the anchor"):
+            LLCGStrategy(drift=corrects, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"before boundary=History\(\) has computed the rows that they read"):
+        fit(LLCGStrategy(drift=corrects), model(), data_module(boundary=History()), 1)
 
 
 def test_a_word_is_no_drift() -> None:

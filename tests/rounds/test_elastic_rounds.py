@@ -6,9 +6,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,119 +24,16 @@ from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
 from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.tma import TMAStrategy
-from lightning_gnn_dist.wire.membership import LEFT, LIGHTHOUSE, WAITS, Elastic, Membership
+from lightning_gnn_dist.wire.membership import WAITS, Elastic
 from tests.link_model import LinkSAGE, held
 from tests.ranks import RankError, run_ranks, start_ranks
+from tests.rounds.elastic_fitting import AWAITED, HEARTBEAT_SECONDS, TIMEOUT_SECONDS, Fate, come_back, train
 from tests.sage import SAGE
 from tests.strategies.fitting import Net, State, differs, fit, state_of
 
 torchft = pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
 
-HEARTBEAT_SECONDS = 1.5
-TIMEOUT_SECONDS = 8  # of an exchange with a rank that says nothing
-AWAITED = "awaited"  # a file that is there until the rank that comes back is about to begin
-
-
-@pytest.fixture
-def lighthouse(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from torchft.coordination import LighthouseServer
-
-    heartbeat = int(1000 * HEARTBEAT_SECONDS)
-    waits = {"join_timeout_ms": 60_000, "quorum_tick_ms": 50, "heartbeat_timeout_ms": heartbeat}
-    server = LighthouseServer(bind="[::]:0", min_replicas=2, **waits)
-    monkeypatch.setenv(LIGHTHOUSE, server.address())
-    monkeypatch.setenv("RUST_LOG", "error")
-    yield
-    server.shutdown()
-
-
-class Outcome(NamedTuple):
-    rounds: int
-    members: list[int]
-    state: State
-    steps: int
-    seconds: list[float]
-
-
-class Fate(NamedTuple):
-    """What happens to a rank in its third round."""
-
-    rank: int = -1
-    where: str = "step"
-    signal: int = signal.SIGKILL
-
-
-class Watched(Net):
-    """Takes its time, and notes how many took part in every round and how long it lasted."""
-
-    def __init__(self, rank: int, folder: str, fate: Fate) -> None:
-        super().__init__(optimizer="Adam", dropout=0.2)
-        self.rank, self.folder, self.fate = rank, Path(folder), fate
-        self.members: list[int] = []
-        self.ends: list[float] = [time.monotonic()]
-
-    def meet_fate(self, where: str) -> None:
-        if self.fate.rank == self.rank and self.fate.where == where and self.current_epoch == 2:
-            fate, self.fate = self.fate, Fate()
-            (self.folder / "died").touch()
-            if fate.signal == signal.SIGSTOP:
-                os.system(f"(sleep {3 * HEARTBEAT_SECONDS}; kill -CONT {os.getpid()}) &")
-            os.kill(os.getpid(), fate.signal)
-
-    def training_step(self, batch: list[Tensor]) -> Tensor:
-        if self.trainer.training:
-            time.sleep(0.02 * (1 + self.rank))
-            self.meet_fate("step")
-            while self.current_epoch >= 8 and (self.folder / AWAITED).exists():
-                time.sleep(0.05)
-        return super().training_step(batch)
-
-    def on_validation_start(self) -> None:
-        self.meet_fate("validation")
-
-    def on_train_epoch_end(self) -> None:
-        self.members.append(len(self.trainer.strategy.state.batches_of_ranks))
-        self.ends.append(time.monotonic())
-
-
-def train(
-    rank: int,
-    world_size: int,
-    folder: str,
-    rounds: int,
-    fate: Fate = Fate(),  # noqa: B008
-    ckpt_path: str | None = None,
-    outer: Outer | None = None,
-) -> Outcome:
-    torch.manual_seed(rank)  # replicas that start unequal, to be made equal
-    module = Watched(rank, folder, fate)
-    if fate.where == "meeting":
-        mean = Membership._reduce_
-
-        def mean_or_die(member: Membership, flats: list[Tensor]) -> None:
-            module.meet_fate("meeting")
-            mean(member, flats)
-
-        Membership._reduce_ = mean_or_die  # type: ignore[method-assign]
-    saver = ModelCheckpoint(f"{folder}/saved", save_last=True, enable_version_counter=False)
-    elastic = Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
-    strategy = TMAStrategy(EverySeconds(0.4), elastic=elastic, outer=outer)
-    options: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True, "validate": True}
-    with told_to_leave():
-        fit(rank, strategy, module, devices=1, max_epochs=rounds, ckpt_path=ckpt_path, **options)
-    trainer = module.trainer
-    seconds = [after - before for before, after in pairwise(module.ends)]
-    return Outcome(trainer.current_epoch, module.members, state_of(module), trainer.global_step, seconds)
-
-
-@contextmanager
-def told_to_leave() -> Iterator[None]:
-    """Lightning's own way out after SIGTERM, with an exit code that says so."""
-    try:
-        yield
-    except SystemExit as left:
-        if left.code != LEFT:
-            raise RuntimeError(f"It ends with exit code {left.code}.") from left
+BITS = Outer(lr=1.0, momentum=0.8, nesterov=False, adaptive=True, bits=8)
 
 
 class RoundEMA(WeightAveraging):
@@ -161,12 +55,20 @@ def test_ranks_meet_without_a_process_group(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
 @pytest.mark.parametrize(
-    "fate",
-    [Fate(0, "step"), Fate(1, "step"), Fate(2, "validation"), Fate(0, "meeting"), Fate(2, "meeting")],
-    ids=lambda fate: f"{fate.rank}-{fate.where}",
+    ("fate", "outer"),
+    [
+        (Fate(0, "step"), None),
+        (Fate(1, "step"), None),
+        (Fate(2, "validation"), None),
+        (Fate(0, "meeting"), None),
+        (Fate(2, "meeting"), None),
+        (Fate(1, "step"), BITS),
+        (Fate(0, "exchange"), BITS),
+    ],
+    ids=lambda value: f"{value.rank}-{value.where}" if isinstance(value, Fate) else "bits" if value else "",
 )
-def test_when_a_rank_is_killed_the_others_go_on(tmp_path: Path, fate: Fate) -> None:
-    with start_ranks(train, 3, str(tmp_path), 6, fate) as ranks:
+def test_when_a_rank_is_killed_the_others_go_on(tmp_path: Path, fate: Fate, outer: Outer | None) -> None:
+    with start_ranks(train, 3, str(tmp_path), 6, fate, None, outer) as ranks:
         results = ranks.results(may_die={fate.rank})
     assert results[fate.rank] is None
     one, two = (result for result in results if result is not None)
@@ -180,7 +82,7 @@ def test_when_a_rank_is_killed_the_others_go_on(tmp_path: Path, fate: Fate) -> N
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
-@pytest.mark.parametrize("outer", [None, Outer(lr=1.0, momentum=0.5)], ids=repr)
+@pytest.mark.parametrize("outer", [None, Outer(lr=1.0, momentum=0.5), BITS], ids=["None", "momentum", "bits"])
 def test_a_rank_that_stood_still_catches_up(tmp_path: Path, outer: Outer | None) -> None:
     first, second, third = run_ranks(train, 3, str(tmp_path), 14, Fate(1, "step", signal.SIGSTOP), None, outer)
     assert differs(first.state, second.state) == differs(first.state, third.state) == 0.0
@@ -188,24 +90,18 @@ def test_a_rank_that_stood_still_catches_up(tmp_path: Path, outer: Outer | None)
     assert first.rounds == second.rounds == 14 and len(second.members) < 14  # it missed some
 
 
-def come_back(rank: int, world_size: int, name: int, folder: str, rounds: int, ckpt_path: str | None) -> Outcome:
-    os.environ["LIGHTNING_GNN_DIST_RANK"] = str(name)
-    Path(folder, AWAITED).unlink()
-    return train(name, world_size, folder, rounds, ckpt_path=ckpt_path)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
-@pytest.mark.parametrize("from_file", [False, True])
-def test_a_rank_that_comes_back_is_healed_and_takes_part(tmp_path: Path, from_file: bool) -> None:
+@pytest.mark.parametrize(("from_file", "outer"), [(False, BITS), (True, Outer(lr=1.0, momentum=0.5))])
+def test_a_rank_that_comes_back_is_healed_and_takes_part(tmp_path: Path, from_file: bool, outer: Outer | None) -> None:
     rounds = 32
     (tmp_path / AWAITED).touch()
-    with start_ranks(train, 3, str(tmp_path), rounds, Fate(1)) as ranks:
+    with start_ranks(train, 3, str(tmp_path), rounds, Fate(1), None, outer) as ranks:
         while not (tmp_path / "died").exists():
             time.sleep(0.1)
         time.sleep(HEARTBEAT_SECONDS + 2)  # until the others have met without it
         ckpt_path = str(tmp_path / "saved" / "last.ckpt") if from_file else None
-        (second,) = run_ranks(come_back, 1, 1, str(tmp_path), rounds, ckpt_path)
+        (second,) = run_ranks(come_back, 1, 1, str(tmp_path), rounds, ckpt_path, outer)
         first, _, third = ranks.results(may_die={1})
     assert differs(first.state, second.state) == differs(first.state, third.state) == 0.0
     assert first.steps == second.steps and second.rounds == rounds

@@ -16,6 +16,7 @@ from lightning_gnn_dist.data.settings import GlobalBatching
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -62,9 +63,9 @@ def double_graph() -> tuple[Graph, Partition]:
     return graph, Partition((torch.arange(400).sqrt() / 20 * RANKS).int(), RANKS)
 
 
-def in_rounds(rank: int, world_size: int, outers: list[Outer | None]) -> list[State]:
+def in_rounds(rank: int, world_size: int, settings: list[tuple[Outer | None, Drift]]) -> list[State]:
     found = []
-    for outer in outers:
+    for outer, drift in settings:
         graph, partition = double_graph()
         data = PartitionedDataModule(
             graph,
@@ -75,15 +76,18 @@ def in_rounds(rank: int, world_size: int, outers: list[Outer | None]) -> list[St
             global_batching=GlobalBatching(batch_size=10**6, sampler=NeighborSampler([-1, -1])),
         )
         module = plain()
-        strategy = LLCGStrategy(EverySteps(STEPS), outer=outer, **PATIENCE)
+        strategy = LLCGStrategy(EverySteps(STEPS), outer=outer, drift=drift, **PATIENCE)
         fit(strategy, module, data, world_size, max_epochs=ROUNDS, limit_val_batches=0)
         state = {name: value for name, value in state_of(module).items() if not name.startswith("accuracy")}
         found.append(state)
     return found
 
 
-def by_hand() -> State:
-    """Local steps that are shifted, a mean with momentum, moments averaged, one correction step, an anchor."""
+def by_hand(*, corrects: bool = False) -> State:
+    """Local steps that are shifted, a mean with momentum, moments averaged, one correction step, an anchor.
+
+    If the anchor ``corrects``, it is taken before the correction step, which goes along its gradient.
+    """
     graph, partition = double_graph()
     x, y, train = (graph.node_arrays[name] for name in ("x", "y", "train_mask"))
     edges = torch.stack([graph.indices.long(), torch.arange(400).repeat_interleave(graph.degrees())])
@@ -105,10 +109,15 @@ def by_hand() -> State:
     adams = [torch.optim.Adam(net.parameters(), lr=0.01) for net in nets]
     corrector, speed = torch.optim.Adam(mean.parameters(), lr=0.01), [torch.zeros_like(p) for p in mean.parameters()]
     old: list[Tensor] = []
+
+    def shifts_now() -> list[list[Tensor]]:
+        whole = gradient(mean, everyone)
+        return [[a - b for a, b in zip(whole, gradient(mean, nodes), strict=True)] for nodes in parts]
+
+    shifts = shifts_now()
     for _ in range(ROUNDS):
-        for net, nodes, adam in zip(nets, parts, adams, strict=True):
+        for net, nodes, adam, shift in zip(nets, parts, adams, shifts, strict=True):
             net.load_state_dict(mean.state_dict())
-            shift = [a - b for a, b in zip(gradient(mean, everyone), gradient(mean, nodes), strict=True)]
             for number in range(STEPS):
                 step(adam, [g + 0.8**number * s for g, s in zip(gradient(net, nodes), shift, strict=True)])
         ends = [list(net.parameters()) for net in nets]
@@ -126,15 +135,19 @@ def by_hand() -> State:
                 for state in states:
                     state[moment] = whole.clone()
             corrector.state[parameter] = copy.deepcopy(states[0])
+        shifts = shifts_now()
         step(corrector, gradient(mean, everyone))
+        shifts = shifts if corrects else shifts_now()
     return state_of(mean)
 
 
 def test_a_round_is_that_by_hand_and_nearly_so_in_fewer_bits() -> None:
-    expected, found = by_hand(), run_ranks(in_rounds, RANKS, [EXACT, None])
+    expected, shared = by_hand(), by_hand(corrects=True)
+    found = run_ranks(in_rounds, RANKS, [(EXACT, Drift()), (None, Drift()), (EXACT, Drift(corrects=True))])
     start = state_of(plain())
-    for exact, rounded in found:
+    for exact, rounded, corrected in found:
         assert max(float((exact[name] - expected[name]).abs().max()) for name in exact) < 1e-12
+        assert max(float((corrected[name] - shared[name]).abs().max()) for name in exact) < 1e-12
         assert differs(rounded, found[0][1]) == 0.0
         # Adam's first steps are as long for a gradient near zero, whose sign rounding may change.
         away = sum(float((rounded[name] - expected[name]).square().sum()) for name in exact)
@@ -142,10 +155,14 @@ def test_a_round_is_that_by_hand_and_nearly_so_in_fewer_bits() -> None:
 
 
 def sent(rank: int, world_size: int) -> list[float]:
-    """Bytes of a local step of Grappa, and of LLCG in rounds of ten and of fifty, once the first round has begun."""
+    """Bytes of a local step of Grappa, of LLCG in rounds of ten and of fifty, and in rounds of ten whose anchors correct.
+
+    They are counted once the first round has begun.
+    """
     counted = []
     strategies = [GrappaStrategy(**PATIENCE), *(LLCGStrategy(EverySteps(steps), **PATIENCE) for steps in (10, 50))]
-    for strategy, epochs in zip(strategies, (4, 3, 1), strict=True):
+    strategies.append(LLCGStrategy(EverySteps(10), drift=Drift(corrects=True), **PATIENCE))
+    for strategy, epochs in zip(strategies, (4, 3, 1, 3), strict=True):
         marks: list[float] = []
         module = model(Wide)
         module.on_train_epoch_start = lambda marks=marks: marks.append(traffic.bytes_sent)
@@ -164,6 +181,7 @@ class Wide(SAGE):
 
 
 def test_it_sends_a_fifth_of_grappa_at_ten_steps_and_a_twentieth_at_fifty() -> None:
-    for every_step, tens, fifties in run_ranks(sent, 2):
+    for every_step, tens, fifties, corrected in run_ranks(sent, 2):
         assert tens < 0.2 * every_step
         assert fifties < 0.05 * every_step
+        assert 0.84 * tens < corrected < 0.87 * tens  # six bytes for each weight instead of seven

@@ -41,10 +41,11 @@ def resumed(rank: int, world_size: int, folder: str, kind: type[SAGE], options: 
         pytest.param(SAGE, {"correction_steps": 2, "drift": None}, marks=pytest.mark.slow),
         pytest.param(SAGE, {"drift": Drift("ranks"), "correction_steps": 0}, marks=pytest.mark.slow),
         (SAGE, {"drift": Drift("global"), "correction_steps": 0.5}),
+        pytest.param(SAGE, {"drift": Drift(corrects=True)}, marks=pytest.mark.slow),
         pytest.param(SAGE, {"correction_optimizer": "persistent"}, marks=pytest.mark.slow),
         pytest.param(Remembering, {}, marks=pytest.mark.slow),
     ],
-    ids=["paper", "ranks", "global", "persistent", "buffers"],
+    ids=["paper", "ranks", "global", "corrects", "persistent", "buffers"],
 )
 def test_a_resumed_run_ends_with_the_same_weights(kind: type[SAGE], options: dict[str, Any], tmp_path: Path) -> None:
     for whole, again in run_ranks(resumed, 2, str(tmp_path), kind, options):

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.strategies import rounded_gradients
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients
 from lightning_gnn_dist.wire.collectives import traffic
 from lightning_gnn_dist.wire.rounded_mean import ROW
 from tests.every_strategy import PATIENCE
@@ -39,8 +41,8 @@ def test_fewer_bits_are_fewer_bytes_and_nearly_the_same() -> None:
     assert 0 < differs(exact, eight) < 3e-2
     numbers = sum(tensor.numel() for tensor in exact.values())
     rest = whole - 4 * numbers  # the ring of two ranks
-    assert half - rest == pytest.approx(8 + 2 * (2 * ROW))  # a weight; a row to the other rank, and a mean
-    assert quarter - rest == pytest.approx(8 + 2 * (ROW + 8))
+    assert half - rest == pytest.approx(16 + 2 * (2 * ROW))  # weight and length; a row to the other rank, and a mean
+    assert quarter - rest == pytest.approx(16 + 2 * (ROW + 8))
 
 
 def test_one_rank_sends_and_rounds_nothing() -> None:
@@ -68,6 +70,45 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
         assert differs(whole, resumed) == 0.0
 
 
+class Uneven(Net):
+    """The last layer has no part in some losses of one rank, and a step takes two passes."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        short = self.trainer.global_rank == 1 and self.trainer.global_step % 2 == 0
+        return self.layers[:-1](batch[0]).square().mean() if short else super().training_step(batch)
+
+
+def in_buckets(rank: int, world_size: int, folder: Path) -> tuple[list[State], list[bool]]:
+    """Weights of fits whose every parameter is a bucket: sent in the backward pass, after it, and resumed."""
+    rounded_gradients.NUMBERS_OF_A_BUCKET = 1
+    send, within = RoundedGradients._send, []
+
+    def noted(self: RoundedGradients) -> None:
+        within.append(torch._C._current_graph_task_id() != -1)
+        send(self)
+
+    RoundedGradients._send = noted  # type: ignore[method-assign]
+
+    def run(epochs: int, looks: bool = False, path: Path | None = None) -> Any:
+        torch.manual_seed(0)
+        module, strategy = Uneven(optimizer="Adam"), GrappaStrategy(bits=8, find_unused_parameters=looks, **PATIENCE)
+        options = {"max_epochs": epochs, "accumulate_grad_batches": 2, "ckpt_path": None if path is None else str(path)}
+        return fit(rank, strategy, module, devices=world_size, **options), module
+
+    _, during = run(4)
+    _, after = run(4, looks=True)
+    half, _ = run(2)
+    half.save_checkpoint(folder / "half.ckpt")
+    _, resumed = run(4, path=folder / "half.ckpt")
+    return [state_of(module) for module in (during, after, resumed)], within
+
+
+def test_what_is_sent_during_the_backward_pass_is_what_is_sent_after_it(tmp_path: Path) -> None:
+    (first, within), (second, _) = run_ranks(in_buckets, 2, tmp_path)
+    assert within and all(within)
+    assert all(differs(first[0], other) == 0.0 for other in [*first[1:], *second])
+
+
 class Spoiled(Net):
     """Has a NaN in the gradient of one rank."""
 
@@ -83,6 +124,23 @@ def spoil(rank: int, world_size: int, bits: int) -> None:
 def test_rounding_hides_no_nan() -> None:
     with pytest.raises(RankError, match="The loss of rank 1 is NaN or infinite"):
         run_ranks(spoil, 2, 8)
+
+
+class FrozenHere(Net):
+    """Freezes a layer on one rank alone."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1 and self.trainer.global_rank == 1:
+            self.layers[-1].requires_grad_(False)
+
+
+def freeze(rank: int, world_size: int) -> None:
+    fit(rank, GrappaStrategy(bits=8, **PATIENCE), FrozenHere(), devices=world_size)
+
+
+def test_a_layer_that_one_rank_has_frozen_is_refused() -> None:
+    with pytest.raises(RankError, match=r"about to average different numbers of values: \[49, 40\]"):
+        run_ranks(freeze, 2)
 
 
 def test_other_bits_are_refused() -> None:

@@ -33,6 +33,8 @@ class Means:
         self.bits = bits
         self._channel: Channel | None = None
         self._of_ways: RoundedMean | None = None
+        self._kept: RoundedMean | None = None  # of the last meeting that was held to its end, if ranks may die
+        self._moves = False
         self._restored: list[Tensor] = []
         self._number = 0
 
@@ -40,6 +42,16 @@ class Means:
         """Open connections for a fit, unless they are. Collective."""
         if self.bits is not None and self._channel is None and collectives.world_size() > 1:
             self._channel = open_channel(collectives.world_size())
+
+    def move(self, channel: Channel) -> None:
+        """Exchange with these ranks from now on, as if nothing had been taken since :meth:`keep`. Not collective."""
+        self._moves = True
+        self._channel = channel if channel.size > 1 else None
+        self._of_ways = None if self._kept is None else self._kept.moved(channel)
+
+    def keep(self) -> None:
+        """Note that all ranks have come to the end of a meeting, so that what was lost there can be added."""
+        self._kept = self._of_ways
 
     def begin_meeting(self, round_idx: int) -> None:
         """Note the number of the meeting, which decides how numbers are rounded."""
@@ -58,10 +70,12 @@ class Means:
         if self._channel is None:
             collectives.average_([*tensors, *moments], weight)  # in one go
             return
-        counts = [each for each in moments if each.dim() == 0]
-        collectives.average_([*tensors, *counts], weight)
-        others = [each for each in moments if each.dim()]
-        self._average_(others, weight, lambda length: self._new_mean(_BITS_OF_MOMENTS, length))
+        collectives.average_([*tensors, *(each for each in moments if not is_rounded(each))], weight)
+        self.average_moments_([each for each in moments if is_rounded(each)], weight)
+
+    def average_moments_(self, moments: Sequence[Tensor], weight: float) -> None:
+        """Replace moments that are rounded, in place, by their means over ranks. Collective."""
+        self._average_(moments, weight, lambda length: self._new_mean(_BITS_OF_MOMENTS, length))
 
     def close(self) -> None:
         """End the connections. Not collective."""
@@ -70,11 +84,16 @@ class Means:
 
     def forget(self) -> None:
         """Forget the fit before."""
-        self._channel = self._of_ways = None
+        self._channel = self._of_ways = self._kept = None
         self._restored = []
 
     def lost(self) -> list[Tensor]:
-        """Return what this rank has rounded away of its ways, for a checkpoint."""
+        """Return what this rank has rounded away of its ways, for a checkpoint; where ranks may die, nothing.
+
+        Their checkpoint is one rank's, from which any number of ranks may go on.
+        """
+        if self._moves:
+            return []
         return self._restored if self._of_ways is None else self._of_ways.lost
 
     def restore(self, lost: Sequence[Tensor]) -> None:
@@ -82,11 +101,11 @@ class Means:
         self._restored = list(lost)
 
     def _average_(self, tensors: Sequence[Tensor], weight: float, mean: Callable[[int], RoundedMean]) -> None:
-        """Average real numbers by ``mean`` of their number, and others, or all without bits, as they are."""
-        real = [] if self._channel is None else [each for each in tensors if each.is_floating_point()]
-        if len(real) < len(tensors):
-            collectives.average_([each for each in tensors if self._channel is None or each.is_complex()], weight)
-        if real:
+        """Average by what ``mean`` gives for as many numbers; without bits, as they are."""
+        if self._channel is None:
+            collectives.average_(tensors, weight)
+        elif tensors:
+            real = [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
             flat = torch.cat([each.detach().reshape(-1) for each in real])
             collectives.scatter_back(mean(flat.numel())(flat, weight, self._number), real)
             self._number += 1
@@ -102,3 +121,8 @@ class Means:
                 self._of_ways.lost = self._restored
             self._restored = []
         return self._of_ways
+
+
+def is_rounded(moment: Tensor) -> bool:
+    """Whether a moment is sent in fewer bits: real and complex numbers, but for single ones."""
+    return moment.dim() > 0 and (moment.is_floating_point() or moment.is_complex())

@@ -120,7 +120,11 @@ class OuterStep:
     def take_mean(self) -> None:
         """Step towards the mean, where the model is that already. Not collective."""
         if self._optimizer is not None:
-            self._step([before - now for before, now in self._trained()])
+            self.step(self.ways())
+
+    def ways(self) -> list[Tensor]:
+        """Return the way of this replica, from where it is back to the model that the round began with."""
+        return [before - now for before, now in self._trained()]
 
     @torch.no_grad()
     def take(self, weight: float, *, is_left_out: bool) -> None:
@@ -132,13 +136,13 @@ class OuterStep:
         """
         if self._optimizer is None:
             return
-        ways = [before - now for before, now in self._trained()]
+        ways = self.ways()
         weight = finite.leave_out_(ways) if is_left_out else weight
         own = [way.clone() for way in ways] if self._measures else []
         self._means.average_ways_(ways, weight)
         if self._measures:
             self.distance = _distance(own, ways, counts=not is_left_out)
-        self._step(ways)
+        self.step(ways)
 
     def forget(self) -> None:
         """Forget the fit before."""
@@ -179,7 +183,7 @@ class OuterStep:
         self._means.restore(state["lost"])
 
     @torch.no_grad()
-    def _step(self, ways: list[Tensor]) -> None:
+    def step(self, ways: list[Tensor]) -> None:
         """Step from the model that the round began with against ``ways``, and make that the model."""
         assert self._optimizer is not None
         for (before, _), way in zip(self._trained(), ways, strict=True):

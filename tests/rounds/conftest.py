@@ -1,0 +1,23 @@
+"""The lighthouse, by which elastic ranks find each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from lightning_gnn_dist.wire.membership import LIGHTHOUSE
+from tests.rounds.elastic_fitting import HEARTBEAT_SECONDS
+
+
+@pytest.fixture
+def lighthouse(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from torchft.coordination import LighthouseServer
+
+    heartbeat = int(1000 * HEARTBEAT_SECONDS)
+    waits = {"join_timeout_ms": 60_000, "quorum_tick_ms": 50, "heartbeat_timeout_ms": heartbeat}
+    server = LighthouseServer(bind="[::]:0", min_replicas=2, **waits)
+    monkeypatch.setenv(LIGHTHOUSE, server.address())
+    monkeypatch.setenv("RUST_LOG", "error")
+    yield
+    server.shutdown()

@@ -1,0 +1,40 @@
+"""Which tensors of a meeting are rounded. What rounding does is in test_outer.py and wire/test_rounded_mean.py."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.rounds.means.means import Means, is_rounded
+from tests.wire.threads import Seated, Table
+
+
+def some(number: float) -> list[Tensor]:
+    whole, count = torch.full((3,), int(number)), torch.tensor(number)
+    return [torch.full((2, 2), number), torch.full((3,), complex(number, -number)), whole, count]
+
+
+def test_counts_and_whole_numbers_are_not_rounded_and_complex_numbers_are_two() -> None:
+    assert [is_rounded(each) for each in some(1.0)] == [True, True, False, False]
+    table = Table(2)
+
+    def meet(rank: int) -> list[Tensor]:
+        means, (real, complex_, _, _) = Means(8), some([1.0, 5.0][rank])
+        means.move(Seated(table, rank))
+        means.average_moments_([real, complex_], [3.0, 1.0][rank])
+        return [real, complex_]
+
+    with ThreadPoolExecutor(2) as pool:
+        for real, complex_ in pool.map(meet, range(2)):
+            assert torch.equal(real, some(2.0)[0]) and torch.equal(complex_, some(2.0)[1])
+
+
+def test_a_member_that_is_alone_rounds_nothing_and_a_checkpoint_holds_nothing_lost() -> None:
+    means, way = Means(8), torch.randn(300, dtype=torch.float64)
+    means.move(Seated(Table(1), 0))
+    own = way.clone()
+    means.average_ways_([own], 1.0)
+    means.keep()
+    assert torch.equal(own, way) and means.lost() == []

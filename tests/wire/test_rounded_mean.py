@@ -1,0 +1,90 @@
+"""Means in fewer bits over members that come and go, held against their true means and what members say they lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.wire.channel import Channel
+from lightning_gnn_dist.wire.codec import Codec
+from lightning_gnn_dist.wire.rounded_mean import RoundedMean
+from tests.wire.threads import Seated, Table
+
+LENGTH = 1300  # six rows, of which the last is not full
+WEIGHTS = {"a": 1.0, "b": 3.0, "c": 2.0, "d": 0.5}
+Means = dict[str, RoundedMean]
+
+
+def seated(names: str, start: Callable[[str, Channel], RoundedMean]) -> Means:
+    table = Table(len(names))
+    return {name: start(name, Seated(table, place)) for place, name in enumerate(names)}
+
+
+def meet(means: Means, vectors: dict[str, Tensor], weights: dict[str, float], number: int) -> list[Tensor]:
+    with ThreadPoolExecutor(len(means)) as pool:
+        told = [pool.submit(mean, vectors[name], weights[name], number) for name, mean in means.items()]
+        return [each.result() for each in told]
+
+
+def lost(means: Means, weights: dict[str, float]) -> Tensor:
+    """What members have lost of their numbers, in the mean, and of the pieces of the mean itself."""
+    total = sum(weights[name] for name in means)
+    own = sum(weights[name] / total * mean.lost[0].double().view(-1)[:LENGTH] for name, mean in means.items())
+    return own + torch.cat([mean.lost[1].double().view(-1) for mean in means.values()])[:LENGTH]
+
+
+def drawn(number: int, names: Sequence[str]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    return {name: torch.randn(LENGTH, generator=generator, dtype=torch.float64) for name in names}
+
+
+def true_mean(vectors: dict[str, Tensor], weights: dict[str, float]) -> Tensor:
+    total = sum(weights[name] for name in vectors)
+    return torch.stack([weights[name] / total * vector for name, vector in vectors.items()]).sum(0)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_members_add_what_they_have_lost_whoever_comes_and_goes(bits: int) -> None:
+    means: Means = {}
+    for number, names in enumerate(["abc", "abc", "abd", "ad", "ad", "acd"]):
+        before, here = means, "".join(means)
+
+        def start(name: str, channel: Channel, kept: Means = before) -> RoundedMean:
+            return kept[name].moved(channel) if name in kept else RoundedMean(channel, Codec(bits), LENGTH)
+
+        means = seated(names, start)
+        stays = [len(here) == len(names) and here[place] == name for place, name in enumerate(names)]
+        assert [bool(mean.lost[1].any()) for mean in means.values()] == stays  # who averages the piece that it had
+        owed, vectors = lost(means, WEIGHTS), drawn(number, names)
+        found = meet(means, vectors, WEIGHTS, number)
+        assert all(torch.equal(each, found[0]) for each in found)
+        expected = true_mean(vectors, WEIGHTS) + owed - lost(means, WEIGHTS)
+        assert torch.allclose(found[0].double(), expected, rtol=0, atol=2e-6)
+        assert 0 < float((found[0] - true_mean(vectors, WEIGHTS)).abs().max()) < (0.1 if bits == 8 else 0.05)
+
+
+def test_what_was_lost_at_a_meeting_that_is_held_again_was_not_lost() -> None:
+    first = seated("ab", lambda name, channel: RoundedMean(channel, Codec(8), LENGTH))
+    meet(first, drawn(0, "ab"), WEIGHTS, 0)
+    known = {name: [each.clone() for each in mean.lost] for name, mean in first.items()}
+    found = []
+    for _ in range(2):
+        again = seated("ab", lambda name, channel: first[name].moved(channel))
+        found.append(meet(again, drawn(1, "ab"), WEIGHTS, 1)[0])
+    assert torch.equal(*found)
+    assert all(torch.equal(*pair) for name in "ab" for pair in zip(first[name].lost, known[name], strict=True))
+
+
+def test_who_does_not_count_changes_nothing_and_owes_what_it_owed() -> None:
+    means = seated("abc", lambda name, channel: RoundedMean(channel, Codec(8), LENGTH))
+    meet(means, drawn(0, "abc"), WEIGHTS, 0)
+    owed, found = means["c"].lost[0].clone(), []
+    for vector in (torch.zeros(LENGTH), torch.full((LENGTH,), 9.0)):
+        again = seated("abc", lambda name, channel: means[name].moved(channel))
+        found.append(meet(again, drawn(1, "ab") | {"c": vector}, WEIGHTS | {"c": 0.0}, 1)[0])
+        assert torch.equal(again["c"].lost[0], owed)
+    assert torch.equal(*found)
