@@ -155,7 +155,7 @@ def test_a_round_is_that_by_hand_and_nearly_so_in_fewer_bits() -> None:
 
 
 def sent(rank: int, world_size: int) -> list[float]:
-    """Bytes of a local step of Grappa, of LLCG in rounds of ten and of fifty, and in rounds of ten whose anchors correct.
+    """Bytes of a local step of Grappa, of LLCG in rounds of ten, of fifty, and of ten whose anchors correct.
 
     They are counted once the first round has begun.
     """
