@@ -14,6 +14,12 @@ from lightning_gnn_dist.graph.rows import Lookup, degrees_of, edge_positions
 from lightning_gnn_dist.graph.typed.induced import induced
 
 
+def learned_from(graph: Graph) -> Tensor:
+    """The training nodes of a graph with types; all nodes where no mask tells, as in a graph whose edges are split."""
+    assert graph.types is not None
+    return graph.split("train") if graph.types.splits("train") else torch.arange(graph.num_nodes)
+
+
 def read_typed(
     graph: Graph,
     residents: Tensor,
