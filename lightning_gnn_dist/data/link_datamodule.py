@@ -57,6 +57,10 @@ class LinkDataModule(PartDataModule):
     ``batch.blocks`` and ``batch.edge_index`` are as in :class:`PartitionedDataModule`. Every edge inside a part is
     asked for once a pass; edges between parts are not learned from.
 
+    Of a graph with types a split is of one edge type, ``(source, name, target)``, and a batch a ``HeteroData``. There
+    ``batch[edge_type]`` has the targets, and the ends of all of them are the first ``batch[source].batch_size`` and
+    ``batch[target].batch_size`` nodes of their types. False receivers are nodes of the target's type.
+
     Args:
         split: A :class:`LinkSplit`, as :func:`split_edges` makes it, or the path of a saved one. With a path a rank
             holds no more than its part in RAM; the rest stays on disk.

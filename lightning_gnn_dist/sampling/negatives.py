@@ -87,8 +87,13 @@ def _rows(graph: Graph, edge_type: int | None) -> _Rows:
 @inlined
 def _is_edge(rows: _Rows, sender: int, receiver: int) -> bool:
     found = False
-    for at in range(max(rows.indptr[receiver], 0), min(rows.indptr[receiver + 1], len(rows.indices))):
-        found |= rows.indices[at] == sender and (len(rows.kinds) == 0 or rows.kinds[at] == rows.kind)
+    start, stop = max(rows.indptr[receiver], 0), min(rows.indptr[receiver + 1], len(rows.indices))
+    if len(rows.kinds) == 0:  # a loop of its own, which is faster
+        for at in range(start, stop):
+            found |= rows.indices[at] == sender
+        return found
+    for at in range(start, stop):
+        found |= rows.indices[at] == sender and rows.kinds[at] == rows.kind
     return found
 
 
