@@ -127,8 +127,9 @@ class LinkDataModule(PartDataModule):
                 f"The split holds no {name} edges back (it has: {list(self.split.edges)}): give split_edges() a share "
                 f"for them, as in split_edges(graph, {name}=0.1)."
             )
-        held = self._ends.held(self.split.edges[name], self.split.negatives[name])
-        sampler, count = HeldLinkSampler(self._settings.of_evaluation(), *held, self._ends.target_type), len(held[1])
+        edges, negatives, ends = self.split.edges[name], self.split.negatives[name], self._ends
+        first, count = (ends.senders.start, ends.receivers.start), edges.shape[1]
+        sampler = HeldLinkSampler(self._settings.of_evaluation(), edges, negatives, ends.target_type, first)
         whose = f"There are {count} {name} edges"
         return self._eval_loader(sampler, torch.arange(count), whose, count, lambda ids: Targets(*sampler.ends(ids)))
 

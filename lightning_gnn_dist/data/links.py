@@ -89,7 +89,7 @@ class LinkSplit:
         ends = ends_of(self.graph, edge_type)
         for name in self.edges:
             ends.check(name, self.edges[name], self.negatives[name])
-        held = torch.cat([ends.in_graph(edges) for edges in self.edges.values()], 1) if self.edges else None
+        held = [ends.in_graph(edges) for edges in self.edges.values()] if edge_type is not None else []
         self._settle(edge_type, checked_reverse(self.graph, edge_type, self.reverse, held))
         if self.undirected:
             self._check_reverses()
@@ -119,8 +119,7 @@ class LinkSplit:
         if "undirected" not in links:
             raise ValueError(f"{path} is a graph whose edges are not split: save split_edges(Graph.open(path)) first.")
         undirected = _flag(links.pop("undirected"), Path(path))
-        graph, kinds = Graph.open(path), links.pop("edge_types", None)
-        edge_type, reverse = types_at(graph, kinds, Path(path))
+        kinds = links.pop("edge_types", None)
         edges = {name.removesuffix("_edges"): array for name, array in links.items() if name.endswith("_edges")}
         wanted = {f"{name}_{kind}" for name in edges for kind in ("edges", "negatives")}
         if odd := sorted(wanted ^ links.keys()):
@@ -128,7 +127,8 @@ class LinkSplit:
         negatives = {name: links[f"{name}_negatives"] for name in edges}
         store.verify(Path(path), "links/")
         try:
-            return cls(graph, edges, negatives, undirected, edge_type, reverse)
+            graph = Graph.open(path)
+            return cls(graph, edges, negatives, undirected, *types_at(graph, kinds, Path(path)))
         except ValueError as error:
             raise ValueError(f"{path} holds no split of edges that can be used. {error}") from error
 
@@ -159,12 +159,11 @@ class LinkSplit:
 
     def _has(self, edges: Tensor) -> Tensor:
         """Whether the graph has each edge, by its ids, among those of the type, in any direction that shows it."""
-        kind = self._ends.target_type
-        found = has_edges(self.graph, edges, kind and kind.number)
-        if self.undirected:
-            found |= has_edges(self.graph, edges.flip(0), kind and kind.number)
-        if kind is not None and kind.reverse is not None:
-            found |= has_edges(self.graph, edges.flip(0), kind.reverse)
+        kind, found = self._ends.target_type, torch.zeros(edges.shape[1], dtype=torch.bool)
+        for ends in (edges, edges.flip(0)) if self.undirected else (edges,):
+            found |= has_edges(self.graph, ends, kind and kind.number)
+            if kind is not None and kind.reverse is not None:
+                found |= has_edges(self.graph, ends.flip(0), kind.reverse)
         return found
 
     def _check_reverses(self) -> None:
@@ -207,11 +206,11 @@ class LinkSplit:
                 "val and test share edges: a model would be chosen by what it is tested on. Deal them again."
             )
         kind = self._ends.target_type
-        for name in self.negatives:
-            edges, negatives = self._ends.held(self.edges[name], self.negatives[name])
+        for name, negatives in self.negatives.items():
             places = torch.arange(0, negatives.numel(), 1 + negatives.numel() // _NEGATIVES_TO_CHECK)
-            false = torch.stack([edges[0][places // negatives.shape[1]], negatives.flatten()[places]])
-            is_edge, false = has_edges(self.graph, false, kind and kind.number), self._ends.in_types(false)
+            senders = self.edges[name][0].to(torch.int64)[places // negatives.shape[1]]
+            false = torch.stack([senders, negatives.flatten()[places].to(torch.int64)])
+            is_edge = has_edges(self.graph, self._ends.in_graph(false), kind and kind.number)
             is_true = is_edge | torch.isin(self._numbers(false)[0], held)
             if bool(is_true.any()):
                 sender, receiver = false[:, is_true][:, 0].tolist()
@@ -279,7 +278,7 @@ def split_edges(
     if undirected and not is_undirected:
         raise ValueError("undirected=True, but some edges have no reverse: add them, or leave undirected out.")
     undirected = is_undirected if undirected is None else undirected
-    reverse = checked_reverse(graph, edge_type, reverse, None)
+    reverse = checked_reverse(graph, edge_type, reverse)
     pairs, pair_of_edge = _pairs(links, size, undirected)
     held = _dealt(pairs.numel(), {"val": val, "test": test}, seed)
     is_held = torch.zeros(pairs.numel() + 1, dtype=torch.bool)  # loops are pair -1

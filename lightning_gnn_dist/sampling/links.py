@@ -97,12 +97,14 @@ class HeldLinkSampler:
         edges: The edges that were held out of the graph, shape ``(2, n)``.
         negatives: The receivers of each edge's negatives, shape ``(n, K)``.
         target_type: The edge type of the edges, if the graph has types.
+        first: The ids in the graph of the nodes that count as 0 among senders, and among receivers.
     """
 
     sampler: Sampler
     edges: Tensor
     negatives: Tensor
     target_type: TargetType | None = None
+    first: tuple[int, int] = (0, 0)
 
     @property
     def num_hops(self) -> int:
@@ -119,7 +121,9 @@ class HeldLinkSampler:
         return nodes, labels(positions, ids.numel())
 
     def _pairs(self, ids: Tensor) -> Tensor:
-        return targets(self.edges[:, ids].to(torch.int64), self.negatives[ids].to(torch.int64))
+        edges, negatives = self.edges[:, ids].to(torch.int64), self.negatives[ids].to(torch.int64)
+        first = torch.tensor(self.first, device=edges.device)[:, None]
+        return targets(edges + first, negatives + self.first[1])
 
 
 def positions_of_links(graph: Graph, owner: Tensor, undirected: bool, target_type: TargetType | None = None) -> Tensor:

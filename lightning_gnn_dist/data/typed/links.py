@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -39,10 +39,6 @@ class LinkEnds(NamedTuple):
     def in_types(self, edges: Tensor) -> Tensor:
         """Do the reverse of :meth:`in_graph`."""
         return edges - torch.tensor([[self.senders.start], [self.receivers.start]])
-
-    def held(self, edges: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
-        """Held edges and their negatives by the ids in the graph."""
-        return self.in_graph(edges), negatives.to(torch.int64) + self.receivers.start
 
     def check(self, name: str, edges: Tensor, negatives: Tensor) -> None:
         """Refuse edges and negatives that are no ids of such nodes, by their types, or are none."""
@@ -135,7 +131,9 @@ def checked_edge_type(graph: Graph, edge_type: object) -> EdgeType | None:
     return _known("edge_type", edge_type, kinds)
 
 
-def checked_reverse(graph: Graph, edge_type: EdgeType | None, reverse: object, held: Tensor | None) -> EdgeType | None:
+def checked_reverse(
+    graph: Graph, edge_type: EdgeType | None, reverse: object, held: Sequence[Tensor] = ()
+) -> EdgeType | None:
     """The edge type that has the links of another turned round, looked for if ``reverse`` is ``"auto"``.
 
     Args:
@@ -190,14 +188,14 @@ def _known(name: str, kind: object, kinds: tuple[EdgeType, ...]) -> EdgeType:
     return found[0]
 
 
-def _found(graph: Graph, types: GraphTypes, edge_type: EdgeType, held: Tensor | None) -> EdgeType | None:
+def _found(graph: Graph, types: GraphTypes, edge_type: EdgeType, held: Sequence[Tensor]) -> EdgeType | None:
     """The edge type with the name or with the links of the reverse."""
     source, name, target = edge_type
     others = [kind for kind in types.edge_types if (kind[0], kind[2]) == (target, source) and kind != edge_type]
-    names = {_PREFIX + name, name.removeprefix(_PREFIX)}
-    found = {kind for kind in others if kind[1] in names}
+    named = name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else _PREFIX + name
+    found = {kind for kind in others if kind[1] == named}
     links = _numbers(graph, links_of(graph, edge_type)[1]).unique() if others else torch.empty(0)
-    all_links = links if held is None else torch.cat([links, _numbers(graph, held)]).unique()
+    all_links = torch.cat([links, *(_numbers(graph, some) for some in held)]).unique()
     for kind in others:
         turned = _numbers(graph, links_of(graph, kind)[1].flip(0)).unique()
         if turned.numel() and (torch.equal(turned, links) or torch.equal(turned, all_links)):
