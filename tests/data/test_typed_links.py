@@ -178,6 +178,8 @@ def test_negatives_of_the_graph_bring_their_neighbours_and_no_target() -> None:
         targets = targets_of(batch, WRITES)
         assert all(((s, r) in true) == bool(label) and s in here["author"] for s, r, label in targets)
         outside += sum(r not in here["paper"] for _, r, _ in targets)
+        assert not {(s, r) for k, s, r in edges_of_batch(batch) if k == CITES} - set(edges[CITES])
+        assert batch["paper"].x.equal(hetero(split)["paper"].x[batch["paper"].n_id])
         shown = hidden(split, {(s, r) for s, r, label in targets if label})
         for place in range(batch["paper"].batch_size):
             paper = int(batch["paper"].n_id[place])
@@ -228,7 +230,7 @@ def test_corrections_are_slices_of_batches_of_the_whole_graph() -> None:
 
 def test_a_part_with_few_links_repeats_them_with_weight_zero() -> None:
     split = split_of()
-    data = data_of(split, partitioner=unequal(split.graph), batch_size=4)
+    data = data_of(split, partitioner=unequal(split.graph), batch_size=150)
     data._rank, data._world_size = lambda: 1, lambda: 2  # type: ignore[method-assign]
     batches = list(data.train_dataloader())
     few = data._seeds_and_source(data.part(1, 2), 1, 2)[0].numel()
