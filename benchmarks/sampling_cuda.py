@@ -157,7 +157,7 @@ def bench_others(graph: Graph, device: torch.device, size: int, repeats: int) ->
         batches = GlobalBatches(source, seeds, size, seed=0)
         yield row(name, wall_ms(device, partial(correct, batches, device), repeats) / NUM_OTHERS)
     yield f"links, {size} edges and a false one each, [15, 10], bulks of 4"
-    links = LinkSampler(nodes, 1, graph.num_nodes, undirected=False)
+    links = LinkSampler(nodes, 1, range(graph.num_nodes), undirected=False)
     edges = permutation(graph.num_edges, 1, 0)[: NUM_OTHERS * size]
     for name, source in ways(graph, links, device, graph.num_edges):
         loader = BatchLoader(source, edges, NUM_OTHERS, seed=0, bulk_size=4)

@@ -20,6 +20,7 @@ from lightning_gnn_dist.graph.synthetic import communities
 from tests.pages import ROOT, Block, blocks
 from tests.ranks import run_ranks
 from tests.sage import SAGE
+from tests.typed_sage import LinkHetero, typed_graph_of_papers
 
 
 def after(diff: Block) -> str:
@@ -51,6 +52,14 @@ def test_the_loaders_of_pyg_are_replaced(at: int) -> None:
     assert "accuracy" in trainer.callback_metrics
 
 
+def test_the_loader_of_links_is_replaced() -> None:
+    (block,), graph = blocks("diff", "migration", "LinkNeighborLoader"), typed_graph_of_papers(200)
+    kind, trainer = ("author", "writes", "paper"), quiet_trainer(accelerator="cpu", devices=1)
+    model = LinkHetero(list(graph.types.edge_types) if graph.types else [], kind)
+    exec(after(block), names(data=graph.to_pyg(), WRITES=kind, model=model, trainer=trainer))
+    assert "mrr" in trainer.callback_metrics
+
+
 def fit_as_written(rank: int, world_size: int, code: str) -> float:
     scope = names(pl=SimpleNamespace(Trainer=quiet_trainer))
     exec(code, scope)
@@ -77,7 +86,7 @@ def test_a_graph_of_dgl_is_taken_over(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_every_diff_is_run() -> None:
-    assert len(blocks("diff")) == 4
+    assert len(blocks("diff")) == 5
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: f"{block.page}: {block.heading}")

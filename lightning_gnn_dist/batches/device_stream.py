@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.batch import SampledData, device_of_batch
 
 
 class PinnedPool:
@@ -82,7 +82,7 @@ class DeviceStream:
         return bulk
 
     def _loaded(self, batch: SampledData) -> SampledData | Sent:
-        is_there = batch.n_id.device == self.device
+        is_there = device_of_batch(batch) == self.device
         return self.send(batch) if is_there else batch.pin_memory()
 
     def send(self, batch: SampledData | Sent) -> Sent:

@@ -19,6 +19,8 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes
 from lightning_gnn_dist.sampling.block import Block
 
+_ENDS, _LABELS_OF_LINKS = "edge_label_index", "edge_label"
+
 
 class EdgeStore(Promising, EdgeStorage):  # type: ignore[misc]
     """The store of one edge type of a batch."""
@@ -27,6 +29,9 @@ class EdgeStore(Promising, EdgeStorage):  # type: ignore[misc]
 class SampledHeteroData(HeteroData):  # type: ignore[misc]
     """A batch of a typed graph as loaders yield it. The seeds are the first nodes of their type, ``seed_type``.
 
+    In a batch of links ``seed_type`` is an edge type: ``batch[seed_type]`` has ``edge_label_index`` and ``edge_label``,
+    and the ends of all targets are the first ``batch[node_type].batch_size`` nodes of each of its two node types.
+
     Beside what PyG's ``NeighborLoader`` sets for each type (``n_id``, ids in the type; ``num_sampled_nodes``,
     ``num_sampled_edges``; the graph's arrays), it has ``blocks``: for each layer, outermost first, a dict with a
     bipartite CSR for each edge type. Nodes of a type are in the order of hops, so a layer reads, for each edge type
@@ -34,14 +39,17 @@ class SampledHeteroData(HeteroData):  # type: ignore[misc]
     """
 
     @property
-    def seed_type(self) -> str:
-        """The type of the seeds."""
-        return str(self.__dict__["_seed_type"])
+    def seed_type(self) -> str | EdgeType:
+        """The node type of the seeds; in a batch of links the edge type of its targets."""
+        found: str | EdgeType = self.__dict__["_seed_type"]
+        return found
 
     @property
     def n_id(self) -> Tensor:
         """The ids of the nodes of the seeds' type, the seeds first."""
-        ids: Tensor = self[self.seed_type].n_id
+        if len(kinds := set(_ends_of(self.seed_type))) > 1:
+            raise AttributeError  # __getattr__ says why
+        ids: Tensor = self[kinds.pop()].n_id
         return ids
 
     @property
@@ -54,8 +62,10 @@ class SampledHeteroData(HeteroData):  # type: ignore[misc]
 
     @property
     def num_targets(self) -> int:
-        """The number of terms in the mean loss: the seeds."""
-        return int(self.batch_size)
+        """The number of terms in the mean loss: pairs of nodes in a batch of links, otherwise seeds."""
+        if isinstance(self.seed_type, str):
+            return int(self.batch_size)
+        return int(self[self.seed_type].edge_label_index.shape[1])
 
     @property
     def is_filler(self) -> bool:
@@ -65,13 +75,19 @@ class SampledHeteroData(HeteroData):  # type: ignore[misc]
     def to_homogeneous(self, *args: Any, **kwargs: Any) -> Data:
         """As PyG does, with a label for every node: -1, or NaN, for those that are no seeds."""
         whole = copy.copy(self)
-        seeds = whole[self.seed_type]
-        seeds.pop("input_id", None)  # of seeds alone
-        labels, missing = seeds.get(LABELS), seeds.num_nodes - int(self.batch_size)
-        if labels is not None and len(labels) < seeds.num_nodes:
-            unknown = float("nan") if labels.is_floating_point() else -1
-            seeds[LABELS] = torch.cat([labels, labels.new_full((missing, *labels.shape[1:]), unknown)])
-        return HeteroData.to_homogeneous(whole, *args, **kwargs)
+        asked = whole[self.seed_type]
+        asked.pop("input_id", None)  # of seeds alone
+        of_targets = asked.pop(_LABELS_OF_LINKS, None)  # PyG would take it for an array of all edges
+        for kind in _ends_of(self.seed_type):
+            seeds = whole[kind]
+            labels = seeds.get(LABELS)
+            if labels is not None and len(labels) < seeds.num_nodes:
+                unknown, missing = float("nan") if labels.is_floating_point() else -1, seeds.num_nodes - len(labels)
+                seeds[LABELS] = torch.cat([labels, labels.new_full((missing, *labels.shape[1:]), unknown)])
+        data = HeteroData.to_homogeneous(whole, *args, **kwargs)
+        if of_targets is not None:
+            data[_LABELS_OF_LINKS] = of_targets
+        return data
 
     def __getattr__(self, key: str) -> Any:
         if key == "blocks":
@@ -79,6 +95,12 @@ class SampledHeteroData(HeteroData):  # type: ignore[misc]
             raise AttributeError(
                 f"This batch has no blocks: they went when its edge_index of {gone[0]} was replaced, for they describe "
                 "the edges that were sampled. Use edge_index, or replace it in a copy: copy.copy(batch)."
+            )
+        if key == "n_id" and not isinstance(self.seed_type, str):
+            source, target = _ends_of(self.seed_type)
+            raise AttributeError(
+                f"This batch has seeds of two types, and no n_id of its own: batch[{source!r}].n_id and "
+                f"batch[{target!r}].n_id are the ids of its nodes, the ends of its targets first."
             )
         return super().__getattr__(key)
 
@@ -97,30 +119,32 @@ def assemble_typed(
     """
     types, apart, batch = graph.types, take_apart(graph, sample), SampledHeteroData()
     assert types is not None
-    seed_type = _seed_type(types, apart)
+    seed_type = _seed_type(types, apart, sample)
     batch.__dict__["_seed_type"] = seed_type
     batch.batch_size = sample.num_sampled_nodes[0]
     for kind, ids, per_hop in zip(types.node_types, apart.nodes, apart.num_sampled, strict=True):
         store = batch._node_store_dict[kind] = NodeStorage(_parent=batch, _key=kind)
-        arrays, num_labels = types.node_arrays[kind], None if all_labels else batch.batch_size
-        if not all_labels and kind != seed_type:
+        arrays, is_asked = types.node_arrays[kind], kind in _ends_of(seed_type)
+        if not all_labels and not is_asked:
             arrays = {name: array for name, array in arrays.items() if name != LABELS}
+        num_labels = None if all_labels else per_hop[0]
         gather_arrays(store, arrays, ids, _of_type(pool_of, kind), widen=widen, num_labels=num_labels)
         store["n_id"] = store.get("n_id", ids)
         store["num_nodes"], store["num_sampled_nodes"] = ids.numel(), per_hop
-    batch._node_store_dict[seed_type]["batch_size"] = batch.batch_size
-    _add_extra(batch, types, sample, apart, batch._node_store_dict[seed_type])
+        if is_asked:
+            store["batch_size"] = per_hop[0]
     if "coverage" in (of_all := graph.__dict__.get("node_arrays", {})):
         batch.coverage = of_all["coverage"][sample.nodes[: batch.batch_size]]
     _add_edges(batch, graph, types, apart, pool_of, widen=widen)
+    _add_extra(batch, types, sample, apart)
     return batch
 
 
-def _add_extra(batch: SampledHeteroData, types: GraphTypes, sample: Sample, apart: Apart, seeds: NodeStorage) -> None:
-    """Give each type its rows of what the sampler says of all nodes, and the seeds what it says of them."""
+def _add_extra(batch: SampledHeteroData, types: GraphTypes, sample: Sample, apart: Apart) -> None:
+    """Give each type its rows of what the sampler says of all nodes, and the seeds or targets what it says of them."""
     for name, array in sample.extra.items():
-        if name == SEED_TIME:
-            seeds[name] = array
+        if name == SEED_TIME or sample.target_type is not None:
+            batch[batch.seed_type][name] = _in_types(apart, array) if name == _ENDS else array
             continue
         for number, kind in enumerate(types.node_types):
             batch._node_store_dict[kind][name] = array[apart.kinds == number]
@@ -145,8 +169,25 @@ def _of_type(pool_of: PoolOf, kind: Any) -> PoolOf:
     return lambda name: pool_of(f"{kind} {name}")
 
 
-def _seed_type(types: GraphTypes, apart: Apart) -> str:
+def _in_types(apart: Apart, ends: Tensor) -> Tensor:
+    """Positions of nodes in a batch as positions among the batch's nodes of their type."""
+    kinds = apart.kinds[: int(ends.max()) + 1 if ends.numel() else 0]
+    places = torch.empty(kinds.numel(), dtype=torch.int64)
+    for number in kinds.unique():
+        is_of = kinds == number
+        places[is_of] = torch.arange(int(is_of.sum()))
+    return places[ends]
+
+
+def _ends_of(seed_type: str | EdgeType) -> tuple[str, ...]:
+    """The node types of seeds."""
+    return (seed_type,) if isinstance(seed_type, str) else (seed_type[0], seed_type[2])
+
+
+def _seed_type(types: GraphTypes, apart: Apart, sample: Sample) -> str | EdgeType:
     """The type of the seeds; of a batch without any, that of the training nodes."""
+    if sample.target_type is not None:
+        return types.edge_types[sample.target_type]
     found = [kind for kind, counts in zip(types.node_types, apart.num_sampled, strict=True) if counts[0]]
     if len(found) > 1:
         raise ValueError(f"The seeds of a batch must be nodes of one type, got some of {found}.")

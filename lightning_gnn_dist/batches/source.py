@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, assemble, writes_of
+from lightning_gnn_dist.batches.batch import SampledData, assemble, device_of_batch, writes_of
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.file_rows import FileRows
 from lightning_gnn_dist.batches.hetero import SampledHeteroData, assemble_typed
@@ -170,7 +170,7 @@ class GraphSource:
         batches = self._assembled(samples)
         if inputs is not None:
             for batch, sample, ids, given in zip(batches, samples, seeds, inputs, strict=True):
-                numbers = (_sorted_as(sample, ids, given) if sample.is_constant else given).to(batch.n_id.device)
+                numbers = (_sorted_as(sample, ids, given) if sample.is_constant else given).to(device_of_batch(batch))
                 store = batch[batch.seed_type] if isinstance(batch, SampledHeteroData) else batch
                 store.input_id = numbers
         return batches

@@ -118,11 +118,6 @@ class PartitionedDataModule(HistoryDataModule):
         self._values.of_labels(self.graph, nodes, f"{name}_mask")
         return self._nodes_loader(nodes, f"{name}_mask marks")
 
-    def _nodes_to_predict(self) -> Tensor:
-        types = self.graph.types
-        nodes = super()._nodes_to_predict()
-        return nodes if types is None else nodes + types.nodes_of(types.seed_type()).start
-
     def _most_seeds(self, world_size: int) -> int:
         return self._cut.most_seeds(world_size)
 

@@ -46,7 +46,7 @@ def explain_labels(exception: BaseException) -> None:
 
 def _with_labels(held: object) -> tuple[Any, str]:
     """A batch, or the seeds' type in it, and how it is called; None for anything else."""
-    if isinstance(held, SampledHeteroData):
+    if isinstance(held, SampledHeteroData) and isinstance(held.seed_type, str):
         return held[held.seed_type], f"batch[{held.seed_type!r}]"
     return (held if isinstance(held, SampledData) else None), "batch"
 

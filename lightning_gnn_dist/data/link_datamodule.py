@@ -18,12 +18,15 @@ from lightning_gnn_dist.checks import (
     check_choice,
     check_instance,
     check_path,
+    shown,
 )
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.data.part_datamodule import PartDataModule
 from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.data.typed.checks import check_typed
+from lightning_gnn_dist.data.typed.links import ends_of
 from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner
@@ -53,6 +56,10 @@ class LinkDataModule(PartDataModule):
     true edge and 0 for a false one. True edges come first, then the negatives of each in turn. ``batch.n_id``,
     ``batch.blocks`` and ``batch.edge_index`` are as in :class:`PartitionedDataModule`. Every edge inside a part is
     asked for once a pass; edges between parts are not learned from.
+
+    Of a graph with types a split is of one edge type, ``(source, name, target)``, and a batch a ``HeteroData``. There
+    ``batch[edge_type]`` has the targets, and the ends of all of them are the first ``batch[source].batch_size`` and
+    ``batch[target].batch_size`` nodes of their types. False receivers are nodes of the target's type.
 
     Args:
         split: A :class:`LinkSplit`, as :func:`split_edges` makes it, or the path of a saved one. With a path a rank
@@ -98,8 +105,10 @@ class LinkDataModule(PartDataModule):
         for chosen in (sampler, global_batching.sampler):
             _check_sampler(chosen)
         self.split = _as_split(split)
-        self.split.graph.check_untyped()
-        plan = PartPlan(self.split.graph, partitioner, holding, Isolated(), None, int(seed), cache_dir)
+        self._ends = ends_of(self.split.graph, self.split.edge_type, self.split.reverse)
+        graph = _with_seeds(self.split)
+        check_typed(graph, settings, Isolated())
+        plan = PartPlan(graph, partitioner, holding, Isolated(), None, int(seed), cache_dir)
         super().__init__(plan, settings)
         if negatives_from == "graph":
             _check_far(self.graph, loading.sample_on)
@@ -118,9 +127,9 @@ class LinkDataModule(PartDataModule):
                 f"The split holds no {name} edges back (it has: {list(self.split.edges)}): give split_edges() a share "
                 f"for them, as in split_edges(graph, {name}=0.1)."
             )
-        edges = self.split.edges[name]
-        sampler = HeldLinkSampler(self._settings.of_evaluation(), edges, self.split.negatives[name])
-        count = edges.shape[1]
+        edges, negatives, ends = self.split.edges[name], self.split.negatives[name], self._ends
+        first, count = (ends.senders.start, ends.receivers.start), edges.shape[1]
+        sampler = HeldLinkSampler(self._settings.of_evaluation(), edges, negatives, ends.target_type, first)
         whose = f"There are {count} {name} edges"
         return self._eval_loader(sampler, torch.arange(count), whose, count, lambda ids: Targets(*sampler.ends(ids)))
 
@@ -136,32 +145,60 @@ class LinkDataModule(PartDataModule):
 
         def count(owner: Tensor) -> Tensor:
             rank_of_node = owner[assignment]
-            _, receivers = edges_at(self.graph, positions_of_links(self.graph, rank_of_node, self.split.undirected))
+            _, receivers = edges_at(self.graph, self._positions(self.graph, rank_of_node))
             return torch.bincount(rank_of_node[receivers], minlength=world_size)
 
         return self._cut.most(world_size, f"{self.graph.num_edges} training edges", count)
 
     def _all_seeds(self) -> Tensor:
         everyone = torch.zeros(1, dtype=torch.int64).expand(self.graph.num_nodes)
-        seeds = positions_of_links(self.graph, everyone, self.split.undirected)
+        seeds = self._positions(self.graph, everyone)
         if not seeds.numel():
-            raise ValueError("The graph has no edges to learn from.")
+            which = "" if self.split.edge_type is None else f" of type {self.split.edge_type}"
+            raise ValueError(f"The graph has no edges{which} to learn from.")
         return seeds
 
     def _whole_sampler(self) -> Sampler:
-        return self._links(super()._whole_sampler(), self.graph.num_nodes)
+        return self._links(super()._whole_sampler(), self._ends.receivers)
 
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, GraphSource]:
         self._values.of_arrays(part)
-        own = part.node_arrays.get("train_mask", torch.ones(part.num_nodes, dtype=torch.bool))
-        seeds = positions_of_links(part, own.to(torch.int64) - 1, self.split.undirected)
-        links = self._links(self.sampler, int(own.sum()))
         is_far = self.negatives_from == "graph" and part is not self.graph
+        own = _own(part)
+        seeds = self._positions(part, own.to(torch.int64) - 1)
+        links = self._links(self.sampler, self._ends.receivers if is_far else self._receivers(part, own))
         graph, sampler = (self.graph, FarNegativesSampler(links, part)) if is_far else (part, links)
         return seeds, self._source(graph, sampler, part.num_edges)
 
-    def _links(self, sampler: Sampler, num_candidates: int) -> LinkSampler:
-        return LinkSampler(sampler, self.num_negatives, num_candidates, self.split.undirected)
+    def _positions(self, graph: Graph, owner: Tensor) -> Tensor:
+        """Return where the training edges are whose two ends have one owner."""
+        return positions_of_links(graph, owner, self.split.undirected is True, self._ends.target_type)
+
+    def _receivers(self, part: Graph, own: Tensor) -> range | Tensor:
+        """Return the nodes of a part that false receivers are drawn from: the rank's own, if they may receive."""
+        if part.types is None or self.split.edge_type is None:
+            return range(int(own.sum()))  # they come first
+        nodes = part.types.nodes_of(self.split.edge_type[2])
+        return own[nodes.start : nodes.stop].nonzero().view(-1) + nodes.start
+
+    def _links(self, sampler: Sampler, candidates: range | Tensor) -> LinkSampler:
+        return LinkSampler(
+            sampler, self.num_negatives, candidates, self.split.undirected is True, self._ends.target_type
+        )
+
+
+def _own(part: Graph) -> Tensor:
+    """Return which nodes of a part are the rank's own; of a whole graph all are."""
+    own: Tensor | None = vars(part).get("node_arrays", {}).get("train_mask")
+    return torch.ones(part.num_nodes, dtype=torch.bool) if own is None else own
+
+
+def _with_seeds(split: LinkSplit) -> Graph:
+    """Return the graph; one with types predicts nodes of one type: the one chosen, or the receivers'."""
+    graph, kind = split.graph, split.edge_type
+    if kind is None or graph.types is None or graph.types.seeds is not None:
+        return graph
+    return graph.with_seeds(kind[2])
 
 
 def _check_far(graph: Graph, sample_on: SampleOn) -> None:
@@ -171,9 +208,9 @@ def _check_far(graph: Graph, sample_on: SampleOn) -> None:
             'negatives_from="graph" reads a batch from two graphs, which is done in RAM: use sample_on="auto", or '
             'negatives_from="part".'
         )
-    if graph.edge_arrays:
+    if names := sorted({name.rpartition("/")[2] for name in graph.arrays if name.startswith("edges/")}):
         raise ValueError(
-            f'negatives_from="graph" reads a batch from two graphs, which {sorted(graph.edge_arrays)}, with a row per '
+            f'negatives_from="graph" reads a batch from two graphs, which {shown(names)}, with a row per '
             'edge, cannot follow: leave these arrays out, or use negatives_from="part".'
         )
 

@@ -92,6 +92,11 @@ class PartDataModule(ExchangingDataModule):
         types = self.graph.types
         return self.graph.num_nodes if types is None else len(types.nodes_of(types.seed_type()))
 
+    def _nodes_to_predict(self) -> Tensor:
+        types = self.graph.types
+        nodes = super()._nodes_to_predict()
+        return nodes if types is None else nodes + types.nodes_of(types.seed_type()).start
+
     def _title(self) -> str:
         return f"{self.graph}, {self.partitioner}"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.residency import Holding
-from lightning_gnn_dist.data.typed.part import read_typed
+from lightning_gnn_dist.data.typed.part import learned_from, read_typed
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph
 from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row, count_edges, degrees_of, edge_positions, take_rows
@@ -86,8 +86,7 @@ class PartReader:
         graph = Graph.open(self.graph.path) if self.graph.path else self.graph
         residents, num_own = self.residents(super_epoch)
         if graph.types is not None:
-            train = self.graph.split("train")
-            ways = train, self.boundary, self.coverage, self.seed
+            ways = learned_from(self.graph), self.boundary, self.coverage, self.seed
             typed = read_typed(graph, residents, residents[:num_own], *ways)
             return Part(typed, None, typed.num_bytes, time.perf_counter() - started, residents.numel())
         reading = _GraphRows(graph, previous)

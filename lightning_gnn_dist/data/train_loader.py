@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.batch import SampledData, device_of_batch
 from lightning_gnn_dist.batches.loader import NoSeedsError
 from lightning_gnn_dist.graph.graph import Graph
 
@@ -173,7 +173,7 @@ class TrainLoader:
         """Return the batch with its weights. A part with fewer seeds than batches repeats some, with weight 0."""
         if is_repeated:
             batch.is_filler = True
-            batch.coverage = torch.zeros(batch.num_nodes, device=batch.n_id.device)
+            batch.coverage = torch.zeros(batch.num_nodes, device=device_of_batch(batch))
         elif self._batch_level:
             mean = batch.coverage[: batch.batch_size].mean()
             batch.coverage = mean.repeat(batch.num_nodes)  # a number would make the host wait for a device

@@ -37,6 +37,7 @@ class Sample(NamedTuple):
         is_constant: Whether the same sample will come again, so that what is built from it is worth keeping.
         extra: Further tensors for the batch, by name.
         edge_kinds: The type of each edge, if the sampler knows it; otherwise ``edge_ids`` tell.
+        target_type: The number of the edge type of the targets, if these are edges of a typed graph.
     """
 
     nodes: Tensor
@@ -50,6 +51,7 @@ class Sample(NamedTuple):
     is_constant: bool = False
     extra: Mapping[str, Tensor] = MappingProxyType({})
     edge_kinds: Tensor | None = None
+    target_type: int | None = None
 
 
 def refuse_repeated(seeds: Tensor, way_out: str = "Pass seeds.unique()") -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,24 @@ from lightning_gnn_dist.sampling.negatives import draw_receivers
 FALSE_ENDS, DIRECTION = -1, -2
 
 
+class TargetType(NamedTuple):
+    """The edge type of the targets in a graph with types.
+
+    Attributes:
+        number: Its place among the edge types.
+        reverse: The place of the edge type that has the same links turned round, if there is one.
+    """
+
+    number: int
+    reverse: int | None = None
+
+    def shows(self, graph: Graph, sample: Sample) -> Tensor:
+        """Which edges of a sample could give a target away: a bool for each."""
+        kinds = kinds_of(graph, sample)
+        is_shown = kinds == self.number
+        return is_shown if self.reverse is None else is_shown | (kinds == self.reverse)
+
+
 @dataclass(frozen=True, eq=False)
 class LinkSampler:
     """Samples around edges of the graph. Its seeds are positions in ``graph.indices``.
@@ -33,15 +52,17 @@ class LinkSampler:
     Args:
         sampler: Draws the neighbourhoods of the ends.
         num_negatives: Negatives for each edge: receivers to which the sender has no edge.
-        num_candidates: Negatives are drawn from the first ``num_candidates`` nodes of the graph.
+        candidates: The nodes that negatives are drawn from.
         undirected: Draw at random which direction of each edge is the target.
+        target_type: The edge type of the targets, if the graph has types.
         home: The graph in RAM to look up edges and draw negatives in, if the sampled graph is a copy on a device.
     """
 
     sampler: Sampler
     num_negatives: int
-    num_candidates: int
+    candidates: range | Tensor
     undirected: bool
+    target_type: TargetType | None = None
     home: Graph | None = None
 
     @property
@@ -51,17 +72,20 @@ class LinkSampler:
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         home = graph if self.home is None else self.home
         pairs = [self._pairs(home, ids, batch_key) for ids, batch_key in zip(seeds, keys, strict=True)]
+        found, kind = around(graph, self.sampler, pairs, keys), self.target_type
         return [
-            labelled(without_targets(sample, ends[:, : ids.numel()]), ends, ids.numel())
-            for ids, (sample, ends) in zip(seeds, around(graph, self.sampler, pairs, keys), strict=True)
+            labelled(without_targets(graph, sample, ends[:, : ids.numel()], kind), ends, ids.numel(), kind)
+            for ids, (sample, ends) in zip(seeds, found, strict=True)
         ]
+
+    def false_ends(self, graph: Graph, senders: Tensor, ids: Tensor, batch_key: BatchKey) -> Tensor:
+        """The receivers of the negatives of each edge, shape ``(n, num_negatives)``."""
+        key_of_batch, kind = key(*batch_key, FALSE_ENDS), self.target_type and self.target_type.number
+        return draw_receivers(graph, senders, ids, self.num_negatives, key_of_batch, self.candidates, kind)[0]
 
     def _pairs(self, graph: Graph, ids: Tensor, batch_key: BatchKey) -> Tensor:
         edges = directed(edges_at(graph, ids), ids, batch_key, self.undirected)
-        false = draw_receivers(
-            graph, edges[0], ids, self.num_negatives, key(*batch_key, FALSE_ENDS), self.num_candidates
-        )
-        return targets(edges, false[0])
+        return targets(edges, self.false_ends(graph, edges[0], ids, batch_key))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +96,15 @@ class HeldLinkSampler:
         sampler: Draws the neighbourhoods of the ends.
         edges: The edges that were held out of the graph, shape ``(2, n)``.
         negatives: The receivers of each edge's negatives, shape ``(n, K)``.
+        target_type: The edge type of the edges, if the graph has types.
+        first: The ids in the graph of the nodes that count as 0 among senders, and among receivers.
     """
 
     sampler: Sampler
     edges: Tensor
     negatives: Tensor
+    target_type: TargetType | None = None
+    first: tuple[int, int] = (0, 0)
 
     @property
     def num_hops(self) -> int:
@@ -85,7 +113,7 @@ class HeldLinkSampler:
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         pairs = [self._pairs(ids) for ids in seeds]
         samples = around(graph, self.sampler, pairs, keys)
-        return [labelled(*found, ids.numel()) for ids, found in zip(seeds, samples, strict=True)]
+        return [labelled(*found, ids.numel(), self.target_type) for ids, found in zip(seeds, samples, strict=True)]
 
     def ends(self, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The nodes that a batch of some edges needs, in increasing order, and its ``edge_label_index`` and labels."""
@@ -93,20 +121,25 @@ class HeldLinkSampler:
         return nodes, labels(positions, ids.numel())
 
     def _pairs(self, ids: Tensor) -> Tensor:
-        return targets(self.edges[:, ids].to(torch.int64), self.negatives[ids].to(torch.int64))
+        edges, negatives = self.edges[:, ids].to(torch.int64), self.negatives[ids].to(torch.int64)
+        first = torch.tensor(self.first, device=edges.device)[:, None]
+        return targets(edges + first, negatives + self.first[1])
 
 
-def positions_of_links(graph: Graph, owner: Tensor, undirected: bool) -> Tensor:
+def positions_of_links(graph: Graph, owner: Tensor, undirected: bool, target_type: TargetType | None = None) -> Tensor:
     """The positions in ``indices`` of the edges whose two ends have the same owner, without self-loops.
 
     Args:
         graph: The graph that has the edges.
         owner: A number for every node; nodes with a negative one have no owner.
         undirected: Whether the graph has every edge in both directions; then only one of them is returned.
+        target_type: Of a graph with types, the one whose edges are returned.
     """
     found = [torch.empty(0, dtype=torch.int64)]
     for start in range(0, graph.num_edges, EDGES_AT_ONCE):
         positions = torch.arange(start, min(start + EDGES_AT_ONCE, graph.num_edges))
+        if target_type is not None and graph.types is not None:
+            positions = positions[graph.types.edge_type[positions] == target_type.number]
         sender, receiver = edges_at(graph, positions)
         is_link = (owner[sender] == owner[receiver]) & (owner[sender] >= 0)
         is_link &= sender < receiver if undirected else sender != receiver
@@ -142,8 +175,19 @@ def around(
     return [(sample, ends.to(sample.nodes.device)) for sample, (_, ends) in zip(samples, found, strict=True)]
 
 
-def without_targets(sample: Sample, ends: Tensor) -> Sample:
-    """The sample without the edges between these pairs of seeds, in either direction. ``ends`` are positions in it."""
+def kinds_of(graph: Graph, sample: Sample) -> Tensor:
+    """The type of each edge of a sample of a typed graph."""
+    if sample.edge_kinds is not None:
+        return sample.edge_kinds
+    assert graph.types is not None and sample.edge_ids is not None
+    return graph.types.edge_type[sample.edge_ids]
+
+
+def without_targets(graph: Graph, sample: Sample, ends: Tensor, target_type: TargetType | None = None) -> Sample:
+    """The sample without the edges between these pairs of seeds, in either direction. ``ends`` are positions in it.
+
+    Of a graph with types, edges of other types between them stay.
+    """
     num_seeds, num_edges = sample.num_sampled_nodes[0], sample.num_sampled_edges[0]
     rows = torch.arange(num_seeds, device=ends.device)
     rows = rows.repeat_interleave(sample.indptr[: num_seeds + 1].diff(), output_size=num_edges)
@@ -151,6 +195,8 @@ def without_targets(sample: Sample, ends: Tensor) -> Sample:
     number = torch.cat([ends[0] * num_seeds + ends[1], ends[1] * num_seeds + ends[0]])
     dropped = torch.zeros_like(sample.indices, dtype=torch.bool)
     dropped[:num_edges] = (columns < num_seeds) & torch.isin(rows * num_seeds + columns, number)
+    if target_type is not None:
+        dropped &= target_type.shows(graph, sample)
     return without(sample, dropped)
 
 
@@ -166,13 +212,15 @@ def without(sample: Sample, dropped: Tensor) -> Sample:
         num_sampled_edges=hops.tolist(),
         edge_ids=None if sample.edge_ids is None else sample.edge_ids[left],
         edge_weight=None if sample.edge_weight is None else sample.edge_weight[left],
+        edge_kinds=None if sample.edge_kinds is None else sample.edge_kinds[left],
         is_constant=False,
     )
 
 
-def labelled(sample: Sample, ends: Tensor, num_edges: int) -> Sample:
+def labelled(sample: Sample, ends: Tensor, num_edges: int, target_type: TargetType | None = None) -> Sample:
     """The sample with ``edge_label_index`` and ``edge_label``: the first ``num_edges`` targets are edges."""
-    return sample._replace(extra=labels(ends, num_edges), is_constant=False)
+    number = None if target_type is None else target_type.number
+    return sample._replace(extra=labels(ends, num_edges), is_constant=False, target_type=number)
 
 
 def labels(ends: Tensor, num_edges: int) -> dict[str, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,13 +11,36 @@ from torch import Tensor
 from lightning_gnn_dist.engine.compiling import compiled, inlined
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.rng import below, draw
+from lightning_gnn_dist.engine.typed.hops import edge_types_of
 from lightning_gnn_dist.graph.graph import Graph
 
 _TRIES = 16  # random draws; after these, nodes are tried one after the other
 
 
+class _Rows(NamedTuple):
+    """Edges to look at.
+
+    Attributes:
+        indptr: Where each row starts.
+        indices: The in-neighbours, row after row.
+        kinds: The type of each edge; empty where all are looked at.
+        kind: The type to look at.
+    """
+
+    indptr: Array
+    indices: Array
+    kinds: Array
+    kind: int
+
+
 def draw_receivers(
-    graph: Graph, senders: Tensor, ids: Tensor, count: int, key: np.uint64, num_candidates: int | None = None
+    graph: Graph,
+    senders: Tensor,
+    ids: Tensor,
+    count: int,
+    key: np.uint64,
+    candidates: range | Tensor | None = None,
+    edge_type: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Draw ``count`` nodes for each sender, none of them the sender or a node that it has an edge to, shape (n, count).
 
@@ -28,59 +53,78 @@ def draw_receivers(
         ids: A number for each sender, so that their draws differ.
         count: Draws for each sender.
         key: The key of all these draws.
-        num_candidates: Draw from the first ``num_candidates`` nodes. Default: from all.
+        candidates: The nodes to draw from. Default: all.
+        edge_type: Of a typed graph, the number of the edge type whose edges to avoid. Default: those of all types.
     """
     out = np.empty((senders.numel(), count), np.int64)
     linked_with_all = np.zeros(senders.numel(), np.bool_)
-    bound = graph.num_nodes if num_candidates is None else num_candidates
-    csr = graph.indptr.numpy(), graph.indices.numpy()
-    _draw_receivers(*csr, senders.numpy(), ids.numpy(), bound, key, out, linked_with_all)
+    candidates = range(graph.num_nodes) if candidates is None else candidates
+    some = np.empty(0, np.int64) if isinstance(candidates, range) else candidates.numpy()
+    first = candidates.start if isinstance(candidates, range) else 0
+    ends, bound = (senders.numpy(), ids.numpy()), len(candidates)
+    _draw_receivers(_rows(graph, edge_type), *ends, first, bound, some, key, out, linked_with_all)
     return torch.from_numpy(out), torch.from_numpy(linked_with_all).nonzero().view(-1)
 
 
-def has_edges(graph: Graph, edges: Tensor) -> Tensor:
-    """Whether the graph has each of ``edges``, shape ``(2, n)``: a bool for each, shape ``(n,)``."""
+def has_edges(graph: Graph, edges: Tensor, edge_type: int | None = None) -> Tensor:
+    """Whether the graph has each of ``edges``, shape ``(2, n)``: a bool for each, shape ``(n,)``.
+
+    Of a typed graph ``edge_type`` is the number of the one type to look at. Default: all.
+    """
     out = np.empty(edges.shape[1], np.bool_)
     senders, receivers = edges.to(torch.int64).contiguous().numpy()
-    _has_edges(graph.indptr.numpy(), graph.indices.numpy(), senders, receivers, out)
+    _has_edges(_rows(graph, edge_type), senders, receivers, out)
     return torch.from_numpy(out)
 
 
+def _rows(graph: Graph, edge_type: int | None) -> _Rows:
+    """The graph as kernels take it."""
+    types = graph.types
+    kinds = np.empty(0, np.uint8) if types is None or edge_type is None else edge_types_of(types)
+    return _Rows(graph.indptr.numpy(), graph.indices.numpy(), kinds, edge_type or 0)
+
+
 @inlined
-def _is_edge(indptr: Array, indices: Array, sender: int, receiver: int) -> bool:
+def _is_edge(rows: _Rows, sender: int, receiver: int) -> bool:
     found = False
-    for at in range(max(indptr[receiver], 0), min(indptr[receiver + 1], len(indices))):
-        found |= indices[at] == sender
+    start, stop = max(rows.indptr[receiver], 0), min(rows.indptr[receiver + 1], len(rows.indices))
+    if len(rows.kinds) == 0:  # a loop of its own, which is faster
+        for at in range(start, stop):
+            found |= rows.indices[at] == sender
+        return found
+    for at in range(start, stop):
+        found |= rows.indices[at] == sender and rows.kinds[at] == rows.kind
     return found
 
 
 @compiled
-def _has_edges(indptr: Array, indices: Array, senders: Array, receivers: Array, out: Array) -> None:
+def _has_edges(rows: _Rows, senders: Array, receivers: Array, out: Array) -> None:
     for i in range(len(senders)):
-        out[i] = _is_edge(indptr, indices, senders[i], receivers[i])
+        out[i] = _is_edge(rows, senders[i], receivers[i])
 
 
 @compiled
 def _draw_receivers(
-    indptr: Array,
-    indices: Array,
+    rows: _Rows,
     senders: Array,
     ids: Array,
+    first: int,
     bound: int,
+    some: Array,
     key: np.uint64,
     out: Array,
     linked_with_all: Array,
 ) -> None:
+    """Candidates are ``first`` and the ``bound - 1`` nodes behind it, or ``some``, if there are any."""
     for i in range(len(senders)):
         for j in range(out.shape[1]):
-            node, tried = -1, 0
+            node, candidate, tried, at = -1, -1, 0, 0
             while node < 0 and tried < _TRIES + bound:
-                if tried < _TRIES:
-                    candidate = below(draw(key, ids[i], j * _TRIES + tried), bound)
-                else:
-                    candidate = (candidate + 1) % bound
-                if candidate != senders[i] and not _is_edge(indptr, indices, senders[i], candidate):
+                at = below(draw(key, ids[i], j * _TRIES + tried), bound) if tried < _TRIES else (at + 1) % bound
+                candidate = some[at] if len(some) > 0 else first + at
+                is_free = candidate != senders[i]
+                if is_free and not _is_edge(rows, senders[i], candidate):
                     node = candidate
                 tried += 1
             linked_with_all[i] |= node < 0
-            out[i, j] = node if node >= 0 else candidate
+            out[i, j] = candidate

@@ -14,9 +14,10 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
-from lightning_gnn_dist.data.links import LinkSplit, edges_of, split_edges
+from lightning_gnn_dist.data.links import LinkSplit, split_edges
 from lightning_gnn_dist.data.residency import Holding, Redeal, Rotate
 from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
+from lightning_gnn_dist.data.typed.links import edges_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition

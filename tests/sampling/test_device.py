@@ -125,7 +125,7 @@ def links(graph: Graph, sampler: NeighborSampler) -> list[LinkSampler | HeldLink
     generator = torch.Generator().manual_seed(0)
     held = torch.randint(graph.num_nodes, (2, graph.num_edges), generator=generator)
     false = torch.randint(graph.num_nodes, (graph.num_edges, 3), generator=generator)
-    return [LinkSampler(sampler, 2, graph.num_nodes, False), HeldLinkSampler(sampler, held, false)]
+    return [LinkSampler(sampler, 2, range(graph.num_nodes), False), HeldLinkSampler(sampler, held, false)]
 
 
 def assert_same_links(sampler: LinkSampler | HeldLinkSampler, home: Graph, graph: Graph) -> None:

@@ -37,7 +37,7 @@ def test_a_draw_depends_on_its_own_id_alone() -> None:
     alone, _ = draw_receivers(graph, senders[7:9], ids[7:9], 3, key(1, 2, 3, -1))
     assert torch.equal(together[7:9], alone)
     assert not torch.equal(together, draw_receivers(graph, senders, ids, 3, key(1, 2, 4, -1))[0])
-    few, _ = draw_receivers(graph, senders, ids, 3, key(1, 2, 3, -1), 10)
+    few, _ = draw_receivers(graph, senders, ids, 3, key(1, 2, 3, -1), range(10))
     assert int(few.max()) < 10
 
 
@@ -46,7 +46,7 @@ def test_the_only_free_node_is_found_and_none_is_reported() -> None:
     graph = Graph.from_edge_index(torch.tensor([[0] * len(others), others]), 500)
     drawn, failed = draw_receivers(graph, torch.tensor([0]), torch.tensor([5]), 4, key(0, 0, 0, 0))
     assert drawn.tolist() == [[321] * 4] and not failed.numel()
-    _, failed = draw_receivers(graph, torch.tensor([400, 0]), torch.tensor([1, 2]), 4, key(0, 0, 0, 0), 300)
+    _, failed = draw_receivers(graph, torch.tensor([400, 0]), torch.tensor([1, 2]), 4, key(0, 0, 0, 0), range(300))
     assert failed.tolist() == [1]
 
 

@@ -14,6 +14,13 @@ from lightning_gnn_dist.graph.rows import Lookup, degrees_of, edge_positions
 from lightning_gnn_dist.graph.typed.induced import induced
 
 
+def learned_from(graph: Graph) -> Tensor:
+    """The training nodes of a graph with types; all nodes where no mask tells, as in a graph whose edges are split."""
+    assert graph.types is not None
+    is_marked = any("train_mask" in arrays for arrays in graph.types.node_arrays.values())
+    return graph.split("train") if is_marked else torch.arange(graph.num_nodes)
+
+
 def read_typed(
     graph: Graph,
     residents: Tensor,

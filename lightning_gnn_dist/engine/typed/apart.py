@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     Attributes:
         indptr: Where the row of each receiver starts; its type's nodes of all hops but the last have one.
         indices: The senders, as numbers among the batch's nodes of their type.
-        edge_ids: Each edge's position in the graph's ``indices``.
+        edge_ids: Each edge's position in the graph's ``indices``; nothing that can be used where the sample has none.
         num_sampled: The edges per hop.
     """
 
@@ -79,12 +79,11 @@ class Layout(NamedTuple):
 def take_apart(graph: Graph, sample: Sample) -> Apart:
     """Return the batch of a sample of a typed graph by types."""
     types = graph.types
-    assert types is not None and sample.edge_ids is not None
+    assert types is not None
     layout, hops = _layout(types), np.array([0, *sample.num_sampled_nodes], np.int64).cumsum()
-    ids, indptr, indices, positions = (
-        t.numpy() for t in (sample.nodes, sample.indptr, sample.indices, sample.edge_ids)
-    )
-    kinds = types.edge_type[sample.edge_ids].numpy() if sample.edge_kinds is None else sample.edge_kinds.numpy()
+    edges = torch.zeros(sample.indices.numel(), dtype=torch.int64) if sample.edge_ids is None else sample.edge_ids
+    ids, indptr, indices, positions = (t.numpy() for t in (sample.nodes, sample.indptr, sample.indices, edges))
+    kinds = types.edge_type[edges].numpy() if sample.edge_kinds is None else sample.edge_kinds.numpy()
     num_nodes = np.zeros((len(types.node_types), len(hops) - 1), np.int64)
     num_edges = np.zeros((len(types.edge_types), len(hops) - 2), np.int64)
     of_type, at = np.empty(len(ids), np.int32), np.empty(len(ids), np.int64)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist.data.links import split_edges
 from lightning_gnn_dist.graph import rows as rows_module
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed import induced as induced_module
@@ -149,7 +148,6 @@ def test_what_needs_one_array_for_all_nodes_refuses(tmp_path: Path) -> None:
     for use in (
         lambda: graph.node_arrays,
         lambda: graph.edge_arrays,
-        lambda: split_edges(graph),
         lambda: save_shards(graph, halves, tmp_path / "shards"),
     ):
         with pytest.raises(ValueError, match=r"This needs a graph without types.*data\.to_homogeneous\(\)"):

@@ -1,0 +1,380 @@
+"""Links of one edge type as seeds: batches by hand, exact ranking, equal replicas, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.data.links import LinkSplit, split_edges
+from lightning_gnn_dist.data.residency import Holding, Rotate
+from lightning_gnn_dist.data.settings import GlobalBatching
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.partition.metis import MetisPartitioner
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
+from lightning_gnn_dist.sampling.cluster import ClusterSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from tests.data_fitting import trainer
+from tests.every_strategy import PATIENCE, every_strategy
+from tests.ranks import run_ranks
+from tests.typed_sage import LinkHetero, targets_of, typed_graph_of_papers
+
+WRITES: EdgeType = ("author", "writes", "paper")
+CITES: EdgeType = ("paper", "cites", "paper")
+PEERS: EdgeType = ("paper", "resembles", "paper")
+ALL = NeighborSampler([-1, -1])
+STRATEGIES = every_strategy()
+
+
+@cache
+def papers(*, with_times: bool = True) -> Graph:
+    """Papers and others, of which some resemble each other: a type with both directions of each link."""
+    data = typed_graph_of_papers(200).to_pyg()
+    ends = data[CITES].edge_index[:, :60]
+    data[PEERS].edge_index = torch.cat([ends, ends.flip(0)], 1)
+    if not with_times:
+        for kind in data.edge_types:
+            data[kind].pop("time", None)
+    return Graph.from_pyg(data)
+
+
+@cache
+def split_of(kind: EdgeType = WRITES, **options: Any) -> LinkSplit:
+    return split_edges(papers(**options), 0.1, 0.1, negatives=7, edge_type=kind)
+
+
+def data_of(split: LinkSplit | Path, **options: Any) -> LinkDataModule:
+    defaults = {"sampler": NeighborSampler([4, 3]), "batch_size": 48, "partitioner": RandomPartitioner()}
+    return LinkDataModule(split, **(defaults | options))  # type: ignore[arg-type]
+
+
+def module_of(split: LinkSplit) -> LinkHetero:
+    torch.manual_seed(0)
+    assert split.graph.types is not None and split.edge_type is not None
+    return LinkHetero(list(split.graph.types.edge_types), split.edge_type)
+
+
+def pairs(edges: Tensor) -> list[tuple[int, int]]:
+    return [(sender, receiver) for sender, receiver in edges.T.tolist()]
+
+
+def links(split: LinkSplit) -> set[tuple[int, int]]:
+    return set(pairs(hetero(split)[split.edge_type].edge_index))
+
+
+def hetero(split: LinkSplit) -> Any:
+    return split.graph.to_pyg()
+
+
+Edges = Counter[tuple[EdgeType, int, int]]
+
+
+def hidden(split: LinkSplit, targets: set[tuple[int, int]]) -> Edges:
+    """The edges that show a target, by the rule: in either direction, in its type and in the reverse one."""
+    back, (source, _, target) = {(r, s) for s, r in targets}, split.edge_type or WRITES
+    shown = targets | back if source == target else targets
+    turned = targets | back if source == target else back
+    found = [(split.edge_type, *pair) for pair in shown] + [(split.reverse, *pair) for pair in turned]
+    return Counter(found)  # type: ignore[arg-type]
+
+
+def by_hand(split: LinkSplit, here: dict[str, set[int]], batch: Any) -> Edges:
+    """All edges into the seeds and into what sends to them, among nodes that are there, but those of the targets."""
+    edges = [
+        (k, s, r)
+        for k, store in hetero(split).edge_items()
+        for s, r in pairs(store.edge_index)
+        if s in here[k[0]] and r in here[k[2]]
+    ]
+    seeds = {(kind, n) for kind in here for n in batch[kind].n_id[: batch[kind].get("batch_size", 0)].tolist()}
+    first = {(k[0], s) for k, s, r in edges if (k[2], r) in seeds}
+    asked = {(s, r) for s, r, label in targets_of(batch, batch.seed_type) if label}
+    shown = hidden(split, asked)
+    return Counter(e for e in edges if (e[0][2], e[2]) in seeds | first and e not in shown)
+
+
+def edges_of_batch(batch: Any) -> Edges:
+    return Counter(
+        (kind, s, r)
+        for kind, store in batch.edge_items()
+        for s, r in zip(
+            batch[kind[0]].n_id[store.edge_index[0]].tolist(),
+            batch[kind[2]].n_id[store.edge_index[1]].tolist(),
+            strict=True,
+        )
+    )
+
+
+def nodes_of(part: Graph) -> dict[str, set[int]]:
+    """The nodes of each type, by their ids in the whole graph."""
+    assert part.types is not None
+    whole = {kind: torch.arange(count) for kind, count in part.types.num_nodes.items()}
+    return {k: set(arrays.get("n_id", whole[k]).tolist()) for k, arrays in part.types.node_arrays.items()}
+
+
+CASES = [(WRITES, 1, ALL), (WRITES, 3, ALL), (CITES, 3, ALL), (PEERS, 2, ALL), (WRITES, 3, WholePartSampler(2))]
+
+
+@pytest.mark.parametrize(("kind", "num_ranks", "sampler"), CASES, ids=str)
+def test_batches_are_typed_subgraphs_without_their_targets(kind: EdgeType, num_ranks: int, sampler: Any) -> None:
+    split = split_of(kind)
+    data = data_of(split, sampler=sampler, num_negatives=2)
+    part, true, asked = data.part(0, num_ranks), links(split), Counter[tuple[int, int]]()
+    here, (source, _, target) = nodes_of(part), kind
+    for batch in data._batches_of(part, 3, 0, 0, num_ranks):
+        targets, count = targets_of(batch, kind), batch.num_targets // 3
+        assert batch.seed_type == kind and [label for *_, label in targets] == [1.0] * count + [0.0] * 2 * count
+        assert [s for s, *_ in targets[count:]] == [s for s, *_ in targets[:count] for _ in range(2)]
+        for s, r, label in targets:
+            assert s in here[source] and r in here[target] and ((s, r) in true) == bool(label)
+        now = [(s, r) for s, r, label in targets if label]
+        asked.update(now)
+        if isinstance(sampler, NeighborSampler):
+            assert edges_of_batch(batch) == by_hand(split, here, batch)
+        else:
+            assert not edges_of_batch(batch).keys() & hidden(split, set(now)).keys()
+        check_seeds(batch, kind)
+    of_part = [(s, r) for s, r in pairs(hetero(split)[kind].edge_index) if s in here[source] and r in here[target]]
+    if split.undirected:
+        assert Counter(map(frozenset, asked.elements())) == Counter(frozenset(p) for p in of_part if p[0] < p[1])
+    else:
+        assert asked == Counter(p for p in of_part if source != target or p[0] != p[1])
+
+
+def check_seeds(batch: Any, kind: EdgeType) -> None:
+    """The ends of all targets, and no others, are the first nodes of their types, with their labels."""
+    counts = {end: batch[end].batch_size for end in (kind[0], kind[2])}
+    assert batch.batch_size == sum(counts.values())
+    for end, count in counts.items():
+        ends = [row for row, of in zip(batch[kind].edge_label_index, (kind[0], kind[2]), strict=True) if of == end]
+        assert torch.cat(ends).unique().tolist() == list(range(count))
+        assert batch.blocks[-1][next(k for k in batch.edge_types if k[2] == end)].num_dst == count
+    assert len(batch["paper"].y) == counts["paper"] and "y" not in batch["venue"]
+    whole = papers().types
+    assert whole is not None
+    for end in batch.node_types:
+        assert batch[end].x.equal(whole.node_arrays[end]["x"][batch[end].n_id])
+
+
+def test_negatives_of_the_graph_bring_their_neighbours_and_no_target() -> None:
+    split = split_of(with_times=False)
+    data = data_of(split, sampler=ALL, negatives_from="graph", num_negatives=3)
+    part, true, outside = data.part(0, 3), links(split), 0
+    here, edges = nodes_of(part), {k: pairs(store.edge_index) for k, store in hetero(split).edge_items()}
+    for batch in data._batches_of(part, 3, 0, 0, 3):
+        targets = targets_of(batch, WRITES)
+        assert all(((s, r) in true) == bool(label) and s in here["author"] for s, r, label in targets)
+        outside += sum(r not in here["paper"] for _, r, _ in targets)
+        assert not {(s, r) for k, s, r in edges_of_batch(batch) if k == CITES} - set(edges[CITES])
+        assert batch["paper"].x.equal(hetero(split)["paper"].x[batch["paper"].n_id])
+        shown = hidden(split, {(s, r) for s, r, label in targets if label})
+        for place in range(batch["paper"].batch_size):
+            paper = int(batch["paper"].n_id[place])
+            for kind in [k for k in edges if k[2] == "paper"]:
+                store = batch[kind]
+                row = batch[kind[0]].n_id[store.edge_index[0, store.edge_index[1] == place]].tolist()
+                senders = [s for s, r in edges[kind] if r == paper and (kind, s, r) not in shown]
+                is_here = paper in here["paper"]
+                assert sorted(row) == sorted(s for s in senders if not is_here or s in here[kind[0]])
+    assert outside > 50
+
+
+@pytest.mark.parametrize("holding", [Holding(Rotate()), Holding(extra_nodes=0.5)], ids=["rotate", "extra"])
+def test_only_own_nodes_are_asked_for(holding: Holding) -> None:
+    split = split_of()
+    plain, larger = data_of(split), data_of(split, holding=holding)
+    own, part = nodes_of(plain.part(0, 3)), larger.part(0, 3)
+    assert sum(map(len, nodes_of(part).values())) > sum(map(len, own.values()))
+    asked = [targets_of(batch, WRITES) for batch in larger._batches_of(part, 3, 0, 0, 3)]
+    assert all(s in own["author"] and r in own["paper"] for targets in asked for s, r, _ in targets)
+    alone = [targets_of(batch, WRITES) for batch in plain._batches_of(plain.part(0, 3), 3, 0, 0, 3)]
+    count = [sum(label for targets in found for *_, label in targets) for found in (asked, alone)]
+    assert count[0] == count[1] > 0
+
+
+def test_threads_and_bulks_change_nothing() -> None:
+    split = split_of()
+
+    def drawn(**options: Any) -> list[Any]:
+        data = data_of(split, **options)
+        batches = data._batches_of(data.part(1, 2), 4, 0, 1, 2).between(3, 7)
+        return [(targets_of(batch, WRITES), edges_of_batch(batch)) for batch in batches]
+
+    plain = drawn(loading=Loading(num_threads=0, bulk_size=1))
+    assert drawn(loading=Loading(num_threads=2, bulk_size=4)) == plain != drawn(seed=1)
+
+
+def test_corrections_are_slices_of_batches_of_the_whole_graph() -> None:
+    split = split_of()
+    data = data_of(split, global_batching=GlobalBatching(batch_size=31))
+    (whole,) = data.correction_batches(4, sliced=False, start=2, stop=3)
+    data._rank, data._world_size = lambda: 1, lambda: 2  # type: ignore[method-assign]
+    (half,) = data.correction_batches(4, start=2, stop=3)
+    asked, mine = targets_of(whole, WRITES), targets_of(half, WRITES)
+    assert mine == asked[15:31] + asked[31 + 15 :] or mine == asked[16:31] + asked[31 + 16 :]
+    assert half.num_targets == len(mine) and {(s, r) for s, r, label in asked if label} <= links(split)
+
+
+def test_a_part_with_few_links_repeats_them_with_weight_zero() -> None:
+    split = split_of()
+    data = data_of(split, partitioner=unequal(split.graph), batch_size=150)
+    data._rank, data._world_size = lambda: 1, lambda: 2  # type: ignore[method-assign]
+    batches = list(data.train_dataloader())
+    few = data._seeds_and_source(data.part(1, 2), 1, 2)[0].numel()
+    assert few < len(batches) and [batch.is_filler for batch in batches] == [n >= few for n in range(len(batches))]
+    assert not batches[-1].coverage.any() and "coverage" not in batches[0]
+
+
+def unequal(graph: Graph) -> Partition:
+    """The second of two parts has two links of authors and papers."""
+    assert graph.types is not None
+    (a, b), starts = pairs(graph.to_pyg()[WRITES].edge_index[:, :200:199].flip(0)), graph.types
+    assignment = torch.zeros(graph.num_nodes, dtype=torch.int32)
+    for paper, author in (a, b):
+        assignment[starts.nodes_of("paper")[paper]] = assignment[starts.nodes_of("author")[author]] = 1
+    return Partition(assignment, 2)
+
+
+# Fits.
+
+
+def ranked_by_hand(module: LinkHetero, split: LinkSplit, name: str) -> Tensor:
+    """The rank of each held link among its negatives, from one forward over the graph of training edges."""
+    assert split.edge_type is not None
+    with torch.no_grad():
+        rows = module.eval().rows(hetero(split))
+    edges, negatives = split.edges[name], split.negatives[name]
+    scores = [rows["author"][edges[0]][:, None] * rows["paper"][torch.cat([edges[1][:, None], negatives], 1)]][0].sum(2)
+    return 1 + (scores[:, 1:] > scores[:, :1]).sum(1) + (scores[:, 1:] == scores[:, :1]).sum(1) / 2
+
+
+def check_ranking(metrics: Any, module: LinkHetero, split: LinkSplit) -> None:
+    ranks = ranked_by_hand(module, split, "test")
+    assert float(metrics["mrr"]) == pytest.approx(float((1 / ranks).mean()), abs=1e-6)
+    assert float(metrics["hits@3"]) == pytest.approx(float((ranks <= 3).double().mean()), abs=1e-6)
+
+
+def held(split: LinkSplit, name: str) -> Counter[tuple[int, int, float]]:
+    edges, negatives = split.edges[name], split.negatives[name]
+    false = [(s, r, 0.0) for s, row in zip(edges[0].tolist(), negatives.tolist(), strict=True) for r in row]
+    return Counter([(s, r, 1.0) for s, r in pairs(edges)] + false)
+
+
+def test_a_resumed_fit_of_a_saved_split_ends_with_the_same_weights(tmp_path: Path) -> None:
+    split = split_of()
+    split.save(tmp_path / "split")
+    weights = []
+    for stops in (False, True):
+        module, data = module_of(split), data_of(tmp_path / "split")
+        if stops:
+            short = trainer(1, max_epochs=1)
+            short.fit(module, data)
+            short.save_checkpoint(tmp_path / "last.ckpt")
+            module, data = module_of(split), data_of(tmp_path / "split")
+        fit = trainer(1, max_epochs=2)
+        fit.fit(module, data, ckpt_path=tmp_path / "last.ckpt" if stops else None)
+        weights.append(torch.cat([weight.detach().view(-1) for weight in module.parameters()]))
+    assert weights[0].equal(weights[1])
+    module.targets.clear()
+    (metrics,) = fit.test(module, data, verbose=False)
+    assert Counter(module.targets) == held(split, "test")
+    check_ranking(metrics, module, split)
+
+
+def states_after(rank: int, world_size: int, names: list[str], split: LinkSplit) -> list[list[Any]]:
+    found = []
+    for name in names:
+        module, data = module_of(split), data_of(split, partitioner=PARTITIONERS[name])
+        # Nobody reads what the last layer makes of venues and words.
+        strategy = GrappaStrategy(find_unused_parameters=True, **PATIENCE) if name == "grappa" else STRATEGIES[name]()
+        fit = trainer(world_size, strategy, max_epochs=2)
+        fit.fit(module, data)
+        module.targets.clear()
+        (metrics,) = fit.test(module, data, verbose=False)
+        found.append([module.state_dict(), metrics, module.targets])
+    return found
+
+
+PARTITIONERS = {
+    "grappa": RandomPartitioner(),
+    "llcg": MetisPartitioner(),
+    "local_sgd": RandomPartitioner(),
+    "tma": SuperNodePartitioner(12),
+}
+NAMES = [["llcg"], pytest.param(["grappa", "local_sgd", "tma"], marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_every_strategy_trains_equal_replicas_ranked_exactly(names: list[str]) -> None:
+    split = split_of()
+    for outcomes in zip(*run_ranks(states_after, 2, names, split), strict=True):
+        (state, metrics, mine), (other, others, theirs) = outcomes
+        assert all(state[name].equal(other[name]) for name in state) and metrics == others
+        assert Counter(mine) + Counter(theirs) == held(split, "test") and mine and theirs
+        module = module_of(split)
+        assert any(not state[name].equal(weight) for name, weight in module.named_parameters())
+        module.load_state_dict(state)
+        check_ranking(metrics, module, split)
+
+
+def test_predictions_are_of_the_chosen_type() -> None:
+    data = data_of(split_of())
+    batches = list(data.predict_dataloader())
+    assert torch.cat([batch["paper"].n_id[: batch.batch_size] for batch in batches]).tolist() == list(range(200))
+    chosen = data_of(split_edges(papers().with_seeds("author"), negatives=2, edge_type=WRITES))
+    assert next(iter(chosen.predict_dataloader())).seed_type == "author" and chosen.num_nodes == 100
+
+
+def test_a_batch_can_lose_its_types_and_says_what_it_lacks() -> None:
+    batch = next(iter(data_of(split_of()).train_dataloader()))
+    plain = batch.to_homogeneous()
+    assert plain.edge_label.equal(batch[WRITES].edge_label)
+    kinds = [plain.node_type[ends].unique().tolist() for ends in plain.edge_label_index]
+    names = [[batch.node_types[number] for number in found] for found in kinds]
+    assert names == [["author"], ["paper"]]
+    assert plain.n_id[plain.edge_label_index[0]].equal(batch["author"].n_id[batch[WRITES].edge_label_index[0]])
+    with pytest.raises(
+        AttributeError, match=r"seeds of two types, .* batch\['author'\]\.n_id and batch\['paper'\]\.n_id"
+    ):
+        _ = batch.n_id
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "time": ({"sampler": TemporalSampler([2, 2], "time")}, "TemporalSampler draws around nodes at their times"),
+    "clusters": ({"sampler": ClusterSampler(2)}, "sampled around by NeighborSampler or WholePartSampler"),
+    "device": ({"loading": Loading(sample_on="device")}, 'sample_on="device" is for graphs without types'),
+    "far negatives of edges that carry": ({"negatives_from": "graph"}, r"two graphs, which \['time'\], with a row"),
+    "other types": ({"sampler": NeighborSampler({WRITES: [2, 2]})}, "num_neighbors has no numbers for the edge type"),
+    "weights": ({"sampler": NeighborSampler([2, 2], weight="w")}, "weight .'w'. draws from graphs without types"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused(case: str) -> None:
+    options, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        data_of(split_of(), **options)
+
+
+def test_a_rank_without_links_is_refused_by_name() -> None:
+    split = split_of()
+    assert split.graph.types is not None
+    apart = torch.zeros(split.graph.num_nodes, dtype=torch.int32)
+    apart[split.graph.types.nodes_of("venue").start :] = 1  # venues and words have links of other types
+    with pytest.raises(ValueError, match=r"rank 1 of 2 hold none of the .* training edges"):
+        data_of(split, partitioner=Partition(apart, 2))._most_seeds(2)
+    with pytest.raises(TypeError, match=r"split must be split_edges\(graph\)"):
+        data_of(split.graph)  # type: ignore[arg-type]
