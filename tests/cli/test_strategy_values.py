@@ -11,7 +11,10 @@ from tests.cli.refusing import refused
     ("option", "reason"),
     [
         ("drift.towards=x", "trainer.strategy.drift.towards must be one of ['ranks', 'global'] or null, got x."),
-        ("drift=ranks", "trainer.strategy.drift must be settings of towards, decay, anchor_steps or null, got ranks."),
+        (
+            "drift=ranks",
+            "strategy.drift must be settings of towards, decay, anchor_steps, corrects or null, got ranks.",
+        ),
         ("launch.timeout=x", "trainer.strategy.launch.timeout: Not of type timedelta: Expected a string with form "),
         ("launch.start_method=x", "trainer.strategy.launch.start_method must be one of ['popen', 'spawn', 'fork', "),
         ("drift.decay=1.5", "trainer.strategy.drift.decay must lie in [0, 1] (1: the shift does not fade), got 1.5."),
