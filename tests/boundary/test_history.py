@@ -219,6 +219,7 @@ def resumed(rank: int, world_size: int, folder: Path) -> tuple[Weights, Weights]
     return found[0], found[2]
 
 
+@pytest.mark.slow
 def test_a_resumed_fit_is_one_that_never_stopped(tmp_path: Path) -> None:
     for whole, stopped in run_ranks(resumed, RANKS, tmp_path):
         for key, value in whole.items():

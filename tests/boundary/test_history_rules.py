@@ -59,6 +59,7 @@ def rows_moved(data: Data, owner: list[int], num_layers: int) -> tuple[list[int]
     return sent, kept
 
 
+@pytest.mark.slow
 def test_a_round_sends_the_rows_that_edges_ask_for() -> None:
     headers = 2 * (RANKS - 1) * 8 * 11  # eleven numbers behind two layers
     moved_by, _ = rows_moved(weighted_data(), OWNER.tolist(), 3)

@@ -127,6 +127,7 @@ def twice(rank: int, world_size: int, exchange: Exchange, folder: Path) -> list[
     return [found, resumed, weights_of(fit(world_size, "SAGE", exchange, 6, None)[0])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "exchange",
     [

@@ -51,6 +51,7 @@ def halos(num_layers: int, data: Data, world_size: int) -> dict[str, Any]:
     return {"partitioner": unequal(data, world_size), "sampler": sampler, "boundary": Halo(num_layers)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_halos_as_deep_as_the_model_lose_nothing(world_size: int) -> None:
     data = weighted_data()
@@ -88,6 +89,7 @@ def ddp() -> Any:
     return DDPStrategy(timeout=timedelta(seconds=30))
 
 
+@pytest.mark.slow
 def test_an_exchange_loses_nothing_under_ddp() -> None:
     data = weighted_data()
     cases = [("SAGE", 2), ("JK", 3)]

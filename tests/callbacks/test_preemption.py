@@ -105,7 +105,8 @@ def stop_by_time(rank: int, world_size: int, name: str, folder: Path) -> tuple[i
     return stopped["epoch"], trainer.current_epoch, trainer.global_step - stopped["global_step"], state_of(resumed)
 
 
-@pytest.mark.parametrize("name", ["tma by time", pytest.param("llcg by time", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tma by time", "llcg by time"])
 def test_rounds_by_time_stop_and_go_on_together(name: str, tmp_path: Path) -> None:
     """No two such runs are equal, but all ranks of one are."""
     first, *others = run_ranks(stop_by_time, 3, name, tmp_path)

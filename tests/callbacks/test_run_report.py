@@ -171,7 +171,7 @@ def fit_with_exchange(rank: int, world_size: int, folder: Path, strategy: Any) -
     return report.record
 
 
-@pytest.mark.parametrize("strategy", ["grappa", "ddp"])
+@pytest.mark.parametrize("strategy", [pytest.param("grappa", marks=pytest.mark.slow), "ddp"])
 def test_rows_at_the_boundary_are_told_apart(strategy: str, tmp_path: Path) -> None:
     record, _ = run_ranks(fit_with_exchange, 2, tmp_path, strategy)
     steps = [row.boundary_bytes for rows in record.ranks for row in rows]

@@ -207,6 +207,7 @@ def test_threads_and_bulks_change_nothing(sampler: Any) -> None:
     assert drawn(seed=1) != plain
 
 
+@pytest.mark.slow
 def test_a_saved_split_trains_alike(tmp_path: Path) -> None:
     split = small_split()
     split.save(tmp_path / "split")
@@ -256,6 +257,7 @@ def test_corrections_are_slices_of_batches_of_the_whole_graph() -> None:
     assert int(anchor.edge_label.sum()) > 0
 
 
+@pytest.mark.slow
 def test_a_model_learns_to_rank() -> None:
     split = small_split()
     before, after = model(), model()

@@ -149,7 +149,7 @@ def batches_of(data: PartitionedDataModule) -> Iterator[Any]:
         yield from source.make([seeds], [(0, 0, 0)])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("boundary", [Halo(1), Fetch()], ids=repr)
+@pytest.mark.parametrize("boundary", [pytest.param(Halo(1), marks=pytest.mark.slow), Fetch()], ids=repr)
 def test_batches_of_all_loaders_and_parts_keep_the_law(boundary: Boundary) -> None:
     options: dict[str, Any] = {"batch_size": 20, "partitioner": RandomPartitioner(), "boundary": boundary}
     for sampler in (SAMPLER, TemporalSampler([4, 3], "edge_time", "time", pick="latest", last=4)):

@@ -52,6 +52,7 @@ def data_of(graph: Graph, **options: Any) -> PartitionedDataModule:
     return PartitionedDataModule(graph, **({"sampler": NeighborSampler([4, 3]), "batch_size": 32} | options))
 
 
+@pytest.mark.slow
 def test_it_learns_and_is_judged_on_the_whole_graph(tmp_path: Path) -> None:
     typed_graph_of_papers().save(tmp_path / "graph")
     graph = Graph.open(tmp_path / "graph")

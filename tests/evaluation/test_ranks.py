@@ -154,6 +154,7 @@ def rank_links(rank: int, world_size: int) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_links_rank_as_before(world_size: int) -> None:
     expected = rank_links(0, 1)[0][0]

@@ -164,7 +164,7 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("shards", [4, 2], ids=["one copy", "two copies"])
+@pytest.mark.parametrize("shards", [pytest.param(4, marks=pytest.mark.slow), 2], ids=["one copy", "two copies"])
 def test_a_halo_is_sent_once(tmp_path: Path, shards: int) -> None:
     graph = small_graph(4000, 20_000)
     save_shards(graph, some_partition(graph, shards), tmp_path / "shares")

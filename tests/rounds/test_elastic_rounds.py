@@ -219,6 +219,7 @@ def wait_with_a_mark(rank: int, world_size: int, mark: str) -> None:
     wait_in_vain(rank, world_size)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
 def test_the_launcher_can_see_who_waits(tmp_path: Path) -> None:
     mark = tmp_path / "waits"

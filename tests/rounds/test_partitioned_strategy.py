@@ -65,7 +65,13 @@ def come_or_stay_away(
             GrappaStrategy,
             marks=pytest.mark.slow,
         ),
-        (2, {0}, "Of 2 ranks, rank 0 did not start within 1.5 s (nobody answers at 127.0.0.1:", TMAStrategy),
+        pytest.param(
+            2,
+            {0},
+            "Of 2 ranks, rank 0 did not start within 1.5 s (nobody answers at 127.0.0.1:",
+            TMAStrategy,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_missing_ranks_are_named_in_time(

@@ -100,7 +100,7 @@ def test_nodes_are_drawn_with_the_probability_that_their_weight_is_corrected_by(
     assert torch.allclose(sums[:, chosen], (matrix(GRAPH, weight)[SEEDS] / expected)[:, chosen], rtol=1e-5)
 
 
-@pytest.mark.parametrize("weight", [None, "edge_weight"])
+@pytest.mark.parametrize("weight", [pytest.param(None, marks=pytest.mark.slow), "edge_weight"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_mean_of_an_aggregated_layer_is_the_full_aggregation(kind, weight):
     x = GRAPH.node_arrays["x"].double()
@@ -117,6 +117,7 @@ def test_the_mean_of_an_aggregated_layer_is_the_full_aggregation(kind, weight):
     assert (found[0] - full).abs().max() > 0.01  # a single draw is not exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_linear_layers_are_right_on_average_as_well(kind):
     # The rows of hop 2 are drawn independently of those of hop 1.

@@ -128,6 +128,7 @@ def stop_and_resume(rank: int, world_size: int, folder: Path) -> tuple[int, list
     return second.total, second.rates, same
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_schedule_of_the_whole(tmp_path: Path) -> None:
     rates = [pytest.approx(0.1 * (1 - step / 18)) for step in range(BATCHES, 18)]
     assert run_ranks(stop_and_resume, 2, tmp_path) == [(18, rates, True)] * 2

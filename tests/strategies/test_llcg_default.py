@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -180,6 +181,7 @@ class Wide(SAGE):
         self.convs = torch.nn.ModuleList([SAGEConv(num_features, 512), SAGEConv(512, num_classes)])
 
 
+@pytest.mark.slow
 def test_it_sends_a_fifth_of_grappa_at_ten_steps_and_a_twentieth_at_fifty() -> None:
     for every_step, tens, fifties, corrected in run_ranks(sent, 2):
         assert tens < 0.2 * every_step

@@ -87,6 +87,7 @@ def resumed_after_unfreezing(rank: int, world_size: int, folder: str, again: boo
     return states[0], states[1]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 def test_resuming_needs_what_was_unfrozen(tmp_path: Path) -> None:
     with pytest.raises(RankError, match=r"shifts 6 parameters .* trains 3 .* at the latest in on_train_start"):

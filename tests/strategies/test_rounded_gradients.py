@@ -31,6 +31,7 @@ def trained(rank: int, world_size: int, bits: list[Any], options: dict[str, Any]
     return found
 
 
+@pytest.mark.slow
 def test_fewer_bits_are_fewer_bytes_and_nearly_the_same() -> None:
     options = {"accumulate_grad_batches": 2, "find_unused_parameters": True}
     first, second = run_ranks(trained, 2, [None, 16, 8], options)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import pytest
+
 from lightning_gnn_dist.boundary.boundary import Halo, Isolated
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.residency import Holding, Redeal
@@ -56,6 +58,7 @@ def said(rank: int, world_size: int) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_fit_that_averages_unlike_parts_says_so() -> None:
     of_rank_0, of_rank_1 = run_ranks(said, 2)
     for lines, (_, options, strategy, reason) in zip(of_rank_0, CASES, strict=True):

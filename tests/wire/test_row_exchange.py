@@ -80,6 +80,7 @@ def drawn(rank: int, world_size: int) -> tuple[Tensor, Tensor, list[int]]:
     return rows, gradients, numbers
 
 
+@pytest.mark.slow
 def test_a_share_of_the_rows_is_right_in_the_mean() -> None:
     leaves = [rows_of(rank).requires_grad_() for rank in range(3)]
     of_ranks = run_ranks(drawn, 3)

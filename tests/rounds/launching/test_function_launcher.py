@@ -100,6 +100,7 @@ def fits_in_a_row(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
     return {"two": after_two, "rows": logits, "tested": tested, "weights": state(module)}
 
 
+@pytest.mark.slow
 def test_calls_in_a_row_leave_what_one_process_would(tmp_path: Path) -> None:
     (got,) = run_ranks(fits_in_a_row, 1, tmp_path)
     expected, _ = run_ranks(as_ranks, 2, 2, *LOCAL)

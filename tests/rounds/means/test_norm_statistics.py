@@ -76,6 +76,7 @@ def frozen_statistics(rank: int, world_size: int) -> tuple[list[bool], Tensor]:
     return frozen.stayed, module.norm.running_mean
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_frozen_layer_keeps_its_statistics() -> None:
     for stayed, mean in run_ranks(frozen_statistics, 2):
