@@ -22,8 +22,9 @@ test test-slow: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --durations=10
 
+# Three at a time: for a third of it these tests wait.
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m "slow and not gpu and not alone" -n 2 --dist loadfile --durations=10
+	$(BIN)/python -m pytest -m "slow and not gpu and not alone" -n 3 --dist loadfile --durations=10
 	$(BIN)/python -m pytest -m "slow and not gpu and alone" --durations=10
 
 lint: $(READY)
