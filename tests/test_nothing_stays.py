@@ -27,8 +27,9 @@ FAULTS = {  # each fault at least once, and each way to start ranks twice; spawn
     "elastic": ("kill", "stop", "SIGTERM", "SIGKILL"),
 }
 TABLE = [(method, fault) for method, faults in FAULTS.items() for fault in faults]
-# Modules of torch_geometric, whose processes take them away unless they are killed, and torchrun's logs.
-NOT_OURS = ("torch_geometric.", "torchelastic_")
+# Modules of torch_geometric, whose processes take them away unless they are killed, what Python keeps of them, and
+# torchrun's logs.
+NOT_OURS = ("torch_geometric.", "__pycache__", "torchelastic_")
 # Python's, small folders of our launchers, and fsspec's half of a checkpoint, which nobody is left to take away.
 OF_A_KILLED_LAUNCHER = ("pymp-", "ranks-", "elastic-", "tmp")
 MARK = "FAULTY_FIT"
