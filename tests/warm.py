@@ -7,13 +7,10 @@ the scratch memory of another's samples.
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import sys
 import tempfile
 import threading
 import warnings
-from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
@@ -23,6 +20,8 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv
 import lightning_gnn_dist
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.graph.large_pages import COLLAPSE, PAGE_BYTES
+from lightning_gnn_dist.graph.storage.maps import all_maps, libc
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.metis import MetisPartitioner
@@ -30,9 +29,6 @@ from lightning_gnn_dist.partition.partition_report import PartitionReport, edges
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from tests.ranks import quieten
 from tests.sage import SAGE
-
-LARGE_PAGE = 2 << 20  # bytes
-MADV_COLLAPSE = 25
 
 
 def fit() -> None:
@@ -69,16 +65,12 @@ def gather_into_large_pages() -> None:
 
     Systems other than Linux, and its versions before 6.1, cannot; ranks then take longer to start.
     """
-    if sys.platform != "linux":
-        return
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, rights, _, _, inode, *_ = line.split()
-        if "w" in rights and inode == "0":
-            low, high = (int(address, 16) for address in addresses.split("-"))
-            for page in range(-(-low // LARGE_PAGE) * LARGE_PAGE, high // LARGE_PAGE * LARGE_PAGE, LARGE_PAGE):
-                madvise(page, LARGE_PAGE, MADV_COLLAPSE)
+    for found in all_maps():
+        if found.inode == 0 and found.sizes["Anonymous"]:
+            for page in range(
+                -(-found.start // PAGE_BYTES) * PAGE_BYTES, found.end // PAGE_BYTES * PAGE_BYTES, PAGE_BYTES
+            ):
+                libc().madvise(page, PAGE_BYTES, COLLAPSE)
 
 
 for name in lightning_gnn_dist.__all__:
