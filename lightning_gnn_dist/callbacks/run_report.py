@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning_gnn_dist.callbacks.record import Measured, PartsRecord, RankRound, RunRecord
 from lightning_gnn_dist.checks import check_folder, check_word, check_words, shown
 from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.rounds.lightning_internals import log_numbers
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.wire import collectives
@@ -141,9 +142,9 @@ class RunReport(Callback):
             "coverage": of_data.get("data/coverage"),
         }
         shown = {name: value for name in self.progress_bar if (value := bar[name]) is not None}
+        log_numbers(module, figures)
         # With both of these flags, Lightning neither exchanges nor warns.
         flags: dict[str, Any] = {"sync_dist": True, "rank_zero_only": True, "on_step": False, "on_epoch": True}
-        module.log_dict(figures, batch_size=1, **flags)
         module.log_dict(shown, prog_bar=True, logger=False, batch_size=1, **flags)
 
     def _end_round(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
