@@ -46,9 +46,9 @@ class NeighborSampler:
 
     With ``weight``, edges are drawn one after the other in proportion to their weight: among those not drawn yet, or,
     with ``replace``, among all. ``batch.edge_weight`` is not corrected for it: it holds the graph's numbers, if the
-    graph has any. Edges of weight 0 are drawn when a row has no others left. The first batch, and the
-    first one after the weights have changed, makes tables of them, 8 bytes for each edge of the graph, in RAM; none
-    where the weights are in a file, where rows are read whole to be drawn from.
+    graph has any. Edges of weight 0 are drawn when a row has no others left. The first batch, and the first one
+    after the weights have changed, makes tables of them, 8 bytes for each edge of the graph, in RAM; none where the
+    weights are in a file, where rows are read whole to be drawn from.
 
     Args:
         num_neighbors: Neighbours to draw per node, one number per hop; -1 takes all of them, each once. For a graph
