@@ -28,6 +28,7 @@ from lightning_gnn_dist.rounds.meeting import MeetingCallback, Peers, RoundState
 from lightning_gnn_dist.rounds.pace import Pace
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.round_loader import RoundLoader
+from lightning_gnn_dist.rounds.rows.touched_rows import TouchedRows
 from lightning_gnn_dist.wire import collectives
 
 Weights = Literal["uniform", "nodes"]
@@ -100,6 +101,7 @@ class RoundStrategy(PartitionedStrategy):
         self.means = Means(None if outer is None else outer.bits)
         self.outer_step = OuterStep(self, outer, self.means, measures=isinstance(clock, AdaptiveSteps))
         self.averaging = Averaging(self, buffers=buffers != "local", moments=average_optimizer)
+        self.touched_rows = TouchedRows(self, self.averaging)
         self.peers = Peers(self)
         self.pace = Pace(self, self.clock)
         self.drift_correction = DriftCorrection(self, self.shared_gradient, self.drift)
@@ -118,6 +120,7 @@ class RoundStrategy(PartitionedStrategy):
         others = self.averaging.tensors(trained=self.outer is None, moments=False)
         is_left_out = self.global_rank in self.state.left_out
         self.outer_step.take(weight, is_left_out=is_left_out)
+        self.touched_rows.average_(0.0 if is_left_out else self.weight_of_rows())
         if is_left_out:
             weight = finite.leave_out_([*others, *moments])
         self.means.average_(others, moments, weight)
@@ -130,6 +133,10 @@ class RoundStrategy(PartitionedStrategy):
             return 1.0
         assert self.pace.loader is not None
         return float(refusals.require_num_seeds(self.pace.loader.loader))
+
+    def weight_of_rows(self) -> float:
+        """Return what a local step of this rank counts for in the mean of a row that it has touched."""
+        return self.own_weight()
 
     def shared_gradient(self, own: list[Tensor]) -> list[Tensor]:
         """Return the gradient that drift correction steers towards; ``own`` is this rank's. Collective."""
@@ -249,6 +256,7 @@ class RoundStrategy(PartitionedStrategy):
         refusals.check_trainer(type(self).__name__, trainer, has_layer_sync=self._layer_sync is not None)
         self.peers.check(trainer)
         self.drift_correction.begin(trainer)
+        self.touched_rows.begin()
         self.pace.begin({} if self._resumed is None else self._resumed.extra)
         self.outer_step.forget()
         self.state.in_round = self.state.stop_requested = False
