@@ -233,7 +233,7 @@ class LLCGStrategy(RoundStrategy):
         for batch in self._correction_batches(steps, sliced=True):
             gradient, seeds = mean_gradient(self, [batch])
             average_gradient_(self, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
-            self._step(gradient, trained_parameters(self._module()))
+            self._step(gradient)
 
     def _correct_on_rank0(self, steps: int) -> None:
         tables = list(tables_of(self._module()).values())
@@ -244,13 +244,14 @@ class LLCGStrategy(RoundStrategy):
                 gradient, seeds = mean_gradient(self, [batch])
                 require_seeds(self, seeds)
                 touched = [all_rows + own for all_rows, own in zip(touched, _sparse(gradient), strict=True)]
-                self._step(gradient, trained_parameters(self._module()))
+                self._step(gradient)
             self._others_wait = False
         collectives.broadcast_([parameter.data for parameter in dense_parameters(self._module())])
         if tables and collectives.world_size() > 1:
             take_rows_(tables, [each.coalesce()._indices()[0] for each in touched], source=0)
 
-    def _step(self, gradient: list[Tensor], parameters: list[Tensor]) -> None:
+    def _step(self, gradient: list[Tensor], parameters: list[Tensor] | None = None) -> None:
+        parameters = trained_parameters(self._module()) if parameters is None else parameters
         self._corrector.step(self.optimizers, parameters, gradient, self.state.round_idx, self._clip)
 
     def _clip(self, optimizer: Optimizer) -> None:

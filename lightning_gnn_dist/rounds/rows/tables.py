@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ def check_tables(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
         for group in optimizer.param_groups:
             held = [tables[id(each)] for each in group["params"] if id(each) in tables]
             if held:
-                _check_group(held[0], optimizer, group.get("momentum", 0.0))
+                _check_group(held[0], optimizer, group)
 
 
 def refuse_average_of_moments(module: nn.Module) -> None:
@@ -74,7 +75,7 @@ def refuse_elastic(module: nn.Module) -> None:
         )
 
 
-def _check_group(name: str, optimizer: Optimizer, momentum: float) -> None:
+def _check_group(name: str, optimizer: Optimizer, group: dict[str, Any]) -> None:
     kind = type(optimizer).__name__
     if isinstance(optimizer, _DENSE):
         raise ValueError(
@@ -82,10 +83,16 @@ def _check_group(name: str, optimizer: Optimizer, momentum: float) -> None:
             "LazyAdam(self.parameters(), lr=...) of lightning_gnn_dist, torch.optim.SGD without momentum, or "
             "torch.optim.Adagrad."
         )
-    if isinstance(optimizer, torch.optim.SGD) and momentum:
+    own = '{"params": self.rows.parameters(), '
+    if isinstance(optimizer, torch.optim.SGD) and group["momentum"]:
         raise ValueError(
-            f"{name} has sparse gradients, and SGD with momentum={momentum} would go on moving rows that no step "
-            'touches: give it a group of its own, {"params": self.rows.parameters(), "momentum": 0.0}, or use LazyAdam.'
+            f"{name} has sparse gradients, and SGD with momentum={group['momentum']} would go on moving rows that no "
+            f'step touches: give it a group of its own, {own}"momentum": 0.0}}, or use LazyAdam.'
+        )
+    if group.get("weight_decay"):
+        raise ValueError(
+            f"{name} has sparse gradients, and with weight_decay={group['weight_decay']} rows that no step touches "
+            f'would have to decay, too: give it a group of its own, {own}"weight_decay": 0.0}}.'
         )
 
 

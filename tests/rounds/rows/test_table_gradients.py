@@ -34,6 +34,10 @@ class Loader:
     def __init__(self, rank: int) -> None:
         self._made = [Data(x=x, ids=ids, y=y, batch_size=len(x)) for x, ids, y in batches_of(rank, BATCHES)]
 
+    @property
+    def num_seeds(self) -> int:
+        return sum(each.batch_size for each in self._made)
+
     def __len__(self) -> int:
         return len(self._made)
 

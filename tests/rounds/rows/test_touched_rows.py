@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,17 @@ from lightning_gnn_dist.strategies.tma import TMAStrategy
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
-from tests.rounds.rows.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, loader_of, optimizer_of, rows_by_hand, state_of
+from tests.rounds.rows.fitting import (
+    NUM_ROWS,
+    WIDTH,
+    Made,
+    Table,
+    batches_of,
+    loader_of,
+    optimizer_of,
+    rows_by_hand,
+    state_of,
+)
 from tests.strategies.fitting import differs, fit
 
 STEPS, ROUNDS, BATCHES = 3, 4, 5
