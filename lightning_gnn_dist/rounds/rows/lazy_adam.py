@@ -11,7 +11,7 @@ All other rows, and their moments, stay as they are:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adam import adam
 
-from lightning_gnn_dist.checks import MAX_NUMBER, check_between, check_instance, check_positive, is_number, shown
+from lightning_gnn_dist.checks import (
+    MAX_NUMBER,
+    check_between,
+    check_callable,
+    check_instance,
+    check_positive,
+    is_number,
+    shown,
+)
 
 
 class LazyAdam(Optimizer):
@@ -46,19 +54,18 @@ class LazyAdam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        if isinstance(params, Tensor):
-            raise TypeError("params must be parameters, such as module.parameters(), got one tensor: give [parameter].")
         check_positive(lr=lr, eps=eps)
         _check_betas(betas)
         check_between(0, MAX_NUMBER, weight_decay=weight_decay)
         betas = float(betas[0]), float(betas[1])
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(_checked(params), {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; with ``closure``, along the gradients that it computes. Returns what it returns."""
         loss = None
         if closure is not None:
+            check_callable("closure", closure, "a function that returns the loss, without arguments")
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
@@ -123,6 +130,17 @@ class LazyAdam(Optimizer):
         step = float(state["step"])
         size = group["lr"] * math.sqrt(1 - second**step) / (1 - first**step)
         table.index_add_(0, ids, mean.div_(square.sqrt_().add_(group["eps"])), alpha=-size)
+
+
+def _checked(params: Any) -> list[Any]:
+    """Return the parameters or their groups as a list; refuse anything else."""
+    made = list(params) if isinstance(params, Iterable) and not isinstance(params, Tensor | Mapping | str) else []
+    if not made or not all(isinstance(each, Tensor | Mapping | tuple) for each in made):
+        raise TypeError(
+            "params must be parameters, such as module.parameters(), or a list of groups, such as "
+            f'[{{"params": module.parameters()}}], got {shown(params)}.'
+        )
+    return made
 
 
 def _check_betas(betas: Any) -> None:
