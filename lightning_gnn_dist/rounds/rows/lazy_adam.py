@@ -129,7 +129,7 @@ class LazyAdam(Optimizer):
         state["exp_avg_sq"].index_copy_(0, ids, square)
         step = float(state["step"])
         size = group["lr"] * math.sqrt(1 - second**step) / (1 - first**step)
-        table.index_add_(0, ids, mean.div_(square.sqrt_().add_(group["eps"])), alpha=-size)
+        table.index_add_(0, ids, mean.div_(square.sqrt_().add_(group["eps"])).mul_(-size))
 
 
 def _checked(params: Any) -> list[Any]:

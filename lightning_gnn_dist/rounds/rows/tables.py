@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -55,6 +56,18 @@ def check_tables(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
             held = [tables[id(each)] for each in group["params"] if id(each) in tables]
             if held:
                 _check_group(held[0], optimizer, group)
+
+
+def warn_of_dense_tables(module: nn.Module, num_rows: Container[int], num_ranks: int) -> None:
+    """Warn of trained embeddings with dense gradients and a row for each of so many nodes."""
+    for name, child in module.named_modules():
+        is_one = isinstance(child, nn.Embedding) and not child.sparse and child.weight.requires_grad
+        if is_one and child.num_embeddings in num_rows:
+            rank_zero_warn(
+                f"{name} has a row for each of {child.num_embeddings} nodes, and a mean of {num_ranks} ranks keeps "
+                f"about 1/{num_ranks} of the way that one of them moves it: make it with sparse=True, and train with "
+                "LazyAdam."
+            )
 
 
 def refuse_average_of_moments(module: nn.Module) -> None:

@@ -103,7 +103,7 @@ def advance(net: Any, stepper: Any, slices: list[Data]) -> None:
     [
         (3, "LazyAdam", {}),
         pytest.param(2, "SGD", {"correction_optimizer": "sgd"}, marks=pytest.mark.slow),
-        pytest.param(2, "LazyAdam", {"correction": "rank0"}),
+        pytest.param(2, "LazyAdam", {"correction": "rank0"}, marks=pytest.mark.slow),
     ],
 )
 def test_corrections_are_those_by_hand(world_size: int, optimizer: str, options: dict[str, Any]) -> None:
@@ -149,6 +149,7 @@ def shifted(rank: int, world_size: int) -> tuple[float, float]:
     return float((rows - net.rows.weight.grad.to_dense()).abs().max()), float((head - net.head.weight.grad).abs().max())
 
 
+@pytest.mark.slow
 def test_drift_correction_shifts_all_but_rows() -> None:
     for rows, head in run_ranks(shifted, 2):
         assert rows == 0.0

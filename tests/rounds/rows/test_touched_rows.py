@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.rounds.means.outer import Outer
@@ -104,7 +105,7 @@ def meet(nets: list[Table], steppers: list[Any], steps: Tensor, *, moments: bool
     ("world_size", "optimizer", "options"),
     [
         (3, "LazyAdam", {"average_optimizer": True}),
-        (2, "LazyAdam", {}),
+        pytest.param(2, "LazyAdam", {}, marks=pytest.mark.slow),
         pytest.param(3, "SGD", {}, marks=pytest.mark.slow),
         pytest.param(2, "Adagrad", {"average_optimizer": True}, marks=pytest.mark.slow),
     ],
@@ -199,6 +200,7 @@ def left_out(rank: int, world_size: int) -> Made:
     return keeps.states[-1]
 
 
+@pytest.mark.slow
 def test_a_rank_with_nan_takes_the_rows_of_others() -> None:
     first, second, _ = run_ranks(left_out, 3)
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -220,3 +222,19 @@ CLIPS: list[dict[str, Any]] = [
 def test_sparse_gradients_are_clipped_and_added_up_as_dense_ones(options: dict[str, Any]) -> None:
     sparse, dense = (run_ranks(clipped, 1, flag, options)[0] for flag in (True, False))
     assert differs(sparse, dense) < 1e-14
+
+
+def in_half(rank: int, world_size: int, precision: str) -> Made:
+    module = Table().float()
+    options: dict[str, Any] = {"precision": precision, "callbacks": [], "max_epochs": 2, "gradient_clip_val": 0.5}
+    loader = [[each.float() if each.is_floating_point() else each for each in batch] for batch in batches_of(rank, 5)]
+    strategy = LocalSGDStrategy(EverySteps(STEPS), average_optimizer=True, **PATIENCE)
+    fit(rank, strategy, module, devices=world_size, train=DataLoader(loader, batch_size=None), **options)
+    return state_of(module)
+
+
+@pytest.mark.slow
+def test_mixed_precision_keeps_replicas_equal() -> None:
+    first, second = run_ranks(in_half, 2, "bf16-mixed")
+    assert differs(first, second) == 0.0
+    assert bool((first["rows.weight"] != Table().float().rows.weight).any())

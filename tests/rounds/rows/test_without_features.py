@@ -180,9 +180,22 @@ def by_ddp(rank: int, world_size: int) -> None:
     trainer(world_size, "ddp").fit(Rows(), data_module())
 
 
+@pytest.mark.slow
 def test_plain_ddp_is_refused() -> None:
     with pytest.raises(RankError, match=r"table has sparse=True, .*use GrappaStrategy\(\)"):
         run_ranks(by_ddp, 2, timeout=60)
+
+
+def dense(rank: int, world_size: int) -> None:
+    module = Rows()
+    module.table.sparse = False
+    trainer(world_size, LocalSGDStrategy(**PATIENCE), max_epochs=1).fit(module, data_module())
+
+
+@pytest.mark.slow
+def test_a_dense_table_brings_a_warning() -> None:
+    with pytest.raises(RankError, match=r"table has a row for each of \d+ nodes, .*1/2 .*sparse=True"):
+        run_ranks(dense, 2, timeout=60)
 
 
 class Typed(Judged):
@@ -216,6 +229,7 @@ def typed(rank: int, world_size: int) -> list[Made]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_type_may_have_learned_rows() -> None:
     for first, second in zip(*run_ranks(typed, 2), strict=True):
