@@ -200,7 +200,9 @@ class RoundStrategy(PartitionedStrategy):
         if data is not None:
             self.pace.check_parts(data.batches_of_part(), self.state.round_idx, self.state.batches_done)
         self._refresh_rows()
-        self.means.begin_meeting(self.state.round_idx)  # also where a search of the learning rate was here before
+        # Also where a search of the learning rate was here before.
+        self.touched_rows.begin()
+        self.means.begin_meeting(self.state.round_idx)
         if self._resumed is None:
             self.drift_correction.anchor(self.state.round_idx, self.state.batches_done)
         super().on_train_start()
@@ -260,7 +262,6 @@ class RoundStrategy(PartitionedStrategy):
         refusals.check_trainer(type(self).__name__, trainer, has_layer_sync=self._layer_sync is not None)
         self.peers.check(trainer)
         self.drift_correction.begin(trainer)
-        self.touched_rows.begin()
         self.pace.begin({} if self._resumed is None else self._resumed.extra)
         self.outer_step.forget()
         self.state.in_round = self.state.stop_requested = False
