@@ -99,7 +99,8 @@ class Averaging:
 
     def num_values(self, *, gradients: bool) -> int:
         """Return how many numbers a meeting exchanges at most, with or without gradients."""
-        tensors = [*self._averaged_buffers(), *self.moments(), *self.tables(), *self._parameters()]
+        of_rows = [moment for table in self._tables() for moment in self.of_rows(table)]
+        tensors = [*self._averaged_buffers(), *self.moments(), *of_rows, *self._parameters()]
         if gradients:
             tensors += trained_parameters(module_of(self._strategy))
         return sum(tensor.numel() for tensor in tensors)

@@ -201,7 +201,7 @@ class OuterStep:
     def _parameters(self) -> list[Tensor]:
         """All but tables, of which ranks put together the rows that they have touched."""
         module = module_of(self._strategy)
-        tables = {id(table) for table in tables_of(module).values()}
+        tables = {id(table) for table in tables_of(module, frozen=True).values()}
         return [each for each in module.parameters() if id(each) not in tables]
 
 

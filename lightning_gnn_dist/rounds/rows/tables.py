@@ -24,14 +24,15 @@ _DENSE = (
 )
 
 
-def tables_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the trained tables by name, in the same order on every rank.
+def tables_of(module: nn.Module, *, frozen: bool = False) -> dict[str, Tensor]:
+    """Return the trained tables by name, in the same order on every rank, or also those that are ``frozen``.
 
     A table is the weight of an ``nn.Embedding`` or ``nn.EmbeddingBag`` with ``sparse=True``.
     """
     found: dict[Tensor, str] = {}
     for name, child in module.named_modules():
-        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse and child.weight.requires_grad:
+        is_one = isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse
+        if is_one and (frozen or child.weight.requires_grad):
             found.setdefault(child.weight, f"{name}.weight" if name else "weight")
     return {name: weight for weight, name in found.items()}
 

@@ -46,21 +46,21 @@ class TouchedRows:
 
     def __init__(self, strategy: Strategy, moments: KnowsMoments) -> None:
         self._strategy, self._moments = strategy, moments
-        self._tables: dict[str, Tensor] = {}
-        self._steps: list[Tensor] = []  # for each row, the local steps of this round that have touched it
+        # By the table's name, for each row, how many local steps of this round have touched it.
+        self._steps: dict[str, Tensor] = {}
 
     def begin(self) -> None:
         """Begin a fit. No row is touched: checkpoints that can be resumed are of meetings."""
-        self._tables = dict(tables_of(module_of(self._strategy)))
-        self._steps = []
+        self._steps = {}
 
     def count(self, optimizer: Optimizer) -> None:
         """Note which rows the optimizer is about to move; refuse a table whose gradient has all of them."""
-        held = {id(each) for group in optimizer.param_groups for each in group["params"]} if self._tables else {}
-        for (name, table), steps in zip(self._tables.items(), self._counters(), strict=True):
+        tables = tables_of(module_of(self._strategy))
+        held = {id(each) for group in optimizer.param_groups for each in group["params"]} if tables else set()
+        for name, table in tables.items():
             gradient = coalesced(table, name) if id(table) in held else None
             if gradient is not None:
-                steps[gradient._indices()[0]] += 1
+                self._counter(name, table)[gradient._indices()[0]] += 1
 
     @torch.no_grad()
     def average_(self, weight: float) -> None:
@@ -69,27 +69,27 @@ class TouchedRows:
         Args:
             weight: What this rank counts for. With 0, it takes the rows of others. Some rank's must be positive.
         """
-        if not self._tables or collectives.world_size() == 1:
+        named = tables_of(module_of(self._strategy), frozen=True)  # also those that were frozen in this round
+        if not named or collectives.world_size() == 1:
             return
-        tables = [[table.detach(), *self._moments.of_rows(table)] for table in self._tables.values()]
+        counters = [self._counter(name, table) for name, table in named.items()]
+        tables = [[table.detach(), *self._moments.of_rows(table)] for table in named.values()]
         weights = weights_of_ranks(weight, tables[0][0].device)
         collectives.check_total(sum(weights))
-        own = [_touched(steps, tensors) for steps, tensors in zip(self._counters(), tables, strict=True)]
+        own = [_touched(steps, tensors) for steps, tensors in zip(counters, tables, strict=True)]
         found, _ = all_gather_touched(own)
         left = [_merge_(tensors, ranks, weights) for tensors, ranks in zip(tables, found, strict=True)]
         source = next(rank for rank, each in enumerate(weights) if each > 0)
         for tensors, ids in zip(tables, left, strict=True):
             if len(ids):  # on all ranks alike: touched by ranks without weight alone, so the others have it as it was
                 take_rows_(tensors, [ids] * len(tensors), source)
-        for steps in self._steps:
+        for steps in counters:
             steps.zero_()
 
-    def _counters(self) -> list[Tensor]:
-        """The counters, which are made once the tables are on their device."""
-        if len(self._steps) != len(self._tables):
-            of_tables = self._tables.values()
-            self._steps = [torch.zeros(len(table), dtype=torch.int32, device=table.device) for table in of_tables]
-        return self._steps
+    def _counter(self, name: str, table: Tensor) -> Tensor:
+        if name not in self._steps:
+            self._steps[name] = torch.zeros(len(table), dtype=torch.int32, device=table.device)
+        return self._steps[name]
 
 
 def _touched(steps: Tensor, tensors: Sequence[Tensor]) -> Rows:

@@ -127,7 +127,7 @@ class Counted(LocalSGDStrategy):
     """Notes what a meeting sends for rows, and which rows each rank has touched."""
 
     def average_replicas(self) -> None:
-        steps = [each.clone() for each in self.touched_rows._counters()]
+        steps = [each.clone() for each in self.touched_rows._steps.values()]
         before = collectives.traffic.bytes_sent
         self.touched_rows.average_(self.weight_of_rows())
         self.sent = collectives.traffic.bytes_sent - before
@@ -238,3 +238,24 @@ def test_mixed_precision_keeps_replicas_equal() -> None:
     first, second = run_ranks(in_half, 2, "bf16-mixed")
     assert differs(first, second) == 0.0
     assert bool((first["rows.weight"] != Table().float().rows.weight).any())
+
+
+class Freezes(pl.Callback):
+    """The table trains in the second round alone."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        pl_module.rows.requires_grad_(trainer.current_epoch == 1)
+
+
+def freezing(rank: int, world_size: int) -> list[Made]:
+    strategy, keeps = LocalSGDStrategy(EverySteps(STEPS), outer=Outer(), **PATIENCE), Keeps()
+    train(rank, strategy, Table("SGD"), world_size, max_epochs=3, callbacks=[Freezes(), keeps])
+    return keeps.states
+
+
+@pytest.mark.slow
+def test_a_table_may_be_frozen_and_freed() -> None:
+    first, second = run_ranks(freezing, 2)
+    assert all(differs(one, other) == 0.0 for one, other in zip(first, second, strict=True))
+    start, rows = Table().rows.weight, [state["rows.weight"] for state in first]
+    assert torch.equal(start, rows[0]) and not torch.equal(rows[0], rows[1]) and torch.equal(rows[1], rows[2])
