@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -29,4 +30,4 @@ def test_every_rank_has_the_pieces_of_all_and_sends_no_more() -> None:
     for found, sent in run_ranks(gather, 3):
         for rank, theirs in enumerate(found):
             assert all(torch.equal(one, other) for one, other in zip(theirs, pieces_of(rank), strict=True))
-        assert sent == 2 * 3 * 8 + (1 + 3) * 16 * 2 / 3  # the lengths, and four rows of 16 bytes
+        assert sent == pytest.approx(2 * 3 * 8 + (1 + 3) * 16 * 2 / 3)  # the lengths, and four rows of 16 bytes
