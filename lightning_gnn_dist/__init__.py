@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.rounds.launchers import Launch
     from lightning_gnn_dist.rounds.means.outer import Outer
     from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
+    from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
     from lightning_gnn_dist.sampling.base import Sampler
     from lightning_gnn_dist.sampling.cluster import ClusterSampler
     from lightning_gnn_dist.sampling.device import DeviceSampler
@@ -131,6 +132,7 @@ __all__ = [
     "LLCGStrategy",
     "LadiesSampler",
     "Launch",
+    "LazyAdam",
     "LinkDataModule",
     "LinkRanking",
     "LinkSplit",
@@ -212,6 +214,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "LLCGStrategy": "strategies.llcg",
     "LadiesSampler": "sampling.ladies",
     "Launch": "rounds.launchers",
+    "LazyAdam": "rounds.rows.lazy_adam",
     "LinkDataModule": "data.link_datamodule",
     "LinkRanking": "data.link_ranking",
     "LinkSplit": "data.links",

@@ -7,7 +7,7 @@ batch only keeps ranks in step; and ``weighed_by_coverage``, true once its loss 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -96,6 +96,14 @@ class JudgesParts(Protocol):
 
     def against_averaging(self) -> str | None:
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
+
+
+@runtime_checkable
+class CountsNodes(Protocol):
+    """A data module that knows its graph."""
+
+    def counts_of_nodes(self) -> Collection[int]:
+        """Return how many nodes the graph has, and how many there are of each type."""
 
 
 @runtime_checkable

@@ -92,6 +92,7 @@ RIGHT: dict[str, set[str]] = {
     "prior": {"0"},
     "decay": {"0"},
     "momentum": {"0"},
+    "weight_decay": {"0"},
     "extra_nodes": {"0"},
     "homophily": {"0"},
     "noise": {"0"},
@@ -132,7 +133,7 @@ NO_CONSTRUCTORS = {
 }
 # Methods that Lightning or the package calls, never a user.
 NOT_FOR_USERS = {
-    *("weigh", "meet", "restore_extra_state", "shared_gradient"),
+    *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "shared_gradient"),
     *("importance", "scales", "check_fits", "around", "extra", "refresh_rows", "of_types", "check_graph"),
 }
 
@@ -310,6 +311,7 @@ def _of_classes(world: World) -> Calls:
     return {
         "EverySeconds": lambda: {"seconds": 1.0},
         "EverySteps": lambda: {"steps": 4},
+        "LazyAdam": lambda: {"params": [torch.nn.Parameter(torch.ones(2))]},
         "LinkDataModule": lambda: {"split": split},
         "LinkSplit": lambda: {"graph": split.graph, "edges": split.edges, "negatives": split.negatives},
         "Partition": lambda: {"assignment": torch.tensor([0, 1], dtype=torch.int32), "num_parts": 4},

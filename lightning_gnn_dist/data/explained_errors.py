@@ -1,4 +1,4 @@
-"""Errors of a model that fails on its features or labels, told in terms of these."""
+"""Errors of a model that fails on its features or labels, told in terms of these, and of one that would fail."""
 
 from __future__ import annotations
 
@@ -7,10 +7,28 @@ import traceback
 from typing import Any
 
 import torch
-from torch import Tensor
+from lightning.pytorch import Trainer
+from torch import Tensor, nn
 
 from lightning_gnn_dist.batches.batch import LABELS, SampledData
 from lightning_gnn_dist.batches.hetero import SampledHeteroData
+from lightning_gnn_dist.joint import WeighsRanks
+
+
+def refuse_sparse_gradients(trainer: Trainer | None) -> None:
+    """Refuse tables with sparse gradients under torch's DDP, which divides all other gradients by the ranks once more.
+
+    The strategies of this package exchange such gradients themselves.
+    """
+    if trainer is None or trainer.world_size == 1 or isinstance(trainer.strategy, WeighsRanks):
+        return
+    for name, child in trainer.lightning_module.named_modules():
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse and child.weight.requires_grad:
+            raise ValueError(
+                f"{name} has sparse=True, and beside its sparse gradients torch's DDP makes those of all other "
+                "parameters too small: use GrappaStrategy(), which exchanges the rows that were touched, or "
+                "sparse=False."
+            )
 
 
 def explain_features(exception: BaseException, x: Tensor | None) -> None:

@@ -32,7 +32,7 @@ from lightning_gnn_dist.checks import (
     is_limit,
 )
 from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels
+from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, refuse_sparse_gradients
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader
 from lightning_gnn_dist.engine.rng import Purpose
@@ -155,6 +155,7 @@ class GraphDataModule(LightningDataModule, ABC):
     # What Lightning calls.
 
     def train_dataloader(self) -> TrainLoader:
+        refuse_sparse_gradients(self.trainer)
         rank, num_ranks = self._rank(), self._world_size()  # now: later they may be others
         self._train_loader = TrainLoader(
             self._parts_of_rank(),

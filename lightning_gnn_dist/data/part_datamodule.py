@@ -176,6 +176,11 @@ class PartDataModule(ExchangingDataModule):
             figures |= {} if self._parts.coverage is None else {"data/coverage": self._parts.coverage}
         return figures
 
+    def counts_of_nodes(self) -> frozenset[int]:
+        """Return how many nodes the graph has, and how many there are of each type."""
+        of_types = {} if self.graph.types is None else self.graph.types.num_nodes
+        return frozenset({self.graph.num_nodes, *of_types.values()})
+
     @property
     def uncovered(self) -> tuple[int, int]:
         """The counts of seeds of weight 0 and of all seeds in the running part; (0, 0) where no node has its own."""

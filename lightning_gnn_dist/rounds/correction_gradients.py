@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,8 @@ from torchmetrics import Metric
 from lightning_gnn_dist.rounds.lightning_internals import module_of, takes_batch_idx
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import Means
+from lightning_gnn_dist.rounds.rows.merging import mean_gradients
+from lightning_gnn_dist.rounds.rows.tables import check_sparse, no_rows, tables_of
 from lightning_gnn_dist.wire import collectives
 
 Step = Callable[[Any], Tensor | None]
@@ -27,19 +29,24 @@ def trained_parameters(module: nn.Module) -> list[Tensor]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def mean_gradient(strategy: Strategy, batches: Iterable[Any]) -> tuple[list[Tensor], float]:
+def mean_gradient(
+    strategy: Strategy, batches: Iterable[Any], parameters: list[Tensor] | None = None
+) -> tuple[list[Tensor], float]:
     r"""Return the gradient of the mean loss over the targets of all ``batches``, and the number of targets.
 
     .. math::
         \frac{\sum_b n_b \nabla \mathcal{L}_b}{\sum_b n_b},
         \qquad n_b = \texttt{num\_targets(b)},\; \mathcal{L}_b \text{ the mean over the targets of } b
 
-    The gradient has one tensor for each trained parameter. Nothing is exchanged. A batch without targets, or whose step
-    returns None, counts for nothing; without any batch the gradient is zero.
+    The gradient has one tensor for each of ``parameters``, by default those that are trained; that of a table is
+    sparse. Nothing is exchanged. A batch without targets, or whose step returns None, counts for nothing; without any
+    batch the gradient is zero.
     """
     module = module_of(strategy)
-    parameters, step, scale = trained_parameters(module), step_of(module), loss_scale(strategy)
-    total, targets = [torch.zeros_like(parameter) for parameter in parameters], 0
+    parameters = trained_parameters(module) if parameters is None else parameters
+    tables = {id(table): name for name, table in tables_of(module).items()}
+    step, scale = step_of(module), loss_scale(strategy)
+    total, targets = [no_rows(each) if id(each) in tables else torch.zeros_like(each) for each in parameters], 0
     for batch in batches:
         if not (count := num_targets(batch)):
             continue
@@ -47,14 +54,15 @@ def mean_gradient(strategy: Strategy, batches: Iterable[Any]) -> tuple[list[Tens
             loss = _of_any_size(step, strategy.batch_to_device(batch), module)
         if loss is None:
             continue
-        gradients = _gradients(loss * scale, parameters, _name_of_step(module))
-        if scale != 1.0 and not all(bool(g.isfinite().all()) for g in gradients if g is not None):
+        gradients = _gradients(loss * scale, parameters, _name_of_step(module), tables)
+        if scale != 1.0 and not finite.are_finite(gradient for gradient in gradients if gradient is not None):
             continue  # an overflow of half precision: as in training, the batch is skipped
         for whole, gradient in zip(total, gradients, strict=True):
             if gradient is not None:
                 whole.add_(gradient, alpha=count / scale)
         targets += count
-    return [whole.div_(max(targets, 1)) for whole in total], float(targets)
+    means = [whole.div_(max(targets, 1)) for whole in total]
+    return [each.coalesce() if each.is_sparse else each for each in means], float(targets)
 
 
 def num_targets(batch: Any) -> int:
@@ -66,7 +74,16 @@ def num_targets(batch: Any) -> int:
 def average_gradient_(strategy: Strategy, gradient: list[Tensor], seeds: float) -> None:
     """Replace each rank's :func:`mean_gradient` by the mean over the targets of all ranks. Collective."""
     means: Means | None = getattr(strategy, "means", None)
-    average = collectives.average_ if means is None else means.average_gradient_
+    average_dense = collectives.average_ if means is None else means.average_gradient_
+    sparse = [place for place, each in enumerate(gradient) if each.is_sparse]
+
+    def average(_: Sequence[Tensor], weight: float) -> None:
+        average_dense([each for each in gradient if not each.is_sparse], weight)
+        if sparse and collectives.world_size() > 1:
+            of_rows = mean_gradients([gradient[place] for place in sparse], weight)
+            for place, mean in zip(sparse, of_rows, strict=True):
+                gradient[place] = mean
+
     try:
         finite.average_gradient_(gradient, seeds, getattr(strategy, "nonfinite", "refuse"), "correction", average)
     except ValueError:  # on all ranks alike: none of them has any
@@ -174,14 +191,21 @@ def _problem(loss: Any) -> str | None:
     return None
 
 
-def _gradients(loss: Tensor, parameters: list[Tensor], name: str) -> Sequence[Tensor | None]:
+def _gradients(loss: Tensor, parameters: list[Tensor], name: str, tables: Mapping[int, str]) -> Sequence[Tensor | None]:
     try:
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     except RuntimeError as error:
         if "second time" not in str(error):
             raise
         raise RuntimeError(f"{name}() must return the loss and leave backward() to the strategy.") from error
-    return [g.to_dense() if g is not None and g.is_sparse else g for g in gradients]  # as ranks exchange them
+    found = []
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None and id(parameter) in tables:
+            check_sparse(gradient, tables[id(parameter)])
+        elif gradient is not None and gradient.is_sparse:
+            gradient = gradient.to_dense()  # as ranks exchange it
+        found.append(gradient)
+    return found
 
 
 def _of_any_size(step: Step, batch: Any, module: nn.Module) -> Tensor | None:

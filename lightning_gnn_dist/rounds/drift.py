@@ -10,6 +10,8 @@ error of a rank's gradient there is the difference between its part and the whol
 
 The further a replica walks from the anchor, the less the difference says. So the shift fades: at local step
 :math:`k` of the round it is multiplied by :math:`d^k`. Without that, rounds of fifty steps diverge.
+
+Tables with sparse gradients are left out: a shift would move all of their rows at every step.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import (
@@ -39,11 +41,11 @@ from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.correction_gradients import (
     loss_scale,
     mean_gradient,
-    trained_parameters,
     unrecorded,
     without_noise,
 )
 from lightning_gnn_dist.rounds.lightning_internals import module_of
+from lightning_gnn_dist.rounds.rows.tables import dense_parameters
 
 Towards = Literal["ranks", "global"]
 
@@ -112,7 +114,6 @@ class DriftCorrection:
         if self._drift is not None:
             refusals.require_anchors(trainer, f"drift={self._drift}")
             refusals.require_step(trainer.lightning_module)
-            refuse_sparse_tables(trainer.lightning_module)
 
     def anchor(self, round_idx: int, batches_done: int) -> list[Tensor]:
         """Take the anchor gradients of a round, at the start of the fit or at a meeting. Collective.
@@ -125,9 +126,10 @@ class DriftCorrection:
         data = refusals.require_anchors(module.trainer, f"drift={self._drift}")
         batches = data.anchor_batches(round_idx, start=batches_done)
         with unrecorded(module), without_noise(module):  # dropout would add nothing but variance
-            own, _ = mean_gradient(self._strategy, islice(batches, self._drift.anchor_steps))
+            parameters = dense_parameters(module)
+            own, _ = mean_gradient(self._strategy, islice(batches, self._drift.anchor_steps), parameters)
             shared = self._shared(own)
-        self.anchor_at(trained_parameters(module), shared, own)
+        self.anchor_at(parameters, shared, own)
         return shared
 
     @torch.no_grad()
@@ -161,20 +163,9 @@ class DriftCorrection:
         if self._drift is None or "drift" not in state:
             self.anchor(round_idx, batches_done)
             return
-        shifts, self._parameters = state["drift"]["shift"], trained_parameters(module_of(self._strategy))
+        shifts, self._parameters = state["drift"]["shift"], dense_parameters(module_of(self._strategy))
         _check_shapes(shifts, self._parameters)
         self._shift = [shift.to(each.device) for shift, each in zip(shifts, self._parameters, strict=True)]
-
-
-def refuse_sparse_tables(module: nn.Module) -> None:
-    """Refuse embeddings with sparse gradients: the shift changes all rows at every step."""
-    for name, child in module.named_modules():
-        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse and child.weight.requires_grad:
-            raise ValueError(
-                f"{name} is an {type(child).__name__} with sparse=True, and drift correction shifts the gradients of "
-                f"all of its {child.num_embeddings} rows at every step: make it with sparse=False, or train without, "
-                "by drift=None."
-            )
 
 
 def refuse_sparse(gradient: Tensor) -> None:
@@ -182,7 +173,7 @@ def refuse_sparse(gradient: Tensor) -> None:
     if gradient.is_sparse:
         raise ValueError(
             f"A parameter of shape {tuple(gradient.shape)} has a sparse gradient, and drift correction shifts all of "
-            "its entries at every step: look rows up with sparse=False, or train without, by drift=None."
+            "its entries at every step: look rows up by an nn.Embedding or with sparse=False, or train with drift=None."
         )
 
 

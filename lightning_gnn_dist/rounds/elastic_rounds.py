@@ -29,6 +29,7 @@ from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import is_rounded
 from lightning_gnn_dist.rounds.meeting import Peers, Votes
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
+from lightning_gnn_dist.rounds.rows.tables import refuse_elastic
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.membership import LEFT, Elastic, Membership, Seat, check_available
 
@@ -134,6 +135,7 @@ class LivingPeers(Peers):
 
     def check(self, trainer: Trainer) -> None:
         refusals.check_elastic(trainer, self._rounds.drift)
+        refuse_elastic(trainer.lightning_module)
         data = datamodule_of(trainer)
         if isinstance(data, KeepsRows) and data.keeps_rows():
             raise ValueError(

@@ -18,10 +18,13 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, TQDMProgr
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.loops import fetchers, training_epoch_loop
 from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+from lightning_gnn_dist.rounds.rows.tables import stand_ins
 
 
 class HasModule(Protocol):
@@ -324,3 +327,15 @@ def load_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
 
 def _loops_in(loop: Any) -> list[Any]:
     return [inner for inner in vars(loop).values() if isinstance(inner, _Loop)]
+
+
+def clip_sparse_gradients(precision: Precision) -> None:
+    """Let Lightning clip sparse gradients beside dense ones, by norm and by value: torch's functions take none."""
+    give_back_clipping(precision)
+    parameters_of = precision.main_params
+    precision.main_params = lambda optimizer: stand_ins(parameters_of(optimizer))  # type: ignore[method-assign]
+
+
+def give_back_clipping(precision: Precision) -> None:
+    """Undo :func:`clip_sparse_gradients`."""
+    vars(precision).pop("main_params", None)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.joint import HasFigures
@@ -26,6 +27,7 @@ from lightning_gnn_dist.rounds.lightning_internals import (
 )
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.averaging import Averaging, summary
+from lightning_gnn_dist.rounds.rows.touched_rows import TouchedRows
 from lightning_gnn_dist.wire import collectives
 
 
@@ -59,6 +61,7 @@ class HoldsMeetings(HasModule, Protocol):
     state: RoundState
     averaging: Averaging
     drift_correction: DriftCorrection
+    touched_rows: TouchedRows
     nonfinite: str
     processors_differ: bool
     sigterm_received: bool
@@ -139,7 +142,7 @@ class Peers:
     def _vote(self, batches: int) -> list[Votes]:
         """Return what each rank says at the end of a round. Collective."""
         strategy, module = self._strategy, module_of(self._strategy)
-        equal = collectives.checksum(strategy.averaging.tensors()) if collectives.world_size() > 1 else 0
+        equal = collectives.checksum(_equal_tensors(strategy)) if collectives.world_size() > 1 else 0
         stop, sigterm = strategy.state.stop_requested, strategy.sigterm_received
         mine = Votes(batches, stop, sigterm, equal, module.trainer.global_step)
         rows = collectives.gather_numbers(mine, strategy.root_device)
@@ -149,7 +152,12 @@ class Peers:
         if not self._has_taken_first:
             rank_zero_info(replica_state.TAKES_FIRST)
         self._has_taken_first = True
-        replica_state.take_first_(self._strategy.averaging.tensors())
+        replica_state.take_first_(_equal_tensors(self._strategy))
+
+
+def _equal_tensors(strategy: HoldsMeetings) -> list[Tensor]:
+    """What all ranks have alike after a meeting."""
+    return strategy.averaging.tensors() + strategy.averaging.tables()
 
 
 class MeetingCallback(Callback):
@@ -173,6 +181,7 @@ class MeetingCallback(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         # After mixed precision has unscaled the gradients, and before they are clipped.
+        self.strategy.touched_rows.count(optimizer)
         self.strategy.drift_correction.shift(optimizer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:

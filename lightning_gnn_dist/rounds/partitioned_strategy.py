@@ -22,12 +22,15 @@ from lightning_gnn_dist.rounds.launchers import Launch, ScriptLauncher, is_inter
 from lightning_gnn_dist.rounds.launching.function_launcher import FunctionLauncher
 from lightning_gnn_dist.rounds.lightning_internals import (
     announce_sigterm,
+    clip_sparse_gradients,
+    give_back_clipping,
     give_back_sigterm,
     join_process_group,
     module_of,
     refuse_stop_iteration,
     take_over_sigterm,
 )
+from lightning_gnn_dist.rounds.rows.tables import check_tables, tables_of
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.roll_call import Roll
 
@@ -126,6 +129,9 @@ class PartitionedStrategy(DDPStrategy):
             take_over_sigterm(trainer, self._on_sigterm)
             self.processors_differ = refusals.check_ranks(trainer, self.root_device)
         super().setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING and tables_of(self._module()):
+            check_tables(self._module(), self.optimizers)
+            clip_sparse_gradients(self.precision_plugin)
 
     def process_dataloader(self, dataloader: Any) -> Any:
         return self._training_loader(dataloader) if self._module().trainer.training else dataloader
@@ -214,6 +220,7 @@ class PartitionedStrategy(DDPStrategy):
     def _give_back(self, trainer: Trainer) -> None:
         """Undo what a fit changed in the trainer."""
         give_back_sigterm(trainer)
+        give_back_clipping(self.precision_plugin)
 
     def _on_sigterm(self) -> None:
         self.sigterm_received = True  # all ranks hear of it where they meet next

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
-from torch import nn
 from torch_geometric.loader import LinkLoader, NodeLoader
 
 from lightning_gnn_dist.checks import shown
@@ -231,16 +230,6 @@ def explain_unused_parameters(exception: BaseException, strategy: str) -> None:
         exception.args = (
             "Some parameters of the module had no part in the loss that training_step returned. If that is meant, use "
             f"{strategy}(find_unused_parameters=True); if they never have, freeze them with requires_grad_(False).",
-        )
-
-
-def check_dense(module: nn.Module, strategy: str) -> None:
-    """Refuse sparse gradients, beside which torch's DDP divides all others by the number of ranks once more."""
-    sparse = [name for name, child in module.named_modules() if getattr(child, "sparse", False) is True]
-    if sparse and collectives.world_size() > 1:
-        raise ValueError(
-            f"{', '.join(sparse)} gives sparse gradients, beside which torch's DDP, and so {strategy}, makes those of "
-            "all other parameters too small: use sparse=False."
         )
 
 

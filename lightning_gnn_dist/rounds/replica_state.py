@@ -229,11 +229,18 @@ def forget_moments(optimizers: Iterable[Optimizer]) -> None:
             tensor.zero_()
 
 
-def optimizer_tensors(optimizers: Iterable[Optimizer], names: Collection[str] | None = None) -> list[Tensor]:
-    """Return the tensors of the optimizers' states, all or those of ``names``, in the same order on every rank."""
-    tensors = []
+def optimizer_tensors(
+    optimizers: Iterable[Optimizer], names: Collection[str] | None = None, of: Iterable[Tensor] | None = None
+) -> list[Tensor]:
+    """Return the tensors of the optimizers' states, all or those of ``names``, in the same order on every rank.
+
+    With ``of``, those of these parameters alone.
+    """
+    tensors, asked = [], None if of is None else {id(parameter) for parameter in of}
     for optimizer in optimizers:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if asked is not None and id(parameter) not in asked:
+                continue
             state = optimizer.state.get(parameter, {})
             wanted = sorted(state if names is None else state.keys() & names)
             tensors += [state[name] for name in wanted if isinstance(state[name], Tensor)]

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_choice
-from lightning_gnn_dist.joint import JudgesParts, KeepsRows
+from lightning_gnn_dist.joint import CountsNodes, JudgesParts, KeepsRows
 from lightning_gnn_dist.rounds import refusals, replica_state
 from lightning_gnn_dist.rounds.clock import AdaptiveSteps, EveryPass, RoundClock, takes_equal_steps
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
@@ -28,6 +28,8 @@ from lightning_gnn_dist.rounds.meeting import MeetingCallback, Peers, RoundState
 from lightning_gnn_dist.rounds.pace import Pace
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.round_loader import RoundLoader
+from lightning_gnn_dist.rounds.rows.tables import warn_of_dense_tables
+from lightning_gnn_dist.rounds.rows.touched_rows import TouchedRows
 from lightning_gnn_dist.wire import collectives
 
 Weights = Literal["uniform", "nodes"]
@@ -47,8 +49,9 @@ class RoundStrategy(PartitionedStrategy):
     exchange nothing.
 
     The mean counts also ranks that did not train a weight. The row of an ``nn.Embedding`` over nodes is trained only by
-    the rank that has the node, so with P ranks it keeps 1/P of the way that Adam has moved it: give such a table P
-    times the learning rate.
+    the rank that has the node, so with P ranks it keeps 1/P of the way that Adam has moved it. Of an embedding with
+    ``sparse=True`` only rows that were touched are sent, and each counts the local steps that have touched it
+    (:mod:`~lightning_gnn_dist.rounds.rows.touched_rows`): train it with :class:`LazyAdam`.
 
     Args:
         clock: Decides when a round ends. Default: after each pass over the training nodes.
@@ -100,6 +103,7 @@ class RoundStrategy(PartitionedStrategy):
         self.means = Means(None if outer is None else outer.bits)
         self.outer_step = OuterStep(self, outer, self.means, measures=isinstance(clock, AdaptiveSteps))
         self.averaging = Averaging(self, buffers=buffers != "local", moments=average_optimizer)
+        self.touched_rows = TouchedRows(self, self.averaging)
         self.peers = Peers(self)
         self.pace = Pace(self, self.clock)
         self.drift_correction = DriftCorrection(self, self.shared_gradient, self.drift)
@@ -118,6 +122,7 @@ class RoundStrategy(PartitionedStrategy):
         others = self.averaging.tensors(trained=self.outer is None, moments=False)
         is_left_out = self.global_rank in self.state.left_out
         self.outer_step.take(weight, is_left_out=is_left_out)
+        self.touched_rows.average_(0.0 if is_left_out else self.weight_of_rows())
         if is_left_out:
             weight = finite.leave_out_([*others, *moments])
         self.means.average_(others, moments, weight)
@@ -130,6 +135,10 @@ class RoundStrategy(PartitionedStrategy):
             return 1.0
         assert self.pace.loader is not None
         return float(refusals.require_num_seeds(self.pace.loader.loader))
+
+    def weight_of_rows(self) -> float:
+        """Return what a local step of this rank counts for in the mean of a row that it has touched."""
+        return self.own_weight()
 
     def shared_gradient(self, own: list[Tensor]) -> list[Tensor]:
         """Return the gradient that drift correction steers towards; ``own`` is this rank's. Collective."""
@@ -185,11 +194,15 @@ class RoundStrategy(PartitionedStrategy):
         rank_zero_info(self.pace.schedule())
         if self.is_global_zero and not self.shares_gradients:
             self._say_what_is_lost()
-        data = self._keeper_of_rows()
+        data, whole = self._keeper_of_rows(), datamodule_of(self._module().trainer)
+        if isinstance(whole, CountsNodes) and self.world_size > 1:
+            warn_of_dense_tables(self._module(), whole.counts_of_nodes(), self.world_size)
         if data is not None:
             self.pace.check_parts(data.batches_of_part(), self.state.round_idx, self.state.batches_done)
         self._refresh_rows()
-        self.means.begin_meeting(self.state.round_idx)  # also where a search of the learning rate was here before
+        # Also where a search of the learning rate was here before.
+        self.touched_rows.begin()
+        self.means.begin_meeting(self.state.round_idx)
         if self._resumed is None:
             self.drift_correction.anchor(self.state.round_idx, self.state.batches_done)
         super().on_train_start()

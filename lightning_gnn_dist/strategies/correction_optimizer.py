@@ -274,7 +274,9 @@ def _check_steps_alone(optimizer: Optimizer) -> None:
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ValueError(f"{name} computes gradients itself, in a closure, which no correction can give: {_WAY_OUT}")
     if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ValueError(f"{name} takes sparse gradients only, and those of a correction are dense: {_WAY_OUT}")
+        raise ValueError(
+            f"{name} takes sparse gradients only, and a correction has dense ones, too: use LazyAdam, or {_WAY_OUT}"
+        )
 
 
 def _check_sizes(saved: Sequence[Mapping[str, Any]], optimizers: Sequence[Optimizer]) -> None:

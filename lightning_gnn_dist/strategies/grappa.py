@@ -43,6 +43,8 @@ from lightning_gnn_dist.rounds.lightning_internals import (
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
+from lightning_gnn_dist.rounds.rows.table_gradients import TableGradients
+from lightning_gnn_dist.rounds.rows.tables import dense_parameters
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters
@@ -124,6 +126,7 @@ class GrappaStrategy(PartitionedStrategy):
         self._parameters: UsedParameters | None = None
         self.bits = bits
         self._rounded: RoundedGradients | None = None
+        self._tables: TableGradients | None = None
         self._scale = torch.ones(())
         self._has_stepped = False  # since buffers were averaged
         self._companion = StepCallback(self)
@@ -143,8 +146,9 @@ class GrappaStrategy(PartitionedStrategy):
     # What Lightning calls.
 
     def configure_ddp(self) -> None:
-        refusals.check_dense(self._module(), type(self).__name__)
-        super().configure_ddp()
+        self._tables = TableGradients(self._module(), type(self).__name__)
+        with self._tables.hidden():
+            super().configure_ddp()
         looks_itself = bool(self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"])
         if self.bits is not None:
             # DDP leaves each rank its own gradients. It refuses a hook whose annotations are text.
@@ -177,8 +181,10 @@ class GrappaStrategy(PartitionedStrategy):
         loss = super().backward(closure_loss * self._scale.to(closure_loss.dtype), *args, **kwargs)
         if exchanges:
             self._parameters.hand_in_zeros()
+            assert self._tables is not None
+            self._tables.exchange()
             if self._rounded is None:
-                collectives.count_all_reduce(parameter.grad for parameter in self._module().parameters())
+                collectives.count_all_reduce(each.grad for each in dense_parameters(self._module()))
             else:
                 self._rounded.finish()
             self._check_finite()

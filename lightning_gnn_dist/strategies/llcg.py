@@ -37,6 +37,8 @@ from lightning_gnn_dist.rounds.means.finite import Nonfinite
 from lightning_gnn_dist.rounds.means.norm_statistics import reestimate_statistics
 from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy, Weights
+from lightning_gnn_dist.rounds.rows.merging import take_rows_
+from lightning_gnn_dist.rounds.rows.tables import dense_parameters, no_rows, refuse_average_of_moments, tables_of
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode, Schedule
 from lightning_gnn_dist.wire import collectives
 
@@ -147,6 +149,8 @@ class LLCGStrategy(RoundStrategy):
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING and self.correction_steps:
             self._corrector.check(self.optimizers)
+            if self._corrector.mode == "averaged" and self.average_optimizer is not True:
+                refuse_average_of_moments(self._module())
 
     def end_round(self) -> None:
         self.average_replicas()
@@ -167,7 +171,8 @@ class LLCGStrategy(RoundStrategy):
         # The round's first batches; its corrections take those that follow.
         data = refusals.require_anchors(self._module().trainer, self._what_needs_global_batches)
         batches = data.anchor_batches(self.state.round_idx + self._rounds_ahead, of="graph")
-        gradient, seeds = mean_gradient(self, islice(batches, self._anchor_steps))
+        parameters = dense_parameters(self._module())
+        gradient, seeds = mean_gradient(self, islice(batches, self._anchor_steps), parameters)
         average_gradient_(self, gradient, seeds)
         return gradient
 
@@ -222,7 +227,7 @@ class LLCGStrategy(RoundStrategy):
         gradient = self.drift_correction.anchor(self.state.round_idx + 1, done)
         self._rounds_ahead = 0
         self._prepare_correction()
-        self._step(gradient)
+        self._step(gradient, dense_parameters(self._module()))
 
     def _correct_together(self, steps: int) -> None:
         for batch in self._correction_batches(steps, sliced=True):
@@ -231,18 +236,22 @@ class LLCGStrategy(RoundStrategy):
             self._step(gradient)
 
     def _correct_on_rank0(self, steps: int) -> None:
-        parameters = trained_parameters(self._module())
+        tables = list(tables_of(self._module()).values())
+        touched = [no_rows(table) for table in tables]
         if self.is_global_zero:
             self._others_wait = True
             for batch in self._correction_batches(steps, sliced=False):
                 gradient, seeds = mean_gradient(self, [batch])
                 require_seeds(self, seeds)
+                touched = [all_rows + own for all_rows, own in zip(touched, _sparse(gradient), strict=True)]
                 self._step(gradient)
             self._others_wait = False
-        collectives.broadcast_([parameter.data for parameter in parameters])
+        collectives.broadcast_([parameter.data for parameter in dense_parameters(self._module())])
+        if tables and collectives.world_size() > 1:
+            take_rows_(tables, [each.coalesce()._indices()[0] for each in touched], source=0)
 
-    def _step(self, gradient: list[Tensor]) -> None:
-        parameters = trained_parameters(self._module())
+    def _step(self, gradient: list[Tensor], parameters: list[Tensor] | None = None) -> None:
+        parameters = trained_parameters(self._module()) if parameters is None else parameters
         self._corrector.step(self.optimizers, parameters, gradient, self.state.round_idx, self._clip)
 
     def _clip(self, optimizer: Optimizer) -> None:
@@ -277,6 +286,10 @@ class LLCGStrategy(RoundStrategy):
         # The mean over ranks, so that all take as many even where a clock of their own ended their round.
         mean = sum(self.state.batches_of_ranks) / len(self.state.batches_of_ranks)
         return math.ceil(self.correction_steps * mean / per_step)
+
+
+def _sparse(gradient: list[Tensor]) -> list[Tensor]:
+    return [each for each in gradient if each.is_sparse]
 
 
 def _check_steps(steps: int | float) -> None:

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor, nn
 
+from lightning_gnn_dist.rounds.rows.tables import dense_parameters
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.codec import Bits, Codec
@@ -35,7 +36,7 @@ class RoundedGradients:
     """
 
     def __init__(self, module: nn.Module, bits: Bits, *, overlaps: bool) -> None:
-        self._trained = [each for each in module.parameters() if each.requires_grad]
+        self._trained = dense_parameters(module)
         self._codec, self._channel = Codec(bits), open_channel(collectives.world_size())
         self._means: list[RoundedMean] = []
         self._restored: list[Tensor] = []

@@ -103,6 +103,10 @@ class TMAStrategy(RoundStrategy):
             return 1.0
         return float(self.state.batches_of_ranks[self.global_rank])
 
+    def weight_of_rows(self) -> float:
+        # A row counts the steps that have touched it already.
+        return float(self.own_weight() > 0) if self.weights == "steps" else self.own_weight()
+
     def estimated_steps(self) -> float:
         if self.elastic is not None and isinstance(self.clock, EveryPass):
             refusals.refuse_estimate(self.clock, "parts, and so passes, change with the ranks that are alive")

@@ -11,6 +11,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
+from lightning_gnn_dist.rounds.rows.tables import tables_of
 from lightning_gnn_dist.wire import collectives
 
 
@@ -25,7 +26,8 @@ class UsedParameters:
     def __init__(self, module: nn.Module, *, hands_in_zeros: bool) -> None:
         self.unused: list[str] = []  # trained, and without a part in the last loss of this rank
         self._hands_in_zeros = hands_in_zeros
-        named = list(module.named_parameters())
+        tables = {id(table) for table in tables_of(module).values()}  # which DDP ignores
+        named = [(name, each) for name, each in module.named_parameters() if id(each) not in tables]
         self._names = {parameter: name for name, parameter in named if parameter.requires_grad}
         self._frozen = {parameter: name for name, parameter in named if not parameter.requires_grad}
         self._used: set[Tensor] = set()

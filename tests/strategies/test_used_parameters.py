@@ -133,16 +133,9 @@ def freed(rank: int, world_size: int) -> None:
     fit(rank, grappa(), module, devices=world_size, callbacks=[Freezes(epoch=1, ranks=[0, 1], trains=True)])
 
 
-def sparse(rank: int, world_size: int) -> None:
-    module = Net()
-    module.table = nn.Embedding(5, 1, sparse=True)
-    fit(rank, grappa(), module, devices=world_size)
-
-
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (sparse, "table gives sparse gradients"),
         (frozen_on_one, r"layers\.0\.weight is frozen on rank 1 and trained on others"),
         (freed, r"layers\.0\.weight was frozen when the fit began"),
     ],

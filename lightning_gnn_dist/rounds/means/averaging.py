@@ -1,5 +1,8 @@
 """The tensors that ranks average: trained parameters, buffers, moments, and frozen parameters that differ.
 
+Of tables with sparse gradients, and of their moments, ranks put together the rows that they have touched
+(:mod:`~lightning_gnn_dist.rounds.rows.touched_rows`); they are no part of an average.
+
 Some frozen parameters change between meetings: the half of a GAN that is frozen while the other learns, a teacher, a
 moving target. Most, such as a pretrained encoder's, never change and may be large. So ranks compare checksums of frozen
 parameters, and average those that differ. A tensor's version or address would not tell, as a write through ``.data``
@@ -14,11 +17,14 @@ from typing import Literal
 
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.rounds.correction_gradients import trained_parameters
 from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.rounds.replica_state import optimizer_tensors
+from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
+from lightning_gnn_dist.rounds.rows.tables import tables_of
 from lightning_gnn_dist.wire import collectives
 
 Moments = bool | Literal["momentum", "variance"]
@@ -61,20 +67,40 @@ class Averaging:
             trained: Whether trained parameters are among them.
             moments: Whether moments of optimizers are, where they are averaged.
         """
+        tables = {id(table) for table in self._tables()}
         parameters = enumerate(self._parameters())
-        tensors = [p.data for idx, p in parameters if (trained if p.requires_grad else idx in self._unequal)]
+        tensors = [
+            p.data
+            for idx, p in parameters
+            if (trained and id(p) not in tables if p.requires_grad else idx in self._unequal)
+        ]
         return tensors + self._averaged_buffers() + (self.moments() if moments else [])
 
     def moments(self) -> list[Tensor]:
         """Return the tensors of the optimizers' states that are averaged."""
         if not self._moments:
             return []
-        names = _MOMENTS[self._moments] if isinstance(self._moments, str) else None
-        return optimizer_tensors(self._strategy.optimizers, names)
+        of_rows = {id(moment) for table in self._tables() for moment in self.of_rows(table)}
+        return [each for each in optimizer_tensors(self._strategy.optimizers, self._names) if id(each) not in of_rows]
+
+    def of_rows(self, table: Tensor) -> list[Tensor]:
+        """Return the moments of a table that have a row for each of its own, if moments are averaged."""
+        if not self._moments:
+            return []
+        holders = [each for each in self._strategy.optimizers if _holds(each, table)]
+        for optimizer in holders:
+            if isinstance(optimizer, LazyAdam):
+                optimizer.begin_state(table)  # another rank may have touched rows where this one has none
+        return [each for each in optimizer_tensors(holders, self._names, [table]) if each.shape == table.shape]
+
+    def tables(self) -> list[Tensor]:
+        """Return the tables, and their moments that are put together: like :meth:`tensors`, equal after a meeting."""
+        return [each for table in self._tables() for each in (table.data, *self.of_rows(table))]
 
     def num_values(self, *, gradients: bool) -> int:
         """Return how many numbers a meeting exchanges at most, with or without gradients."""
-        tensors = [*self._averaged_buffers(), *self.moments(), *self._parameters()]
+        of_rows = [moment for table in self._tables() for moment in self.of_rows(table)]
+        tensors = [*self._averaged_buffers(), *self.moments(), *of_rows, *self._parameters()]
         if gradients:
             tensors += trained_parameters(module_of(self._strategy))
         return sum(tensor.numel() for tensor in tensors)
@@ -88,6 +114,13 @@ class Averaging:
         columns = enumerate(zip(*rows, strict=True))
         self._unequal = {idx for idx, column in columns if len(set(column)) > 1}
 
+    @property
+    def _names(self) -> frozenset[str] | None:
+        return _MOMENTS[self._moments] if isinstance(self._moments, str) else None
+
+    def _tables(self) -> list[Tensor]:
+        return list(tables_of(module_of(self._strategy)).values())
+
     def _parameters(self) -> list[Tensor]:
         return list(module_of(self._strategy).parameters())
 
@@ -98,6 +131,10 @@ class Averaging:
 def summary(numbers: Sequence[int]) -> int:
     """Return one checksum of all numbers."""
     return zlib.crc32(repr(numbers).encode())
+
+
+def _holds(optimizer: Optimizer, parameter: Tensor) -> bool:
+    return any(each is parameter for group in optimizer.param_groups for each in group["params"])
 
 
 def _checksum(tensor: Tensor) -> int:

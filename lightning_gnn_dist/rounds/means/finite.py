@@ -20,7 +20,8 @@ Average = Callable[[Sequence[Tensor], float], None]
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether there is no NaN and no infinity in any tensor."""
-    floating = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    all_values = (each.detach()._values() if each.is_sparse else each.detach() for each in tensors)
+    floating = [values for values in all_values if values.is_floating_point() and values.numel()]
     if not floating:
         return True
     # A sum keeps NaN and infinity, and takes a thirtieth of the time of a check of each number.

@@ -33,6 +33,7 @@ from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.means.momentum import AgreeingMomentum
+from lightning_gnn_dist.rounds.rows.tables import tables_of
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.codec import Bits
 
@@ -104,7 +105,7 @@ class OuterStep:
     def begin(self) -> None:
         """Begin a fit on several ranks with the model as it is; called again, it has no effect. Collective."""
         self._means.begin()
-        if self._outer is None or self._optimizer is not None:
+        if self._outer is None or self._optimizer is not None or not self._parameters():
             return
         self._before = [torch.empty_like(each.detach()) for each in self._parameters()]
         self._optimizer = _optimizer_of(self._before, self._outer)
@@ -198,7 +199,10 @@ class OuterStep:
         return [(b, p.data) for b, p in zip(self._before, self._parameters(), strict=True) if p.requires_grad]
 
     def _parameters(self) -> list[Tensor]:
-        return list(module_of(self._strategy).parameters())
+        """All but tables, of which ranks put together the rows that they have touched."""
+        module = module_of(self._strategy)
+        tables = {id(table) for table in tables_of(module, frozen=True).values()}
+        return [each for each in module.parameters() if id(each) not in tables]
 
 
 def _distance(own: list[Tensor], mean: list[Tensor], *, counts: bool) -> float:
