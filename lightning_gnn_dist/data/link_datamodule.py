@@ -1,7 +1,8 @@
-"""The data module for link prediction: each rank learns the edges inside its part; evaluation is exact."""
+"""The data module for edges, predicted or labelled: each rank learns those inside its part; evaluation is exact."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -14,21 +15,25 @@ from lightning_gnn_dist.batches.placement import SampleOn
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.checks import (
-    check_at_least,
+    check_at_least_if_given,
     check_choice,
     check_instance,
     check_path,
     shown,
 )
+from lightning_gnn_dist.data.edges.labels import arrays_of_edges, targets_carry, without_labels
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.data.part_datamodule import PartDataModule
 from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.data.typed.checks import check_typed
 from lightning_gnn_dist.data.typed.links import ends_of
+from lightning_gnn_dist.engine.typed.apart import places_of
 from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
@@ -44,7 +49,7 @@ NegativesFrom = Literal["part", "graph"]
 
 
 class LinkDataModule(PartDataModule):
-    """Batches of true and false edges, to learn to tell them apart: each rank learns the edges inside its part.
+    """Batches of edges, with false ones to tell them from or with labels: each rank learns the edges inside its part.
 
     A training batch asks for ``batch_size`` edges of the part and ``num_negatives`` false ones for each. None of the
     edges it asks for carries a message, in either direction. Validation and testing ask for held edges and their fixed
@@ -56,6 +61,9 @@ class LinkDataModule(PartDataModule):
     true edge and 0 for a false one. True edges come first, then the negatives of each in turn. ``batch.n_id``,
     ``batch.blocks`` and ``batch.edge_index`` are as in :class:`PartitionedDataModule`. Every edge inside a part is
     asked for once a pass; edges between parts are not learned from.
+
+    Of a split with labels, targets are edges alone, ``batch.edge_label`` has a label for each, and what else they carry
+    is there as well: rows of ``edge_attr`` as ``batch.edge_label_attr``. No other edge of the batch shows its label.
 
     Of a graph with types a split is of one edge type, ``(source, name, target)``, and a batch a ``HeteroData``. There
     ``batch[edge_type]`` has the targets, and the ends of all of them are the first ``batch[source].batch_size`` and
@@ -69,7 +77,7 @@ class LinkDataModule(PartDataModule):
             ``holding`` deals chunks anew). Where METIS is not installed, ``StreamingPartitioner()`` takes its place.
         sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``.
         batch_size: True edges in a training batch, at most. All ranks have the same number of batches.
-        num_negatives: False receivers for each training edge.
+        num_negatives: False receivers for each training edge. Default: 1, and none where edges have labels.
         negatives_from: Draw false receivers from the rank's own nodes (``"part"``), or from all nodes (``"graph"``).
             Nodes of other parts then bring their neighbours along, features are read from the whole graph, and
             training batches are made in RAM.
@@ -90,7 +98,7 @@ class LinkDataModule(PartDataModule):
         partitioner: Partitioner | Partition | None = None,
         sampler: Sampler | None = None,
         batch_size: int = 1024,
-        num_negatives: int = 1,
+        num_negatives: int | None = None,
         negatives_from: NegativesFrom = "part",
         seed: int = 0,
         loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
@@ -99,12 +107,14 @@ class LinkDataModule(PartDataModule):
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
         cache_dir: str | Path | None = None,
     ) -> None:
-        check_at_least(1, num_negatives=num_negatives)
+        check_at_least_if_given(1, num_negatives=num_negatives)
         check_choice("negatives_from", negatives_from, NegativesFrom)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         for chosen in (sampler, global_batching.sampler):
             _check_sampler(chosen)
         self.split = _as_split(split)
+        if self.split.labels is not None and (num_negatives is not None or negatives_from == "graph"):
+            raise ValueError("num_negatives and negatives_from are for splits without labels: leave them out.")
         self._ends = ends_of(self.split.graph, self.split.edge_type, self.split.reverse)
         graph = _with_seeds(self.split)
         check_typed(graph, settings, Isolated())
@@ -112,9 +122,19 @@ class LinkDataModule(PartDataModule):
         super().__init__(plan, settings)
         if negatives_from == "graph":
             _check_far(self.graph, loading.sample_on)
-        self.num_negatives = num_negatives
+        default = 1 if self.split.labels is None else 0
+        self.num_negatives = default if num_negatives is None else num_negatives
         self.negatives_from = negatives_from
         self._most: dict[int, int] = {}
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of training edges, as batches show it."""
+        return self._shown(self._whole_graph)
+
+    @graph.setter
+    def graph(self, graph: Graph) -> None:
+        self._whole_graph = graph
 
     @property
     def fingerprint(self) -> str:
@@ -127,9 +147,11 @@ class LinkDataModule(PartDataModule):
                 f"The split holds no {name} edges back (it has: {list(self.split.edges)}): give split_edges() a share "
                 f"for them, as in split_edges(graph, {name}=0.1)."
             )
-        edges, negatives, ends = self.split.edges[name], self.split.negatives[name], self._ends
+        edges, ends = self.split.edges[name], self._ends
         first, count = (ends.senders.start, ends.receivers.start), edges.shape[1]
-        sampler = HeldLinkSampler(self._settings.of_evaluation(), edges, negatives, ends.target_type, first)
+        negatives = self.split.negatives.get(name, torch.empty(count, 0, dtype=torch.int64))
+        carried = self._carried(self.split.held_arrays.get(name, {}))
+        sampler = HeldLinkSampler(self._settings.of_evaluation(), edges, negatives, ends.target_type, first, carried)
         whose = f"There are {count} {name} edges"
         return self._eval_loader(sampler, torch.arange(count), whose, count, lambda ids: Targets(*sampler.ends(ids)))
 
@@ -145,34 +167,54 @@ class LinkDataModule(PartDataModule):
 
         def count(owner: Tensor) -> Tensor:
             rank_of_node = owner[assignment]
-            _, receivers = edges_at(self.graph, self._positions(self.graph, rank_of_node))
+            _, receivers = edges_at(self.graph, self._positions(self._whole_graph, rank_of_node))
             return torch.bincount(rank_of_node[receivers], minlength=world_size)
 
-        return self._cut.most(world_size, f"{self.graph.num_edges} training edges", count)
+        num_edges = self.graph.num_edges if self.split.labels is None else self._all_seeds().numel()
+        return self._cut.most(world_size, f"{num_edges} training edges", count)
 
     def _all_seeds(self) -> Tensor:
         everyone = torch.zeros(1, dtype=torch.int64).expand(self.graph.num_nodes)
-        seeds = self._positions(self.graph, everyone)
+        seeds = self._positions(self._whole_graph, everyone)
         if not seeds.numel():
             which = "" if self.split.edge_type is None else f" of type {self.split.edge_type}"
-            raise ValueError(f"The graph has no edges{which} to learn from.")
+            with_label = "" if self.split.labels is None else f" with labels ({self.split.labels})"
+            raise ValueError(f"The graph has no edges{which}{with_label} to learn from.")
         return seeds
 
     def _whole_sampler(self) -> Sampler:
-        return self._links(super()._whole_sampler(), self._ends.receivers)
+        return self._links(super()._whole_sampler(), self._ends.receivers, self._whole_graph)
 
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, GraphSource]:
-        self._values.of_arrays(part)
         is_far = self.negatives_from == "graph" and part is not self.graph
-        own = _own(part)
-        seeds = self._positions(part, own.to(torch.int64) - 1)
-        links = self._links(self.sampler, self._ends.receivers if is_far else self._receivers(part, own))
-        graph, sampler = (self.graph, FarNegativesSampler(links, part)) if is_far else (part, links)
+        own, shown = _own(part), self._shown(part)
+        self._values.of_arrays(shown)
+        held = self._whole_graph if part is self.graph else part  # which has the labels
+        seeds = self._positions(held, own.to(torch.int64) - 1)
+        links = self._links(self.sampler, self._ends.receivers if is_far else self._receivers(part, own), held)
+        graph, sampler = (self.graph, FarNegativesSampler(links, part)) if is_far else (shown, links)
         return seeds, self._source(graph, sampler, part.num_edges)
 
     def _positions(self, graph: Graph, owner: Tensor) -> Tensor:
         """Return where the training edges are whose two ends have one owner."""
-        return positions_of_links(graph, owner, self.split.undirected is True, self._ends.target_type)
+        name, kind = self.split.labels, self._ends.target_type
+        undirected = self.split.undirected is True
+        if name is None:
+            return positions_of_links(graph, owner, undirected, kind)
+        found = positions_of_links(graph, owner, undirected, kind, loops=True)
+        rows = found if kind is None else places_of(graph, kind.number, found)
+        return found[is_labelled(arrays_of_edges(graph, self.split.edge_type)[name][rows])]
+
+    def _shown(self, part: Graph) -> Graph:
+        """Return a part as batches show it: without the labels of its edges."""
+        name = self.split.labels
+        if name is None or name not in arrays_of_edges(part, self.split.edge_type):
+            return part
+        return remembered(part, "without labels", lambda: without_labels(part, self.split.edge_type, name))
+
+    def _carried(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """Return what batches say of their targets; None where these are true and false edges."""
+        return None if self.split.labels is None else targets_carry(self.split.labels, arrays)
 
     def _receivers(self, part: Graph, own: Tensor) -> range | Tensor:
         """Return the nodes of a part that false receivers are drawn from: the rank's own, if they may receive."""
@@ -181,9 +223,15 @@ class LinkDataModule(PartDataModule):
         nodes = part.types.nodes_of(self.split.edge_type[2])
         return own[nodes.start : nodes.stop].nonzero().view(-1) + nodes.start
 
-    def _links(self, sampler: Sampler, candidates: range | Tensor) -> LinkSampler:
+    def _links(self, sampler: Sampler, candidates: range | Tensor, graph: Graph) -> LinkSampler:
         return LinkSampler(
-            sampler, self.num_negatives, candidates, self.split.undirected is True, self._ends.target_type
+            sampler,
+            self.num_negatives,
+            candidates,
+            self.split.undirected is True,
+            self._ends.target_type,
+            carried=self._carried(arrays_of_edges(graph, self.split.edge_type)),
+            hides=self.split.hide,
         )
 
 

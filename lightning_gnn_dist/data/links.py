@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import (
     check_arrays,
-    check_at_least,
+    check_at_least_if_given,
     check_instance,
     check_path,
     check_seed,
@@ -21,6 +21,10 @@ from lightning_gnn_dist.checks import (
     is_number,
     shown,
 )
+from lightning_gnn_dist.data.edges.dealing import FALSE_ENDS, dealt, decoded, numbers_of, pairs_of
+from lightning_gnn_dist.data.edges.labels import check_no_negatives, named_labels
+from lightning_gnn_dist.data.edges.saved import labels_to_save, saved_labels
+from lightning_gnn_dist.data.edges.split import LabelledEdges, check_each_mapping, check_held_arrays, labelled_in_graph
 from lightning_gnn_dist.data.typed.links import (
     LinkEnds,
     Reverse,
@@ -34,7 +38,7 @@ from lightning_gnn_dist.data.typed.links import (
     types_at,
     without_edges,
 )
-from lightning_gnn_dist.engine.rng import Purpose, draw_bits, key, permutation
+from lightning_gnn_dist.engine.rng import Purpose, key
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed.types import EdgeType
@@ -42,12 +46,11 @@ from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges
 
 _EDGES_TO_CHECK = 1000  # evenly spread over the graph
 _NEGATIVES_TO_CHECK = 1 << 20  # evenly spread: these take half a second, at every opening
-_SPLIT, _FALSE_ENDS = range(2)
 
 
 @dataclass(frozen=True, eq=False)
 class LinkSplit:
-    """A graph of training edges, and true and false edges to evaluate on.
+    """A graph of training edges, and edges to evaluate on: true and false ones, or edges with labels.
 
     :func:`split_edges` makes one from a graph. If your data set has its own split, construct it here.
 
@@ -55,20 +58,30 @@ class LinkSplit:
         graph: The training edges, which carry messages and are learned.
         edges: The true edges of ``"val"``, ``"test"`` or both, each of shape ``(2, n)``, senders first. With types
             each end is given by its id in its type.
-        negatives: For each of these edges K receivers that its sender has no edge to, shape ``(n, K)``.
+        negatives: For each of these edges K receivers that its sender has no edge to, shape ``(n, K)``. Edges with
+            labels have none.
         undirected: Whether the graph holds both directions of every edge, with types both as edges of that one type.
             Default: with types it is found out, otherwise it does.
         edge_type: Of a graph with types, the one that is predicted.
         reverse: The edge type that holds the same links turned round: ``"auto"`` to find it by its name, ``rev_...``,
             or by its links, None if there is none.
+        labels: Name of the graph's edge array that a model learns to predict: classes, numbers, or rows of either.
+            Edges whose label is -1 or NaN carry messages alone. Default: a model tells true edges from false ones.
+        held_arrays: With ``labels``, what the held edges carry: for each of ``edges`` a row for each edge of every
+            array that the graph's edges have, ``{"val": {"edge_rating": ...}}``.
+        hide: With ``labels``, whether edges that a batch asks for carry no messages in it. With False they do, and held
+            edges are among the graph's, too, without a label there.
     """
 
     graph: Graph
     edges: Mapping[str, Tensor]
-    negatives: Mapping[str, Tensor]
+    negatives: Mapping[str, Tensor] = field(default_factory=dict)
     undirected: bool | None = None
     edge_type: EdgeType | None = None
     reverse: Reverse = "auto"
+    labels: str | None = None
+    held_arrays: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    hide: bool = True
 
     def __post_init__(self) -> None:
         check_instance("graph", self.graph, Graph, "a Graph of the training edges")
@@ -81,26 +94,40 @@ class LinkSplit:
                 f"The graph has {masks}, which split nodes, and here edges are split: leave these arrays out, or use "
                 "split_edges(graph), which does."
             )
-        if self.edges.keys() != self.negatives.keys():
+        check_true_or_false(hide=self.hide)
+        check_each_mapping(held_arrays=self.held_arrays)
+        if self.edges.keys() != self.negatives.keys() and self.labels is None:
             raise ValueError(f"There are edges for {list(self.edges)} and negatives for {list(self.negatives)}.")
         if unknown := sorted(self.edges.keys() - {"val", "test"}):
             raise ValueError(f'Edges are held back for "val" or "test", not for {unknown}.')
         edge_type = checked_edge_type(self.graph, self.edge_type)
         ends = ends_of(self.graph, edge_type)
         for name in self.edges:
-            ends.check(name, self.edges[name], self.negatives[name])
+            ends.check(name, self.edges[name], self.negatives.get(name))
+        self._check_labels(edge_type)
         held = [ends.in_graph(edges) for edges in self.edges.values()] if edge_type is not None else []
         self._settle(edge_type, checked_reverse(self.graph, edge_type, self.reverse, held))
         if self.undirected:
             self._check_reverses()
         for name in self.edges:
             self._check(name)
-        self._check_held()
+        if self.labels is None:
+            self._check_held()
+
+    def _check_labels(self, edge_type: EdgeType | None) -> None:
+        if self.labels is not None:
+            check_no_negatives(self.negatives)
+            check_held_arrays(self.graph, edge_type, self.labels, self.edges, self.held_arrays)
+        elif self.held_arrays or not self.hide:
+            name = "held_arrays" if self.held_arrays else "hide=False"
+            raise ValueError(f'{name} is for edges with labels: name the array that has them, labels="edge_rating".')
 
     def _settle(self, edge_type: EdgeType | None, reverse: EdgeType | None) -> None:
         """Put what was found out in the place of what was said."""
         undirected = self.undirected
-        if undirected is None:
+        if undirected is None and self.labels is not None:
+            undirected = LabelledEdges(self.graph, edge_type, reverse, self.labels, None).is_undirected()
+        elif undirected is None:
             undirected = edge_type is None or _is_undirected(self.graph, edge_type, links_of(self.graph, edge_type)[1])
         check_directions(edge_type, undirected)
         for name, value in (("edge_type", edge_type), ("reverse", reverse), ("undirected", undirected)):
@@ -121,14 +148,15 @@ class LinkSplit:
         undirected = _flag(links.pop("undirected"), Path(path))
         kinds = links.pop("edge_types", None)
         edges = {name.removesuffix("_edges"): array for name, array in links.items() if name.endswith("_edges")}
-        wanted = {f"{name}_{kind}" for name in edges for kind in ("edges", "negatives")}
+        labels = saved_labels(links, edges, Path(path))
+        wanted = {f"{name}_{kind}" for name in edges for kind in ("edges", "negatives")[: 1 if labels else 2]}
         if odd := sorted(wanted ^ links.keys()):
             raise ValueError(f"{path} is damaged (links/{odd[0]} is there, or missing, alone). Copy or save it again.")
-        negatives = {name: links[f"{name}_negatives"] for name in edges}
+        negatives = {} if labels else {name: links[f"{name}_negatives"] for name in edges}
         store.verify(Path(path), "links/")
         try:
             graph = Graph.open(path)
-            return cls(graph, edges, negatives, undirected, *types_at(graph, kinds, Path(path)))
+            return cls(graph, edges, negatives, undirected, *types_at(graph, kinds, Path(path)), **labels)
         except ValueError as error:
             raise ValueError(f"{path} holds no split of edges that can be used. {error}") from error
 
@@ -136,6 +164,8 @@ class LinkSplit:
         """Write a folder that :meth:`open` reads; :meth:`Graph.open` reads the training edges of it."""
         links = {f"links/{name}_edges": edges for name, edges in self.edges.items()}
         links |= {f"links/{name}_negatives": negatives for name, negatives in self.negatives.items()}
+        if self.labels is not None:
+            links |= labels_to_save(self.labels, self.held_arrays, hide=self.hide)
         links["links/undirected"] = torch.tensor([self.undirected])
         if (kind := self._ends.target_type) is not None:
             links["links/edge_types"] = torch.tensor([kind.number, -1 if kind.reverse is None else kind.reverse])
@@ -143,11 +173,14 @@ class LinkSplit:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all edges, true and false."""
+        """A hash of all held edges, true and false, and of what they carry."""
         kinds = "" if self.edge_type is None else f" {self.edge_type} {self.reverse}"
+        kinds += "" if self.labels is None else f" {self.labels} {self.hide}"
         digest = hashlib.blake2b(f"{self.graph.fingerprint} {self.undirected}{kinds}".encode(), digest_size=16)
         for name in sorted(self.edges):
-            for array in (self.edges[name], self.negatives[name]):
+            carried = dict(sorted(self.held_arrays[name].items())) if self.labels is not None else {}
+            others = [self.negatives[name]] if self.labels is None else carried.values()
+            for array in (self.edges[name], *others):
                 digest.update(f"{name} {array.dtype} {tuple(array.shape)}".encode())
                 digest.update(array.contiguous().numpy().data)
         return digest.hexdigest()
@@ -155,7 +188,14 @@ class LinkSplit:
     def __repr__(self) -> str:
         counts = ", ".join(f"{name}={edges.shape[1]}" for name, edges in self.edges.items())
         kind = "" if self.edge_type is None else f", {self.edge_type}"
-        return f"LinkSplit({self.graph}{kind}, {counts})"
+        of = "" if self.labels is None else f", labels={self.labels!r}"
+        return f"LinkSplit({self.graph}{kind}{of}, {counts})"
+
+    def _leaked(self, edges: Tensor) -> Tensor:
+        """Which edges, by their ids, the graph shows, or where they are not hidden shows the labels of."""
+        if self.labels is None or self.hide:
+            return self._has(edges)
+        return labelled_in_graph(self.graph, self.edge_type, self.labels, edges)
 
     def _has(self, edges: Tensor) -> Tensor:
         """Whether the graph has each edge, by its ids, among those of the type, in any direction that shows it."""
@@ -178,15 +218,19 @@ class LinkSplit:
             )
 
     def _check(self, name: str) -> None:
-        edges, negatives = self.edges[name], self.negatives[name]
-        leaked = self._has(self._ends.in_graph(edges))
+        edges = self.edges[name]
+        leaked = self._leaked(self._ends.in_graph(edges))
         if bool(leaked.any()):
             sender, receiver = edges[:, leaked][:, 0].tolist()
             raise ValueError(
                 f"{name}: {int(leaked.sum())} of {edges.shape[1]} edges are among the graph's (the first is "
                 f"{sender} -> {receiver}): a model would be asked for what it was shown. Remove both directions of "
-                "them from the graph, or use split_edges(graph)."
+                "them from the graph"
+                + (", or use split_edges(graph)." if self.hide else ", or their labels: put -1 or NaN in their place.")
             )
+        if self.labels is not None:
+            return
+        negatives = self.negatives[name]
         if bool((rivals_itself := (negatives == edges[1][:, None]).any(1)).any()):
             sender, receiver = edges[:, rivals_itself][:, 0].tolist()
             raise ValueError(
@@ -239,78 +283,96 @@ def split_edges(
     test: float = 0.1,
     seed: int = 0,
     *,
-    negatives: int = 100,
+    negatives: int | None = None,
     undirected: bool | None = None,
     edge_type: EdgeType | None = None,
     reverse: Reverse = "auto",
+    labels: str | Tensor | None = None,
+    hide: bool = True,
 ) -> LinkSplit:
-    """Hold edges back for validation and testing, and draw the false edges that they will be ranked among.
+    """Hold edges back for validation and testing: among false ones that they will be ranked with, or with their labels.
 
     An undirected graph is split by pairs of nodes: both directions and all copies are held back together, and one
     direction, drawn at random, is evaluated. The receiver of a held edge competes with ``negatives`` nodes that the
     sender has no edge to in the whole graph. Loops stay in the graph. Everything is done in RAM.
+
+    With ``labels`` a model learns classes or numbers of edges. There are no false ones, loops may have labels, and
+    shares are of the pairs of nodes that have a label between them: all edges between two nodes are held together, each
+    of them that has a label is evaluated, and edges whose label is -1 or NaN carry messages alone.
 
     Args:
         graph: All edges. The result leaves out its masks, which split nodes.
         val: Share of the edges (or pairs) for validation.
         test: Share for testing.
         seed: The same seed gives the same split.
-        negatives: False edges for each true one.
-        undirected: Whether the graph holds both directions of every edge. Default: it is found out.
+        negatives: False edges for each true one. Default: 100.
+        undirected: Whether the graph holds both directions of every edge, with the same arrays if there are labels, so
+            that one of them is asked for. Default: it is found out.
         edge_type: Of a graph with types, the one whose edges are held back: ``("author", "writes", "paper")``. Edges of
             other types stay.
         reverse: The edge type that holds the same links turned round, from which held ones go, too: ``"auto"`` to find
             it by its name, ``rev_...``, or by its links, None if there is none.
+        labels: Name of the edge array with what is to be predicted, or a tensor with a row for each edge of
+            ``data.edge_index``, for a graph of ``Graph.from_pyg(data, edge_ids=True)``. Default: there are none.
+        hide: With ``labels``, whether edges that a batch asks for, and held ones, carry no messages. With False their
+            labels alone are hidden.
     """
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
     graph.check_whole()
     edge_type = checked_edge_type(graph, edge_type)
-    if not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
-        raise ValueError(f"val and test are shares that leave edges to train on, got {shown(val)} and {shown(test)}.")
-    check_seed(seed)
-    check_at_least(1, **{"negatives, for each held edge,": negatives})
+    _check_numbers(val, test, seed, negatives)
+    check_true_or_false(hide=hide)
     if undirected is not None:
         check_true_or_false(undirected=undirected)
     check_directions(edge_type, undirected)
-    seed, size = int(seed), graph.num_nodes
-    at, links = links_of(graph, edge_type)
-    is_undirected = _is_undirected(graph, edge_type, links)
+    shares, seed = {"val": val, "test": test}, int(seed)
+    if labels is not None:
+        graph, name = named_labels(graph, edge_type, labels)
+        check_no_negatives(negatives)
+        back = checked_reverse(graph, edge_type, reverse)
+        found = LabelledEdges(graph, edge_type, back, name, undirected).held_back(shares, seed, hide=hide)
+        return LinkSplit(found.graph, found.edges, {}, found.undirected, edge_type, back, name, found.arrays, hide)
+    if not hide:
+        raise ValueError("hide=False is for edges with labels: what is asked of other edges is whether they are there.")
+    is_undirected = _is_undirected(graph, edge_type, links_of(graph, edge_type)[1])
     if undirected and not is_undirected:
         raise ValueError("undirected=True, but some edges have no reverse: add them, or leave undirected out.")
     undirected = is_undirected if undirected is None else undirected
-    reverse = checked_reverse(graph, edge_type, reverse)
-    pairs, pair_of_edge = _pairs(links, size, undirected)
-    held = _dealt(pairs.numel(), {"val": val, "test": test}, seed)
+    back = checked_reverse(graph, edge_type, reverse)
+    return _split_links(graph, shares, seed, 100 if negatives is None else int(negatives), undirected, edge_type, back)
+
+
+def _check_numbers(val: float, test: float, seed: int, negatives: int | None) -> None:
+    if not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
+        raise ValueError(f"val and test are shares that leave edges to train on, got {shown(val)} and {shown(test)}.")
+    check_seed(seed)
+    check_at_least_if_given(1, **{"negatives, for each held edge,": negatives})
+
+
+def _split_links(
+    graph: Graph,
+    shares: Mapping[str, float],
+    seed: int,
+    negatives: int,
+    undirected: bool,
+    edge_type: EdgeType | None,
+    reverse: EdgeType | None,
+) -> LinkSplit:
+    (at, links), size = links_of(graph, edge_type), graph.num_nodes
+    pairs, pair_of_edge = pairs_of(links, size, undirected)
+    held = dealt(pairs.numel(), shares, seed)
     is_held = torch.zeros(pairs.numel() + 1, dtype=torch.bool)  # loops are pair -1
     is_held[torch.cat([*held.values(), pairs[:0]])] = True
     kept = torch.ones(graph.num_edges, dtype=torch.bool)
     kept[at] = ~is_held[pair_of_edge]
     if reverse is not None:
         back, turned = links_of(graph, reverse)
-        kept[back] = ~torch.isin(_numbers(turned.flip(0), size, undirected), pairs[is_held[:-1]])
-    edges = {name: _decoded(pairs[which], size, seed, undirected) for name, which in held.items()}
+        kept[back] = ~torch.isin(numbers_of(turned.flip(0), size, undirected=undirected), pairs[is_held[:-1]])
+    edges = {name: decoded(pairs[which], size, seed, undirected) for name, which in held.items()}
     ends = ends_of(graph, edge_type)
-    false = {name: _false_ends(graph, some, held[name], int(negatives), seed, ends) for name, some in edges.items()}
+    false = {name: _false_ends(graph, some, held[name], negatives, seed, ends) for name, some in edges.items()}
     edges = {name: ends.in_types(some) for name, some in edges.items()}
     return LinkSplit(without_edges(graph, kept), edges, false, undirected, edge_type, reverse)
-
-
-def _dealt(total: int, shares: Mapping[str, float], seed: int) -> dict[str, Tensor]:
-    """Return which of all pairs are held back under each name, if any are."""
-    counts = {name: round(share * total) for name, share in shares.items()}
-    for name, share in shares.items():
-        if share and not counts[name]:
-            raise ValueError(
-                f"{name}={share} of {total} edges (or pairs, without loops) is none: give a larger share, or {name}=0."
-            )
-    if any(counts.values()) and sum(counts.values()) == total:
-        raise ValueError(
-            f"val and test would hold all {total} edges (or pairs, without loops), and none is left to train on: give "
-            "smaller shares."
-        )
-    order = permutation(total, seed + Purpose.LINKS, _SPLIT)[: sum(counts.values())]
-    held = dict(zip(counts, order.split(list(counts.values())), strict=True))
-    return {name: which for name, which in held.items() if len(which)}
 
 
 def _is_undirected(graph: Graph, edge_type: EdgeType | None, links: Tensor) -> bool:
@@ -318,37 +380,13 @@ def _is_undirected(graph: Graph, edge_type: EdgeType | None, links: Tensor) -> b
     if edge_type is not None and edge_type[0] != edge_type[2]:
         return False
     # unique(): an edge with more copies than its reverse has a reverse all the same.
-    there, back = (_numbers(ends, graph.num_nodes, undirected=False).unique() for ends in (links, links.flip(0)))
+    there, back = (numbers_of(ends, graph.num_nodes, undirected=False).unique() for ends in (links, links.flip(0)))
     return torch.equal(there, back)
-
-
-def _numbers(links: Tensor, num_nodes: int, undirected: bool) -> Tensor:
-    """A number for each edge; if ``undirected``, that of both directions."""
-    first, last = (links.amin(0), links.amax(0)) if undirected else links
-    return first * num_nodes + last
-
-
-def _pairs(links: Tensor, num_nodes: int, undirected: bool) -> tuple[Tensor, Tensor]:
-    """Return a number for each distinct edge or pair, and for each edge its place among them, -1 for loops."""
-    is_loop = links[0] == links[1]
-    pairs, which = _numbers(links, num_nodes, undirected)[~is_loop].unique(return_inverse=True)
-    pair_of_edge = torch.full_like(links[0], -1)
-    pair_of_edge[~is_loop] = which
-    return pairs, pair_of_edge
-
-
-def _decoded(pairs: Tensor, num_nodes: int, seed: int, undirected: bool) -> Tensor:
-    """Return the edges that the numbers stand for, one direction of each pair, shape ``(2, n)``."""
-    edges = torch.stack([pairs // num_nodes, pairs % num_nodes])
-    if not undirected:
-        return edges
-    flips = draw_bits(key(seed + Purpose.LINKS, 0, 0, _SPLIT), pairs)
-    return torch.where(flips, edges.flip(0), edges)
 
 
 def _false_ends(graph: Graph, edges: Tensor, ids: Tensor, count: int, seed: int, ends: LinkEnds) -> Tensor:
     """False receivers for each edge, by their ids in their type."""
-    false_key, kind = key(seed + Purpose.LINKS, 0, 0, _FALSE_ENDS), ends.target_type
+    false_key, kind = key(seed + Purpose.LINKS, 0, 0, FALSE_ENDS), ends.target_type
     drawn, without = draw_receivers(graph, edges[0], ids, count, false_key, ends.receivers, kind and kind.number)
     if without.numel():
         sender = int(edges[0][without[0]]) - ends.senders.start

@@ -40,8 +40,13 @@ class LinkEnds(NamedTuple):
         """Do the reverse of :meth:`in_graph`."""
         return edges - torch.tensor([[self.senders.start], [self.receivers.start]])
 
-    def check(self, name: str, edges: Tensor, negatives: Tensor) -> None:
-        """Refuse edges and negatives that are no ids of such nodes, by their types, or are none."""
+    def check(self, name: str, edges: Tensor, negatives: Tensor | None) -> None:
+        """Refuse edges and negatives that are no ids of such nodes, by their types, or are none.
+
+        Edges with labels have no negatives.
+        """
+        if negatives is None:
+            negatives = torch.zeros(edges.shape[-1] if edges.dim() else 0, 1, dtype=torch.int64)
         if edges.dim() != 2 or len(edges) != 2 or negatives.dim() != 2 or len(negatives) != edges.shape[1]:
             raise ValueError(
                 f"{name}: edges need the shape (2, n) and negatives (n, K), got {tuple(edges.shape)} and "
