@@ -96,7 +96,9 @@ class LinkSplit:
             )
         check_true_or_false(hide=self.hide)
         check_each_mapping(held_arrays=self.held_arrays)
-        if self.edges.keys() != self.negatives.keys() and self.labels is None:
+        if self.labels is not None:
+            check_no_negatives(self.negatives)
+        elif self.edges.keys() != self.negatives.keys():
             raise ValueError(f"There are edges for {list(self.edges)} and negatives for {list(self.negatives)}.")
         if unknown := sorted(self.edges.keys() - {"val", "test"}):
             raise ValueError(f'Edges are held back for "val" or "test", not for {unknown}.')
@@ -116,7 +118,6 @@ class LinkSplit:
 
     def _check_labels(self, edge_type: EdgeType | None) -> None:
         if self.labels is not None:
-            check_no_negatives(self.negatives)
             check_held_arrays(self.graph, edge_type, self.labels, self.edges, self.held_arrays)
         elif self.held_arrays or not self.hide:
             name = "held_arrays" if self.held_arrays else "hide=False"
@@ -334,10 +335,7 @@ def split_edges(
         return LinkSplit(found.graph, found.edges, {}, found.undirected, edge_type, back, name, found.arrays, hide)
     if not hide:
         raise ValueError("hide=False is for edges with labels: what is asked of other edges is whether they are there.")
-    is_undirected = _is_undirected(graph, edge_type, links_of(graph, edge_type)[1])
-    if undirected and not is_undirected:
-        raise ValueError("undirected=True, but some edges have no reverse: add them, or leave undirected out.")
-    undirected = is_undirected if undirected is None else undirected
+    undirected = _settled(graph, edge_type, undirected)
     back = checked_reverse(graph, edge_type, reverse)
     return _split_links(graph, shares, seed, 100 if negatives is None else int(negatives), undirected, edge_type, back)
 
@@ -373,6 +371,13 @@ def _split_links(
     false = {name: _false_ends(graph, some, held[name], negatives, seed, ends) for name, some in edges.items()}
     edges = {name: ends.in_types(some) for name, some in edges.items()}
     return LinkSplit(without_edges(graph, kept), edges, false, undirected, edge_type, reverse)
+
+
+def _settled(graph: Graph, edge_type: EdgeType | None, undirected: bool | None) -> bool:
+    is_undirected = _is_undirected(graph, edge_type, links_of(graph, edge_type)[1])
+    if undirected and not is_undirected:
+        raise ValueError("undirected=True, but some edges have no reverse: add them, or leave undirected out.")
+    return is_undirected if undirected is None else undirected
 
 
 def _is_undirected(graph: Graph, edge_type: EdgeType | None, links: Tensor) -> bool:

@@ -43,23 +43,23 @@ class LinkEnds(NamedTuple):
     def check(self, name: str, edges: Tensor, negatives: Tensor | None) -> None:
         """Refuse edges and negatives that are no ids of such nodes, by their types, or are none.
 
-        Edges with labels have no negatives.
+        Edges with labels have no negatives, None.
         """
-        if negatives is None:
-            negatives = torch.zeros(edges.shape[-1] if edges.dim() else 0, 1, dtype=torch.int64)
-        if edges.dim() != 2 or len(edges) != 2 or negatives.dim() != 2 or len(negatives) != edges.shape[1]:
+        false = edges.new_empty(edges.shape[-1] if edges.dim() else 0, 1) if negatives is None else negatives
+        if edges.dim() != 2 or len(edges) != 2 or false.dim() != 2 or len(false) != edges.shape[1]:
             raise ValueError(
                 f"{name}: edges need the shape (2, n) and negatives (n, K), got {tuple(edges.shape)} and "
-                f"{tuple(negatives.shape)}."
+                f"{tuple(false.shape)}."
             )
-        for ids, most in ((edges[0], self.senders), (edges[1], self.receivers), (negatives, self.receivers)):
+        checked = [(edges[0], self.senders), (edges[1], self.receivers)]
+        for ids, most in checked if negatives is None else [*checked, (false, self.receivers)]:
             low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
             if ids.dtype not in (torch.int32, torch.int64) or not 0 <= low <= high < len(most):
                 raise ValueError(f"{name}: edges and negatives hold node ids, integers in [0, {len(most)}).")
         if not edges.shape[1]:
             raise ValueError(f"{name}: there are no edges to judge by, and their mean would be NaN: leave {name} out.")
-        if not negatives.shape[1]:
-            raise ValueError(f"{name}: negatives of shape {tuple(negatives.shape)} leave each edge without a rival.")
+        if not false.shape[1]:
+            raise ValueError(f"{name}: negatives of shape {tuple(false.shape)} leave each edge without a rival.")
 
 
 def ends_of(graph: Graph, edge_type: EdgeType | None, reverse: Reverse = None) -> LinkEnds:
