@@ -22,7 +22,7 @@ def explain_features(exception: BaseException, x: Tensor | None) -> None:
         return
     text, places = str(exception), [frame for frame, _ in traceback.walk_tb(exception.__traceback__)]
     is_theirs = bool(places) and places[-1].f_globals.get("__name__", "").startswith(("torch.", "torch_geometric."))
-    if reason := _of_mixed(text) or _of_type(x, text) or _of_width(x, text) or (_of_shape(x) if is_theirs else None):
+    if reason := _of_type(x, text) or _of_width(x, text) or (_of_shape(x) if is_theirs else None):
         exception.args = (f"{reason} ({' '.join(text.split())})",)
 
 
@@ -70,15 +70,6 @@ def _of_type(x: Tensor, text: str) -> str | None:
     return (
         f"x holds {x.dtype}, and the model computes with another type: data.x = data.x.float() before "
         "Graph.from_pyg(data), or turn batch.x into what the model takes."
-    )
-
-
-def _of_mixed(text: str) -> str | None:
-    if not re.search(r"sparse.*(scalar type|dtype)|(scalar type|dtype).*sparse", " ".join(text.split())):
-        return None
-    return (
-        "block.adj has the type of batch.x, and layers under mixed precision compute in another: give them "
-        "block.edge_index in its place."
     )
 
 

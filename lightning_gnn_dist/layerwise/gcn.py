@@ -126,7 +126,7 @@ def _loops(block: Block, values: Tensor | None, loop: float, dtype: torch.dtype)
 def _sum(block: Block, h: Tensor, values: Tensor | None) -> Tensor:
     """The weighted sum over the senders of each row."""
     is_learned = values is not None and values.requires_grad
-    if multiplies(block, h) and not is_learned and not (values is None and block.is_corrected):
+    if not is_learned and not (values is None and block.is_corrected):
         matrix = block.adj if values is None else replace(block, weight=values.to(h.dtype)).weighted_adj
         product: Tensor = matrix @ h
         return product
@@ -134,8 +134,3 @@ def _sum(block: Block, h: Tensor, values: Tensor | None) -> Tensor:
     messages = h[senders] if values is None else h[senders] * values[:, None].to(h.dtype)
     total: Tensor = scatter(messages, rows, dim_size=block.num_dst)
     return total
-
-
-def multiplies(block: Block, x: Tensor) -> bool:
-    """Whether torch multiplies the block's sparse matrix and ``x``: not in half or mixed precision."""
-    return x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(x.device.type)

@@ -22,7 +22,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.checks import check_instance, check_word, shown
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layerwise.gcn import degree_name, gcn_degrees, gcn_rows, loop_of, multiplies
+from lightning_gnn_dist.layerwise.gcn import degree_name, gcn_degrees, gcn_rows, loop_of
 from lightning_gnn_dist.layerwise.layers import Layer
 
 _CONVS = (SAGEConv, GCNConv, GINConv, GATConv, GATv2Conv, PNAConv, EdgeConv)
@@ -139,7 +139,7 @@ class _Layer:
             return call(x, batch.edge_index, **options)[: block.num_dst]
         pair = x, x[: block.num_dst]
         adds_up = isinstance(conv, SAGEConv | GINConv) and conv.fuse and conv.aggr in ("add", "sum", "mean")
-        if adds_up and not block.is_corrected and multiplies(block, x) and x.dtype == block.dtype:
+        if adds_up and not block.is_corrected:
             return call(pair, block.adj)
         return call(pair, batch.edge_index, **options)
 

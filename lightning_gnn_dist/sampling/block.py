@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from typing import Any
@@ -22,6 +22,57 @@ UNWEIGHTED = (
     "LadiesSampler, does so in training alone, so name it the matrix of the graph: "
     "LadiesSampler([512, 512], weight='edge_weight')."
 )
+LEARNED = (
+    "block.weighted_adj holds weights that are learned, and torch's gradients of a sparse matrix are wrong where its "
+    "rows are not sorted, as here: multiply what senders send on block.edge_index."
+)
+
+
+class Adjacency(Tensor):
+    """A sparse matrix of edges that multiplies rows of any floating type, also under mixed precision.
+
+    The product has the type of the rows, and its sums are taken in float32 or wider.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _PRODUCTS and len(args) > 1 and isinstance(args[0], cls):
+                return _product(func, *args, **(kwargs or {}))
+            return func(*args, **(kwargs or {}))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _as(self, self.dtype).__reduce_ex__(protocol)  # torch cannot make such a class of what it has read
+
+
+_PRODUCTS = {torch.sparse.mm, torch.mm, torch.matmul, Tensor.mm, Tensor.matmul, Tensor.__matmul__}
+_WIDE = (torch.float32, torch.float64)
+
+
+def _product(func: Callable[..., Tensor], matrix: Tensor, rows: Tensor, *reduce: str, **named: str) -> Tensor:
+    device = rows.device.type
+    is_alike = matrix.dtype == rows.dtype and rows.dtype in _WIDE and not torch.is_autocast_enabled(device)
+    if is_alike or rows.dim() != 2 or not rows.is_floating_point():
+        return func(matrix, rows, *reduce, **named)
+    (how,) = reduce or named.values() or (None,)
+    with torch.autocast(device, enabled=False):  # it would cast the matrix, too
+        if how in ("amax", "amin") and rows.dtype not in _WIDE:  # torch adds up gradients of a maximum in their type
+            product: Tensor = torch.sparse.mm(_as(matrix, torch.float32), rows.float(), how).to(rows.dtype)
+            return product
+        if how is None and device == "cpu" and rows.dtype not in _WIDE:
+            how = "sum"  # without a word torch calls a library that has no such types
+        product = torch.sparse.mm(_as(matrix, rows.dtype), rows, *([] if how is None else [how]))
+        return product
+
+
+def _as(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    return _csr(matrix.crow_indices(), matrix.col_indices(), matrix.values().to(dtype), matrix.shape)
+
+
+def _csr(indptr: Tensor, indices: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+    spend_warning()
+    # Not checked, because rows need not be sorted and may hold an edge twice.
+    return torch.sparse_csr_tensor(indptr, indices, values, tuple(shape), check_invariants=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +82,7 @@ class Block:
     Sources and destinations are the first ``num_src`` and the first ``num_dst`` nodes of the batch, so
     a layer reads as ``x = conv((x, x[:block.num_dst]), block.adj)``. On ``adj`` a layer computes what it computes on
     ``batch.edge_index``, and on ``weighted_adj`` what it computes with ``batch.edge_weight`` beside that. Layers that
-    take no sparse matrix, such as ``GINEConv``, take ``block.edge_index`` instead; so must all layers under mixed
-    precision, which torch's sparse products do not support.
+    take no sparse matrix, such as ``GINEConv``, take ``block.edge_index`` instead.
 
     Args:
         num_dst: Number of nodes that receive.
@@ -69,14 +119,13 @@ class Block:
         """The sparse matrix ``(num_dst, num_src)`` of ``batch.edge_weight``. Built at the first use."""
         if self.weight is None:
             raise AttributeError(UNWEIGHTED)
+        if self.weight.requires_grad:
+            raise ValueError(LEARNED)
         return self._matrix(self.weight)
 
     def _matrix(self, values: Tensor) -> Tensor:
-        spend_warning()
-        # Not checked, because rows need not be sorted and may hold an edge twice.
-        return torch.sparse_csr_tensor(
-            self.indptr, self.indices, values, (self.num_dst, self.num_src), check_invariants=False
-        )
+        matrix = _csr(self.indptr, self.indices, values, (self.num_dst, self.num_src))
+        return Tensor._make_subclass(Adjacency, matrix)
 
     @cached_property
     def edge_index(self) -> Tensor:

@@ -135,6 +135,7 @@ def test_layers_that_ranks_have_made_come_back() -> None:
 
 
 def interrupted(rank: int, world_size: int, strategy: Any, options: dict[str, Any]) -> tuple[str, dict[str, Tensor]]:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
     module = model()
     one = trainer(2, strategy(**options, **FORKED), callbacks=[Interrupting()], max_epochs=9, limit_val_batches=0)
     with pytest.raises(KeyboardInterrupt) as caught:
