@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.batches.placement import SampleOn
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.boundary.boundary import Isolated
+from lightning_gnn_dist.boundary.boundary import Fetch, Halo, Isolated
 from lightning_gnn_dist.checks import (
     check_at_least_if_given,
-    check_choice,
     check_instance,
     check_path,
     shown,
@@ -37,15 +34,12 @@ from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.far_negatives import FarNegativesSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
 from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, edges_at, positions_of_links
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
-
-NegativesFrom = Literal["part", "graph"]
 
 
 class LinkDataModule(PartDataModule):
@@ -78,12 +72,11 @@ class LinkDataModule(PartDataModule):
         sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``.
         batch_size: True edges in a training batch, at most. All ranks have the same number of batches.
         num_negatives: False receivers for each training edge. Default: 1, and none where edges have labels.
-        negatives_from: Draw false receivers from the rank's own nodes (``"part"``), or from all nodes (``"graph"``).
-            Nodes of other parts then bring their neighbours along, features are read from the whole graph, and
-            training batches are made in RAM.
         seed: Decides everything random: the partition, the order of edges, negatives, neighbours.
         loading: How batches are made: bulks, threads, the device. It never changes what is in them.
         holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others.
+        boundary: How edges that leave a part are treated: :class:`Isolated`, :class:`Halo` or :class:`Fetch`. With
+            ``Fetch()`` batches are drawn from the whole graph, false receivers too, which else are the rank's own.
         evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
         global_batching: How the whole graph is sampled for corrections, which keep 16 bytes for each training edge.
         cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
@@ -99,32 +92,30 @@ class LinkDataModule(PartDataModule):
         sampler: Sampler | None = None,
         batch_size: int = 1024,
         num_negatives: int | None = None,
-        negatives_from: NegativesFrom = "part",
         seed: int = 0,
         loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
         holding: Holding = Holding(),  # noqa: B008
+        boundary: Isolated | Halo | Fetch = Isolated(),  # noqa: B008
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
         cache_dir: str | Path | None = None,
     ) -> None:
         check_at_least_if_given(1, num_negatives=num_negatives)
-        check_choice("negatives_from", negatives_from, NegativesFrom)
+        if not isinstance(boundary, Isolated | Halo | Fetch):
+            raise ValueError(f"boundary must be Isolated(), Halo() or Fetch() for edges, got {shown(boundary)}.")
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         for chosen in (sampler, global_batching.sampler):
             _check_sampler(chosen)
         self.split = _as_split(split)
-        if self.split.labels is not None and (num_negatives is not None or negatives_from == "graph"):
-            raise ValueError("num_negatives and negatives_from are for splits without labels: leave them out.")
+        if self.split.labels is not None and num_negatives is not None:
+            raise ValueError("num_negatives is for splits without labels: leave it out.")
         self._ends = ends_of(self.split.graph, self.split.edge_type, self.split.reverse)
         graph = _with_seeds(self.split)
-        check_typed(graph, settings, Isolated())
-        plan = PartPlan(graph, partitioner, holding, Isolated(), None, int(seed), cache_dir)
+        check_typed(graph, settings, boundary)
+        plan = PartPlan(graph, partitioner, holding, boundary, None, int(seed), cache_dir)
         super().__init__(plan, settings)
-        if negatives_from == "graph":
-            _check_far(self.graph, loading.sample_on)
         default = 1 if self.split.labels is None else 0
         self.num_negatives = default if num_negatives is None else num_negatives
-        self.negatives_from = negatives_from
         self._most: dict[int, int] = {}
 
     @property
@@ -170,8 +161,8 @@ class LinkDataModule(PartDataModule):
             _, receivers = edges_at(self.graph, self._positions(self._whole_graph, rank_of_node))
             return torch.bincount(rank_of_node[receivers], minlength=world_size)
 
-        num_edges = self.graph.num_edges if self.split.labels is None else self._all_seeds().numel()
-        return self._cut.most(world_size, f"{num_edges} training edges", count)
+        what = f"{self._all_seeds().numel()} training edges"
+        return self._cut.most(world_size, what, count, "or MetisPartitioner(), which keeps most edges inside parts")
 
     def _all_seeds(self) -> Tensor:
         everyone = torch.zeros(1, dtype=torch.int64).expand(self.graph.num_nodes)
@@ -186,14 +177,20 @@ class LinkDataModule(PartDataModule):
         return self._links(super()._whole_sampler(), self._ends.receivers, self._whole_graph)
 
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, GraphSource]:
-        is_far = self.negatives_from == "graph" and part is not self.graph
-        own, shown = _own(part), self._shown(part)
+        is_whole = part is self.graph
+        own, shown = self._own(part, rank, num_ranks), self._shown(part)
         self._values.of_arrays(shown)
-        held = self._whole_graph if part is self.graph else part  # which has the labels
+        held = self._whole_graph if is_whole else part  # which has the labels
         seeds = self._positions(held, own.to(torch.int64) - 1)
-        links = self._links(self.sampler, self._ends.receivers if is_far else self._receivers(part, own), held)
-        graph, sampler = (self.graph, FarNegativesSampler(links, part)) if is_far else (shown, links)
-        return seeds, self._source(graph, sampler, part.num_edges)
+        links = self._links(self.sampler, self._ends.receivers if is_whole else self._receivers(part, own), held)
+        return seeds, self._source(shown, links, part.num_edges)
+
+    def _own(self, part: Graph, rank: int, num_ranks: int) -> Tensor:
+        """Return which nodes of a part are the rank's own."""
+        if part is self.graph and num_ranks > 1:
+            return self.partition(num_ranks).assignment == rank
+        own: Tensor | None = vars(part).get("node_arrays", {}).get("train_mask")
+        return torch.ones(part.num_nodes, dtype=torch.bool) if own is None else own
 
     def _positions(self, graph: Graph, owner: Tensor) -> Tensor:
         """Return where the training edges are whose two ends have one owner."""
@@ -235,32 +232,12 @@ class LinkDataModule(PartDataModule):
         )
 
 
-def _own(part: Graph) -> Tensor:
-    """Return which nodes of a part are the rank's own; of a whole graph all are."""
-    own: Tensor | None = vars(part).get("node_arrays", {}).get("train_mask")
-    return torch.ones(part.num_nodes, dtype=torch.bool) if own is None else own
-
-
 def _with_seeds(split: LinkSplit) -> Graph:
     """Return the graph; one with types predicts nodes of one type: the one chosen, or the receivers'."""
     graph, kind = split.graph, split.edge_type
     if kind is None or graph.types is None or graph.types.seeds is not None:
         return graph
     return graph.with_seeds(kind[2])
-
-
-def _check_far(graph: Graph, sample_on: SampleOn) -> None:
-    """Refuse settings that do not work for batches read from both the part and the whole graph."""
-    if sample_on == "device":
-        raise ValueError(
-            'negatives_from="graph" reads a batch from two graphs, which is done in RAM: use sample_on="auto", or '
-            'negatives_from="part".'
-        )
-    if names := sorted({name.rpartition("/")[2] for name in graph.arrays if name.startswith("edges/")}):
-        raise ValueError(
-            f'negatives_from="graph" reads a batch from two graphs, which {shown(names)}, with a row per '
-            'edge, cannot follow: leave these arrays out, or use negatives_from="part".'
-        )
 
 
 def _check_sampler(sampler: Sampler | None) -> None:

@@ -32,8 +32,10 @@ from lightning_gnn_dist.data.typed.links import (
     checked_edge_type,
     checked_reverse,
     ends_of,
+    is_undirected,
     links_of,
     masks_of_nodes,
+    settled_directions,
     some_links_of,
     types_at,
     without_edges,
@@ -129,7 +131,7 @@ class LinkSplit:
         if undirected is None and self.labels is not None:
             undirected = LabelledEdges(self.graph, edge_type, reverse, self.labels, None).is_undirected()
         elif undirected is None:
-            undirected = edge_type is None or _is_undirected(self.graph, edge_type, links_of(self.graph, edge_type)[1])
+            undirected = edge_type is None or is_undirected(self.graph, edge_type)
         check_directions(edge_type, undirected)
         for name, value in (("edge_type", edge_type), ("reverse", reverse), ("undirected", undirected)):
             object.__setattr__(self, name, value)
@@ -335,7 +337,7 @@ def split_edges(
         return LinkSplit(found.graph, found.edges, {}, found.undirected, edge_type, back, name, found.arrays, hide)
     if not hide:
         raise ValueError("hide=False is for edges with labels: what is asked of other edges is whether they are there.")
-    undirected = _settled(graph, edge_type, undirected)
+    undirected = settled_directions(graph, edge_type, undirected)
     back = checked_reverse(graph, edge_type, reverse)
     return _split_links(graph, shares, seed, 100 if negatives is None else int(negatives), undirected, edge_type, back)
 
@@ -371,22 +373,6 @@ def _split_links(
     false = {name: _false_ends(graph, some, held[name], negatives, seed, ends) for name, some in edges.items()}
     edges = {name: ends.in_types(some) for name, some in edges.items()}
     return LinkSplit(without_edges(graph, kept), edges, false, undirected, edge_type, reverse)
-
-
-def _settled(graph: Graph, edge_type: EdgeType | None, undirected: bool | None) -> bool:
-    is_undirected = _is_undirected(graph, edge_type, links_of(graph, edge_type)[1])
-    if undirected and not is_undirected:
-        raise ValueError("undirected=True, but some edges have no reverse: add them, or leave undirected out.")
-    return is_undirected if undirected is None else undirected
-
-
-def _is_undirected(graph: Graph, edge_type: EdgeType | None, links: Tensor) -> bool:
-    """Whether each link is there in both directions, among nodes of one type."""
-    if edge_type is not None and edge_type[0] != edge_type[2]:
-        return False
-    # unique(): an edge with more copies than its reverse has a reverse all the same.
-    there, back = (numbers_of(ends, graph.num_nodes, undirected=False).unique() for ends in (links, links.flip(0)))
-    return torch.equal(there, back)
 
 
 def _false_ends(graph: Graph, edges: Tensor, ids: Tensor, count: int, seed: int, ends: LinkEnds) -> Tensor:

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.data.edges.dealing import numbers_of
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes
 from lightning_gnn_dist.sampling.links import TargetType, edges_at
 
 Reverse = EdgeType | Literal["auto"] | None
+_FEW = 0.1  # of the links of a graph that was meant to be undirected
 _PREFIX = "rev_"  # as PyG's ToUndirected calls the reverse of an edge type
 
 
@@ -121,6 +123,35 @@ def check_directions(edge_type: EdgeType | None, undirected: bool | None) -> Non
         )
 
 
+def settled_directions(graph: Graph, edge_type: EdgeType | None, undirected: bool | None) -> bool:
+    """Whether pairs of nodes are held back, both directions together; found out where ``undirected`` is None."""
+    alone, total = _without_reverse(graph, edge_type)
+    if undirected and alone:
+        raise ValueError("undirected=True, but some edges have no reverse: add them, or leave undirected out.")
+    if undirected is None and 0 < alone < _FEW * total:
+        raise ValueError(
+            f"{alone} of {total} edges have no reverse, and all others have one, so a model would mostly be shown what "
+            "it is asked for: add the reverses that are missing (torch_geometric.utils.to_undirected), or give "
+            "undirected=False, which takes both directions for edges of their own."
+        )
+    return alone == 0 if undirected is None else undirected
+
+
+def is_undirected(graph: Graph, edge_type: EdgeType | None) -> bool:
+    """Whether each link is there in both directions, among nodes of one type."""
+    return _without_reverse(graph, edge_type)[0] == 0
+
+
+def _without_reverse(graph: Graph, edge_type: EdgeType | None) -> tuple[int, int]:
+    """How many links, each counted once and without loops, have a reverse that is none, and how many there are."""
+    if edge_type is not None and edge_type[0] != edge_type[2]:
+        return 1, 1
+    links = links_of(graph, edge_type)[1]
+    links = links[:, links[0] != links[1]]
+    there, back = (numbers_of(ends, graph.num_nodes, undirected=False).unique() for ends in (links, links.flip(0)))
+    return there.numel() - int(torch.isin(there, back, assume_unique=True).sum()), there.numel()
+
+
 def checked_edge_type(graph: Graph, edge_type: object) -> EdgeType | None:
     """The edge type whose links are predicted. A graph with types needs one, any other has none."""
     if graph.types is None:
@@ -189,7 +220,9 @@ def _known(name: str, kind: object, kinds: tuple[EdgeType, ...]) -> EdgeType:
     words = kind if isinstance(kind, list | tuple) and all(isinstance(word, str) for word in kind) else ()
     found = [known for known in kinds if known == tuple(words)]
     if not found:
-        raise ValueError(f"{name} must be one of {shown(list(kinds))}, got {shown(kind)}.")
+        named = [known for known in kinds if known[1] == kind]
+        hint = f" Its three names, {named[0]}, say which." if named else ""
+        raise ValueError(f"{name} must be one of {shown(list(kinds))}, got {shown(kind)}.{hint}")
     return found[0]
 
 
@@ -205,12 +238,24 @@ def _found(graph: Graph, types: GraphTypes, edge_type: EdgeType, held: Sequence[
         turned = _numbers(graph, links_of(graph, kind)[1].flip(0)).unique()
         if turned.numel() and (torch.equal(turned, links) or torch.equal(turned, all_links)):
             found.add(kind)
+        elif kind not in found:
+            _refuse_if_alike(edge_type, kind, all_links, turned)
     if len(found) > 1:
         raise ValueError(
             f"{shown(sorted(found))} have the links of {edge_type} turned round, and each would show a model what it "
             "is asked for: leave all but one out of the graph, or name the one to hide, reverse=..."
         )
     return found.pop() if found else None
+
+
+def _refuse_if_alike(edge_type: EdgeType, kind: EdgeType, links: Tensor, turned: Tensor) -> None:
+    """Refuse to guess about an edge type that has most of the links turned round, and not all."""
+    count = int(torch.isin(links, turned).sum())
+    if 2 * count > links.numel():
+        raise ValueError(
+            f"{kind} has {count} of the {links.numel()} links of {edge_type} turned round, and would show a model what "
+            f"it is asked for: reverse={kind} hides held ones there, too, and reverse=None says that they are others."
+        )
 
 
 def _numbers(graph: Graph, edges: Tensor) -> Tensor:
