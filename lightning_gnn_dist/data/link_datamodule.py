@@ -1,4 +1,4 @@
-"""The data module for edges, predicted or labelled: each rank learns those inside its part; evaluation is exact."""
+"""The data module for edges, predicted or labelled: each rank learns those of its part; evaluation is exact."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 
 
 class LinkDataModule(PartDataModule):
-    """Batches of edges, with false ones to tell them from or with labels: each rank learns the edges inside its part.
+    """Batches of edges, with false ones to tell them from or with labels: each rank learns the edges of its part.
 
     A training batch asks for ``batch_size`` edges of the part and ``num_negatives`` false ones for each. None of the
     edges it asks for carries a message, in either direction. Validation and testing ask for held edges and their fixed
@@ -53,8 +53,8 @@ class LinkDataModule(PartDataModule):
     A batch is a PyG ``Data``: the ends of all targets are the first ``batch.batch_size`` nodes. For target ``i``,
     ``batch.edge_label_index[:, i]`` are the positions of its ends among them, and ``batch.edge_label[i]`` is 1 for a
     true edge and 0 for a false one. True edges come first, then the negatives of each in turn. ``batch.n_id``,
-    ``batch.blocks`` and ``batch.edge_index`` are as in :class:`PartitionedDataModule`. Every edge inside a part is
-    asked for once a pass; edges between parts are not learned from.
+    ``batch.blocks`` and ``batch.edge_index`` are as in :class:`PartitionedDataModule`. Every edge is asked for
+    once a pass, by the rank that has its receiver. ``Isolated()`` and ``Halo()`` leave out edges between parts.
 
     Of a split with labels, targets are edges alone, ``batch.edge_label`` has a label for each, and what else they carry
     is there as well: rows of ``edge_attr`` as ``batch.edge_label_attr``. No other edge of the batch shows its label.
@@ -64,8 +64,8 @@ class LinkDataModule(PartDataModule):
     ``batch[target].batch_size`` nodes of their types. False receivers are nodes of the target's type.
 
     Args:
-        split: A :class:`LinkSplit`, as :func:`split_edges` makes it, or the path of a saved one. With a path a rank
-            holds no more than its part in RAM; the rest stays on disk.
+        split: A :class:`LinkSplit`, as :func:`split_edges` makes it, or the path of a saved one, which stays on disk
+            and is read as batches need it; with ``Isolated()`` or ``Halo()`` a rank takes its part into RAM.
         partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``,
             and ``SuperNodePartitioner()`` for strategies of rounds, which average models of different parts (unless
             ``holding`` deals chunks anew). Where METIS is not installed, ``StreamingPartitioner()`` takes its place.
@@ -75,8 +75,9 @@ class LinkDataModule(PartDataModule):
         seed: Decides everything random: the partition, the order of edges, negatives, neighbours.
         loading: How batches are made: bulks, threads, the device. It never changes what is in them.
         holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others.
-        boundary: How edges that leave a part are treated: :class:`Isolated`, :class:`Halo` or :class:`Fetch`. With
-            ``Fetch()`` batches are drawn from the whole graph, false receivers too, which else are the rank's own.
+        boundary: What a batch sees around the edges of its part: with :class:`Fetch` the whole graph, from which false
+            receivers are drawn as well; with :class:`Isolated` the part, or with :class:`Halo` nodes around it, too,
+            and false receivers are the rank's own. Default: ``Fetch()``, and ``Isolated()`` beside a ``holding``.
         evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
         global_batching: How the whole graph is sampled for corrections, which keep 16 bytes for each training edge.
         cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
@@ -95,12 +96,14 @@ class LinkDataModule(PartDataModule):
         seed: int = 0,
         loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
         holding: Holding = Holding(),  # noqa: B008
-        boundary: Isolated | Halo | Fetch = Isolated(),  # noqa: B008
+        boundary: Isolated | Halo | Fetch | None = None,
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
         cache_dir: str | Path | None = None,
     ) -> None:
         check_at_least_if_given(1, num_negatives=num_negatives)
+        if boundary is None:
+            boundary = Fetch() if holding == Holding() else Isolated()
         if not isinstance(boundary, Isolated | Halo | Fetch):
             raise ValueError(f"boundary must be Isolated(), Halo() or Fetch() for edges, got {shown(boundary)}.")
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
@@ -193,12 +196,12 @@ class LinkDataModule(PartDataModule):
         return torch.ones(part.num_nodes, dtype=torch.bool) if own is None else own
 
     def _positions(self, graph: Graph, owner: Tensor) -> Tensor:
-        """Return where the training edges are whose two ends have one owner."""
-        name, kind = self.split.labels, self._ends.target_type
+        """Return where the training edges are whose ends, or whose receivers if batches see all, have one owner."""
+        name, kind, across = self.split.labels, self._ends.target_type, isinstance(self.boundary, Fetch)
         undirected = self.split.undirected is True
         if name is None:
-            return positions_of_links(graph, owner, undirected, kind)
-        found = positions_of_links(graph, owner, undirected, kind, loops=True)
+            return positions_of_links(graph, owner, undirected, kind, across=across)
+        found = positions_of_links(graph, owner, undirected, kind, loops=True, across=across)
         rows = found if kind is None else places_of(graph, kind.number, found)
         return found[is_labelled(arrays_of_edges(graph, self.split.edge_type)[name][rows])]
 

@@ -148,7 +148,13 @@ class HeldLinkSampler:
 
 
 def positions_of_links(
-    graph: Graph, owner: Tensor, undirected: bool, target_type: TargetType | None = None, *, loops: bool = False
+    graph: Graph,
+    owner: Tensor,
+    undirected: bool,
+    target_type: TargetType | None = None,
+    *,
+    loops: bool = False,
+    across: bool = False,
 ) -> Tensor:
     """The positions in ``indices`` of the edges whose two ends have the same owner.
 
@@ -158,6 +164,7 @@ def positions_of_links(
         undirected: Whether the graph has every edge in both directions; then only one of them is returned.
         target_type: Of a graph with types, the one whose edges are returned.
         loops: Whether self-loops are returned, too.
+        across: Whether edges are returned whose receiver alone has an owner, or another one than the sender.
     """
     found = [torch.empty(0, dtype=torch.int64)]
     for start in range(0, graph.num_edges, EDGES_AT_ONCE):
@@ -165,7 +172,7 @@ def positions_of_links(
         if target_type is not None and graph.types is not None:
             positions = positions[graph.types.edge_type[positions] == target_type.number]
         sender, receiver = edges_at(graph, positions)
-        is_link = (owner[sender] == owner[receiver]) & (owner[sender] >= 0)
+        is_link = ((owner[sender] == owner[receiver]) | across) & (owner[receiver] >= 0)
         is_link &= (sender < receiver if undirected else sender != receiver) | ((sender == receiver) & loops)
         found.append(positions[is_link])
     return torch.cat(found)

@@ -53,6 +53,7 @@ def module_of(split: LinkSplit | str, **options: Any) -> LinkDataModule:
         "sampler": NeighborSampler([4, 4]),
         "batch_size": 40,
         "partitioner": RandomPartitioner(),
+        "boundary": Isolated(),
     }
     return LinkDataModule(split, **(defaults | options))
 
@@ -155,7 +156,7 @@ def test_targets_send_no_messages(boundary: Boundary) -> None:
     for batch in loader:
         asked = {tuple(sorted(pair)) for pair in batch.n_id[batch.edge_label_index].T.tolist()}
         true = {pair for pair in asked if pair in here}
-        assert all(set(pair) <= set(own) for pair in true)
+        assert all(set(pair) <= set(own) or (boundary == Fetch() and max(pair) in own) for pair in true)
         sent = batch.n_id[batch.edge_index].T.tolist()
         assert not true & {tuple(sorted(edge)) for edge in sent}
         assert all(tuple(sorted(edge)) in here for edge in sent)
@@ -177,15 +178,27 @@ def test_targets_send_no_messages(boundary: Boundary) -> None:
 def test_false_receivers_come_from_all_nodes_that_are_fetched() -> None:
     split = small_split()
     data = module_of(split, boundary=Fetch(), num_negatives=4)
-    own, everything = set((data.partition(2).assignment == 0).nonzero().view(-1).tolist()), pairs_of(split.graph)
+    everything = pairs_of(split.graph)
     false = [
         pair
         for batch in data._batches_of(data.graph, 6, 0, 0, 2)
         for pair in batch.n_id[batch.edge_label_index[:, batch.edge_label == 0]].T.tolist()
     ]
-    assert all(tuple(sorted(pair)) not in everything and pair[0] in own for pair in false)
-    outside = sum(pair[1] not in own for pair in false) / len(false)
-    assert 0.4 < outside < 0.6
+    assert all(tuple(sorted(pair)) not in everything for pair in false)
+    own = data.partition(2).assignment == 0
+    assert 0.4 < sum(not own[receiver] for _, receiver in false) / len(false) < 0.6
+
+
+def test_every_edge_is_asked_for_by_one_rank_where_all_are_seen() -> None:
+    split = small_split()
+    data = module_of(split, boundary=Fetch())
+    asked = Counter(
+        tuple(sorted(pair))
+        for rank in range(3)
+        for batch in data._batches_of(data.graph, -(-data._most_seeds(3) // 40), 0, rank, 3)
+        for pair in batch.n_id[batch.edge_label_index[:, batch.edge_label == 1]].T.tolist()
+    )
+    assert asked == Counter(pairs_of(split.graph))
 
 
 @pytest.mark.parametrize("sampler", [NeighborSampler([4, 4]), WholePartSampler(2)], ids=["neighbor", "whole"])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import LinkSplit, split_edges
 from lightning_gnn_dist.graph.graph import Graph
@@ -35,6 +36,7 @@ def split_of(kind: EdgeType | None, **options: Any) -> LinkSplit:
 
 def data_of(split: LinkSplit | Path, **options: Any) -> LinkDataModule:
     defaults: dict[str, Any] = {"sampler": ALL, "batch_size": 32, "partitioner": RandomPartitioner()}
+    defaults["boundary"] = Isolated()
     return LinkDataModule(split, **(defaults | options))
 
 
