@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.sampling.ladies import LadiesSampler
     from lightning_gnn_dist.sampling.matrix import MatrixSampler
     from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+    from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
     from lightning_gnn_dist.sampling.shadow import ShadowSampler
     from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
     from lightning_gnn_dist.sampling.walk import RandomWalkSampler
@@ -139,6 +140,7 @@ __all__ = [
     "MetisPartitioner",
     "NeighborSampler",
     "Outer",
+    "PageRankSampler",
     "Partition",
     "PartitionedDataModule",
     "Partitioner",
@@ -219,6 +221,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "MetisPartitioner": "partition.metis",
     "NeighborSampler": "sampling.neighbor",
     "Outer": "rounds.means.outer",
+    "PageRankSampler": "sampling.pagerank.sampler",
     "Partition": "partition.base",
     "PartitionedDataModule": "data.datamodule",
     "Partitioner": "partition.base",

@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.nn import GCN
 
 import lightning_gnn_dist as package
@@ -33,6 +33,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 
+OF_PYG = {kind.__name__: kind for kind in (Data, FeatureStore, GraphStore, HeteroData)}  # loaded late
 HUGE = 10**5000  # too long for str() and repr()
 LONG = "y" * 10_000
 ODD: dict[str, Any] = {
@@ -235,7 +236,7 @@ def cases(world: World) -> Iterator[Case]:
             bound = getattr(instances.get(f"{name}.{method}", instances[name])(), method)
             call = valid.get(f"{name}.{method}", valid.get(method))
             assert call is not None, f"{name}.{method} is public: give it a valid call in valid_calls()."
-            hints = get_type_hints(bound, localns={"Data": Data, "HeteroData": HeteroData})  # of PyG, loaded late
+            hints = get_type_hints(bound, localns=OF_PYG)
             yield Case(f"{name}.{method}", bound, call, hints)
     yield Case("BatchKey", _sampled_with(world), lambda: {"seed": 1, "epoch": 1, "batch": 1}, get_type_hints(BatchKey))
 
@@ -296,6 +297,7 @@ def _of_samplers() -> Calls:
         "LadiesSampler": lambda: {"num_nodes": [8]},
         "MatrixSampler": lambda: {"sampler": sampler},
         "NeighborSampler": lambda: {"num_neighbors": [3, 2]},
+        "PageRankSampler": lambda: {"num_neighbors": 3, "num_hops": 2},
         "RandomWalkSampler": lambda: {"num_hops": 2, "visits": 1},
         "ShadowSampler": lambda: {"num_neighbors": [3], "num_hops": 2},
         "TemporalSampler": lambda: {"num_neighbors": [3, 2], "time": "y"},  # classes are times like any numbers

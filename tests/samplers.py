@@ -12,6 +12,7 @@ from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
@@ -30,6 +31,7 @@ SAMPLERS: dict[str, Sampler] = {
     "walk": RandomWalkSampler(2, visits=4),
     "shadow": ShadowSampler([4, 2], num_hops=2),
     "temporal": TemporalSampler([4, 3], "chunk"),  # whose numbers are times like any
+    "pagerank": PageRankSampler(12, num_hops=2),
     "cluster": ClusterSampler(2),
     "whole": WholePartSampler(2),
 }

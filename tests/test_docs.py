@@ -50,6 +50,8 @@ def test_the_site_has_every_page_and_every_public_name(site: Path) -> None:
     assert {f"{page.stem}.html" for page in PAGES[1:]} | {"index.html"} <= {path.name for path in site.glob("*.html")}
     assert {f"{path.stem}{kind}" for path in TUTORIALS for kind in (".html", ".ipynb")} <= set(os.listdir(site))
     assert "<svg xmlns=" in (site / "parts-in-pictures.html").read_text()
+    assert 'src="assets/accuracy-over-bytes.svg"' in (site / "index.html").read_text()
+    assert (site / "assets" / "accuracy-over-bytes.svg").is_file()
     api = (site / "api.html").read_text()
     assert all(f'id="lightning_gnn_dist.{name}"' in api for name in lightning_gnn_dist.__all__)
 

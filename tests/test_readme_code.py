@@ -40,8 +40,8 @@ from tests.sage import SAGE
 from tests.test_readme import as_pyg, names
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-# Run with what they need around them: by the launcher, below; on a graph of DGL, in test_readme.py; in test_tools.py.
-ELSEWHERE = {"elastic=True)": "elastic", "g.edges()": "migration", "import optuna": "tools"}
+# Run with what they need around them: by the launcher, below; in test_ray.py, test_readme.py and test_tools.py.
+ELSEWHERE = {"elastic=True)": "elastic", "RayDDPStrategy": "hosts", "g.edges()": "migration", "import optuna": "tools"}
 # What a reader does with a block that only defines something, so that it is seen to work.
 THEN = {
     "batch.blocks, strict=True):\n    x =": "assert x.shape == (batch.batch_size, 4)",
@@ -99,6 +99,7 @@ def surroundings() -> dict[str, Any]:
     data.teardown("fit")
     modules = {"torch_geometric": torch_geometric, "torchmetrics": torchmetrics, "GCNConv": GCNConv}
     modules["SAGEConv"] = SAGEConv
+    modules |= {"feature_store": pyg_data, "graph_store": pyg_data}  # a Data is both
     batch.edge_weight = torch.ones(batch.num_edges)
     example = {"data": data, "batch": batch, "block": batch.blocks[0], "x": batch.x, "link_batch": link_batch}
     example |= {"functional": torch.nn.functional, "ModelCheckpoint": ModelCheckpoint}

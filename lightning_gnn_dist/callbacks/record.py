@@ -127,6 +127,11 @@ class RunRecord:
     estimated_by: str | None = None
 
     @property
+    def unit(self) -> str:
+        """What a row of ``ranks`` stands for: a round of strategies that have a clock, an epoch of all others."""
+        return "round" if " with " in self.strategy else "epoch"
+
+    @property
     def bytes_sent(self) -> list[float] | None:
         """Bytes that all ranks had sent by the end of each round of rank 0; ``None`` if they are not counted."""
         by_rank = [{row.round_idx: row.bytes_sent for row in rows} for rows in self.ranks]
@@ -185,7 +190,7 @@ class RunRecord:
         known = [share for share in self.coverage if share is not None]
         covered = f", mean coverage {sum(known) / len(known):.2f}" if known else ""
         count = len(self.ranks[0]) if self.ranks else 0
-        return f"{self.strategy}: {self.num_ranks} ranks, {count} rounds{cut}{covered}. Where the time went:"
+        return f"{self.strategy}: {self.num_ranks} ranks, {count} {self.unit}s{cut}{covered}. Where the time went:"
 
     def _lines(self) -> list[list[str]]:
         lines = []
@@ -205,7 +210,7 @@ class RunRecord:
         shown = [*points[-1::-step]][::-1]
         sent = self.bytes_sent
         of_round = {} if sent is None else dict(zip([row.round_idx for row in self.ranks[0]], sent, strict=True))
-        rows = [["round", "after", "MB sent", str(self.monitor)]]
+        rows = [[self.unit, "after", "MB sent", str(self.monitor)]]
         for round_idx, elapsed, value in shown:
             megabytes = f"{of_round[round_idx] / 1e6:.2f}" if round_idx in of_round else "-"
             rows.append([str(round_idx), f"{elapsed:.1f} s", megabytes, f"{value:.4f}"])

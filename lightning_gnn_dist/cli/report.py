@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.pictures.charts import metric_of
@@ -18,8 +20,20 @@ def run(options: argparse.Namespace) -> None:
         raise SystemExit(f"lightning-gnn-dist report: {error}") from error
 
 
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """What tells paths apart: ``llcg`` and ``grappa`` of ``runs/llcg/v0`` and ``runs/grappa/v0``."""
+    parts = [folder.resolve().parts for folder in folders]
+    if len(parts) == 1:
+        return ["/".join(parts[0][-2:])]
+    most = min(map(len, parts)) - 1
+    first = next((at for at in range(most) if len({own[at] for own in parts}) > 1), most)
+    last = next((at for at in range(most - first) if len({own[-1 - at] for own in parts}) > 1), most - first)
+    return ["/".join(own[first : len(own) - last]) for own in parts]
+
+
 def _draw(options: argparse.Namespace) -> None:
-    records = {str(folder): RunRecord.load(folder) for folder in options.runs}
+    folders = list(dict.fromkeys(options.runs))
+    records = {name: RunRecord.load(folder) for name, folder in zip(names_of(folders), folders, strict=True)}
     metric = options.metric or metric_of(records)
     known = {name for record in records.values() for measured in record.rounds for name in measured.metrics}
     if metric not in known:

@@ -37,6 +37,7 @@ from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
 from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, edges_at, positions_of_links
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
+from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
@@ -251,7 +252,7 @@ def _check_sampler(sampler: Sampler | None) -> None:
             "take NeighborSampler, and leave edges out of the graph that are later than those held back."
         )
     drawn = sampler.sampler if isinstance(sampler, MatrixSampler) else sampler
-    if isinstance(drawn, ShadowSampler | RandomWalkSampler | ClusterSampler | LayerSampler):
+    if isinstance(drawn, ShadowSampler | PageRankSampler | RandomWalkSampler | ClusterSampler | LayerSampler):
         raise ValueError(
             "The ends of edges are sampled around by NeighborSampler or WholePartSampler, got "
             f"{type(drawn).__name__}: its batches or weights are for single nodes."

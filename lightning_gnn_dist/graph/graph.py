@@ -23,7 +23,7 @@ from lightning_gnn_dist.checks import (
     check_word,
     shown,
 )
-from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph import convert, stores
 from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.rows import (
     Lookup,
@@ -40,7 +40,7 @@ from lightning_gnn_dist.graph.typed.induced import induced
 from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, GraphTypes
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data, HeteroData
+    from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 
 EDGES_AT_ONCE = 1 << 22  # bounds what a pass over a memory-mapped graph holds in RAM
 
@@ -121,7 +121,7 @@ class Graph:
     @classmethod
     def from_pyg(
         cls,
-        data: Data | HeteroData,
+        data: Data | HeteroData | tuple[FeatureStore, GraphStore],
         *,
         check_features: bool = True,
         float_labels: bool = False,
@@ -131,8 +131,9 @@ class Graph:
         """Build a graph from what PyG holds: its edges, and every tensor with one row per node or per edge.
 
         Args:
-            data: A ``Data`` or ``HeteroData`` with ``edge_index``. Attributes that are not tensors are left out. Ids in
-                ``train_idx``, ``val_idx`` (``valid_idx``) and ``test_idx`` become masks, without nodes of ``y`` NaN.
+            data: A ``Data`` or ``HeteroData`` with ``edge_index``, or ``(feature_store, graph_store)``, read into RAM.
+                Attributes that are not tensors are left out. Ids in ``train_idx``, ``val_idx`` (``valid_idx``) and
+                ``test_idx`` become masks, without nodes of ``y`` NaN.
             check_features: Refuse NaN and infinity (one pass over ``x``, and over the edge arrays).
             float_labels: Accept a floating point ``y`` with one value per node, for regression.
             edge_ids: Give batches an ``e_id``: the place of each edge in ``data.edge_index``.
@@ -140,6 +141,7 @@ class Graph:
                 one type into a node are then in its order, see :class:`GraphTypes`.
         """
         check_true_or_false(check_features=check_features, float_labels=float_labels, edge_ids=edge_ids)
+        data = stores.data_of(data)
         if hetero.is_hetero(data):
             flags = {"check_features": check_features, "float_labels": float_labels, "edge_ids": edge_ids}
             nodes_of, edges_of = hetero.contents_of(data)

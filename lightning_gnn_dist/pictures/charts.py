@@ -61,7 +61,7 @@ Chart = Lines | HeatMap | Bars
 
 
 def of_all(records: Mapping[str, RunRecord], metric: str) -> list[Lines]:
-    """The charts that compare runs: the metric over time, over bytes, and over rounds."""
+    """The charts that compare runs: the metric over time, over bytes, and over rounds or epochs."""
     over_time, over_bytes, over_rounds = [], [], []
     sent = {name: _megabytes_by_round(record) for name, record in records.items()}
     most = max((total for totals in sent.values() for total in totals.values()), default=0.0)
@@ -74,12 +74,20 @@ def of_all(records: Mapping[str, RunRecord], metric: str) -> list[Lines]:
             if record.num_ranks == 1:  # it sends nothing: a level to compare the others with
                 against = [(end, against[-1][1]) for end in (0.0, most)] if against else []
             over_bytes.append(Line(name, against))
+    unit = unit_of(records)
     charts = [
         Lines(f"{metric} over time", "seconds since training began", metric, over_time),
         Lines(f"{metric} over bytes", "MB sent by all ranks", metric, over_bytes),
-        Lines(f"{metric} by round", "round", metric, over_rounds),
+        Lines(f"{metric} by {unit}", unit, metric, over_rounds),
     ]
     return [chart for chart in charts if any(line.points for line in chart.lines)]
+
+
+def unit_of(records: Mapping[str, RunRecord]) -> str:
+    """What runs are counted in. One process alone has epochs, but beside ranks it is counted in what these have."""
+    several = [record for record in records.values() if record.num_ranks > 1]
+    units = {record.unit for record in several or records.values()}
+    return " or ".join(sorted(units, reverse=True))
 
 
 def of_run(record: RunRecord) -> list[Chart]:
@@ -118,9 +126,10 @@ def _batches_of_ranks(record: RunRecord) -> HeatMap:
     groups = [rounds[at : at + per_column] for at in range(0, len(rounds), per_column)]
     cells = [_batches_in(rows, groups) for rows in record.ranks]
     columns = [str(group[0]) for group in groups]
-    each = "" if per_column == 1 else f", {per_column} rounds to a column"
-    title = f"Batches by rank and round{each}"
-    return HeatMap(title, "round", "rank", columns, [str(rank) for rank in range(len(cells))], cells, as_share=False)
+    each = "" if per_column == 1 else f", {per_column} {record.unit}s to a column"
+    title = f"Batches by rank and {record.unit}{each}"
+    ranks = [str(rank) for rank in range(len(cells))]
+    return HeatMap(title, record.unit, "rank", columns, ranks, cells, as_share=False)
 
 
 def _batches_in(rows: Sequence[RankRound], groups: Sequence[Sequence[int]]) -> list[float | None]:

@@ -11,15 +11,23 @@ from lightning_gnn_dist.pictures.svg import drawn
 from lightning_gnn_dist.pictures.table import table_of
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 2em auto; max-width: 1440px;
-       padding: 0 1em; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; border-top: 1px solid #ddd; padding-top: 1em; }
-table { border-collapse: collapse; } th, td { padding: .25em .8em; text-align: left; border-bottom: 1px solid #ddd; }
-td { font-variant-numeric: tabular-nums; } .wide { overflow-x: auto; }
-.charts { display: flex; flex-wrap: wrap; gap: 1.5em; align-items: flex-start; }
-svg { max-width: 100%; } svg text { font: 11px system-ui, sans-serif; } svg text.title { font-weight: 600;
-font-size: 13px; } svg .grid { stroke: #e4e4e4; stroke-width: 1; }
+:root { color-scheme: light dark; --ink: #222; --paper: #fff; --line: #ddd; }
+@media (prefers-color-scheme: dark) { :root { --ink: #ddd; --paper: #16191d; --line: #444; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2em auto;
+       max-width: 1440px; padding: 0 1em; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; border-top: 1px solid var(--line); padding-top: 1em; }
+h2, p { overflow-wrap: anywhere; }
+table { border-collapse: collapse; } th, td { padding: .25em .8em; text-align: left;
+border-bottom: 1px solid var(--line); } td { font-variant-numeric: tabular-nums; white-space: nowrap; }
+.wide { overflow-x: auto; }
+.charts { display: flex; flex-wrap: wrap; gap: 1.5em; align-items: flex-start; } .charts > div { max-width: 100%; }
+svg { max-width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--ink); }
+svg text[fill="#ffffff"] { fill: #fff; } svg text[fill="#222222"] { fill: #222; }
+svg text.title { font-weight: 600; font-size: 13px; } svg .grid { stroke: var(--line); stroke-width: 1; }
+@media (prefers-color-scheme: dark) { svg [fill="#eeeeee"] { fill: #333; }
+svg [fill="#2f4b7c"] { fill: #7d9bd0; } svg [stroke="#2f4b7c"] { stroke: #7d9bd0; } }
 """
+_SCREEN = '<meta name="viewport" content="width=device-width, initial-scale=1"/>'  # a phone shows it at its own width
 
 
 def page_of(records: Mapping[str, RunRecord], metric: str) -> str:
@@ -32,7 +40,7 @@ def page_of(records: Mapping[str, RunRecord], metric: str) -> str:
     for name, record in records.items():
         body.append(f"<h2>{escape(name)}</h2>\n<p>{escape(_about(record))}</p>")
         body.append(_charts([drawn(chart) for chart in of_run(record)]))
-    head = f'<meta charset="utf-8"/>\n<title>{escape(", ".join(records))}</title>\n<style>{_STYLE}</style>'
+    head = f'<meta charset="utf-8"/>\n{_SCREEN}\n<title>{escape(", ".join(records))}</title>\n<style>{_STYLE}</style>'
     return "\n".join(
         ["<!DOCTYPE html>", '<html lang="en">', f"<head>\n{head}\n</head>", "<body>", *body, "</body>", "</html>\n"]
     )

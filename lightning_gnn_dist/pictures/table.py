@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lightning_gnn_dist.callbacks.record import RunRecord
+from lightning_gnn_dist.pictures.charts import unit_of
 
 _AT_BOUNDARY = "MB at boundary"
 
 
 def table_of(records: Mapping[str, RunRecord], metric: str) -> list[list[str]]:
     """A table with a line of titles and a line for each run."""
-    lines = [_line_of(name, record, metric) for name, record in records.items()]
+    unit = unit_of(records)
+    lines = [_line_of(name, record, metric, unit) for name, record in records.items()]
     if not any(record.boundary_bytes for record in records.values()):
         for line in lines:
             del line[_AT_BOUNDARY]
     return [list(lines[0]), *(list(line.values()) for line in lines)]
 
 
-def _line_of(name: str, record: RunRecord, metric: str) -> dict[str, str]:
+def _line_of(name: str, record: RunRecord, metric: str, unit: str) -> dict[str, str]:
     """What stands under each title. A new column is a new line here."""
     values = [value for *_, value in record.of_metric(metric)]
     sent = record.bytes_sent
@@ -27,7 +29,7 @@ def _line_of(name: str, record: RunRecord, metric: str) -> dict[str, str]:
         "strategy": record.strategy,
         "partitioner": record.partitioner,
         "ranks": str(record.num_ranks),
-        "rounds": str(max((len(rows) for rows in record.ranks), default=0)),
+        f"{unit}s".replace(" or", "s or"): str(max((len(rows) for rows in record.ranks), default=0)),
         "seconds": f"{record.rounds[-1].elapsed:.1f}" if record.rounds else "-",
         "MB sent": f"{sent[-1] / 1e6:.2f}" if sent else "-",
         _AT_BOUNDARY: f"{record.boundary_bytes / 1e6:.2f}",

@@ -98,6 +98,17 @@ class PartitionedStrategy(DDPStrategy):
 
     # What Lightning calls.
 
+    @property
+    def root_device(self) -> torch.device:
+        try:
+            return super().root_device
+        except IndexError:
+            raise ValueError(
+                f"This process is local rank {self.local_rank}, and the trainer has {len(self.parallel_devices or [])} "
+                "device(s): devices= is the number of ranks on each host. In a worker of Ray derive the strategy from "
+                f"Ray's, class Mine({type(self).__name__}, RayDDPStrategy), which takes the device that Ray gives."
+            ) from None
+
     def connect(self, model: LightningModule) -> None:
         super().connect(model)
         callbacks: list[Callback | None] = model.trainer.callbacks  # type: ignore[attr-defined]

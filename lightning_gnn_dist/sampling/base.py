@@ -53,8 +53,8 @@ def check_bulk(
     if graph.types is not None and untyped is not None:
         raise ValueError(
             f"{untyped} draws from graphs without types, and this one has {len(graph.types.node_types)} node types: "
-            "use NeighborSampler, ShadowSampler, RandomWalkSampler(num_hops, visits=0) or WholePartSampler, or a graph "
-            "made by Graph.from_pyg(data.to_homogeneous())."
+            "use NeighborSampler, ShadowSampler, PageRankSampler, RandomWalkSampler(num_hops, visits=0) or "
+            "WholePartSampler, or a graph made by Graph.from_pyg(data.to_homogeneous())."
         )
     check_list("seeds", seeds, "[torch.arange(8)], a tensor for each batch")
     check_list("keys", keys, "[BatchKey(seed=0, epoch=0, batch=0)], one for each batch")

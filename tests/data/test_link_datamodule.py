@@ -28,6 +28,7 @@ from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
@@ -306,6 +307,8 @@ def test_what_cannot_work_is_refused() -> None:
         module_of(split, num_negatives=0)
     with pytest.raises(ValueError, match="NeighborSampler or WholePartSampler, got ShadowSampler"):
         module_of(split, sampler=ShadowSampler([5], num_hops=2))
+    with pytest.raises(ValueError, match="NeighborSampler or WholePartSampler, got PageRankSampler"):
+        module_of(split, sampler=PageRankSampler(5, num_hops=2))
     with pytest.raises(ValueError, match="NeighborSampler or WholePartSampler, got LadiesSampler"):
         module_of(split, sampler=MatrixSampler(LadiesSampler([5, 5])))
     with pytest.raises(ValueError, match=r"boundary must be Isolated\(\), Halo\(\) or Fetch\(\) .*got History"):

@@ -20,6 +20,7 @@ from lightning_gnn_dist.layerwise.through_layers import through_layers
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -30,6 +31,7 @@ EVERY_KIND = [
     NeighborSampler([-1, -1]),
     ClusterSampler(num_hops=2),
     RandomWalkSampler(num_hops=2, visits=0),
+    PageRankSampler(9, num_hops=2),
     ShadowSampler([3, 2], num_hops=2),
     WholePartSampler(num_hops=2),
 ]

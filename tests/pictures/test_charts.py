@@ -8,6 +8,7 @@ import pytest
 
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.pictures.charts import Bars, HeatMap, Lines, metric_of, of_all, of_run
+from lightning_gnn_dist.pictures.table import table_of
 from tests.pictures.records import record
 
 
@@ -22,6 +23,17 @@ def test_runs_are_compared_over_time_bytes_and_rounds() -> None:
     assert [line.name for line in over_bytes.lines] == ["a"]  # what b sent is not known
     assert over_bytes.lines[0].points[:2] == [(2.0, 0.5), (5.0, 0.75)]  # two ranks, then three
     assert over_rounds.lines[1].points[0] == (1.0, 0.5)
+
+
+def test_what_has_no_rounds_is_counted_in_epochs() -> None:
+    grappa = replace(record(), strategy="GrappaStrategy")
+    alone = replace(record(1), strategy="SingleDeviceStrategy")
+    assert (record().unit, grappa.unit) == ("round", "epoch")
+    assert of_all({"a": grappa, "b": alone}, "accuracy")[2].title == "accuracy by epoch"
+    assert of_all({"a": record(), "b": alone}, "accuracy")[2].x_label == "round"
+    assert of_all({"a": record(), "b": grappa}, "accuracy")[2].title == "accuracy by round or epoch"
+    assert "Batches by rank and epoch" in charts_of(grappa) and "6 epochs" in str(grappa)
+    assert "rounds" in table_of({"a": record()}, "accuracy")[0] and "epochs" in table_of({"a": grappa}, "accuracy")[0]
 
 
 def test_a_metric_that_no_run_has_gives_no_picture() -> None:

@@ -32,6 +32,15 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert not re.search(r"https?:|//|\burl\(|@import|<script|<link|<img|\bsrc=|\bhref=", page)
 
 
+def test_the_page_is_for_small_and_for_dark_screens() -> None:
+    page = page_of(RUNS, "accuracy")
+    assert 'content="width=device-width, initial-scale=1"' in page and "prefers-color-scheme: dark" in page
+    assert page.index('<div class="wide"><table>') and ".wide { overflow-x: auto; }" in page  # the table, not the page
+    drawn = set(re.findall(r'(?:fill|stroke)="(#[0-9a-f]{6})"', page))
+    told = set(re.findall(r'\[fill="(#[0-9a-f]{6})"\]', page))
+    assert "#eeeeee" in drawn & told and "--ink" in page
+
+
 @pytest.mark.slow
 def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)

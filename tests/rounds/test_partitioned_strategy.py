@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_gnn_dist.rounds.launchers import Launch
@@ -316,3 +317,12 @@ def refused_lazy(rank: int, world_size: int) -> None:
 
 def test_lazy_layers_are_refused_where_each_rank_would_draw_them() -> None:
     run_ranks(refused_lazy, 2)
+
+
+def test_a_process_without_a_device_of_its_own_is_told_why() -> None:
+    environment = LightningEnvironment()
+    environment.local_rank = lambda: 1  # type: ignore[method-assign]
+    strategy = GrappaStrategy()
+    strategy.cluster_environment, strategy.parallel_devices = environment, [torch.device("cpu")]
+    with pytest.raises(ValueError, match=r"local rank 1, and the trainer has 1 device\(s\): .*GrappaStrategy, RayDDP"):
+        _ = strategy.root_device

@@ -20,6 +20,7 @@ from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from tests.sampling.reference import random_graph
@@ -40,6 +41,8 @@ SAMPLERS: list[Sampler] = [
     RandomWalkSampler(1, walk_length=3, visits=0),
     ClusterSampler(2),
     ClusterSampler(1),
+    PageRankSampler(9, num_hops=2),
+    PageRankSampler(9, num_hops=1, alpha=0.1),
     ShadowSampler([4, 2], num_hops=3),
     ShadowSampler([-1], num_hops=1),
 ]
@@ -249,7 +252,9 @@ def test_a_bulk_is_its_batches_in_any_number_of_threads(sampler):
         assert (left.edge_weight is None) or left.edge_weight.equal(right.edge_weight)
 
 
-@pytest.mark.parametrize("sampler", [SAMPLERS[0], SAMPLERS[3], ShadowSampler([12, 5], 2)], ids=repr)
+@pytest.mark.parametrize(
+    "sampler", [SAMPLERS[0], SAMPLERS[3], PageRankSampler(40, 2), ShadowSampler([12, 5], 2)], ids=repr
+)
 def test_both_tables_and_any_room_give_the_same_batch(sampler, monkeypatch):
     graph = with_chunks(random_graph(3000, 90_000, seed=9), 5)
     seeds = torch.randperm(3000, generator=torch.Generator().manual_seed(0))[:500]

@@ -20,6 +20,7 @@ from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -217,7 +218,10 @@ def test_places_are_those_among_the_edges_of_a_type(num_types):
         assert places_of(graph, number, at[order]).equal(order)
 
 
-@pytest.mark.parametrize("sampler", [ShadowSampler([2, 2], 2), RandomWalkSampler(2, visits=0), WholePartSampler(2)])
+SUBGRAPHS = [ShadowSampler([2, 2], 2), PageRankSampler(5, 2), RandomWalkSampler(2, visits=0), WholePartSampler(2)]
+
+
+@pytest.mark.parametrize("sampler", SUBGRAPHS)
 def test_samplers_of_subgraphs_come_apart_too(sampler):
     graph = Graph.from_pyg(small())
     sample = sampler.sample_bulk(graph, [torch.arange(4)], [PLACE])[0]

@@ -20,6 +20,7 @@ from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import ShardedSampler, begin, check_sampler, finish
@@ -90,7 +91,7 @@ def drawn(rank: int, world_size: int, folder: str, shards: int, sampler: Sharded
 
 
 def test_samplers_that_look_for_edges_among_nodes_are_refused() -> None:
-    for sampler in (ClusterSampler(2), ShadowSampler([5], num_hops=1)):
+    for sampler in (ClusterSampler(2), ShadowSampler([5], num_hops=1), PageRankSampler(5, num_hops=1)):
         with pytest.raises(ValueError, match="NeighborSampler, LadiesSampler or FastGCNSampler"):
             check_sampler(sampler)
     assert check_sampler(NeighborSampler([5])) == NeighborSampler([5])

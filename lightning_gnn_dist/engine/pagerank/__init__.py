@@ -1,0 +1,1 @@
+"""The compiled loop of personalised PageRank."""

@@ -1,0 +1,142 @@
+"""Approximate personalised PageRank by pushing, and the nodes that have most of it, compiled."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_gnn_dist.engine.compiling import compiled, part
+from lightning_gnn_dist.engine.kernels import DAMAGED, ZERO, Array, is_no_row
+
+FULL = -3  # a kernel returns this if it met more nodes than it has room for
+_FREE = -1
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+_U = np.uint64
+
+
+class Pushed(NamedTuple):
+    """What is known of the nodes that one seed has reached, in the order in which they were met.
+
+    Attributes:
+        slots: A hash table with open addressing, of a power of two and at least twice as long as the others: the
+            number of a node, or -1.
+        nodes: The node's id.
+        mass: What has come to rest there.
+        rest: What waits to be pushed on.
+        queue: A ring of the nodes whose rest is large, the first come first.
+        waits: Whether the node is in it.
+    """
+
+    slots: Array
+    nodes: Array
+    mass: Array
+    rest: Array
+    queue: Array
+    waits: Array
+
+
+def room_for(entries: int) -> Pushed:
+    """Room for so many nodes; a power of two."""
+    nodes, queue = np.empty((2, entries), np.int64)
+    mass, rest = np.empty((2, entries), np.float64)
+    return Pushed(np.full(2 * entries, _FREE, np.int64), nodes, mass, rest, queue, np.empty(entries, np.bool_))
+
+
+@compiled
+def most_reached(
+    indptr: Array, indices: Array, seeds: Array, begin: int, alpha: float, eps: float, pushed: Pushed, out: Array
+) -> Any:
+    """Write into each row of ``out`` the nodes that have most of a seed's PageRank, beside the seed.
+
+    Rows begin with ``begin``. What a row has no node for is the seed itself. Return the row at which more room is
+    needed, the number of seeds if all are done, or ``DAMAGED``.
+    """
+    score = np.empty(out.shape[1], np.float64)
+    for at in range(begin, len(seeds)):
+        count = _push(indptr, indices, seeds[at], alpha, eps, pushed)
+        if count > 0:
+            _choose(seeds[at], count, pushed, score, out[at])
+        pushed.slots[:] = _FREE
+        if count == DAMAGED:
+            return DAMAGED
+        if count == FULL:
+            return at
+    return len(seeds)
+
+
+@part
+def _push(indptr: Array, indices: Array, seed: int, alpha: float, eps: float, pushed: Pushed) -> Any:
+    """Push until no rest is larger than ``eps`` for each sender; return how many nodes were met, or an error."""
+    last = len(pushed.queue) - 1
+    count, first, waiting = _meet(seed, ZERO, pushed), 0, 1
+    pushed.rest[0], pushed.waits[0], pushed.queue[0] = 1.0, True, 0
+    while waiting > 0:
+        own = pushed.queue[first]
+        first, waiting = (first + 1) & last, waiting - 1
+        node, rest = pushed.nodes[own], pushed.rest[own]
+        pushed.waits[own], pushed.rest[own] = False, 0.0
+        start, end = indptr[_U(node)], indptr[_U(node + 1)]
+        if is_no_row(start, end, len(indices)):
+            return DAMAGED
+        if start == end:  # a walk that cannot go on stays
+            pushed.mass[own] += rest
+            continue
+        pushed.mass[own] += alpha * rest
+        share = (1.0 - alpha) * rest / (end - start)
+        for edge in range(start, end):
+            sender = np.int64(indices[_U(edge)])
+            if _U(sender) >= _U(len(indptr) - 1):
+                return DAMAGED
+            other = pushed.slots[_slot(sender, pushed)]
+            if other == _FREE:
+                if count > last:
+                    return FULL
+                other, count = count, _meet(sender, count, pushed)
+            pushed.rest[other] += share
+            degree = indptr[_U(sender + 1)] - indptr[_U(sender)]
+            if not pushed.waits[other] and pushed.rest[other] > eps * max(degree, 1):
+                pushed.queue[(first + waiting) & last] = other
+                pushed.waits[other] = True
+                waiting += 1
+    return count
+
+
+@part
+def _meet(node: Any, count: Any, pushed: Pushed) -> Any:
+    """Take a node up as the next one; return how many there are then."""
+    pushed.slots[_slot(node, pushed)], pushed.nodes[count] = count, node
+    pushed.mass[count], pushed.rest[count], pushed.waits[count] = 0.0, 0.0, False
+    return count + 1
+
+
+@part
+def _slot(node: Any, pushed: Pushed) -> Any:
+    """The slot of a node, or the free one where it belongs."""
+    mask = len(pushed.slots) - 1
+    slot = np.int64((_U(node) * _HASH) >> _U(20)) & mask
+    while pushed.slots[slot] != _FREE and pushed.nodes[pushed.slots[slot]] != node:
+        slot = (slot + 1) & mask
+    return slot
+
+
+@part
+def _choose(seed: int, count: int, pushed: Pushed, score: Array, out: Array) -> None:
+    """Write the nodes of the largest mass, in falling order; of equal ones the smaller id comes first."""
+    found = 0
+    for own in range(1, count):
+        mass, node = pushed.mass[own], pushed.nodes[own]
+        if mass <= 0.0 or (found == len(out) and not _is_before(mass, node, score[found - 1], out[found - 1])):
+            continue
+        found = min(found + 1, len(out))
+        at = found - 1
+        while at > 0 and _is_before(mass, node, score[at - 1], out[at - 1]):
+            score[at], out[at] = score[at - 1], out[at - 1]
+            at -= 1
+        score[at], out[at] = mass, node
+    out[found:] = seed
+
+
+@part
+def _is_before(mass: float, node: int, other_mass: float, other: int) -> bool:
+    return mass > other_mass or (mass == other_mass and node < other)

@@ -1,0 +1,1 @@
+"""The sampler of the nodes that matter most to each seed."""

@@ -1,0 +1,72 @@
+"""The picture of README.md is what was measured, and is read on white and on black."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from types import ModuleType
+
+import pytest
+
+from tests.pages import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results" / "frontier.jsonl"
+PICTURE = ROOT / "docs" / "assets" / "accuracy-over-bytes.svg"
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("readme_picture", ROOT / "benchmarks" / "readme_picture.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["readme_picture"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+drawing = load()
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_it_is_drawn_from_the_measurements() -> None:
+    assert PICTURE.read_text() == drawing.picture(RESULTS)
+    assert f"]({PICTURE.relative_to(ROOT)})" in (ROOT / "README.md").read_text()
+
+
+def test_what_the_readme_says_of_it_is_what_was_measured() -> None:
+    (said,) = re.findall(r"^!\[(.*)\]", (ROOT / "README.md").read_text(), re.MULTILINE)
+    rows = drawing.rows_of(RESULTS)
+    names = ("one process", "Grappa", "LLCG", "averaging", "averaging, METIS")
+    found = {name: drawing.measured(rows, name) for name in names}
+    assert {f"{accuracy:.0f}" for _, accuracy in found.values()} == set(re.findall(r"(6\d|5\d) %", said))
+    assert f"{found['LLCG'][0]:.0%} of".replace("%", " %") in said and found["Grappa"][0] == 1.0
+
+
+@pytest.mark.parametrize("paper", ["#ffffff", "#0d1117"])
+def test_words_have_contrast(paper: str) -> None:
+    colours = set(re.findall(r'fill="(#\w+)"', PICTURE.read_text()))
+    assert len(colours) == 5 and min(contrast(colour, paper) for colour in colours) >= 3
+
+
+def test_no_label_leaves_the_picture_or_lies_on_another() -> None:
+    boxes = []
+    for x, y, anchor, words in re.findall(
+        r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)"[^>]*>([^<]*)</text>', PICTURE.read_text()
+    ):
+        width = 8.7 * len(words)  # of a wide face at 16 pixels
+        left = float(x) - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * width
+        boxes.append((left, left + width, float(y) - 13, float(y) + 3))
+    assert all(left >= 0 and right <= drawing.WIDTH for left, right, _, _ in boxes)
+    for at, (left, right, top, bottom) in enumerate(boxes):
+        for other in boxes[:at]:
+            assert right <= other[0] or left >= other[1] or bottom <= other[2] or top >= other[3]
