@@ -353,7 +353,7 @@ def test_a_batch_can_lose_its_types_and_says_what_it_lacks() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "time": ({"sampler": TemporalSampler([2, 2], "time")}, "TemporalSampler draws around nodes at their times"),
+    "time": ({"sampler": TemporalSampler([2, 2], "time")}, "this split holds them back at random"),
     "clusters": ({"sampler": ClusterSampler(2)}, "sampled around by NeighborSampler or WholePartSampler"),
     "device": ({"loading": Loading(sample_on="device")}, 'sample_on="device" is for graphs without types'),
     "far negatives of edges that carry": ({"negatives_from": "graph"}, r"two graphs, which \['time'\], with a row"),

@@ -105,11 +105,12 @@ def check_no_negatives(negatives: object) -> None:
 
 def targets_carry(name: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What batches say of the edges that they ask for, by the name there: their label, and what else they carry."""
+    return {_OF_TARGETS if array == name else name_of_targets(array): rows for array, rows in arrays.items()}
 
-    def called(array: str) -> str:
-        return _OF_TARGETS if array == name else f"{_OF_TARGETS}_{array.removeprefix('edge_')}"
 
-    return {called(array): rows for array, rows in arrays.items()}
+def name_of_targets(array: str) -> str:
+    """What batches call the rows of an edge array for the edges that they ask for."""
+    return f"{_OF_TARGETS}_{array.removeprefix('edge_')}"
 
 
 def no_label(labels: Tensor) -> float:
