@@ -301,30 +301,44 @@ def split_edges(
     graph.check_whole()
     edge_type = checked_edge_type(graph, edge_type)
     _check_numbers(val, test, seed, negatives)
+    _check_flags(edge_type, undirected, hide)
+    shares, seed, count = {"val": val, "test": test}, int(seed), 100 if negatives is None else int(negatives)
+    graph, name = named_labels(graph, edge_type, labels)
+    if name is not None:
+        check_no_negatives(negatives)
+    back = checked_reverse(graph, edge_type, reverse)
+    if time is not None:
+        check_times_of_edges(graph, edge_type, time, hide=hide)
+        events = TimedEdges(graph, edge_type, back, name, undirected, time).held_back(shares, seed, count)
+        return LinkSplit(*events[:4], edge_type, back, name, events.arrays, time=time)
+    if name is not None:
+        found = LabelledEdges(graph, edge_type, back, name, undirected).held_back(shares, seed, hide=hide)
+        return LinkSplit(found.graph, found.edges, {}, found.undirected, edge_type, back, name, found.arrays, hide)
+    return _split_links(graph, shares, seed, count, undirected, edge_type, back, hide=hide)
+
+
+def _check_flags(edge_type: EdgeType | None, undirected: bool | None, hide: bool) -> None:
     check_true_or_false(hide=hide)
     if undirected is not None:
         check_true_or_false(undirected=undirected)
     check_directions(edge_type, undirected)
-    shares, seed, count = {"val": val, "test": test}, int(seed), 100 if negatives is None else int(negatives)
-    name = None
-    if labels is not None:
-        graph, name = named_labels(graph, edge_type, labels)
-        check_no_negatives(negatives)
-    if time is not None:
-        check_times_of_edges(graph, edge_type, time, hide=hide)
-        back = checked_reverse(graph, edge_type, reverse)
-        events = TimedEdges(graph, edge_type, back, name, undirected, time).held_back(shares, seed, count)
-        return LinkSplit(*events[:4], edge_type, back, name, events.arrays, time=time)
-    if name is not None:
-        back = checked_reverse(graph, edge_type, reverse)
-        found = LabelledEdges(graph, edge_type, back, name, undirected).held_back(shares, seed, hide=hide)
-        return LinkSplit(found.graph, found.edges, {}, found.undirected, edge_type, back, name, found.arrays, hide)
+
+
+def _split_links(
+    graph: Graph,
+    shares: Mapping[str, float],
+    seed: int,
+    negatives: int,
+    undirected: bool | None,
+    edge_type: EdgeType | None,
+    reverse: EdgeType | None,
+    *,
+    hide: bool,
+) -> LinkSplit:
     if not hide:
         raise ValueError("hide=False is for edges with labels: what is asked of other edges is whether they are there.")
-    undirected = settled(graph, edge_type, undirected)
-    back = checked_reverse(graph, edge_type, reverse)
-    parts = split_links(graph, shares, seed, count, undirected, edge_type, back)
-    return LinkSplit(*parts, undirected, edge_type, back)
+    both = settled(graph, edge_type, undirected)
+    return LinkSplit(*split_links(graph, shares, seed, negatives, both, edge_type, reverse), both, edge_type, reverse)
 
 
 def _check_numbers(val: float, test: float, seed: int, negatives: int | None) -> None:

@@ -40,8 +40,10 @@ def without_labels(graph: Graph, edge_type: EdgeType | None, name: str) -> Graph
     return shown
 
 
-def named_labels(graph: Graph, edge_type: EdgeType | None, labels: str | Tensor) -> tuple[Graph, str]:
-    """The graph with the labels as an array of its edges, and the name of that array."""
+def named_labels(graph: Graph, edge_type: EdgeType | None, labels: str | Tensor | None) -> tuple[Graph, str | None]:
+    """The graph with the labels as an array of its edges, if there are any, and the name of that array."""
+    if labels is None:
+        return graph, None
     if not isinstance(labels, Tensor):
         check_word("labels", labels, "edge_rating")
         return graph, labels
