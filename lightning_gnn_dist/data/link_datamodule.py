@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +37,7 @@ from lightning_gnn_dist.engine.typed.apart import places_of
 from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
@@ -141,6 +143,10 @@ class LinkDataModule(PartDataModule):
         self._most: dict[int, int] = {}
 
     @property
+    def _reverse(self) -> EdgeType | None:
+        return self.split.reverse if isinstance(self.split.reverse, tuple) else self.split.edge_type
+
+    @property
     def graph(self) -> Graph:
         """The graph of training edges, as batches show it."""
         return self._shown(self._whole_graph)
@@ -194,7 +200,8 @@ class LinkDataModule(PartDataModule):
             _, receivers = edges_at(self.graph, self._positions(self._whole_graph, rank_of_node))
             return torch.bincount(rank_of_node[receivers], minlength=world_size)
 
-        num_edges = self.graph.num_edges if self.split.labels is None else self._all_seeds().numel()
+        is_plain = self.split.labels is None and self.split.time is None
+        num_edges = self.graph.num_edges if is_plain else self._all_seeds().numel()
         return self._cut.most(world_size, f"{num_edges} training edges", count)
 
     def _all_seeds(self) -> Tensor:
@@ -235,11 +242,16 @@ class LinkDataModule(PartDataModule):
         return found if split.time is None else found[learned(arrays[split.time][rows], split.held_arrays, split.time)]
 
     def _shown(self, part: Graph) -> Graph:
-        """Return a part as batches show it: without the labels of its edges."""
-        name = self.split.labels
-        if name is None or name not in arrays_of_edges(part, self.split.edge_type):
+        """Return a part as batches show it: without the labels of its edges, also those turned round."""
+        name, kinds = self.split.labels, {self.split.edge_type, self._reverse}
+        holding = [kind for kind in kinds if name in arrays_of_edges(part, kind)]
+        if name is None or not holding:
             return part
-        return remembered(part, "without labels", lambda: without_labels(part, self.split.edge_type, name))
+
+        def shown() -> Graph:
+            return reduce(lambda graph, kind: without_labels(graph, kind, name), holding, part)
+
+        return remembered(part, "without labels", shown)
 
     def _carried(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """Return what batches say of their targets; None where these are true and false edges."""

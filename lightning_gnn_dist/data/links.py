@@ -275,9 +275,8 @@ def split_edges(
     direction, drawn at random, is evaluated. The receiver of a held edge competes with ``negatives`` nodes that the
     sender has no edge to in the whole graph. Loops stay in the graph. Everything is done in RAM.
 
-    With ``labels`` a model learns classes or numbers of edges. There are no false ones, loops may have labels, and
-    shares are of the pairs of nodes that have a label between them: all edges between two nodes are held together, each
-    of them that has a label is evaluated, and edges whose label is -1 or NaN carry messages alone.
+    With ``labels`` there are no false edges. Shares are of the pairs of nodes with a label between them: all edges
+    between two nodes are held together, and each that has a label is evaluated. Those of -1 or NaN have none.
 
     Args:
         graph: All edges. The result leaves out its masks, which split nodes.
@@ -295,7 +294,8 @@ def split_edges(
             ``data.edge_index``, for a graph of ``Graph.from_pyg(data, edge_ids=True)``. Default: there are none.
         hide: With ``labels``, whether edges that a batch asks for, and held ones, carry no messages. With False their
             labels alone are hidden.
-        time: Name of the edge array that says when each edge was there. Default: they are held back at random.
+        time: Name of the edge array that says when each edge was there. The last are held, and stay in the graph, for a
+            ``TemporalSampler`` shows each what was before it. Default: edges are held back at random.
     """
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
     graph.check_whole()
