@@ -145,7 +145,7 @@ def assemble_typed(
 def _add_extra(batch: SampledHeteroData, types: GraphTypes, sample: Sample, apart: Apart) -> None:
     """Give each type its rows of what the sampler says of all nodes, and the seeds or targets what it says of them."""
     for name, array in sample.extra.items():
-        if name == SEED_TIME or sample.target_type is not None:
+        if name == SEED_TIME or name.startswith(_LABELS_OF_LINKS):
             batch[batch.seed_type][name] = _in_types(apart, array) if name == _ENDS else array
             continue
         for number, kind in enumerate(types.node_types):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 
 import torch
@@ -18,12 +19,14 @@ from lightning_gnn_dist.checks import (
     check_path,
     shown,
 )
-from lightning_gnn_dist.data.edges.labels import arrays_of_edges, targets_carry, without_labels
+from lightning_gnn_dist.data.edges.labels import arrays_of_edges, name_of_targets, targets_carry, without_labels
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.data.part_datamodule import PartDataModule
 from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.data.temporal.checks import check_event_samplers, sampler_of_events
+from lightning_gnn_dist.data.temporal.events import learned, times_of_receivers
 from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.data.typed.checks import check_typed
 from lightning_gnn_dist.data.typed.links import ends_of
@@ -31,6 +34,7 @@ from lightning_gnn_dist.engine.typed.apart import places_of
 from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
@@ -39,6 +43,8 @@ from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, edge
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.temporal.links import EventSampler, EventShape, HeldEventSampler
+from lightning_gnn_dist.sampling.temporal.negatives import Candidates
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 
@@ -60,6 +66,10 @@ class LinkDataModule(PartDataModule):
     Of a split with labels, targets are edges alone, ``batch.edge_label`` has a label for each, and what else they carry
     is there as well: rows of ``edge_attr`` as ``batch.edge_label_attr``. No other edge of the batch shows its label.
 
+    Of a split by time, the ends of each target are roots of trees of their own, which hold what was there before the
+    target, as :class:`TemporalSampler` draws it: ``batch.batch`` says for each node which root it is reached from, and
+    ``edge_label_index`` has the places of these roots. Negatives have the time of their edge.
+
     Of a graph with types a split is of one edge type, ``(source, name, target)``, and a batch a ``HeteroData``. There
     ``batch[edge_type]`` has the targets, and the ends of all of them are the first ``batch[source].batch_size`` and
     ``batch[target].batch_size`` nodes of their types. False receivers are nodes of the target's type.
@@ -70,7 +80,8 @@ class LinkDataModule(PartDataModule):
         partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``,
             and ``SuperNodePartitioner()`` for strategies of rounds, which average models of different parts (unless
             ``holding`` deals chunks anew). Where METIS is not installed, ``StreamingPartitioner()`` takes its place.
-        sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``.
+        sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``; of a split by time a
+            :class:`TemporalSampler` with these numbers.
         batch_size: True edges in a training batch, at most. All ranks have the same number of batches.
         num_negatives: False receivers for each training edge. Default: 1, and none where edges have labels.
         seed: Decides everything random: the partition, the order of edges, negatives, neighbours.
@@ -104,23 +115,29 @@ class LinkDataModule(PartDataModule):
     ) -> None:
         check_at_least_if_given(1, num_negatives=num_negatives)
         if boundary is None:
-            boundary = Fetch() if holding == Holding() else Isolated()
+            boundary = Isolated() if isinstance(holding, Holding) and holding != Holding() else Fetch()
         if not isinstance(boundary, Isolated | Halo | Fetch):
             raise ValueError(f"boundary must be Isolated(), Halo() or Fetch() for edges, got {shown(boundary)}.")
+        self.split = _as_split(split)
+        sampler = sampler_of_events(sampler, self.split.time)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         for chosen in (sampler, global_batching.sampler):
             _check_sampler(chosen)
-        self.split = _as_split(split)
         if self.split.labels is not None and num_negatives is not None:
             raise ValueError("num_negatives is for splits without labels: leave it out.")
         self._ends = ends_of(self.split.graph, self.split.edge_type, self.split.reverse)
         graph = _with_seeds(self.split)
         check_typed(graph, settings, boundary)
+        check_event_samplers(graph, settings, self.split.time)
         plan = PartPlan(graph, partitioner, holding, boundary, None, int(seed), cache_dir)
         super().__init__(plan, settings)
         default = 1 if self.split.labels is None else 0
         self.num_negatives = default if num_negatives is None else num_negatives
         self._most: dict[int, int] = {}
+
+    @property
+    def _reverse(self) -> EdgeType | None:
+        return self.split.reverse if isinstance(self.split.reverse, tuple) else self.split.edge_type
 
     @property
     def graph(self) -> Graph:
@@ -142,13 +159,24 @@ class LinkDataModule(PartDataModule):
                 f"The split holds no {name} edges back (it has: {list(self.split.edges)}): give split_edges() a share "
                 f"for them, as in split_edges(graph, {name}=0.1)."
             )
-        edges, ends = self.split.edges[name], self._ends
-        first, count = (ends.senders.start, ends.receivers.start), edges.shape[1]
-        negatives = self.split.negatives.get(name, torch.empty(count, 0, dtype=torch.int64))
-        carried = self._carried(self.split.held_arrays.get(name, {}))
-        sampler = HeldLinkSampler(self._settings.of_evaluation(), edges, negatives, ends.target_type, first, carried)
+        sampler, count = self._held_sampler(name), self.split.edges[name].shape[1]
         whose = f"There are {count} {name} edges"
-        return self._eval_loader(sampler, torch.arange(count), whose, count, lambda ids: Targets(*sampler.ends(ids)))
+        targets = _targets_of(sampler) if isinstance(sampler, HeldLinkSampler) else Targets
+        return self._eval_loader(sampler, torch.arange(count), whose, count, targets)
+
+    def _held_sampler(self, name: str) -> HeldLinkSampler | HeldEventSampler:
+        edges, ends, drawn = self.split.edges[name], self._ends, self._settings.of_evaluation()
+        negatives = self.split.negatives.get(name, torch.empty(edges.shape[1], 0, dtype=torch.int64))
+        arrays = self.split.held_arrays.get(name, {})
+        carried = self._carried(arrays)
+        if isinstance(drawn, TemporalSampler):
+            in_graph = ends.in_graph(edges), negatives.to(torch.int64) + ends.receivers.start
+            return HeldEventSampler(self._events(drawn), in_graph[0], arrays[drawn.time], in_graph[1], carried)
+        first = ends.senders.start, ends.receivers.start
+        return HeldLinkSampler(drawn, edges, negatives, ends.target_type, first, carried)
+
+    def _events(self, sampler: TemporalSampler) -> EventShape:
+        return EventShape(sampler, name_of_targets(sampler.time), self._ends.target_type)
 
     def _most_seeds(self, world_size: int) -> int:
         if world_size not in self._most:
@@ -198,20 +226,29 @@ class LinkDataModule(PartDataModule):
 
     def _positions(self, graph: Graph, owner: Tensor) -> Tensor:
         """Return where the training edges are whose ends, or whose receivers if batches see all, have one owner."""
-        name, kind, across = self.split.labels, self._ends.target_type, isinstance(self.boundary, Fetch)
-        undirected = self.split.undirected is True
-        if name is None:
-            return positions_of_links(graph, owner, undirected, kind, across=across)
-        found = positions_of_links(graph, owner, undirected, kind, loops=True, across=across)
+        split, kind = self.split, self._ends.target_type
+        ways = {"loops": split.labels is not None, "across": isinstance(self.boundary, Fetch)}
+        found = positions_of_links(graph, owner, split.undirected is True, kind, **ways)
+        if split.labels is None and split.time is None:
+            return found
+        arrays = arrays_of_edges(graph, split.edge_type)
         rows = found if kind is None else places_of(graph, kind.number, found)
-        return found[is_labelled(arrays_of_edges(graph, self.split.edge_type)[name][rows])]
+        if split.labels is not None:
+            is_asked = is_labelled(arrays[split.labels][rows])
+            found, rows = found[is_asked], rows[is_asked]
+        return found if split.time is None else found[learned(arrays[split.time][rows], split.held_arrays, split.time)]
 
     def _shown(self, part: Graph) -> Graph:
-        """Return a part as batches show it: without the labels of its edges."""
-        name = self.split.labels
-        if name is None or name not in arrays_of_edges(part, self.split.edge_type):
+        """Return a part as batches show it: without the labels of its edges, also those turned round."""
+        name, kinds = self.split.labels, {self.split.edge_type, self._reverse}
+        holding = [kind for kind in kinds if name in arrays_of_edges(part, kind)]
+        if name is None or not holding:
             return part
-        return remembered(part, "without labels", lambda: without_labels(part, self.split.edge_type, name))
+
+        def shown() -> Graph:
+            return reduce(lambda graph, kind: without_labels(graph, kind, name), holding, part)
+
+        return remembered(part, "without labels", shown)
 
     def _carried(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """Return what batches say of their targets; None where these are true and false edges."""
@@ -224,16 +261,21 @@ class LinkDataModule(PartDataModule):
         nodes = part.types.nodes_of(self.split.edge_type[2])
         return own[nodes.start : nodes.stop].nonzero().view(-1) + nodes.start
 
-    def _links(self, sampler: Sampler, candidates: range | Tensor, graph: Graph) -> LinkSampler:
-        return LinkSampler(
-            sampler,
-            self.num_negatives,
-            candidates,
-            self.split.undirected is True,
-            self._ends.target_type,
-            carried=self._carried(arrays_of_edges(graph, self.split.edge_type)),
-            hides=self.split.hide,
-        )
+    def _links(self, sampler: Sampler, candidates: range | Tensor, graph: Graph) -> LinkSampler | EventSampler:
+        arrays, undirected = arrays_of_edges(graph, self.split.edge_type), self.split.undirected is True
+        carried = self._carried(arrays)
+        if isinstance(sampler, TemporalSampler):
+            kind = None if self.split.edge_type is None else self.split.edge_type[2]
+            there = Candidates.of(graph, candidates, times_of_receivers(graph, sampler.time, kind), kind)
+            shape = self._events(sampler)
+            return EventSampler(shape, self.num_negatives, there, undirected, arrays[sampler.time], carried)
+        hides, kind_of_targets = self.split.hide, self._ends.target_type
+        asked = self.num_negatives, candidates, undirected, kind_of_targets
+        return LinkSampler(sampler, *asked, carried=carried, hides=hides)
+
+
+def _targets_of(sampler: HeldLinkSampler) -> Callable[[Tensor], Targets]:
+    return lambda ids: Targets(*sampler.ends(ids))
 
 
 def _with_seeds(split: LinkSplit) -> Graph:
@@ -245,12 +287,7 @@ def _with_seeds(split: LinkSplit) -> Graph:
 
 
 def _check_sampler(sampler: Sampler | None) -> None:
-    """Refuse samplers that repeat nodes, or whose times or weights suppose that seeds are nodes."""
-    if isinstance(sampler, TemporalSampler):
-        raise ValueError(
-            "TemporalSampler draws around nodes at their times, and the edges of a split have none to ask for them at: "
-            "take NeighborSampler, and leave edges out of the graph that are later than those held back."
-        )
+    """Refuse samplers that repeat nodes, or whose weights suppose that seeds are nodes."""
     drawn = sampler.sampler if isinstance(sampler, MatrixSampler) else sampler
     if isinstance(drawn, ShadowSampler | PageRankSampler | RandomWalkSampler | ClusterSampler | LayerSampler):
         raise ValueError(

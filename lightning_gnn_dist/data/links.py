@@ -21,10 +21,18 @@ from lightning_gnn_dist.checks import (
     is_number,
     shown,
 )
-from lightning_gnn_dist.data.edges.dealing import FALSE_ENDS, dealt, decoded, numbers_of, pairs_of
+from lightning_gnn_dist.data.edges.checks import check_held, check_rivals
 from lightning_gnn_dist.data.edges.labels import check_no_negatives, named_labels
-from lightning_gnn_dist.data.edges.saved import labels_to_save, saved_labels
-from lightning_gnn_dist.data.edges.split import LabelledEdges, check_each_mapping, check_held_arrays, labelled_in_graph
+from lightning_gnn_dist.data.edges.plain import is_undirected, settled, split_links
+from lightning_gnn_dist.data.edges.saved import names_to_save, saved_names
+from lightning_gnn_dist.data.edges.split import (
+    LabelledEdges,
+    both_ways,
+    check_each_mapping,
+    check_held_arrays,
+    labelled_in_graph,
+)
+from lightning_gnn_dist.data.temporal.events import TimedEdges, check_reverse_times, check_times_of_edges
 from lightning_gnn_dist.data.typed.links import (
     LinkEnds,
     Reverse,
@@ -32,22 +40,16 @@ from lightning_gnn_dist.data.typed.links import (
     checked_edge_type,
     checked_reverse,
     ends_of,
-    is_undirected,
-    links_of,
     masks_of_nodes,
-    settled_directions,
     some_links_of,
     types_at,
-    without_edges,
 )
-from lightning_gnn_dist.engine.rng import Purpose, key
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed.types import EdgeType
-from lightning_gnn_dist.sampling.negatives import draw_receivers, has_edges
+from lightning_gnn_dist.sampling.negatives import has_edges
 
 _EDGES_TO_CHECK = 1000  # evenly spread over the graph
-_NEGATIVES_TO_CHECK = 1 << 20  # evenly spread: these take half a second, at every opening
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,10 +71,13 @@ class LinkSplit:
             or by its links, None if there is none.
         labels: Name of the graph's edge array that a model learns to predict: classes, numbers, or rows of either.
             Edges whose label is -1 or NaN carry messages alone. Default: a model tells true edges from false ones.
-        held_arrays: With ``labels``, what the held edges carry: for each of ``edges`` a row for each edge of every
+        held_arrays: With ``labels``, what held edges carry: for each of ``edges`` a row for each edge of every
             array that the graph's edges have, ``{"val": {"edge_rating": ...}}``.
         hide: With ``labels``, whether edges that a batch asks for carry no messages in it. With False they do, and held
             edges are among the graph's, too, without a label there.
+        time: Name of the edge array that says when each edge was there. The graph has the edges of all times then,
+            held ones as well, and those earlier than all held ones are learned. ``held_arrays`` have the time of each
+            held edge.
     """
 
     graph: Graph
@@ -84,6 +89,7 @@ class LinkSplit:
     labels: str | None = None
     held_arrays: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     hide: bool = True
+    time: str | None = None
 
     def __post_init__(self) -> None:
         check_instance("graph", self.graph, Graph, "a Graph of the training edges")
@@ -108,19 +114,23 @@ class LinkSplit:
         ends = ends_of(self.graph, edge_type)
         for name in self.edges:
             ends.check(name, self.edges[name], self.negatives.get(name))
-        self._check_labels(edge_type)
+        self._check_arrays(edge_type)
         held = [ends.in_graph(edges) for edges in self.edges.values()] if edge_type is not None else []
         self._settle(edge_type, checked_reverse(self.graph, edge_type, self.reverse, held))
+        if self.time is not None:
+            check_reverse_times(self.graph, self.reverse, self.time)
         if self.undirected:
             self._check_reverses()
         for name in self.edges:
             self._check(name)
-        if self.labels is None:
-            self._check_held()
+        if self.labels is None and self.time is None:
+            check_held(self.graph, self._ends, self.edges, self.negatives, undirected=self.undirected is True)
 
-    def _check_labels(self, edge_type: EdgeType | None) -> None:
-        if self.labels is not None:
-            check_held_arrays(self.graph, edge_type, self.labels, self.edges, self.held_arrays)
+    def _check_arrays(self, edge_type: EdgeType | None) -> None:
+        if self.time is not None:
+            check_times_of_edges(self.graph, edge_type, self.time, hide=self.hide)
+        if self.labels is not None or self.time is not None:
+            check_held_arrays(self.graph, edge_type, self.labels, self.time, self.edges, self.held_arrays)
         elif self.held_arrays or not self.hide:
             name = "held_arrays" if self.held_arrays else "hide=False"
             raise ValueError(f'{name} is for edges with labels: name the array that has them, labels="edge_rating".')
@@ -128,8 +138,8 @@ class LinkSplit:
     def _settle(self, edge_type: EdgeType | None, reverse: EdgeType | None) -> None:
         """Put what was found out in the place of what was said."""
         undirected = self.undirected
-        if undirected is None and self.labels is not None:
-            undirected = LabelledEdges(self.graph, edge_type, reverse, self.labels, None).is_undirected()
+        if undirected is None and (self.labels is not None or self.time is not None):
+            undirected = both_ways(self.graph, edge_type, None)
         elif undirected is None:
             undirected = edge_type is None or is_undirected(self.graph, edge_type)
         check_directions(edge_type, undirected)
@@ -151,15 +161,16 @@ class LinkSplit:
         undirected = _flag(links.pop("undirected"), Path(path))
         kinds = links.pop("edge_types", None)
         edges = {name.removesuffix("_edges"): array for name, array in links.items() if name.endswith("_edges")}
-        labels = saved_labels(links, edges, Path(path))
-        wanted = {f"{name}_{kind}" for name in edges for kind in ("edges", "negatives")[: 1 if labels else 2]}
+        named = saved_names(links, edges, Path(path))
+        has_labels = "labels" in named
+        wanted = {f"{name}_{kind}" for name in edges for kind in ("edges", "negatives")[: 1 if has_labels else 2]}
         if odd := sorted(wanted ^ links.keys()):
             raise ValueError(f"{path} is damaged (links/{odd[0]} is there, or missing, alone). Copy or save it again.")
-        negatives = {} if labels else {name: links[f"{name}_negatives"] for name in edges}
+        negatives = {} if has_labels else {name: links[f"{name}_negatives"] for name in edges}
         store.verify(Path(path), "links/")
         try:
             graph = Graph.open(path)
-            return cls(graph, edges, negatives, undirected, *types_at(graph, kinds, Path(path)), **labels)
+            return cls(graph, edges, negatives, undirected, *types_at(graph, kinds, Path(path)), **named)
         except ValueError as error:
             raise ValueError(f"{path} holds no split of edges that can be used. {error}") from error
 
@@ -167,8 +178,7 @@ class LinkSplit:
         """Write a folder that :meth:`open` reads; :meth:`Graph.open` reads the training edges of it."""
         links = {f"links/{name}_edges": edges for name, edges in self.edges.items()}
         links |= {f"links/{name}_negatives": negatives for name, negatives in self.negatives.items()}
-        if self.labels is not None:
-            links |= labels_to_save(self.labels, self.held_arrays, hide=self.hide)
+        links |= names_to_save({"labels": self.labels, "time": self.time}, self.held_arrays, hide=self.hide)
         links["links/undirected"] = torch.tensor([self.undirected])
         if (kind := self._ends.target_type) is not None:
             links["links/edge_types"] = torch.tensor([kind.number, -1 if kind.reverse is None else kind.reverse])
@@ -179,11 +189,12 @@ class LinkSplit:
         """A hash of all held edges, true and false, and of what they carry."""
         kinds = "" if self.edge_type is None else f" {self.edge_type} {self.reverse}"
         kinds += "" if self.labels is None else f" {self.labels} {self.hide}"
+        kinds += "" if self.time is None else f" by {self.time}"
         digest = hashlib.blake2b(f"{self.graph.fingerprint} {self.undirected}{kinds}".encode(), digest_size=16)
         for name in sorted(self.edges):
-            carried = dict(sorted(self.held_arrays[name].items())) if self.labels is not None else {}
-            others = [self.negatives[name]] if self.labels is None else carried.values()
-            for array in (self.edges[name], *others):
+            others = [self.negatives[name]] if self.labels is None else []
+            carried = sorted(self.held_arrays.get(name, {}).items())
+            for array in (self.edges[name], *others, *(rows for _, rows in carried)):
                 digest.update(f"{name} {array.dtype} {tuple(array.shape)}".encode())
                 digest.update(array.contiguous().numpy().data)
         return digest.hexdigest()
@@ -191,11 +202,13 @@ class LinkSplit:
     def __repr__(self) -> str:
         counts = ", ".join(f"{name}={edges.shape[1]}" for name, edges in self.edges.items())
         kind = "" if self.edge_type is None else f", {self.edge_type}"
-        of = "" if self.labels is None else f", labels={self.labels!r}"
+        of = "".join(f", {n}={v!r}" for n, v in (("labels", self.labels), ("time", self.time)) if v is not None)
         return f"LinkSplit({self.graph}{kind}{of}, {counts})"
 
     def _leaked(self, edges: Tensor) -> Tensor:
         """Which edges, by their ids, the graph shows, or where they are not hidden shows the labels of."""
+        if self.time is not None:  # a seed does not see events of its own time
+            return torch.zeros(edges.shape[1], dtype=torch.bool)
         if self.labels is None or self.hide:
             return self._has(edges)
         return labelled_in_graph(self.graph, self.edge_type, self.labels, edges)
@@ -231,47 +244,8 @@ class LinkSplit:
                 "them from the graph"
                 + (", or use split_edges(graph)." if self.hide else ", or their labels: put -1 or NaN in their place.")
             )
-        if self.labels is not None:
-            return
-        negatives = self.negatives[name]
-        if bool((rivals_itself := (negatives == edges[1][:, None]).any(1)).any()):
-            sender, receiver = edges[:, rivals_itself][:, 0].tolist()
-            raise ValueError(
-                f"{name}: {int(rivals_itself.sum())} of {edges.shape[1]} edges are among their own negatives (the "
-                f"first is {sender} -> {receiver}): the receivers of an edge's negatives must be others than its own."
-            )
-
-    def _check_held(self) -> None:
-        """Refuse held edges that occur twice, and negatives that are edges, held or of the graph."""
-        numbers = {name: self._numbers(edges) for name, edges in self.edges.items()}
-        for name, (there, _) in numbers.items():
-            if there.unique().numel() < there.numel():
-                raise ValueError(f"{name}: some edges are there twice, and would count twice: edges.unique(dim=1).")
-        held = torch.cat([torch.cat(both) for both in numbers.values()]) if numbers else torch.zeros(0)
-        if len(numbers) == 2 and bool(torch.isin(numbers["val"][0], torch.cat(numbers["test"])).any()):
-            raise ValueError(
-                "val and test share edges: a model would be chosen by what it is tested on. Deal them again."
-            )
-        kind = self._ends.target_type
-        for name, negatives in self.negatives.items():
-            places = torch.arange(0, negatives.numel(), 1 + negatives.numel() // _NEGATIVES_TO_CHECK)
-            senders = self.edges[name][0].to(torch.int64)[places // negatives.shape[1]]
-            false = torch.stack([senders, negatives.flatten()[places].to(torch.int64)])
-            is_edge = has_edges(self.graph, self._ends.in_graph(false), kind and kind.number)
-            is_true = is_edge | torch.isin(self._numbers(false)[0], held)
-            if bool(is_true.any()):
-                sender, receiver = false[:, is_true][:, 0].tolist()
-                raise ValueError(
-                    f"{name}: {int(is_true.sum())} of {places.numel()} negatives that were seen are edges, such as "
-                    f"{sender} -> {receiver}, and a model would lose by being right: draw others, or use "
-                    "split_edges(graph)."
-                )
-
-    def _numbers(self, edges: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a number for each edge, and that of its reverse if undirected, else the same number again."""
-        sender, receiver = edges.to(torch.int64)
-        there = sender * self.graph.num_nodes + receiver
-        return there, receiver * self.graph.num_nodes + sender if self.undirected else there
+        if self.labels is None:
+            check_rivals(name, edges, self.negatives[name])
 
 
 def _flag(array: Tensor, path: Path) -> bool:
@@ -292,6 +266,7 @@ def split_edges(
     reverse: Reverse = "auto",
     labels: str | Tensor | None = None,
     hide: bool = True,
+    time: str | None = None,
 ) -> LinkSplit:
     """Hold edges back for validation and testing: among false ones that they will be ranked with, or with their labels.
 
@@ -299,9 +274,8 @@ def split_edges(
     direction, drawn at random, is evaluated. The receiver of a held edge competes with ``negatives`` nodes that the
     sender has no edge to in the whole graph. Loops stay in the graph. Everything is done in RAM.
 
-    With ``labels`` a model learns classes or numbers of edges. There are no false ones, loops may have labels, and
-    shares are of the pairs of nodes that have a label between them: all edges between two nodes are held together, each
-    of them that has a label is evaluated, and edges whose label is -1 or NaN carry messages alone.
+    With ``labels`` there are no false edges. Shares are of the pairs of nodes with a label between them: all edges
+    between two nodes are held together, and each that has a label is evaluated. Those of -1 or NaN have none.
 
     Args:
         graph: All edges. The result leaves out its masks, which split nodes.
@@ -319,34 +293,34 @@ def split_edges(
             ``data.edge_index``, for a graph of ``Graph.from_pyg(data, edge_ids=True)``. Default: there are none.
         hide: With ``labels``, whether edges that a batch asks for, and held ones, carry no messages. With False their
             labels alone are hidden.
+        time: Name of the edge array that says when each edge was there. The last are held, and stay in the graph, for a
+            ``TemporalSampler`` shows each what was before it. Default: edges are held back at random.
     """
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
     graph.check_whole()
     edge_type = checked_edge_type(graph, edge_type)
     _check_numbers(val, test, seed, negatives)
+    _check_flags(edge_type, undirected, hide)
+    shares, seed, count = {"val": val, "test": test}, int(seed), 100 if negatives is None else int(negatives)
+    graph, name = named_labels(graph, edge_type, labels)
+    if name is not None:
+        check_no_negatives(negatives)
+    back = checked_reverse(graph, edge_type, reverse)
+    if time is not None:
+        check_times_of_edges(graph, edge_type, time, hide=hide)
+        events = TimedEdges(graph, edge_type, back, name, undirected, time).held_back(shares, seed, count)
+        return LinkSplit(*events[:4], edge_type, back, name, events.arrays, time=time)
+    if name is not None:
+        found = LabelledEdges(graph, edge_type, back, name, undirected).held_back(shares, seed, hide=hide)
+        return LinkSplit(found.graph, found.edges, {}, found.undirected, edge_type, back, name, found.arrays, hide)
+    return _split_links(graph, shares, seed, count, undirected, edge_type, back, hide=hide)
+
+
+def _check_flags(edge_type: EdgeType | None, undirected: bool | None, hide: bool) -> None:
     check_true_or_false(hide=hide)
     if undirected is not None:
         check_true_or_false(undirected=undirected)
     check_directions(edge_type, undirected)
-    shares, seed = {"val": val, "test": test}, int(seed)
-    if labels is not None:
-        graph, name = named_labels(graph, edge_type, labels)
-        check_no_negatives(negatives)
-        back = checked_reverse(graph, edge_type, reverse)
-        found = LabelledEdges(graph, edge_type, back, name, undirected).held_back(shares, seed, hide=hide)
-        return LinkSplit(found.graph, found.edges, {}, found.undirected, edge_type, back, name, found.arrays, hide)
-    if not hide:
-        raise ValueError("hide=False is for edges with labels: what is asked of other edges is whether they are there.")
-    undirected = settled_directions(graph, edge_type, undirected)
-    back = checked_reverse(graph, edge_type, reverse)
-    return _split_links(graph, shares, seed, 100 if negatives is None else int(negatives), undirected, edge_type, back)
-
-
-def _check_numbers(val: float, test: float, seed: int, negatives: int | None) -> None:
-    if not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
-        raise ValueError(f"val and test are shares that leave edges to train on, got {shown(val)} and {shown(test)}.")
-    check_seed(seed)
-    check_at_least_if_given(1, **{"negatives, for each held edge,": negatives})
 
 
 def _split_links(
@@ -354,32 +328,20 @@ def _split_links(
     shares: Mapping[str, float],
     seed: int,
     negatives: int,
-    undirected: bool,
+    undirected: bool | None,
     edge_type: EdgeType | None,
     reverse: EdgeType | None,
+    *,
+    hide: bool,
 ) -> LinkSplit:
-    (at, links), size = links_of(graph, edge_type), graph.num_nodes
-    pairs, pair_of_edge = pairs_of(links, size, undirected)
-    held = dealt(pairs.numel(), shares, seed)
-    is_held = torch.zeros(pairs.numel() + 1, dtype=torch.bool)  # loops are pair -1
-    is_held[torch.cat([*held.values(), pairs[:0]])] = True
-    kept = torch.ones(graph.num_edges, dtype=torch.bool)
-    kept[at] = ~is_held[pair_of_edge]
-    if reverse is not None:
-        back, turned = links_of(graph, reverse)
-        kept[back] = ~torch.isin(numbers_of(turned.flip(0), size, undirected=undirected), pairs[is_held[:-1]])
-    edges = {name: decoded(pairs[which], size, seed, undirected) for name, which in held.items()}
-    ends = ends_of(graph, edge_type)
-    false = {name: _false_ends(graph, some, held[name], negatives, seed, ends) for name, some in edges.items()}
-    edges = {name: ends.in_types(some) for name, some in edges.items()}
-    return LinkSplit(without_edges(graph, kept), edges, false, undirected, edge_type, reverse)
+    if not hide:
+        raise ValueError("hide=False is for edges with labels: what is asked of other edges is whether they are there.")
+    both = settled(graph, edge_type, undirected)
+    return LinkSplit(*split_links(graph, shares, seed, negatives, both, edge_type, reverse), both, edge_type, reverse)
 
 
-def _false_ends(graph: Graph, edges: Tensor, ids: Tensor, count: int, seed: int, ends: LinkEnds) -> Tensor:
-    """False receivers for each edge, by their ids in their type."""
-    false_key, kind = key(seed + Purpose.LINKS, 0, 0, FALSE_ENDS), ends.target_type
-    drawn, without = draw_receivers(graph, edges[0], ids, count, false_key, ends.receivers, kind and kind.number)
-    if without.numel():
-        sender = int(edges[0][without[0]]) - ends.senders.start
-        raise ValueError(f"Node {sender} has an edge to every other: there is no false one to draw.")
-    return drawn - ends.receivers.start
+def _check_numbers(val: float, test: float, seed: int, negatives: int | None) -> None:
+    if not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
+        raise ValueError(f"val and test are shares that leave edges to train on, got {shown(val)} and {shown(test)}.")
+    check_seed(seed)
+    check_at_least_if_given(1, **{"negatives, for each held edge,": negatives})

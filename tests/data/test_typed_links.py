@@ -354,7 +354,7 @@ def test_a_batch_can_lose_its_types_and_says_what_it_lacks() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "time": ({"sampler": TemporalSampler([2, 2], "time")}, "TemporalSampler draws around nodes at their times"),
+    "time": ({"sampler": TemporalSampler([2, 2], "time")}, "this split holds them back at random"),
     "clusters": ({"sampler": ClusterSampler(2)}, "sampled around by NeighborSampler or WholePartSampler"),
     "device": ({"loading": Loading(sample_on="device")}, 'sample_on="device" is for graphs without types'),
     "boundary": ({"boundary": Exchange()}, r"boundary must be Isolated\(\), Halo\(\) or Fetch\(\) for edges"),

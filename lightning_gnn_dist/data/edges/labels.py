@@ -40,8 +40,10 @@ def without_labels(graph: Graph, edge_type: EdgeType | None, name: str) -> Graph
     return shown
 
 
-def named_labels(graph: Graph, edge_type: EdgeType | None, labels: str | Tensor) -> tuple[Graph, str]:
-    """The graph with the labels as an array of its edges, and the name of that array."""
+def named_labels(graph: Graph, edge_type: EdgeType | None, labels: str | Tensor | None) -> tuple[Graph, str | None]:
+    """The graph with the labels as an array of its edges, if there are any, and the name of that array."""
+    if labels is None:
+        return graph, None
     if not isinstance(labels, Tensor):
         check_word("labels", labels, "edge_rating")
         return graph, labels
@@ -105,11 +107,12 @@ def check_no_negatives(negatives: object) -> None:
 
 def targets_carry(name: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What batches say of the edges that they ask for, by the name there: their label, and what else they carry."""
+    return {_OF_TARGETS if array == name else name_of_targets(array): rows for array, rows in arrays.items()}
 
-    def called(array: str) -> str:
-        return _OF_TARGETS if array == name else f"{_OF_TARGETS}_{array.removeprefix('edge_')}"
 
-    return {called(array): rows for array, rows in arrays.items()}
+def name_of_targets(array: str) -> str:
+    """What batches call the rows of an edge array for the edges that they ask for."""
+    return f"{_OF_TARGETS}_{array.removeprefix('edge_')}"
 
 
 def no_label(labels: Tensor) -> float:

@@ -65,21 +65,6 @@ class LabelledEdges:
     labels: str
     undirected: bool | None
 
-    def is_undirected(self) -> bool:
-        """Whether each edge is there in both directions, with the same arrays; not if that was denied."""
-        if self.undirected is False or (self.edge_type is not None and self.edge_type[0] != self.edge_type[2]):
-            return False
-        arrays = {n: a for n, a in arrays_of_edges(self.graph, self.edge_type).items() if n != EDGE_IDS}
-        links = links_of(self.graph, self.edge_type)[1]
-        numbers = [numbers_of(ends, self.graph.num_nodes, undirected=False) for ends in (links, links.flip(0))]
-        differs = [name for name, array in arrays.items() if not _is_same(numbers[0], numbers[1], array)]
-        if self.undirected and (differs or not torch.equal(numbers[0].unique(), numbers[1].unique())):
-            raise ValueError(
-                f"undirected=True, but the two directions of some edge differ in {shown(differs or 'being there')}: "
-                "add what is missing, or leave undirected out, and each direction is asked for by itself."
-            )
-        return not differs and torch.equal(numbers[0].unique(), numbers[1].unique())
-
     def held_back(self, shares: Mapping[str, float], seed: int, *, hide: bool) -> HeldBack:
         """Hold shares of the pairs of nodes with a label back.
 
@@ -87,13 +72,13 @@ class LabelledEdges:
         """
         labels = checked_labels(self.graph, self.edge_type, self.labels)
         check_classes(self.labels, labels)
-        undirected, known = self.is_undirected(), is_labelled(labels)
+        undirected, known = both_ways(self.graph, self.edge_type, self.undirected), is_labelled(labels)
         at, links = links_of(self.graph, self.edge_type)
         pairs, pair_of_edge = numbers_of(links, self.graph.num_nodes, undirected=True).unique(return_inverse=True)
         has_label = torch.zeros(pairs.numel(), dtype=torch.bool)
         has_label[pair_of_edge[known]] = True
         can_be_held = has_label.nonzero().view(-1)
-        chosen = known & _one_direction(links, pairs, pair_of_edge, seed) if undirected else known
+        chosen = known & one_direction(links, pairs, pair_of_edge, seed) if undirected else known
         arrays, ends = arrays_of_edges(self.graph, self.edge_type), ends_of(self.graph, self.edge_type)
         edges, carried, is_held = dict[str, Tensor](), dict[str, Arrays](), torch.zeros_like(has_label)
         for name, which in dealt(can_be_held.numel(), shares, seed).items():
@@ -145,11 +130,19 @@ def check_each_mapping(**held: object) -> None:
 
 
 def check_held_arrays(
-    graph: Graph, edge_type: EdgeType | None, labels: str, edges: Arrays, held: Mapping[str, Arrays]
+    graph: Graph,
+    edge_type: EdgeType | None,
+    labels: str | None,
+    time: str | None,
+    edges: Arrays,
+    held: Mapping[str, Arrays],
 ) -> None:
     """Refuse arrays of held edges that are not those of the graph's edges, and held edges without labels."""
-    checked_labels(graph, edge_type, labels)
     ours = arrays_of_edges(graph, edge_type)
+    if labels is not None:
+        checked_labels(graph, edge_type, labels)
+    elif time is not None:
+        ours = {time: ours[time]}
     if edges.keys() != held.keys():
         raise ValueError(f"There are edges for {list(edges)} and held_arrays for {list(held)}.")
     for name, arrays in held.items():
@@ -165,9 +158,10 @@ def check_held_arrays(
                     f"held_arrays: {array} of {name} must be {like.dtype} of shape {(count, *like.shape[1:])}, as the "
                     f"graph's is, got {shown(rows)}."
                 )
-        check_labels(labels, arrays[labels])
-        if not bool(is_labelled(arrays[labels]).all()):
-            raise ValueError(f"held_arrays: some edges of {name} have no label to be judged by: leave them out.")
+        if labels is not None:
+            check_labels(labels, arrays[labels])
+            if not bool(is_labelled(arrays[labels]).all()):
+                raise ValueError(f"held_arrays: some edges of {name} have no label to be judged by: leave them out.")
 
 
 def labelled_in_graph(graph: Graph, edge_type: EdgeType | None, labels: str, edges: Tensor) -> Tensor:
@@ -186,17 +180,36 @@ def labelled_in_graph(graph: Graph, edge_type: EdgeType | None, labels: str, edg
     return torch.isin(edges[0] * graph.num_nodes + edges[1], there[known])
 
 
-def _is_same(there: Tensor, back: Tensor, array: Tensor) -> bool:
-    """Whether the edges with these numbers carry in both directions the same rows, whatever their order."""
-    rows = array.flatten(1) if array.dim() > 1 else array[:, None]
+def both_ways(graph: Graph, edge_type: EdgeType | None, undirected: bool | None) -> bool:
+    """Whether each edge is there in both directions, with the same arrays; not if that was denied."""
+    if undirected is False or (edge_type is not None and edge_type[0] != edge_type[2]):
+        return False
+    arrays = {name: array for name, array in arrays_of_edges(graph, edge_type).items() if name != EDGE_IDS}
+    links = links_of(graph, edge_type)[1]
+    there, back = (numbers_of(ends, graph.num_nodes, undirected=False) for ends in (links, links.flip(0)))
+    differs = [name for name, array in arrays.items() if not is_same(there, back, array, array)]
+    if not torch.equal(there.unique(), back.unique()):
+        differs.append("being there")
+    if undirected and differs:
+        raise ValueError(
+            f"undirected=True, but the two directions of some edge differ in {shown(differs)}: add what is missing, or "
+            "leave undirected out, and each direction is asked for by itself."
+        )
+    return not differs
+
+
+def is_same(there: Tensor, back: Tensor, array: Tensor, other: Tensor) -> bool:
+    """Whether edges with these numbers carry the same rows as those with other numbers, whatever their order."""
+    rows = torch.cat([array, other])
+    rows = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
     if rows.is_floating_point():  # NaN equals nothing
         rows = torch.cat([rows.nan_to_num(0.0), rows.isnan().to(rows.dtype)], 1)
-    number = rows.unique(dim=0, return_inverse=True)[1]
-    both = [torch.stack([of, number], 1).unique(dim=0) for of in (there, back)]
+    numbers = rows.unique(dim=0, return_inverse=True)[1].split([len(array), len(other)])
+    both = [torch.stack(of, 1).unique(dim=0) for of in ((there, numbers[0]), (back, numbers[1]))]
     return torch.equal(both[0], both[1])
 
 
-def _one_direction(links: Tensor, pairs: Tensor, pair_of_edge: Tensor, seed: int) -> Tensor:
+def one_direction(links: Tensor, pairs: Tensor, pair_of_edge: Tensor, seed: int) -> Tensor:
     """Which edges lead in the direction that was drawn for their pair of nodes; loops do."""
     flips = draw_bits(key(seed + Purpose.LINKS, 0, 0, SPLIT), pairs)[pair_of_edge]
     return (links[0] == links[1]) | ((links[0] < links[1]) ^ flips)

@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.data.edges.dealing import numbers_of
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes
 from lightning_gnn_dist.sampling.links import TargetType, edges_at
 
 Reverse = EdgeType | Literal["auto"] | None
-_FEW = 0.1  # of the links of a graph that was meant to be undirected
 _PREFIX = "rev_"  # as PyG's ToUndirected calls the reverse of an edge type
 
 
@@ -121,35 +119,6 @@ def check_directions(edge_type: EdgeType | None, undirected: bool | None) -> Non
             f"undirected=True, but edges of {edge_type} have both directions in no graph, for their ends are of two "
             "types: leave it out. If another edge type has the links turned round, name that one, reverse=..."
         )
-
-
-def settled_directions(graph: Graph, edge_type: EdgeType | None, undirected: bool | None) -> bool:
-    """Whether pairs of nodes are held back, both directions together; found out where ``undirected`` is None."""
-    alone, total = _without_reverse(graph, edge_type)
-    if undirected and alone:
-        raise ValueError("undirected=True, but some edges have no reverse: add them, or leave undirected out.")
-    if undirected is None and 0 < alone < _FEW * total:
-        raise ValueError(
-            f"{alone} of {total} edges have no reverse, and all others have one, so a model would mostly be shown what "
-            "it is asked for: add the reverses that are missing (torch_geometric.utils.to_undirected), or give "
-            "undirected=False, which takes both directions for edges of their own."
-        )
-    return alone == 0 if undirected is None else undirected
-
-
-def is_undirected(graph: Graph, edge_type: EdgeType | None) -> bool:
-    """Whether each link is there in both directions, among nodes of one type."""
-    return _without_reverse(graph, edge_type)[0] == 0
-
-
-def _without_reverse(graph: Graph, edge_type: EdgeType | None) -> tuple[int, int]:
-    """How many links, each counted once and without loops, have a reverse that is none, and how many there are."""
-    if edge_type is not None and edge_type[0] != edge_type[2]:
-        return 1, 1
-    links = links_of(graph, edge_type)[1]
-    links = links[:, links[0] != links[1]]
-    there, back = (numbers_of(ends, graph.num_nodes, undirected=False).unique() for ends in (links, links.flip(0)))
-    return there.numel() - int(torch.isin(there, back, assume_unique=True).sum()), there.numel()
 
 
 def checked_edge_type(graph: Graph, edge_type: object) -> EdgeType | None:
