@@ -1,9 +1,9 @@
 """Link prediction on parts, against one process on the whole graph: MRR on real graphs.
 
-    python benchmarks/links.py DIRECTORY --graphs dblp --methods full metis metis-far metis-far-llcg --seeds 3
+    python benchmarks/links.py DIRECTORY --graphs dblp --methods full metis metis-fetch metis-fetch-llcg --seeds 3
 
-The first word of a method says how the graph is cut, ``-far`` that negatives come from the whole graph
-(``negatives_from="graph"``), and ``-llcg`` that ranks correct on it after each average: the only way to learn from
+The first word of a method says how the graph is cut, ``-fetch`` that batches are drawn from the whole graph
+(``boundary=Fetch()``), and ``-llcg`` that ranks correct on it after each average: the only way to learn from
 edges between parts.
 
 DIRECTORY holds ``<graph>.npz`` files and a ``read.py`` with ``to_pyg(path)``. 5 % of the edges are held back for
@@ -34,8 +34,10 @@ from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
     EverySteps,
+    Fetch,
     Graph,
     GrappaStrategy,
+    Halo,
     Launch,
     LinkDataModule,
     LinkRanking,
@@ -138,7 +140,7 @@ def methods(options: argparse.Namespace) -> dict[str, tuple[Partitioner | None, 
     }
     found: dict[str, tuple[Partitioner | None, Any, dict[str, Any]]] = {"full": (None, None, {})}
     for name, cut in cuts.items():
-        for suffix, data in {"": {}, "-far": {"negatives_from": "graph"}}.items():
+        for suffix, data in {"": {}, "-halo": {"boundary": Halo(2)}, "-fetch": {"boundary": Fetch()}}.items():
             found[name + suffix] = (cut, averaging, data)
             found[f"{name}{suffix}-llcg"] = (cut, llcg, data)
     return found | {"grappa": (cuts["supertma"], lambda _: GrappaStrategy(launch=Launch(start_method="fork")), {})}

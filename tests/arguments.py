@@ -105,6 +105,7 @@ RIGHT: dict[str, set[str]] = {
     "failed_ranks": {"[]"},
     "hits": {"[]"},
     "node_arrays": {"{}"},
+    "held_arrays": {"{}"},
     "edge_arrays": {"{}"},
     "beside": {"{}"},
     "num_neighbors": {"[-1]"},  # all

@@ -33,6 +33,7 @@ from lightning_gnn_dist import (
     Drift,
     EveryPass,
     EverySteps,
+    Fetch,
     Fixed,
     Graph,
     GrappaStrategy,
@@ -214,10 +215,10 @@ def batch_runs(folder: Path) -> Runs:
     )
     runs["batches/quantized"] = of_half
     runs["batches/links"] = lambda: of_links(split, sampler=SAMPLERS["neighbor"])
-    runs["batches/links_far"] = lambda: of_links(
+    runs["batches/links_fetched"] = lambda: of_links(
         split_edges(plain, val=0.1, test=0.1, negatives=5, seed=1),
         sampler=NeighborSampler([4, 3]),
-        negatives_from="graph",
+        boundary=Fetch(),
     )
     return runs
 

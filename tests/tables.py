@@ -27,6 +27,7 @@ from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from tests.boundary.models import Model, weighted_data
@@ -54,6 +55,7 @@ SAMPLERS: list[Sampler] = [
     LadiesSampler([8, 8]),
     ShadowSampler([3], num_hops=2),
     WholePartSampler(2),
+    TemporalSampler([3, 3], "y"),  # labels are times like any numbers
 ]
 STRATEGIES: dict[str, Callable[[], Any]] = {**every_strategy(1), "ddp": lambda: "ddp"}
 SECTIONS = {"A graph that every host has, in RAM or in files": ("RAM", "files"), "Shards": ("shards",)}

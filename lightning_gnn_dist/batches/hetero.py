@@ -77,7 +77,9 @@ class SampledHeteroData(HeteroData):  # type: ignore[misc]
         whole = copy.copy(self)
         asked = whole[self.seed_type]
         asked.pop("input_id", None)  # of seeds alone
-        of_targets = asked.pop(_LABELS_OF_LINKS, None)  # PyG would take it for an array of all edges
+        # PyG would take these for arrays of all edges.
+        names = [n for n in asked.keys() if n.startswith(_LABELS_OF_LINKS) and n != _ENDS]  # noqa: SIM118
+        of_targets = {name: asked.pop(name) for name in names}
         for kind in _ends_of(self.seed_type):
             seeds = whole[kind]
             labels = seeds.get(LABELS)
@@ -85,8 +87,8 @@ class SampledHeteroData(HeteroData):  # type: ignore[misc]
                 unknown, missing = float("nan") if labels.is_floating_point() else -1, seeds.num_nodes - len(labels)
                 seeds[LABELS] = torch.cat([labels, labels.new_full((missing, *labels.shape[1:]), unknown)])
         data = HeteroData.to_homogeneous(whole, *args, **kwargs)
-        if of_targets is not None:
-            data[_LABELS_OF_LINKS] = of_targets
+        for name, rows in of_targets.items():
+            data[name] = rows
         return data
 
     def __getattr__(self, key: str) -> Any:
@@ -143,7 +145,7 @@ def assemble_typed(
 def _add_extra(batch: SampledHeteroData, types: GraphTypes, sample: Sample, apart: Apart) -> None:
     """Give each type its rows of what the sampler says of all nodes, and the seeds or targets what it says of them."""
     for name, array in sample.extra.items():
-        if name == SEED_TIME or sample.target_type is not None:
+        if name == SEED_TIME or name.startswith(_LABELS_OF_LINKS):
             batch[batch.seed_type][name] = _in_types(apart, array) if name == _ENDS else array
             continue
         for number, kind in enumerate(types.node_types):

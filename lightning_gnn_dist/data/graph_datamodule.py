@@ -296,7 +296,7 @@ class GraphDataModule(LightningDataModule, ABC):
         evaluated = Evaluated(seeds, lambda ids: targets(ids).nodes.unique(), world_size)
         size = self.evaluation.batch_size or self.batch_size
         if self.evaluation.batch_size is None and not self._limits_evaluation():
-            size = self._eval_batch_size(evaluated)
+            size = self._eval_batch_size(evaluated, sampler)
         loading, source = self.loading, self._whole_source(sampler, num_ids)
         if loading.sample_on != "cpu":
             loading = replace(loading, bulk_size=1)  # full neighbourhoods are large for a device
@@ -315,7 +315,7 @@ class GraphDataModule(LightningDataModule, ABC):
         name = next((name for fn, name in names.items() if fn == self._trainer_fn()), "limit_val_batches")
         return is_limit(getattr(self.trainer, name))
 
-    def _eval_batch_size(self, evaluated: Evaluated) -> int:
+    def _eval_batch_size(self, evaluated: Evaluated, sampler: Sampler) -> int:
         """Return how many seeds a batch of an evaluation has, the same on all ranks."""
         return self.batch_size
 

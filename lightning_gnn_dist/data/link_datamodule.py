@@ -1,51 +1,56 @@
-"""The data module for link prediction: each rank learns the edges inside its part; evaluation is exact."""
+"""The data module for edges, predicted or labelled: each rank learns those of its part; evaluation is exact."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.batches.placement import SampleOn
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.boundary.boundary import Isolated
+from lightning_gnn_dist.boundary.boundary import Fetch, Halo, Isolated
 from lightning_gnn_dist.checks import (
-    check_at_least,
-    check_choice,
+    check_at_least_if_given,
     check_instance,
     check_path,
     shown,
 )
+from lightning_gnn_dist.data.edges.labels import arrays_of_edges, name_of_targets, targets_carry, without_labels
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.data.part_datamodule import PartDataModule
 from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.data.temporal.checks import check_event_samplers, sampler_of_events
+from lightning_gnn_dist.data.temporal.events import learned, times_of_receivers
+from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.data.typed.checks import check_typed
 from lightning_gnn_dist.data.typed.links import ends_of
+from lightning_gnn_dist.engine.typed.apart import places_of
 from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import remembered
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.far_negatives import FarNegativesSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
 from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, edges_at, positions_of_links
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.temporal.links import EventSampler, EventShape, HeldEventSampler
+from lightning_gnn_dist.sampling.temporal.negatives import Candidates
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 
-NegativesFrom = Literal["part", "graph"]
-
 
 class LinkDataModule(PartDataModule):
-    """Batches of true and false edges, to learn to tell them apart: each rank learns the edges inside its part.
+    """Batches of edges, with false ones to tell them from or with labels: each rank learns the edges of its part.
 
     A training batch asks for ``batch_size`` edges of the part and ``num_negatives`` false ones for each. None of the
     edges it asks for carries a message, in either direction. Validation and testing ask for held edges and their fixed
@@ -55,28 +60,36 @@ class LinkDataModule(PartDataModule):
     A batch is a PyG ``Data``: the ends of all targets are the first ``batch.batch_size`` nodes. For target ``i``,
     ``batch.edge_label_index[:, i]`` are the positions of its ends among them, and ``batch.edge_label[i]`` is 1 for a
     true edge and 0 for a false one. True edges come first, then the negatives of each in turn. ``batch.n_id``,
-    ``batch.blocks`` and ``batch.edge_index`` are as in :class:`PartitionedDataModule`. Every edge inside a part is
-    asked for once a pass; edges between parts are not learned from.
+    ``batch.blocks`` and ``batch.edge_index`` are as in :class:`PartitionedDataModule`. Every edge is asked for
+    once a pass, by the rank that has its receiver. ``Isolated()`` and ``Halo()`` leave out edges between parts.
+
+    Of a split with labels, targets are edges alone, ``batch.edge_label`` has a label for each, and what else they carry
+    is there as well: rows of ``edge_attr`` as ``batch.edge_label_attr``. No other edge of the batch shows its label.
+
+    Of a split by time, the ends of each target are roots of trees of their own, which hold what was there before the
+    target, as :class:`TemporalSampler` draws it: ``batch.batch`` says for each node which root it is reached from, and
+    ``edge_label_index`` has the places of these roots. Negatives have the time of their edge.
 
     Of a graph with types a split is of one edge type, ``(source, name, target)``, and a batch a ``HeteroData``. There
     ``batch[edge_type]`` has the targets, and the ends of all of them are the first ``batch[source].batch_size`` and
     ``batch[target].batch_size`` nodes of their types. False receivers are nodes of the target's type.
 
     Args:
-        split: A :class:`LinkSplit`, as :func:`split_edges` makes it, or the path of a saved one. With a path a rank
-            holds no more than its part in RAM; the rest stays on disk.
+        split: A :class:`LinkSplit`, as :func:`split_edges` makes it, or the path of a saved one, which stays on disk
+            and is read as batches need it; with ``Isolated()`` or ``Halo()`` a rank takes its part into RAM.
         partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``,
             and ``SuperNodePartitioner()`` for strategies of rounds, which average models of different parts (unless
             ``holding`` deals chunks anew). Where METIS is not installed, ``StreamingPartitioner()`` takes its place.
-        sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``.
+        sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``; of a split by time a
+            :class:`TemporalSampler` with these numbers.
         batch_size: True edges in a training batch, at most. All ranks have the same number of batches.
-        num_negatives: False receivers for each training edge.
-        negatives_from: Draw false receivers from the rank's own nodes (``"part"``), or from all nodes (``"graph"``).
-            Nodes of other parts then bring their neighbours along, features are read from the whole graph, and
-            training batches are made in RAM.
+        num_negatives: False receivers for each training edge. Default: 1, and none where edges have labels.
         seed: Decides everything random: the partition, the order of edges, negatives, neighbours.
         loading: How batches are made: bulks, threads, the device. It never changes what is in them.
         holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others.
+        boundary: What a batch sees around the edges of its part: with :class:`Fetch` the whole graph, from which false
+            receivers are drawn as well; with :class:`Isolated` the part, or with :class:`Halo` nodes around it, too,
+            and false receivers are the rank's own. Default: ``Fetch()``, and ``Isolated()`` beside a ``holding``.
         evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
         global_batching: How the whole graph is sampled for corrections, which keep 16 bytes for each training edge.
         cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
@@ -91,31 +104,49 @@ class LinkDataModule(PartDataModule):
         partitioner: Partitioner | Partition | None = None,
         sampler: Sampler | None = None,
         batch_size: int = 1024,
-        num_negatives: int = 1,
-        negatives_from: NegativesFrom = "part",
+        num_negatives: int | None = None,
         seed: int = 0,
         loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
         holding: Holding = Holding(),  # noqa: B008
+        boundary: Isolated | Halo | Fetch | None = None,
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
         cache_dir: str | Path | None = None,
     ) -> None:
-        check_at_least(1, num_negatives=num_negatives)
-        check_choice("negatives_from", negatives_from, NegativesFrom)
+        check_at_least_if_given(1, num_negatives=num_negatives)
+        if boundary is None:
+            boundary = Isolated() if isinstance(holding, Holding) and holding != Holding() else Fetch()
+        if not isinstance(boundary, Isolated | Halo | Fetch):
+            raise ValueError(f"boundary must be Isolated(), Halo() or Fetch() for edges, got {shown(boundary)}.")
+        self.split = _as_split(split)
+        sampler = sampler_of_events(sampler, self.split.time)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         for chosen in (sampler, global_batching.sampler):
             _check_sampler(chosen)
-        self.split = _as_split(split)
+        if self.split.labels is not None and num_negatives is not None:
+            raise ValueError("num_negatives is for splits without labels: leave it out.")
         self._ends = ends_of(self.split.graph, self.split.edge_type, self.split.reverse)
         graph = _with_seeds(self.split)
-        check_typed(graph, settings, Isolated())
-        plan = PartPlan(graph, partitioner, holding, Isolated(), None, int(seed), cache_dir)
+        check_typed(graph, settings, boundary)
+        check_event_samplers(graph, settings, self.split.time)
+        plan = PartPlan(graph, partitioner, holding, boundary, None, int(seed), cache_dir)
         super().__init__(plan, settings)
-        if negatives_from == "graph":
-            _check_far(self.graph, loading.sample_on)
-        self.num_negatives = num_negatives
-        self.negatives_from = negatives_from
+        default = 1 if self.split.labels is None else 0
+        self.num_negatives = default if num_negatives is None else num_negatives
         self._most: dict[int, int] = {}
+
+    @property
+    def _reverse(self) -> EdgeType | None:
+        return self.split.reverse if isinstance(self.split.reverse, tuple) else self.split.edge_type
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of training edges, as batches show it."""
+        return self._shown(self._whole_graph)
+
+    @graph.setter
+    def graph(self, graph: Graph) -> None:
+        self._whole_graph = graph
 
     @property
     def fingerprint(self) -> str:
@@ -128,11 +159,24 @@ class LinkDataModule(PartDataModule):
                 f"The split holds no {name} edges back (it has: {list(self.split.edges)}): give split_edges() a share "
                 f"for them, as in split_edges(graph, {name}=0.1)."
             )
-        edges, negatives, ends = self.split.edges[name], self.split.negatives[name], self._ends
-        first, count = (ends.senders.start, ends.receivers.start), edges.shape[1]
-        sampler = HeldLinkSampler(self._settings.of_evaluation(), edges, negatives, ends.target_type, first)
+        sampler, count = self._held_sampler(name), self.split.edges[name].shape[1]
         whose = f"There are {count} {name} edges"
-        return self._eval_loader(sampler, torch.arange(count), whose, count, lambda ids: Targets(*sampler.ends(ids)))
+        targets = _targets_of(sampler) if isinstance(sampler, HeldLinkSampler) else Targets
+        return self._eval_loader(sampler, torch.arange(count), whose, count, targets)
+
+    def _held_sampler(self, name: str) -> HeldLinkSampler | HeldEventSampler:
+        edges, ends, drawn = self.split.edges[name], self._ends, self._settings.of_evaluation()
+        negatives = self.split.negatives.get(name, torch.empty(edges.shape[1], 0, dtype=torch.int64))
+        arrays = self.split.held_arrays.get(name, {})
+        carried = self._carried(arrays)
+        if isinstance(drawn, TemporalSampler):
+            in_graph = ends.in_graph(edges), negatives.to(torch.int64) + ends.receivers.start
+            return HeldEventSampler(self._events(drawn), in_graph[0], arrays[drawn.time], in_graph[1], carried)
+        first = ends.senders.start, ends.receivers.start
+        return HeldLinkSampler(drawn, edges, negatives, ends.target_type, first, carried)
+
+    def _events(self, sampler: TemporalSampler) -> EventShape:
+        return EventShape(sampler, name_of_targets(sampler.time), self._ends.target_type)
 
     def _most_seeds(self, world_size: int) -> int:
         if world_size not in self._most:
@@ -146,34 +190,69 @@ class LinkDataModule(PartDataModule):
 
         def count(owner: Tensor) -> Tensor:
             rank_of_node = owner[assignment]
-            _, receivers = edges_at(self.graph, self._positions(self.graph, rank_of_node))
+            _, receivers = edges_at(self.graph, self._positions(self._whole_graph, rank_of_node))
             return torch.bincount(rank_of_node[receivers], minlength=world_size)
 
-        return self._cut.most(world_size, f"{self.graph.num_edges} training edges", count)
+        what = f"{self._all_seeds().numel()} training edges"
+        return self._cut.most(world_size, what, count, "or MetisPartitioner(), which keeps most edges inside parts")
 
     def _all_seeds(self) -> Tensor:
         everyone = torch.zeros(1, dtype=torch.int64).expand(self.graph.num_nodes)
-        seeds = self._positions(self.graph, everyone)
+        seeds = self._positions(self._whole_graph, everyone)
         if not seeds.numel():
             which = "" if self.split.edge_type is None else f" of type {self.split.edge_type}"
-            raise ValueError(f"The graph has no edges{which} to learn from.")
+            with_label = "" if self.split.labels is None else f" with labels ({self.split.labels})"
+            raise ValueError(f"The graph has no edges{which}{with_label} to learn from.")
         return seeds
 
     def _whole_sampler(self) -> Sampler:
-        return self._links(super()._whole_sampler(), self._ends.receivers)
+        return self._links(super()._whole_sampler(), self._ends.receivers, self._whole_graph)
 
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, GraphSource]:
-        self._values.of_arrays(part)
-        is_far = self.negatives_from == "graph" and part is not self.graph
-        own = _own(part)
-        seeds = self._positions(part, own.to(torch.int64) - 1)
-        links = self._links(self.sampler, self._ends.receivers if is_far else self._receivers(part, own))
-        graph, sampler = (self.graph, FarNegativesSampler(links, part)) if is_far else (part, links)
-        return seeds, self._source(graph, sampler, part.num_edges)
+        is_whole = part is self.graph
+        own, shown = self._own(part, rank, num_ranks), self._shown(part)
+        self._values.of_arrays(shown)
+        held = self._whole_graph if is_whole else part  # which has the labels
+        seeds = self._positions(held, own.to(torch.int64) - 1)
+        links = self._links(self.sampler, self._ends.receivers if is_whole else self._receivers(part, own), held)
+        return seeds, self._source(shown, links, part.num_edges)
+
+    def _own(self, part: Graph, rank: int, num_ranks: int) -> Tensor:
+        """Return which nodes of a part are the rank's own."""
+        if part is self.graph and num_ranks > 1:
+            return self.partition(num_ranks).assignment == rank
+        own: Tensor | None = vars(part).get("node_arrays", {}).get("train_mask")
+        return torch.ones(part.num_nodes, dtype=torch.bool) if own is None else own
 
     def _positions(self, graph: Graph, owner: Tensor) -> Tensor:
-        """Return where the training edges are whose two ends have one owner."""
-        return positions_of_links(graph, owner, self.split.undirected is True, self._ends.target_type)
+        """Return where the training edges are whose ends, or whose receivers if batches see all, have one owner."""
+        split, kind = self.split, self._ends.target_type
+        ways = {"loops": split.labels is not None, "across": isinstance(self.boundary, Fetch)}
+        found = positions_of_links(graph, owner, split.undirected is True, kind, **ways)
+        if split.labels is None and split.time is None:
+            return found
+        arrays = arrays_of_edges(graph, split.edge_type)
+        rows = found if kind is None else places_of(graph, kind.number, found)
+        if split.labels is not None:
+            is_asked = is_labelled(arrays[split.labels][rows])
+            found, rows = found[is_asked], rows[is_asked]
+        return found if split.time is None else found[learned(arrays[split.time][rows], split.held_arrays, split.time)]
+
+    def _shown(self, part: Graph) -> Graph:
+        """Return a part as batches show it: without the labels of its edges, also those turned round."""
+        name, kinds = self.split.labels, {self.split.edge_type, self._reverse}
+        holding = [kind for kind in kinds if name in arrays_of_edges(part, kind)]
+        if name is None or not holding:
+            return part
+
+        def shown() -> Graph:
+            return reduce(lambda graph, kind: without_labels(graph, kind, name), holding, part)
+
+        return remembered(part, "without labels", shown)
+
+    def _carried(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """Return what batches say of their targets; None where these are true and false edges."""
+        return None if self.split.labels is None else targets_carry(self.split.labels, arrays)
 
     def _receivers(self, part: Graph, own: Tensor) -> range | Tensor:
         """Return the nodes of a part that false receivers are drawn from: the rank's own, if they may receive."""
@@ -182,16 +261,21 @@ class LinkDataModule(PartDataModule):
         nodes = part.types.nodes_of(self.split.edge_type[2])
         return own[nodes.start : nodes.stop].nonzero().view(-1) + nodes.start
 
-    def _links(self, sampler: Sampler, candidates: range | Tensor) -> LinkSampler:
-        return LinkSampler(
-            sampler, self.num_negatives, candidates, self.split.undirected is True, self._ends.target_type
-        )
+    def _links(self, sampler: Sampler, candidates: range | Tensor, graph: Graph) -> LinkSampler | EventSampler:
+        arrays, undirected = arrays_of_edges(graph, self.split.edge_type), self.split.undirected is True
+        carried = self._carried(arrays)
+        if isinstance(sampler, TemporalSampler):
+            kind = None if self.split.edge_type is None else self.split.edge_type[2]
+            there = Candidates.of(graph, candidates, times_of_receivers(graph, sampler.time, kind), kind)
+            shape = self._events(sampler)
+            return EventSampler(shape, self.num_negatives, there, undirected, arrays[sampler.time], carried)
+        hides, kind_of_targets = self.split.hide, self._ends.target_type
+        asked = self.num_negatives, candidates, undirected, kind_of_targets
+        return LinkSampler(sampler, *asked, carried=carried, hides=hides)
 
 
-def _own(part: Graph) -> Tensor:
-    """Return which nodes of a part are the rank's own; of a whole graph all are."""
-    own: Tensor | None = vars(part).get("node_arrays", {}).get("train_mask")
-    return torch.ones(part.num_nodes, dtype=torch.bool) if own is None else own
+def _targets_of(sampler: HeldLinkSampler) -> Callable[[Tensor], Targets]:
+    return lambda ids: Targets(*sampler.ends(ids))
 
 
 def _with_seeds(split: LinkSplit) -> Graph:
@@ -202,27 +286,8 @@ def _with_seeds(split: LinkSplit) -> Graph:
     return graph.with_seeds(kind[2])
 
 
-def _check_far(graph: Graph, sample_on: SampleOn) -> None:
-    """Refuse settings that do not work for batches read from both the part and the whole graph."""
-    if sample_on == "device":
-        raise ValueError(
-            'negatives_from="graph" reads a batch from two graphs, which is done in RAM: use sample_on="auto", or '
-            'negatives_from="part".'
-        )
-    if names := sorted({name.rpartition("/")[2] for name in graph.arrays if name.startswith("edges/")}):
-        raise ValueError(
-            f'negatives_from="graph" reads a batch from two graphs, which {shown(names)}, with a row per '
-            'edge, cannot follow: leave these arrays out, or use negatives_from="part".'
-        )
-
-
 def _check_sampler(sampler: Sampler | None) -> None:
-    """Refuse samplers that repeat nodes, or whose times or weights suppose that seeds are nodes."""
-    if isinstance(sampler, TemporalSampler):
-        raise ValueError(
-            "TemporalSampler draws around nodes at their times, and the edges of a split have none to ask for them at: "
-            "take NeighborSampler, and leave edges out of the graph that are later than those held back."
-        )
+    """Refuse samplers that repeat nodes, or whose weights suppose that seeds are nodes."""
     drawn = sampler.sampler if isinstance(sampler, MatrixSampler) else sampler
     if isinstance(drawn, ShadowSampler | PageRankSampler | RandomWalkSampler | ClusterSampler | LayerSampler):
         raise ValueError(

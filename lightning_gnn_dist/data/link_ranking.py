@@ -81,8 +81,9 @@ class RankMean(Metric):
         edges, negatives = scores[:num_edges, None], scores[num_edges:].view(num_edges, -1)
         beaten_by, level_with = (~(negatives <= edges)).sum(1), (~(negatives < edges)).sum(1)
         ranks = 1 + (beaten_by + level_with) / 2
-        self.total += self.of_ranks(ranks, negatives.shape[1]).sum(dtype=self.total.dtype)
-        self.count += num_edges
+        # Not in place: what trainer.test() leaves behind may not be written to outside inference mode.
+        self.total = self.total + self.of_ranks(ranks, negatives.shape[1]).sum(dtype=self.total.dtype)
+        self.count = self.count + num_edges
 
     def compute(self) -> Tensor:
         return (self.total / self.count).to(torch.float32)

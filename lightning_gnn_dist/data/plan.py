@@ -141,33 +141,37 @@ class PartPlan:
     def check_run(self, world_size: int, num_super_epochs: float) -> None:
         """Refuse a run in which some rank has no training node in some super-epoch. All ranks raise or none."""
         if world_size > 1 and self.residency.sweep(world_size) > 1:
-            what, count = self._train_nodes_of_ranks(world_size)
+            of_ranks = self._train_nodes_of_ranks(world_size)
             for super_epoch in range(math.ceil(min(num_super_epochs, _LONGEST))):
-                self._seeds_of_ranks(super_epoch, world_size, what, count)
+                self._seeds_of_ranks(super_epoch, world_size, *of_ranks)
 
-    def most(self, world_size: int, what: str, count: CountSeeds) -> int:
+    def most(self, world_size: int, what: str, count: CountSeeds, otherwise: str) -> int:
         """Return the number of seeds of the rank that has most in any of the first 16 super-epochs.
 
         Args:
             world_size: How many ranks there are.
             what: The number and name of the seeds, for an error.
             count: Maps the rank of each chunk, shape ``(num_chunks,)``, to the seeds of each rank, ``(world_size,)``.
+            otherwise: What else than fewer ranks gives each rank seeds.
         """
         super_epochs = range(_HORIZON if self.residency.sweep(world_size) > 1 else 1)
-        return max(int(self._seeds_of_ranks(s, world_size, what, count).max()) for s in super_epochs)
+        return max(int(self._seeds_of_ranks(s, world_size, what, count, otherwise).max()) for s in super_epochs)
 
-    def _train_nodes_of_ranks(self, world_size: int) -> tuple[str, CountSeeds]:
+    def _train_nodes_of_ranks(self, world_size: int) -> tuple[str, CountSeeds, str]:
         partition, nodes = self.partition(world_size), _train_nodes(self.graph)
         per_chunk = torch.bincount(partition.assignment[nodes], minlength=partition.num_parts)
-        return f"{nodes.numel()} training nodes", lambda owner: torch.bincount(owner, per_chunk, world_size)
+        otherwise = 'MetisPartitioner(balance="train"), RandomPartitioner() or more super-nodes'
+        return f"{nodes.numel()} training nodes", lambda owner: torch.bincount(owner, per_chunk, world_size), otherwise
 
-    def _seeds_of_ranks(self, super_epoch: int, world_size: int, what: str, count: CountSeeds) -> Tensor:
+    def _seeds_of_ranks(
+        self, super_epoch: int, world_size: int, what: str, count: CountSeeds, otherwise: str
+    ) -> Tensor:
         seeds = count(self.owner(super_epoch, world_size))
         if bool((seeds == 0).any()):
+            when = f" in super-epoch {super_epoch}" if self.residency.sweep(world_size) > 1 else ""
             raise ValueError(
-                f"The chunks of rank {int(seeds.argmin())} of {world_size} hold none of the {what} in super-epoch "
-                f"{super_epoch}, so it would have nothing to learn from: use fewer ranks, "
-                'MetisPartitioner(balance="train"), RandomPartitioner() or more super-nodes.'
+                f"The chunks of rank {int(seeds.argmin())} of {world_size} hold none of the {what}{when}, so it would "
+                f"have nothing to learn from: use fewer ranks, {otherwise}."
             )
         return seeds
 

@@ -7,14 +7,14 @@ import torch
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.evaluation.choice import Counter, Evaluated
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.base import Sampler
 
 _LOOKS = 64  # trees that are measured, spread over all seeds
 _MARGIN = 2.0  # those of a batch may be larger than these
 
 
 def seeds_at_once(
-    graph: Graph, sampler: TemporalSampler, seeds: Evaluated, counter: Counter, most: int, budget_bytes: int
+    graph: Graph, sampler: Sampler, seeds: Evaluated, counter: Counter, most: int, budget_bytes: int
 ) -> int:
     """Return how many seeds a batch should have: up to ``most``, if their trees keep to the budget.
 

@@ -1,4 +1,4 @@
-"""Batches for link prediction: some edges, negatives for each, and the neighbourhoods of all ends without the edges.
+"""Batches of edges: some edges, negatives or labels for each, and the neighbourhoods of all ends without the edges.
 
 A model that is asked whether an edge exists must not receive messages along it, in either direction. Both ends of every
 target are seeds, so the edges to remove are in the rows of seeds.
@@ -6,7 +6,7 @@ target are seeds, so the edges to remove are in the rows of seeds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.engine.rng import draw_bits, key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.typed.apart import places_of
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.negatives import draw_receivers
@@ -47,7 +48,8 @@ class LinkSampler:
     """Samples around edges of the graph. Its seeds are positions in ``graph.indices``.
 
     A batch's targets are its edges, then their negatives; ``edge_label_index`` holds the positions of both ends in the
-    batch, ``edge_label`` ones and zeros. The targets are removed from the sampled neighbourhoods, in both directions.
+    batch, ``edge_label`` ones and zeros, or the label of each edge. The targets are removed from the sampled
+    neighbourhoods, in both directions.
 
     Args:
         sampler: Draws the neighbourhoods of the ends.
@@ -56,6 +58,9 @@ class LinkSampler:
         undirected: Draw at random which direction of each edge is the target.
         target_type: The edge type of the targets, if the graph has types.
         home: The graph in RAM to look up edges and draw negatives in, if the sampled graph is a copy on a device.
+        carried: What batches say of their targets, ``edge_label`` among it: a row for each edge of the target type.
+            None: labels are ones and zeros.
+        hides: Whether targets are removed.
     """
 
     sampler: Sampler
@@ -64,6 +69,8 @@ class LinkSampler:
     undirected: bool
     target_type: TargetType | None = None
     home: Graph | None = None
+    carried: Mapping[str, Tensor] | None = None
+    hides: bool = True
 
     @property
     def num_hops(self) -> int:
@@ -72,16 +79,22 @@ class LinkSampler:
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         home = graph if self.home is None else self.home
         pairs = [self._pairs(home, ids, batch_key) for ids, batch_key in zip(seeds, keys, strict=True)]
-        found, kind = around(graph, self.sampler, pairs, keys), self.target_type
-        return [
-            labelled(without_targets(graph, sample, ends[:, : ids.numel()], kind), ends, ids.numel(), kind)
-            for ids, (sample, ends) in zip(seeds, found, strict=True)
-        ]
+        found, samples = around(graph, self.sampler, pairs, keys), list[Sample]()
+        for ids, (sample, ends) in zip(seeds, found, strict=True):
+            if self.hides:
+                sample = without_targets(graph, sample, ends[:, : ids.numel()], self.target_type)
+            samples.append(labelled(sample, ends, ids.numel(), self.target_type, self._of_targets(home, ids)))
+        return samples
 
     def false_ends(self, graph: Graph, senders: Tensor, ids: Tensor, batch_key: BatchKey) -> Tensor:
         """The receivers of the negatives of each edge, shape ``(n, num_negatives)``."""
         key_of_batch, kind = key(*batch_key, FALSE_ENDS), self.target_type and self.target_type.number
         return draw_receivers(graph, senders, ids, self.num_negatives, key_of_batch, self.candidates, kind)[0]
+
+    def _of_targets(self, home: Graph, ids: Tensor) -> Mapping[str, Tensor] | None:
+        if self.carried is None:
+            return None
+        return rows_at(self.carried, ids if self.target_type is None else places_of(home, self.target_type.number, ids))
 
     def _pairs(self, graph: Graph, ids: Tensor, batch_key: BatchKey) -> Tensor:
         edges = directed(edges_at(graph, ids), ids, batch_key, self.undirected)
@@ -98,6 +111,7 @@ class HeldLinkSampler:
         negatives: The receivers of each edge's negatives, shape ``(n, K)``.
         target_type: The edge type of the edges, if the graph has types.
         first: The ids in the graph of the nodes that count as 0 among senders, and among receivers.
+        carried: As those of :class:`LinkSampler`, with a row for each of ``edges``.
     """
 
     sampler: Sampler
@@ -105,6 +119,7 @@ class HeldLinkSampler:
     negatives: Tensor
     target_type: TargetType | None = None
     first: tuple[int, int] = (0, 0)
+    carried: Mapping[str, Tensor] | None = None
 
     @property
     def num_hops(self) -> int:
@@ -113,12 +128,18 @@ class HeldLinkSampler:
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         pairs = [self._pairs(ids) for ids in seeds]
         samples = around(graph, self.sampler, pairs, keys)
-        return [labelled(*found, ids.numel(), self.target_type) for ids, found in zip(seeds, samples, strict=True)]
+        return [
+            labelled(*found, ids.numel(), self.target_type, self._of_targets(ids))
+            for ids, found in zip(seeds, samples, strict=True)
+        ]
 
     def ends(self, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The nodes that a batch of some edges needs, in increasing order, and its ``edge_label_index`` and labels."""
         nodes, positions = self._pairs(ids).unique(return_inverse=True)
-        return nodes, labels(positions, ids.numel())
+        return nodes, labels(positions, ids.numel(), self._of_targets(ids))
+
+    def _of_targets(self, ids: Tensor) -> Mapping[str, Tensor] | None:
+        return None if self.carried is None else rows_at(self.carried, ids)
 
     def _pairs(self, ids: Tensor) -> Tensor:
         edges, negatives = self.edges[:, ids].to(torch.int64), self.negatives[ids].to(torch.int64)
@@ -126,14 +147,24 @@ class HeldLinkSampler:
         return targets(edges + first, negatives + self.first[1])
 
 
-def positions_of_links(graph: Graph, owner: Tensor, undirected: bool, target_type: TargetType | None = None) -> Tensor:
-    """The positions in ``indices`` of the edges whose two ends have the same owner, without self-loops.
+def positions_of_links(
+    graph: Graph,
+    owner: Tensor,
+    undirected: bool,
+    target_type: TargetType | None = None,
+    *,
+    loops: bool = False,
+    across: bool = False,
+) -> Tensor:
+    """The positions in ``indices`` of the edges whose two ends have the same owner.
 
     Args:
         graph: The graph that has the edges.
         owner: A number for every node; nodes with a negative one have no owner.
         undirected: Whether the graph has every edge in both directions; then only one of them is returned.
         target_type: Of a graph with types, the one whose edges are returned.
+        loops: Whether self-loops are returned, too.
+        across: Whether edges are returned whose receiver alone has an owner, or another one than the sender.
     """
     found = [torch.empty(0, dtype=torch.int64)]
     for start in range(0, graph.num_edges, EDGES_AT_ONCE):
@@ -141,8 +172,8 @@ def positions_of_links(graph: Graph, owner: Tensor, undirected: bool, target_typ
         if target_type is not None and graph.types is not None:
             positions = positions[graph.types.edge_type[positions] == target_type.number]
         sender, receiver = edges_at(graph, positions)
-        is_link = (owner[sender] == owner[receiver]) & (owner[sender] >= 0)
-        is_link &= sender < receiver if undirected else sender != receiver
+        is_link = ((owner[sender] == owner[receiver]) | across) & (owner[receiver] >= 0)
+        is_link &= (sender < receiver if undirected else sender != receiver) | ((sender == receiver) & loops)
         found.append(positions[is_link])
     return torch.cat(found)
 
@@ -217,14 +248,30 @@ def without(sample: Sample, dropped: Tensor) -> Sample:
     )
 
 
-def labelled(sample: Sample, ends: Tensor, num_edges: int, target_type: TargetType | None = None) -> Sample:
-    """The sample with ``edge_label_index`` and ``edge_label``: the first ``num_edges`` targets are edges."""
+def labelled(
+    sample: Sample,
+    ends: Tensor,
+    num_edges: int,
+    target_type: TargetType | None = None,
+    carried: Mapping[str, Tensor] | None = None,
+) -> Sample:
+    """The sample with what :func:`labels` says of its targets."""
     number = None if target_type is None else target_type.number
-    return sample._replace(extra=labels(ends, num_edges), is_constant=False, target_type=number)
+    return sample._replace(extra=labels(ends, num_edges, carried), is_constant=False, target_type=number)
 
 
-def labels(ends: Tensor, num_edges: int) -> dict[str, Tensor]:
-    """The arrays ``edge_label_index`` and ``edge_label`` of a batch whose first ``num_edges`` targets are edges."""
+def labels(ends: Tensor, num_edges: int, carried: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The arrays ``edge_label_index`` and ``edge_label`` of a batch whose first ``num_edges`` targets are edges.
+
+    Where these edges carry labels, theirs, and what else they carry.
+    """
+    if carried is not None:
+        return {"edge_label_index": ends} | {name: rows.to(ends.device) for name, rows in carried.items()}
     label = torch.zeros(ends.shape[1], device=ends.device)
     label[:num_edges] = 1.0
     return {"edge_label_index": ends, "edge_label": label}
+
+
+def rows_at(arrays: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    """Some rows of each array."""
+    return {name: array[rows] for name, array in arrays.items()}

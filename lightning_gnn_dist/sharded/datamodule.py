@@ -260,7 +260,7 @@ class ShardedDataModule(ExchangingDataModule):
     def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> ShardedSource:
         return ShardedSource(self._whole_graph(), sampler, self.loading, stream=stream_to(device_of(self.trainer)))
 
-    def _eval_batch_size(self, evaluated: Evaluated) -> int:
+    def _eval_batch_size(self, evaluated: Evaluated, sampler: Sampler) -> int:
         """Double the training batch as long as the neighbourhood of a batch fits all ranks' budgets. Collective."""
         size, most = self.batch_size, -(-evaluated.ids.numel() // evaluated.num_ranks)
         if self.evaluation.sampler is not None or self._model_layers() is not None:

@@ -284,6 +284,3 @@ def test_what_cannot_be_made_there_is_refused():
         module_of("device", global_batching=GlobalBatching(sampler=ShadowSampler([2], num_hops=2)))
     with pytest.raises(ValueError, match=r"draws there .*got WholePartSampler"):
         links_of("device", sampler=WholePartSampler(2))
-    with pytest.raises(ValueError, match='negatives_from="graph" reads a batch from two graphs'):
-        links_of("device", negatives_from="graph")
-    links_of("auto", negatives_from="graph")

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Halo, History, Isolated
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import LinkSplit, split_edges
 from lightning_gnn_dist.data.residency import Holding, Redeal, Rotate
@@ -53,6 +54,7 @@ def module_of(split: LinkSplit | str, **options: Any) -> LinkDataModule:
         "sampler": NeighborSampler([4, 4]),
         "batch_size": 40,
         "partitioner": RandomPartitioner(),
+        "boundary": Isolated(),
     }
     return LinkDataModule(split, **(defaults | options))
 
@@ -143,17 +145,19 @@ def whole_graph_scores(module: LinkSAGE, split: LinkSplit, name: str) -> Tensor:
         return module.decoder(hidden[edges[0]][:, None] * hidden[receivers]).squeeze(2)
 
 
-@pytest.mark.parametrize("negatives_from", ["part", "graph"])
-def test_targets_send_no_messages(negatives_from: str) -> None:
+@pytest.mark.parametrize("boundary", [Isolated(), Halo(), Fetch()], ids=repr)
+def test_targets_send_no_messages(boundary: Boundary) -> None:
     split = small_split()
-    data = module_of(split, sampler=NeighborSampler([-1, -1]), negatives_from=negatives_from)
-    part = data.part(0, 2)
-    here, there = pairs_of(split.graph), set(part.node_arrays["n_id"].tolist())
+    data = module_of(split, sampler=NeighborSampler([-1, -1]), boundary=boundary)
+    part = data.graph if boundary == Fetch() else data.part(0, 2)
+    here, own = pairs_of(split.graph), (data.partition(2).assignment == 0).nonzero().view(-1).tolist()
+    seen = set(own) if boundary == Isolated() else set(range(NODES))
     loader = data._batches_of(part, 6, 0, 0, 2)
     num_dropped = 0
     for batch in loader:
         asked = {tuple(sorted(pair)) for pair in batch.n_id[batch.edge_label_index].T.tolist()}
         true = {pair for pair in asked if pair in here}
+        assert all(set(pair) <= set(own) or (boundary == Fetch() and max(pair) in own) for pair in true)
         sent = batch.n_id[batch.edge_index].T.tolist()
         assert not true & {tuple(sorted(edge)) for edge in sent}
         assert all(tuple(sorted(edge)) in here for edge in sent)
@@ -161,7 +165,7 @@ def test_targets_send_no_messages(negatives_from: str) -> None:
             node = int(batch.n_id[seed])
             row = batch.n_id[batch.edge_index[0, batch.edge_index[1] == seed]].tolist()
             near = {s for pair in here for s in pair if node in pair} - {node}
-            near = near & there if node in there else near
+            near &= seen
             asked_of_node = {s for pair in true for s in pair if node in pair}
             assert sorted(row) == sorted(near - asked_of_node)
             num_dropped += len(near & asked_of_node)
@@ -172,23 +176,30 @@ def test_targets_send_no_messages(negatives_from: str) -> None:
     assert num_dropped > 50
 
 
-def test_negatives_of_the_graph_come_from_everywhere() -> None:
+def test_false_receivers_come_from_all_nodes_that_are_fetched() -> None:
     split = small_split()
-    data = module_of(split, negatives_from="graph", num_negatives=4)
-    part = data.part(0, 2)
-    own, everything = set(part.node_arrays["n_id"].tolist()), pairs_of(split.graph)
+    data = module_of(split, boundary=Fetch(), num_negatives=4)
+    everything = pairs_of(split.graph)
     false = [
         pair
-        for batch in data._batches_of(part, 6, 0, 0, 2)
+        for batch in data._batches_of(data.graph, 6, 0, 0, 2)
         for pair in batch.n_id[batch.edge_label_index[:, batch.edge_label == 0]].T.tolist()
     ]
-    assert all(tuple(sorted(pair)) not in everything and pair[0] in own for pair in false)
-    outside = sum(pair[1] not in own for pair in false) / len(false)
-    assert 0.4 < outside < 0.6
-    (batch, *_) = data._batches_of(part, 6, 0, 0, 2)
-    receivers = batch.edge_index[1].unique()
-    at = batch.edge_label_index[1][batch.edge_label == 0].unique()
-    assert torch.isin(at, receivers).float().mean() > 0.9  # they bring neighbours along
+    assert all(tuple(sorted(pair)) not in everything for pair in false)
+    own = data.partition(2).assignment == 0
+    assert 0.4 < sum(not own[receiver] for _, receiver in false) / len(false) < 0.6
+
+
+def test_every_edge_is_asked_for_by_one_rank_where_all_are_seen() -> None:
+    split = small_split()
+    data = module_of(split, boundary=Fetch())
+    asked = Counter(
+        tuple(sorted(pair))
+        for rank in range(3)
+        for batch in data._batches_of(data.graph, -(-data._most_seeds(3) // 40), 0, rank, 3)
+        for pair in batch.n_id[batch.edge_label_index[:, batch.edge_label == 1]].T.tolist()
+    )
+    assert asked == Counter(pairs_of(split.graph))
 
 
 @pytest.mark.parametrize("sampler", [NeighborSampler([4, 4]), WholePartSampler(2)], ids=["neighbor", "whole"])
@@ -222,7 +233,7 @@ def test_a_saved_split_trains_alike(tmp_path: Path) -> None:
 
 
 STRATEGIES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "llcg": (LLCGStrategy(EverySteps(3), correction_steps=2, **PATIENCE), {"negatives_from": "graph"}),
+    "llcg": (LLCGStrategy(EverySteps(3), correction_steps=2, **PATIENCE), {"boundary": Fetch()}),
     "tma": (TMAStrategy(EverySeconds(0.3), weights="nodes", **PATIENCE), {"partitioner": SuperNodePartitioner(12)}),
     "grappa": (GrappaStrategy(**PATIENCE), {"holding": Holding(Rotate())}),
     "redeal": (LocalSGDStrategy(**PATIENCE), {"holding": Holding(Redeal(6))}),
@@ -300,15 +311,14 @@ def test_what_cannot_work_is_refused() -> None:
         module_of(split, sampler=PageRankSampler(5, num_hops=2))
     with pytest.raises(ValueError, match="NeighborSampler or WholePartSampler, got LadiesSampler"):
         module_of(split, sampler=MatrixSampler(LadiesSampler([5, 5])))
-    with pytest.raises(ValueError, match=r"one of \['part', 'graph'\], got 'local'"):
-        module_of(split, negatives_from="local")
+    with pytest.raises(ValueError, match=r"boundary must be Isolated\(\), Halo\(\) or Fetch\(\) .*got History"):
+        module_of(split, boundary=History())
+    with pytest.raises(ValueError, match=r"boundary=Fetch\(\) sees the whole graph: choose one"):
+        module_of(split, boundary=Fetch(), holding=Holding(extra_nodes=0.1))
     with pytest.raises(TypeError, match=r"split must be split_edges\(graph\)"):
         module_of(split.graph)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"no test edges back .*split_edges\(graph, test=0.1\)"):
         module_of(small_split_without_test()).test_dataloader()
-    weighted = Graph(split.graph.indptr, split.graph.indices, {}, {"edge_weight": torch.ones(split.graph.num_edges)})
-    with pytest.raises(ValueError, match=r"\['edge_weight'\]"):
-        module_of(LinkSplit(weighted, {}, {}), negatives_from="graph")
     apart = Partition((torch.arange(60) % 5).to(torch.int32), 5)  # 0 -> 5 stays inside, so all parts have edges
     ring = split_edges(directed_ring(), 0.0, 0.0)
     assert module_of(ring, partitioner=apart)._most_seeds(5) == 12

@@ -51,6 +51,15 @@ def test_unequal_batches_count_by_their_edges() -> None:
     assert set(results(together)) == {"val/mrr", "val/hits@1", "val/hits@10", "val/hits@50"}
 
 
+def test_a_fit_follows_a_test() -> None:
+    ranking = LinkRanking(hits=[1])
+    with torch.inference_mode():  # as trainer.test() runs
+        ranking.reset()
+        ranking.update(*batch([3.0], [[1.0, 2.0]]))
+    ranking.update(*batch([1.0], [[2.0, 0.0]]))
+    assert results(ranking) == {"mrr": 0.75, "hits@1": 0.5}
+
+
 def rank_shares(rank: int, world_size: int) -> dict[str, float]:
     torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
     ranking = LinkRanking(hits=[1])

@@ -138,6 +138,11 @@ def test_useless_arguments_are_refused() -> None:
         split_edges(whole, seed=1.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="some edges have no reverse"):
         split_edges(Graph.from_edge_index(torch.tensor([[0], [1]]), 3), undirected=True)
+    (sender, receiver), number = graph().to_pyg().edge_index, graph().num_edges
+    nearly = Graph.from_edge_index(torch.stack([sender[1:], receiver[1:]]), 300)
+    with pytest.raises(ValueError, match=rf"^1 of {number - 1} edges have no reverse.*undirected=False, which"):
+        split_edges(nearly)
+    assert split_edges(nearly, 0.0, 0.1, undirected=False).edges["test"].shape[1] == round((number - 1) / 10)
     complete = torch.tensor([[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]])
     with pytest.raises(ValueError, match=r"Node \d has an edge to every other"):
         split_edges(Graph.from_edge_index(complete, 3), 0.4, 0.0, negatives=1)

@@ -257,7 +257,9 @@ def test_what_would_show_the_future_is_refused(case: str) -> None:
 
 def test_what_does_not_draw_by_time_is_refused(tmp_path: Path) -> None:
     graph = communities(300, 4, seed=3)
-    with pytest.raises(ValueError, match="TemporalSampler draws around nodes at their times, and the edges of a split"):
+    with pytest.raises(
+        ValueError, match="TemporalSampler draws around edges at their times, and this split holds them back at random"
+    ):
         LinkDataModule(split_edges(graph, val=0.1), sampler=SAMPLER)
     save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "shards")
     with pytest.raises(ValueError, match=r"A sharded graph is sampled by NeighborSampler, .* got TemporalSampler"):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, Isolated
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
 from lightning_gnn_dist.data.links import LinkSplit, split_edges
 from lightning_gnn_dist.data.residency import Holding, Rotate
@@ -40,24 +41,22 @@ STRATEGIES = every_strategy()
 
 
 @cache
-def papers(*, with_times: bool = True) -> Graph:
+def papers() -> Graph:
     """Papers and others, of which some resemble each other: a type with both directions of each link."""
     data = typed_graph_of_papers(200).to_pyg()
     ends = data[CITES].edge_index[:, :60]
     data[PEERS].edge_index = torch.cat([ends, ends.flip(0)], 1)
-    if not with_times:
-        for kind in data.edge_types:
-            data[kind].pop("time", None)
     return Graph.from_pyg(data)
 
 
 @cache
-def split_of(kind: EdgeType = WRITES, **options: Any) -> LinkSplit:
-    return split_edges(papers(**options), 0.1, 0.1, negatives=7, edge_type=kind)
+def split_of(kind: EdgeType = WRITES) -> LinkSplit:
+    return split_edges(papers(), 0.1, 0.1, negatives=7, edge_type=kind)
 
 
 def data_of(split: LinkSplit | Path, **options: Any) -> LinkDataModule:
     defaults = {"sampler": NeighborSampler([4, 3]), "batch_size": 48, "partitioner": RandomPartitioner()}
+    defaults["boundary"] = Isolated()
     return LinkDataModule(split, **(defaults | options))  # type: ignore[arg-type]
 
 
@@ -169,14 +168,17 @@ def check_seeds(batch: Any, kind: EdgeType) -> None:
         assert batch[end].x.equal(whole.node_arrays[end]["x"][batch[end].n_id])
 
 
-def test_negatives_of_the_graph_bring_their_neighbours_and_no_target() -> None:
-    split = split_of(with_times=False)
-    data = data_of(split, sampler=ALL, negatives_from="graph", num_negatives=3)
-    part, true, outside = data.part(0, 3), links(split), 0
-    here, edges = nodes_of(part), {k: pairs(store.edge_index) for k, store in hetero(split).edge_items()}
+@pytest.mark.parametrize("boundary", [Halo(), Fetch()], ids=repr)
+def test_neighbours_beyond_the_part_come_along_and_no_target(boundary: Boundary) -> None:
+    split = split_of()
+    data = data_of(split, sampler=ALL, boundary=boundary, num_negatives=3)
+    part, true, outside = data.part(0, 3) if boundary == Halo() else data.graph, links(split), 0
+    here, edges = nodes_of(data_of(split).part(0, 3)), {k: pairs(s.edge_index) for k, s in hetero(split).edge_items()}
     for batch in data._batches_of(part, 3, 0, 0, 3):
         targets = targets_of(batch, WRITES)
-        assert all(((s, r) in true) == bool(label) and s in here["author"] for s, r, label in targets)
+        assert all(((s, r) in true) == bool(label) for s, r, label in targets)
+        assert all(r in here["paper"] for _, r, label in targets if label)
+        assert boundary == Fetch() or all(s in here["author"] for s, _, _ in targets)
         outside += sum(r not in here["paper"] for _, r, _ in targets)
         assert not {(s, r) for k, s, r in edges_of_batch(batch) if k == CITES} - set(edges[CITES])
         assert batch["paper"].x.equal(hetero(split)["paper"].x[batch["paper"].n_id])
@@ -187,9 +189,8 @@ def test_negatives_of_the_graph_bring_their_neighbours_and_no_target() -> None:
                 store = batch[kind]
                 row = batch[kind[0]].n_id[store.edge_index[0, store.edge_index[1] == place]].tolist()
                 senders = [s for s, r in edges[kind] if r == paper and (kind, s, r) not in shown]
-                is_here = paper in here["paper"]
-                assert sorted(row) == sorted(s for s in senders if not is_here or s in here[kind[0]])
-    assert outside > 50
+                assert sorted(row) == sorted(senders)
+    assert outside > 50 if boundary == Fetch() else outside == 0
 
 
 @pytest.mark.parametrize("holding", [Holding(Rotate()), Holding(extra_nodes=0.5)], ids=["rotate", "extra"])
@@ -353,10 +354,10 @@ def test_a_batch_can_lose_its_types_and_says_what_it_lacks() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "time": ({"sampler": TemporalSampler([2, 2], "time")}, "TemporalSampler draws around nodes at their times"),
+    "time": ({"sampler": TemporalSampler([2, 2], "time")}, "this split holds them back at random"),
     "clusters": ({"sampler": ClusterSampler(2)}, "sampled around by NeighborSampler or WholePartSampler"),
     "device": ({"loading": Loading(sample_on="device")}, 'sample_on="device" is for graphs without types'),
-    "far negatives of edges that carry": ({"negatives_from": "graph"}, r"two graphs, which \['time'\], with a row"),
+    "boundary": ({"boundary": Exchange()}, r"boundary must be Isolated\(\), Halo\(\) or Fetch\(\) for edges"),
     "other types": ({"sampler": NeighborSampler({WRITES: [2, 2]})}, "num_neighbors has no numbers for the edge type"),
     "weights": ({"sampler": NeighborSampler([2, 2], weight="w")}, "weight .'w'. draws from graphs without types"),
 }

@@ -109,9 +109,15 @@ def test_a_reverse_is_found_by_its_links() -> None:
     back = split_edges(Graph.from_pyg(renamed("by")), negatives=2, edge_type=("paper", "by", "author"))
     assert back.reverse == WRITES
     assert split_edges(graph(), negatives=2, edge_type=BACK).reverse == WRITES
-    some = renamed("read_by")  # other links, which stay
-    some["paper", "read_by", "author"].edge_index = some["paper", "read_by", "author"].edge_index[:, 5:]
+    some, read_by = renamed("read_by"), ("paper", "read_by", "author")
+    of_all = some[read_by].edge_index
+    some[read_by].edge_index = of_all[:, of_all.shape[1] // 2 + 9 :]  # fewer than half, so these are others
     assert split_edges(Graph.from_pyg(some), negatives=2, edge_type=WRITES).reverse is None
+    some[read_by].edge_index = of_all[:, 5:]
+    with pytest.raises(ValueError, match=r"'read_by', .* has \d+ of the \d+ links of .* reverse=None says"):
+        split_edges(Graph.from_pyg(some), negatives=2, edge_type=WRITES)
+    assert split_edges(Graph.from_pyg(some), negatives=2, edge_type=WRITES, reverse=read_by).reverse == read_by
+    assert split_edges(Graph.from_pyg(some), negatives=2, edge_type=WRITES, reverse=None).reverse is None
     two = Graph.from_pyg(renamed("by", of=graph().to_pyg()[BACK].edge_index))
     with pytest.raises(ValueError, match=r"\('paper', 'by', 'author'\), \('paper', 'of', 'author'\).* turned round"):
         split_edges(two, negatives=2, edge_type=WRITES)
@@ -155,7 +161,7 @@ def test_a_split_of_ones_own_is_looked_at_in_both_types() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no type": ({}, r"links of one edge type are predicted at a time: name it, as in edge_type=\('paper', 'cites'"),
     "another type": ({"edge_type": ("author", "cites", "paper")}, "edge_type must be one of .*, got"),
-    "its name alone": ({"edge_type": "writes"}, "edge_type must be one of .*, got 'writes'"),
+    "its name alone": ({"edge_type": "writes"}, r"got 'writes'\. Its three names, \('author', .*, say"),
     "a reverse that is none": ({"edge_type": WRITES, "reverse": CITES}, r"from 'paper' to 'author'"),
     "itself": ({"edge_type": CITES, "reverse": CITES}, "it must be another edge type"),
     "an unknown reverse": ({"edge_type": WRITES, "reverse": "back"}, "reverse must be one of .*, got 'back'"),

@@ -8,7 +8,6 @@ from lightning_gnn_dist.batches.batch import assemble
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.sampling.far_negatives import FarNegativesSampler
 from lightning_gnn_dist.sampling.links import (
     HeldLinkSampler,
     LinkSampler,
@@ -84,21 +83,3 @@ def test_held_edges_come_with_their_negatives() -> None:
     batch = assemble(graph, sample)
     pairs = batch.n_id[batch.edge_label_index].T.tolist()
     assert pairs == [[9, 2], [0, 7], [9, 5], [9, 6], [0, 1], [0, 2]]
-
-
-def test_far_negatives_bring_their_whole_neighbourhood() -> None:
-    graph = communities(80, 2, num_features=2)
-    part = graph.induced(torch.arange(0, 80, 2))
-    links = LinkSampler(NeighborSampler([-1, -1]), 3, range(80), True)
-    seeds = positions_of_links(part, torch.zeros(40, dtype=torch.int64), True)[:4]
-    (sample,) = FarNegativesSampler(links, part).sample_bulk(graph, [seeds], [KEY])
-    ends = sample.nodes[sample.extra["edge_label_index"]]
-    assert (ends[0] % 2 == 0).all() and (ends[:, :4] % 2 == 0).all() and (ends[1, 4:] % 2 == 1).any()
-    rows = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff())
-    targets = {frozenset(pair) for pair in ends[:, :4].T.tolist()}
-    for row in range(sample.num_sampled_nodes[0]):
-        node = int(sample.nodes[row])
-        near = graph.indices[graph.indptr[node] : graph.indptr[node + 1]].tolist()
-        expected = [n for n in near if (node % 2 or n % 2 == 0) and frozenset((n, node)) not in targets]
-        assert sorted(sample.nodes[sample.indices[rows == row].long()].tolist()) == expected
-    assert assemble(graph, sample).blocks[0].num_edges == sum(sample.num_sampled_edges)

@@ -11,7 +11,8 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.engine.temporal.times import sources_of
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler, check_event_graph
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,38 @@ def check_temporal(graph: Graph, settings: BatchSettings, boundary: Boundary) ->
             )
     if isinstance(ours := settings.of_parts(), TemporalSampler):  # the others have its times
         _tell(graph, ours.time)
+
+
+def sampler_of_events(sampler: Sampler | None, time: str | None) -> Sampler | None:
+    """Return the sampler of a data module of edges, where none was named one that knows their times.
+
+    Refuse one that shows later events, and one that draws by times where edges are not split by them.
+    """
+    if time is None:
+        if isinstance(sampler, TemporalSampler):
+            raise ValueError(
+                "TemporalSampler draws around edges at their times, and this split holds them back at random: split "
+                f"them by time, split_edges(graph, time={shown(sampler.time)}), or take NeighborSampler."
+            )
+        return sampler
+    if sampler is None:
+        return TemporalSampler([15, 10], time)
+    if not isinstance(sampler, TemporalSampler) or sampler.time != time:
+        raise ValueError(
+            f"The graph of this split has the edges of all times ({time}), and {shown(sampler)} does not draw by "
+            f"these: take TemporalSampler([15, 10], time={shown(time)})."
+        )
+    return sampler
+
+
+def check_event_samplers(graph: Graph, settings: BatchSettings, time: str | None) -> None:
+    """Refuse samplers that do not know the types of a graph, or such a span of time; say what is always seen."""
+    if time is None:
+        return
+    for sampler in (settings.of_parts(), settings.of_corrections(), settings.of_evaluation()):
+        if isinstance(sampler, TemporalSampler):
+            check_event_graph(sampler, graph)
+    _tell(graph, time)
 
 
 def _tell(graph: Graph, name: str) -> None:

@@ -58,15 +58,16 @@ def _labelled_type(types: GraphTypes, time: str) -> str:
 
 def _masks(arrays: Mapping[str, Tensor], times: Tensor, val: float, test: float) -> dict[str, Tensor]:
     when = as_integers(times)
-    is_labelled = _is_labelled(arrays.get("y"), when)
-    in_order = when[is_labelled].sort().values
+    y = arrays.get("y")
+    has_label = torch.ones_like(when, dtype=torch.bool) if y is None else is_labelled(y)
+    in_order = when[has_label].sort().values
     count = in_order.numel()
     begins = [in_order[count - round(share * count) :][:1] for share in (val + test, test)]
-    later = [when >= int(begin) if begin.numel() else torch.zeros_like(is_labelled) for begin in begins]
+    later = [when >= int(begin) if begin.numel() else torch.zeros_like(has_label) for begin in begins]
     masks = {
-        "train_mask": is_labelled & ~later[0],
-        "val_mask": is_labelled & later[0] & ~later[1],
-        "test_mask": is_labelled & later[1],
+        "train_mask": has_label & ~later[0],
+        "val_mask": has_label & later[0] & ~later[1],
+        "test_mask": has_label & later[1],
     }
     for name, share in (("train", 1.0), ("val", val), ("test", test)):
         if share and not bool(masks[f"{name}_mask"].any()):
@@ -77,9 +78,8 @@ def _masks(arrays: Mapping[str, Tensor], times: Tensor, val: float, test: float)
     return masks
 
 
-def _is_labelled(y: Tensor | None, when: Tensor) -> Tensor:
-    if y is None:
-        return torch.ones_like(when, dtype=torch.bool)
+def is_labelled(y: Tensor) -> Tensor:
+    """Which rows have a label: no NaN, and not -1 alone."""
     if y.is_floating_point():
-        return ~y.isnan().reshape(len(y), -1).all(1)
-    return (y >= 0).reshape(len(y), -1).any(1)
+        return ~y.isnan() if y.dim() == 1 else ~y.isnan().flatten(1).any(1)
+    return y >= 0 if y.dim() == 1 else (y >= 0).flatten(1).any(1)

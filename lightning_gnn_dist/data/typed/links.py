@@ -40,21 +40,26 @@ class LinkEnds(NamedTuple):
         """Do the reverse of :meth:`in_graph`."""
         return edges - torch.tensor([[self.senders.start], [self.receivers.start]])
 
-    def check(self, name: str, edges: Tensor, negatives: Tensor) -> None:
-        """Refuse edges and negatives that are no ids of such nodes, by their types, or are none."""
-        if edges.dim() != 2 or len(edges) != 2 or negatives.dim() != 2 or len(negatives) != edges.shape[1]:
+    def check(self, name: str, edges: Tensor, negatives: Tensor | None) -> None:
+        """Refuse edges and negatives that are no ids of such nodes, by their types, or are none.
+
+        Edges with labels have no negatives, None.
+        """
+        false = edges.new_empty(edges.shape[-1] if edges.dim() else 0, 1) if negatives is None else negatives
+        if edges.dim() != 2 or len(edges) != 2 or false.dim() != 2 or len(false) != edges.shape[1]:
             raise ValueError(
                 f"{name}: edges need the shape (2, n) and negatives (n, K), got {tuple(edges.shape)} and "
-                f"{tuple(negatives.shape)}."
+                f"{tuple(false.shape)}."
             )
-        for ids, most in ((edges[0], self.senders), (edges[1], self.receivers), (negatives, self.receivers)):
+        checked = [(edges[0], self.senders), (edges[1], self.receivers)]
+        for ids, most in checked if negatives is None else [*checked, (false, self.receivers)]:
             low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
             if ids.dtype not in (torch.int32, torch.int64) or not 0 <= low <= high < len(most):
                 raise ValueError(f"{name}: edges and negatives hold node ids, integers in [0, {len(most)}).")
         if not edges.shape[1]:
             raise ValueError(f"{name}: there are no edges to judge by, and their mean would be NaN: leave {name} out.")
-        if not negatives.shape[1]:
-            raise ValueError(f"{name}: negatives of shape {tuple(negatives.shape)} leave each edge without a rival.")
+        if not false.shape[1]:
+            raise ValueError(f"{name}: negatives of shape {tuple(false.shape)} leave each edge without a rival.")
 
 
 def ends_of(graph: Graph, edge_type: EdgeType | None, reverse: Reverse = None) -> LinkEnds:
@@ -184,7 +189,9 @@ def _known(name: str, kind: object, kinds: tuple[EdgeType, ...]) -> EdgeType:
     words = kind if isinstance(kind, list | tuple) and all(isinstance(word, str) for word in kind) else ()
     found = [known for known in kinds if known == tuple(words)]
     if not found:
-        raise ValueError(f"{name} must be one of {shown(list(kinds))}, got {shown(kind)}.")
+        named = [known for known in kinds if known[1] == kind]
+        hint = f" Its three names, {named[0]}, say which." if named else ""
+        raise ValueError(f"{name} must be one of {shown(list(kinds))}, got {shown(kind)}.{hint}")
     return found[0]
 
 
@@ -200,12 +207,24 @@ def _found(graph: Graph, types: GraphTypes, edge_type: EdgeType, held: Sequence[
         turned = _numbers(graph, links_of(graph, kind)[1].flip(0)).unique()
         if turned.numel() and (torch.equal(turned, links) or torch.equal(turned, all_links)):
             found.add(kind)
+        elif kind not in found:
+            _refuse_if_alike(edge_type, kind, all_links, turned)
     if len(found) > 1:
         raise ValueError(
             f"{shown(sorted(found))} have the links of {edge_type} turned round, and each would show a model what it "
             "is asked for: leave all but one out of the graph, or name the one to hide, reverse=..."
         )
     return found.pop() if found else None
+
+
+def _refuse_if_alike(edge_type: EdgeType, kind: EdgeType, links: Tensor, turned: Tensor) -> None:
+    """Refuse to guess about an edge type that has most of the links turned round, and not all."""
+    count = int(torch.isin(links, turned).sum())
+    if 2 * count > links.numel():
+        raise ValueError(
+            f"{kind} has {count} of the {links.numel()} links of {edge_type} turned round, and would show a model what "
+            f"it is asked for: reverse={kind} hides held ones there, too, and reverse=None says that they are others."
+        )
 
 
 def _numbers(graph: Graph, edges: Tensor) -> Tensor:

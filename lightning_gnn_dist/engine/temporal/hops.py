@@ -42,9 +42,10 @@ class View(NamedTuple):
     replace: bool
 
 
-def sample_by_time(graph: Graph, seeds: Tensor, fanouts: Array, batch_key: BatchKey, view: View) -> Sample:
+def sample_by_time(
+    graph: Graph, seeds: Tensor, times: Tensor, fanouts: Array, batch_key: BatchKey, view: View
+) -> Sample:
     """Draw so many neighbours of each edge type at each hop, ``fanouts[hop, type]``, for each seed apart."""
-    times = checked_times(graph, seeds, view)
     bits = max(1, (graph.num_nodes - 1).bit_length())
     trees = Trees(seeds.numpy(), *_seen(times, view), bits)
     keys = typed_keys(*batch_key, *fanouts.shape)
@@ -77,6 +78,11 @@ def checked_times(graph: Graph, seeds: Tensor, view: View) -> Tensor:
             f"Events have times of {of_events} ({view.time!r}) and seeds of {times.dtype} ({view.seed_time!r}), which "
             "do not compare exactly: store both as integers, or both as floating point numbers."
         )
+    check_span(times, view)
+    return times
+
+
+def check_span(times: Tensor, view: View) -> None:
+    """Refuse a span of time that is no integer where times are."""
     if view.last is not None and not times.is_floating_point() and view.last != int(view.last):
         raise ValueError(f"last ({view.last}) must be an integer, as the times of {view.time!r} are: round it.")
-    return times

@@ -28,7 +28,8 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
-from lightning_gnn_dist.engine.temporal.hops import View, checked_times, sample_by_time
+from lightning_gnn_dist.engine.temporal.hops import View, check_span, checked_times, sample_by_time
+from lightning_gnn_dist.engine.temporal.times import sources_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -105,7 +106,8 @@ class TemporalSampler:
         fanouts, view = self._fanouts(graph), self._view()
         for ids, _ in bulk:
             refuse_repeated(ids, "To ask for a node at several times, give it a copy for each")
-        return [sample_by_time(graph, ids, fanouts, batch_key, view) for ids, batch_key in bulk]
+        timed = [(ids, checked_times(graph, ids, view), batch_key) for ids, batch_key in bulk]
+        return [sample_by_time(graph, ids, times, fanouts, batch_key, view) for ids, times, batch_key in timed]
 
     def check_graph(self, graph: Graph) -> None:
         """Refuse a graph without such times, or with types that ``num_neighbors`` does not know."""
@@ -126,3 +128,16 @@ class TemporalSampler:
 
     def _view(self) -> View:
         return View(*self.sight, self.pick == "latest", self.replace)
+
+
+def sample_at(sampler: TemporalSampler, graph: Graph, seeds: Tensor, times: Tensor, batch_key: BatchKey) -> Sample:
+    """A batch around nodes at times of their own; a node may be a seed at several."""
+    return sample_by_time(graph, seeds, times, sampler._fanouts(graph), batch_key, sampler._view())
+
+
+def check_event_graph(sampler: TemporalSampler, graph: Graph) -> None:
+    """Do as :meth:`TemporalSampler.check_graph`, where edges are asked for, and nodes need no times."""
+    sampler._fanouts(graph)
+    for source in sources_of(graph, sampler.time):
+        if source is not None:
+            check_span(source.times, sampler._view())

@@ -1,0 +1,54 @@
+"""Deals edges, or pairs of nodes, to validation and testing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.engine.rng import Purpose, draw_bits, key, permutation
+
+SPLIT, FALSE_ENDS = range(2)  # what is drawn
+
+
+def dealt(total: int, shares: Mapping[str, float], seed: int) -> dict[str, Tensor]:
+    """Return which of all pairs are held back under each name, if any are."""
+    counts = {name: round(share * total) for name, share in shares.items()}
+    for name, share in shares.items():
+        if share and not counts[name]:
+            raise ValueError(
+                f"{name}={share} of {total} edges (or pairs, without loops) is none: give a larger share, or {name}=0."
+            )
+    if any(counts.values()) and sum(counts.values()) == total:
+        raise ValueError(
+            f"val and test would hold all {total} edges (or pairs, without loops), and none is left to train on: give "
+            "smaller shares."
+        )
+    order = permutation(total, seed + Purpose.LINKS, SPLIT)[: sum(counts.values())]
+    held = dict(zip(counts, order.split(list(counts.values())), strict=True))
+    return {name: which for name, which in held.items() if len(which)}
+
+
+def numbers_of(links: Tensor, num_nodes: int, *, undirected: bool) -> Tensor:
+    """A number for each edge; if ``undirected``, that of both directions."""
+    first, last = (links.amin(0), links.amax(0)) if undirected else links
+    return first * num_nodes + last
+
+
+def pairs_of(links: Tensor, num_nodes: int, undirected: bool) -> tuple[Tensor, Tensor]:
+    """Return a number for each distinct edge or pair, and for each edge its place among them, -1 for loops."""
+    is_loop = links[0] == links[1]
+    pairs, which = numbers_of(links, num_nodes, undirected=undirected)[~is_loop].unique(return_inverse=True)
+    pair_of_edge = torch.full_like(links[0], -1)
+    pair_of_edge[~is_loop] = which
+    return pairs, pair_of_edge
+
+
+def decoded(pairs: Tensor, num_nodes: int, seed: int, undirected: bool) -> Tensor:
+    """Return the edges that the numbers stand for, one direction of each pair, shape ``(2, n)``."""
+    edges = torch.stack([pairs // num_nodes, pairs % num_nodes])
+    if not undirected:
+        return edges
+    flips = draw_bits(key(seed + Purpose.LINKS, 0, 0, SPLIT), pairs)
+    return torch.where(flips, edges.flip(0), edges)

@@ -1,0 +1,127 @@
+"""Labels of edges: the array that holds them, which edges have one, and what batches show of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from lightning_gnn_dist.checks import check_word, shown
+from lightning_gnn_dist.data.temporal.split import is_labelled
+from lightning_gnn_dist.graph.convert import EDGE_IDS
+from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
+from lightning_gnn_dist.graph.typed.types import EdgeType
+
+_OF_TARGETS = "edge_label"  # as PyG's LinkNeighborLoader calls the labels of the edges that a batch asks for
+_GIVEN = "edge_given_labels"  # of labels that came as a tensor
+
+
+def arrays_of_edges(graph: Graph, edge_type: EdgeType | None) -> Mapping[str, Tensor]:
+    """What the edges of a type carry; without types what all carry."""
+    if graph.types is None or edge_type is None:
+        return graph.edge_arrays
+    return graph.types.edge_arrays[edge_type]
+
+
+def with_edge_arrays(graph: Graph, edge_type: EdgeType | None, arrays: Mapping[str, Tensor]) -> Graph:
+    """The same graph, in RAM, whose edges of a type carry these arrays and no others."""
+    if graph.types is None or edge_type is None:
+        return checked_graph(graph.indptr, graph.indices, graph.node_arrays, arrays)
+    types = replace(graph.types, edge_arrays={**graph.types.edge_arrays, edge_type: arrays})
+    return typed_graph(graph.indptr, graph.indices, types, node_arrays=vars(graph).get("node_arrays"))
+
+
+def without_labels(graph: Graph, edge_type: EdgeType | None, name: str) -> Graph:
+    """The same graph, whose edges of a type do not carry the array ``name``."""
+    left = {array: rows for array, rows in arrays_of_edges(graph, edge_type).items() if array != name}
+    shown = with_edge_arrays(graph, edge_type, left)
+    shown.path = graph.path
+    return shown
+
+
+def named_labels(graph: Graph, edge_type: EdgeType | None, labels: str | Tensor | None) -> tuple[Graph, str | None]:
+    """The graph with the labels as an array of its edges, if there are any, and the name of that array."""
+    if labels is None:
+        return graph, None
+    if not isinstance(labels, Tensor):
+        check_word("labels", labels, "edge_rating")
+        return graph, labels
+    arrays = arrays_of_edges(graph, edge_type)
+    if EDGE_IDS not in arrays:
+        raise ValueError(
+            "labels is a tensor in the order of data.edge_index, and edges of the graph are in another one, which it "
+            "does not know: Graph.from_pyg(data, edge_ids=True) keeps it. Or let the edges carry the labels, "
+            'data.edge_rating = labels, and name them, labels="edge_rating".'
+        )
+    places = arrays[EDGE_IDS]
+    if labels.dim() == 0 or len(labels) <= int(places.max() if places.numel() else -1):
+        raise ValueError(f"labels must have a row for each edge of data.edge_index, got {shown(labels)}.")
+    return with_edge_arrays(graph, edge_type, {**arrays, _GIVEN: labels.detach()[places]}), _GIVEN
+
+
+def checked_labels(graph: Graph, edge_type: EdgeType | None, name: str) -> Tensor:
+    """The array ``name`` of the edges of a type; one that holds no labels is refused."""
+    arrays = arrays_of_edges(graph, edge_type)
+    if name not in arrays:
+        whose = "edges" if edge_type is None else f"edges of type {edge_type}"
+        raise ValueError(
+            f"labels names {shown(name)}, and {whose} carry no array of that name (they have: "
+            f"{shown(sorted(arrays))}): set it in the data before Graph.from_pyg(data)."
+        )
+    check_labels(name, arrays[name])
+    return arrays[name]
+
+
+def check_labels(name: str, labels: Tensor) -> None:
+    """Refuse infinite labels, and negative classes other than -1."""
+    if labels.is_floating_point():
+        if bool(labels.isinf().any()):
+            raise ValueError(f"labels ({name}) hold infinity: put NaN for an edge without a label.")
+    elif labels.is_complex():
+        raise ValueError(f"labels ({name}) are complex: store their parts as two columns of real numbers.")
+    elif labels.numel() and int(labels.min()) < -1:
+        raise ValueError(
+            f"labels ({name}) hold {int(labels.min())}: integers are classes, counted from 0, and -1 is no label. "
+            "Store numbers to be predicted as floating point numbers, with NaN for no label."
+        )
+
+
+def check_classes(name: str, labels: Tensor) -> None:
+    """Refuse labels without which there is nothing to learn."""
+    known = labels[is_labelled(labels)]
+    if not known.numel():
+        raise ValueError(f"labels ({name}): no edge has one. -1 and NaN stand for none.")
+    if not known.is_floating_point() and known.dim() == 1 and bool((known == known[0]).all()):
+        raise ValueError(
+            f"labels ({name}): all edges that have one are of class {int(known[0])}. Number classes from 0; -1 stands "
+            "for no label."
+        )
+
+
+def check_no_negatives(negatives: object) -> None:
+    """Refuse false edges beside labels."""
+    if negatives:
+        raise ValueError("negatives are for splits without labels: false edges have none. Leave negatives out.")
+
+
+def targets_carry(name: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What batches say of the edges that they ask for, by the name there: their label, and what else they carry."""
+    return {_OF_TARGETS if array == name else name_of_targets(array): rows for array, rows in arrays.items()}
+
+
+def name_of_targets(array: str) -> str:
+    """What batches call the rows of an edge array for the edges that they ask for."""
+    return f"{_OF_TARGETS}_{array.removeprefix('edge_')}"
+
+
+def no_label(labels: Tensor) -> float:
+    """The value that stands for no label."""
+    if labels.is_floating_point():
+        return float("nan")
+    if not labels.dtype.is_signed:  # bool as well
+        raise ValueError(
+            f"labels are {labels.dtype}, where no number stands for an edge without a label, as hide=False needs: "
+            "store them as int64, or leave hide out."
+        )
+    return -1

@@ -1,0 +1,149 @@
+"""Splits of edges with labels: nothing is lost, nothing leaks, a saved one is the same, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from lightning_gnn_dist.data.links import LinkSplit, split_edges
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from tests.data.edges.ratings import KINDS, data_of, graph_of, held_of, labelled, split_of, store_of
+from tests.edge_model import BACK, NODES, Rater, rated
+
+
+@KINDS
+@pytest.mark.parametrize("hide", [True, False])
+def test_each_labelled_edge_is_held_or_learned_and_nothing_held_is_shown(kind: EdgeType | None, hide: bool) -> None:
+    split = split_of(kind, hide=hide)
+    val, test, train = held_of(split, "val"), held_of(split, "test"), labelled(split.graph, kind)
+    assert val + test + train == labelled(graph_of(kind), kind) and val and test
+    edges = store_of(split.graph, kind)[0]
+    there = set(map(tuple, edges.T.tolist()))
+    for held in split.edges.values():
+        for sender, receiver in held.T.tolist():
+            both = {(sender, receiver)} | ({(receiver, sender)} if kind is None else set())
+            assert not both & there if hide else both & there
+    if kind is not None:
+        back = split.graph.to_pyg()[BACK]
+        assert split.reverse == BACK and "rating" not in back
+        assert hide == (not set(back.mark.tolist()) & {mark for mark, _ in val + test})
+    if not hide:
+        assert split.graph.num_edges == graph_of(kind).num_edges
+
+
+def undirected() -> Graph:
+    edges = torch.randint(30, (2, 120), generator=torch.Generator().manual_seed(1))
+    edges = edges[:, edges[0] < edges[1]]
+    value = torch.randint(3, (edges.shape[1],))
+    both = torch.cat([edges, edges.flip(0)], 1)
+    return Graph.from_pyg(Data(edge_index=both, edge_class=value.repeat(2), num_nodes=30))
+
+
+def test_of_an_undirected_graph_one_direction_of_each_pair_is_asked_for() -> None:
+    graph = undirected()
+    split = split_edges(graph, 0.2, 0.2, labels="edge_class")
+    assert split.undirected
+    batches = list(data_of(split, batch_size=10_000).train_dataloader())
+    asked = batches[0].n_id[batches[0].edge_label_index]
+    pairs = Counter(tuple(sorted(pair)) for pair in asked.T.tolist())
+    assert len(batches) == 1 and 2 * sum(pairs.values()) == split.graph.num_edges
+    assert bool((asked[0] < asked[1]).any()) and bool((asked[0] > asked[1]).any())
+    graph.edge_arrays["edge_class"][0] += 1
+    assert not split_edges(graph, 0.2, 0.2, labels="edge_class").undirected
+    with pytest.raises(ValueError, match=r"directions of some edge differ in \['edge_class'\]"):
+        split_edges(graph, 0.2, 0.2, labels="edge_class", undirected=True)
+
+
+@KINDS
+@pytest.mark.parametrize("hide", [True, False])
+def test_a_saved_split_is_the_same(kind: EdgeType | None, hide: bool, tmp_path: Path) -> None:
+    split = split_of(kind, hide=hide)
+    split.save(tmp_path / "split")
+    again = LinkSplit.open(tmp_path / "split")
+    assert again.fingerprint == split.fingerprint != split_of(kind, hide=not hide).fingerprint
+    assert held_of(again, "test") == held_of(split, "test") and again.hide == hide
+    first, other = (next(iter(data_of(s).train_dataloader())) for s in (split, tmp_path / "split"))
+    assert Rater(edge_type=kind).targets(first).edge_label.equal(Rater(edge_type=kind).targets(other).edge_label)
+
+
+def test_a_tensor_of_labels_is_in_the_order_of_the_data() -> None:
+    data = Data(edge_index=torch.randint(20, (2, 80)), num_nodes=20)
+    labels = data.edge_index[0] * 20 + data.edge_index[1]  # a class for each pair
+    split = split_edges(Graph.from_pyg(data, edge_ids=True), labels=labels)
+    for batch in data_of(split).train_dataloader():
+        sender, receiver = batch.n_id[batch.edge_label_index]
+        assert batch.edge_label.equal(sender * 20 + receiver)
+    with pytest.raises(ValueError, match=r"order of data.edge_index, .* edge_ids=True"):
+        split_edges(Graph.from_pyg(data), labels=labels)
+    with pytest.raises(ValueError, match="labels must have a row for each edge"):
+        split_edges(Graph.from_pyg(data, edge_ids=True), labels=labels[:9])
+
+
+def test_what_cannot_work_is_refused() -> None:
+    graph, split = rated(), split_of(None)
+    graph.edge_arrays["edge_sign"] = torch.where(torch.arange(graph.num_edges) % 2 == 0, 1, -1)
+    graph.edge_arrays["edge_score"] = torch.arange(graph.num_edges) - 9
+    graph.edge_arrays["edge_flag"] = torch.arange(graph.num_edges) % 2 == 0
+    graph.edge_arrays["edge_copy"] = graph.edge_arrays["edge_class"] = torch.arange(graph.num_edges) % 4
+    for options, message in (
+        ({"labels": "rating"}, r"labels names 'rating', and edges carry no array of that name \(they have:"),
+        ({"labels": "edge_score"}, "hold -9: integers are classes.* floating point"),
+        ({"labels": "edge_sign"}, "are of class 1. Number classes from 0"),
+        ({"labels": "edge_flag", "hide": False}, "torch.bool, where no number stands for an edge without a label"),
+        ({"labels": "edge_class", "hide": False}, r"hide=False .* \['edge_copy'\] are their labels"),
+        ({"labels": "edge_class", "negatives": 3}, "negatives are for splits without labels"),
+        ({"hide": False}, "hide=False is for edges with labels"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            split_edges(graph, **options)
+    with pytest.raises(ValueError, match="num_negatives is for splits without labels"):
+        data_of(split, num_negatives=1)
+    alone = torch.zeros(NODES, dtype=torch.int32)
+    alone[7] = 1
+    number = sum(labelled(split.graph, None).values())
+    with pytest.raises(ValueError, match=f"rank 1 of 2 hold none of the {number} training edges"):
+        data_of(split, partitioner=Partition(alone, 2))._most_seeds(2)
+    assert next(iter(data_of(split, sampler=WholePartSampler(2)).train_dataloader())).num_targets > 20
+
+
+def test_a_split_of_ones_own_is_checked() -> None:
+    split = split_of(None)
+    own = {"labels": "edge_rating", "undirected": False}
+
+    def made(
+        graph: Graph = split.graph, edges: Any = split.edges, held: Any = split.held_arrays, **options: Any
+    ) -> Any:
+        return LinkSplit(graph, edges, held_arrays=held, **(own | options))
+
+    assert made().fingerprint == split.fingerprint
+    arrays = dict(split.held_arrays["val"])
+    test = {"test": split.held_arrays["test"]}
+    for held, message in (
+        (test, "held_arrays for"),
+        (test | {"val": {"edge_rating": arrays["edge_rating"]}}, r"held_arrays of val are \['edge_rating'\]"),
+        (
+            test | {"val": arrays | {"edge_rating": arrays["edge_rating"][:1]}},
+            "edge_rating of val must be torch.float64",
+        ),
+        (test | {"val": arrays | {"edge_rating": arrays["edge_rating"] / 0 * 0}}, "some edges of val have no label"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            made(held=held)
+    with pytest.raises(ValueError, match="are among the graph's"):
+        made(graph_of(None))
+    with pytest.raises(ValueError, match="or their labels: put -1 or NaN"):
+        made(graph_of(None), hide=False)
+    with pytest.raises(ValueError, match="held_arrays is for edges with labels"):
+        LinkSplit(split.graph, {}, {}, held_arrays=test)
+    with pytest.raises(ValueError, match=r"There are edges for .* and negatives for"):
+        made(labels=None)
+    with pytest.raises(ValueError, match="negatives are for splits without labels"):
+        LinkSplit(split.graph, split.edges, {"val": torch.zeros(1, 1)}, **own)  # type: ignore[arg-type]

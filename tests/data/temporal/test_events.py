@@ -1,0 +1,351 @@
+"""Links in time: nothing at or after the time of a target reaches its score, wherever the batch comes from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data, HeteroData
+
+from lightning_gnn_dist.boundary.boundary import Fetch, Isolated
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.data.link_ranking import LinkRanking
+from lightning_gnn_dist.data.links import LinkSplit, split_edges
+from lightning_gnn_dist.data.residency import Holding, Rotate
+from lightning_gnn_dist.data.settings import GlobalBatching
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from tests.data_fitting import trainer
+from tests.every_strategy import every_strategy
+from tests.ranks import run_ranks
+
+SENT: EdgeType = ("user", "sent", "item")
+BACK: EdgeType = ("item", "rev_sent", "user")
+TIMES = 12
+KINDS = pytest.mark.parametrize("kind", [None, SENT], ids=["plain", "typed"])
+
+
+def events(kind: EdgeType | None, seed: int = 0, count: int = 400) -> Graph:
+    """Few times and few nodes, so that pairs recur and many events are of one time. Items have times of their own."""
+    draw = torch.Generator().manual_seed(seed)
+    ends = torch.stack([torch.randint(n, (count,), generator=draw) for n in (20, 20 if kind is None else 15)])
+    time = torch.randint(TIMES, (count,), generator=draw)
+    mark = torch.arange(count)
+    if kind is None:
+        return Graph.from_pyg(Data(edge_index=ends, num_nodes=20, x=torch.ones(20, 2), edge_time=time, edge_mark=mark))
+    data = HeteroData()
+    data["user"].x, data["item"].x = torch.ones(20, 2), torch.ones(15, 2)
+    data["item"].time = 6 * (torch.arange(15) % 4 == 3)  # some come later
+    for edge_type, edges in ((SENT, ends), (BACK, ends.flip(0))):
+        data[edge_type].edge_index, data[edge_type].time, data[edge_type].mark = edges, time, mark
+    return Graph.from_pyg(data)
+
+
+def split_of(kind: EdgeType | None, graph: Graph | None = None, **options: Any) -> LinkSplit:
+    name = "edge_time" if kind is None else "time"
+    defaults: dict[str, Any] = {"negatives": 4, "edge_type": kind, "time": name}
+    return split_edges(events(kind) if graph is None else graph, 0.2, 0.2, **(defaults | options))
+
+
+def data_of(split: LinkSplit | Path, name: str = "edge_time", **options: Any) -> LinkDataModule:
+    equal = options.pop("equal", False)
+    sampler = TemporalSampler([-1, -1], name, equal=equal)
+    defaults: dict[str, Any] = {"sampler": sampler, "batch_size": 24, "partitioner": RandomPartitioner()}
+    defaults["boundary"] = Isolated()
+    return LinkDataModule(split, **(defaults | options))
+
+
+def all_batches(data: LinkDataModule) -> Iterator[Any]:
+    yield from chain(data.train_dataloader(), data.val_dataloader(), data.test_dataloader())
+    yield from chain(data.correction_batches(3, stop=3), data.anchor_batches(2))
+    part = data.part(1, 2)
+    yield from data._batches_of(part, 3, 0, 1, 2)
+
+
+def targets_of(batch: Any, kind: EdgeType | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ends by ids in their types, times and labels of all targets, and the trees of their ends, shape (2, m)."""
+    if kind is None:
+        ends = batch.edge_label_index
+        return batch.n_id[ends], batch.edge_label_time, batch.edge_label, batch.batch[ends]
+    store, (source, _, target) = batch[kind], kind
+    sender, receiver = store.edge_label_index
+    ids = torch.stack([batch[source].n_id[sender], batch[target].n_id[receiver]])
+    trees = torch.stack([batch[source].batch[sender], batch[target].batch[receiver]])
+    return ids, store.edge_label_time, store.edge_label, trees
+
+
+def seen(batch: Any, kind: EdgeType | None) -> Iterator[tuple[int, int, int, tuple[str, int]]]:
+    """Of each message its tree, mark, time, and type and id of the node that receives."""
+    stores = {("", "", ""): batch} if kind is None else dict(batch.edge_items())
+    for (_, _, target), store in stores.items():
+        nodes = batch if kind is None else batch[target]
+        rows = store.edge_index[1]
+        mark, time = (store.edge_mark, store.edge_time) if kind is None else (store.mark, store.time)
+        ids = nodes.n_id[rows].tolist()
+        yield from zip(
+            nodes.batch[rows].tolist(), mark.tolist(), time.tolist(), [(target, i) for i in ids], strict=True
+        )
+
+
+def by_hand(
+    graph: Graph, kind: EdgeType | None, root: tuple[str, int], time: int, *, asked: Any
+) -> tuple[Counter[Any], set[tuple[str, int]]]:
+    """All messages of two hops into a node that are earlier than a time, and the nodes that receive them.
+
+    With ``asked`` those of that time, too, but not between these ends.
+    """
+    data = graph.to_pyg()
+    stores = {("", "", ""): data} if kind is None else dict(data.edge_items())
+    edges = []
+    for (source, _, target), store in stores.items():
+        mark, when = (store.edge_mark, store.edge_time) if kind is None else (store.mark, store.time)
+        columns = zip(*store.edge_index.tolist(), mark.tolist(), when.tolist(), strict=True)
+        edges += [((source, s), (target, r), m, t) for s, r, m, t in columns]
+
+    def is_seen(s: Any, r: Any, t: int) -> bool:
+        return t < time or (asked is not None and t == time and {s, r} not in asked)
+
+    edges = [edge for edge in edges if is_seen(edge[0], edge[1], edge[3])]
+    reached = {root} | {s for s, r, _, _ in edges if r == root}
+    return Counter((m, t, r) for _, r, m, t in edges if r in reached), reached
+
+
+@KINDS
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_each_end_sees_what_was_before_its_target_and_nothing_else(
+    kind: EdgeType | None, equal: bool, seed: int
+) -> None:
+    graph = events(kind, seed)
+    data = data_of(split_of(kind, graph), "edge_time" if kind is None else "time", equal=equal)
+    first, last = ("", "") if kind is None else (kind[0], kind[2])
+    for batch in chain(data.train_dataloader(), data.test_dataloader(), data.correction_batches(1, stop=2)):
+        ids, times, labels, trees = targets_of(batch, kind)
+        messages: dict[int, Counter[Any]] = {}
+        for tree, mark, time, receiver in seen(batch, kind):
+            messages.setdefault(tree, Counter())[mark, time, receiver] += 1
+        asked: dict[int, list[Any]] = {}
+        for (s, r), (one, other) in zip(ids.T.tolist(), trees.T.tolist(), strict=True):
+            for tree in (one, other):
+                asked.setdefault(tree, []).append({(first, s), (last, r)})
+        for i, time in enumerate(times.tolist()):
+            for end, name in ((0, first), (1, last)):
+                tree, root = int(trees[end, i]), (name, int(ids[end, i]))
+                expected, reached = by_hand(graph, kind, root, time, asked=asked[tree] if equal else None)
+                found = messages.get(tree, Counter())
+                if equal:  # what an edge that is hidden led to stays, and nothing leads from there to the root
+                    found = Counter({message: n for message, n in found.items() if message[2] in reached})
+                assert found == expected
+        assert labels.sum() > 0
+
+
+@KINDS
+@pytest.mark.parametrize("seed", range(3))
+def test_no_event_at_or_after_the_time_of_a_target_reaches_its_score(kind: EdgeType | None, seed: int) -> None:
+    graph, name = events(kind, seed), "edge_time" if kind is None else "time"
+    num_messages = 0
+    for batch in all_batches(data_of(split_of(kind, graph), name)):
+        _, times, _, trees = targets_of(batch, kind)
+        latest = torch.full((int(trees.max()) + 1,), -1)
+        for tree, _, time, _ in seen(batch, kind):
+            latest[tree], num_messages = max(int(latest[tree]), time), num_messages + 1
+        assert bool((latest[trees] < times).all())
+        seed_time = batch.seed_time if kind is None else batch[kind].seed_time
+        assert seed_time[trees].equal(times.expand(2, -1))
+    assert num_messages > 1000
+
+
+@KINDS
+def test_events_are_asked_for_by_one_rank_where_all_are_seen(kind: EdgeType | None) -> None:
+    graph, name = events(kind), "edge_time" if kind is None else "time"
+    asked = []
+    for boundary, num_ranks in ((Isolated(), 1), (Fetch(), 3)):
+        data = data_of(split_of(kind, graph), name, boundary=boundary)
+        num_batches, found = -(-data._most_seeds(num_ranks) // 24), Counter[Any]()
+        for rank in range(num_ranks):
+            for batch in data._batches_of(data.graph, num_batches, 0, rank, num_ranks):
+                ids, times, labels, _ = targets_of(batch, kind)
+                found.update(zip(*(row[labels == 1].tolist() for row in (*ids, times)), strict=True))
+        asked.append(found)
+    assert asked[0] == asked[1]
+
+
+@KINDS
+def test_the_last_events_are_held_and_each_is_asked_for_once(kind: EdgeType | None) -> None:
+    graph, name = events(kind), "edge_time" if kind is None else "time"
+    split = split_of(kind, graph)
+    whole = graph.to_pyg() if kind is None else graph.to_pyg()[kind]
+    when = whole[name]
+    held = [split.held_arrays[part][name] for part in ("val", "test")]
+    assert split.graph.num_edges == graph.num_edges and int(held[0].max()) < int(held[1].min())
+    loops = whole.edge_index[0] == whole.edge_index[1] if kind is None else torch.zeros_like(when, dtype=torch.bool)
+    ends = [
+        list(map(tuple, torch.cat([split.edges[p], split.held_arrays[p][name][None]]).T.tolist())) for p in split.edges
+    ]
+    first = min(time for part in ends for *_, time in part)
+    everything = [
+        (s, r, t) for (s, r), t, loop in zip(whole.edge_index.T.tolist(), when.tolist(), loops, strict=True) if not loop
+    ]
+    assert Counter(chain(*ends)) == Counter(event for event in everything if event[2] >= first)
+    asked: Counter[Any] = Counter()
+    for batch in data_of(split, name).train_dataloader():
+        ids, times, label, _ = targets_of(batch, kind)
+        asked.update(
+            (*pair, t) for pair, t, is_true in zip(ids.T.tolist(), times.tolist(), label, strict=True) if is_true
+        )
+    assert asked == Counter(event for event in everything if event[2] < first)
+
+
+@KINDS
+def test_negatives_were_there_and_got_nothing_from_the_sender_at_that_time(kind: EdgeType | None) -> None:
+    graph, name = events(kind), "edge_time" if kind is None else "time"
+    data = data_of(split_of(kind, graph), name, num_negatives=3)
+    whole = graph.to_pyg() if kind is None else graph.to_pyg()[kind]
+    happened = set(zip(*whole.edge_index.tolist(), whole[name].tolist(), strict=True))
+    drawn = set()
+    for batch in all_batches(data):
+        ids, times, label, _ = targets_of(batch, kind)
+        for (sender, receiver), time, is_true in zip(ids.T.tolist(), times.tolist(), label, strict=True):
+            if is_true:
+                assert (sender, receiver, time) in happened
+                continue
+            drawn.add(receiver)
+            assert (sender, receiver, time) not in happened and (kind is not None or sender != receiver)
+            assert kind is None or receiver % 4 != 3 or time >= 6
+        count = int(label.sum())
+        assert times[count:].view(count, -1).equal(times[:count, None].expand(-1, (len(times) - count) // count))
+    assert len(drawn) > 12
+
+
+@KINDS
+def test_labels_in_time(kind: EdgeType | None) -> None:
+    graph, name = events(kind), "edge_time" if kind is None else "time"
+    arrays = graph.edge_arrays if kind is None else graph.types.edge_arrays[kind]  # type: ignore[union-attr]
+    label, mark = ("edge_rating", "edge_mark") if kind is None else ("rating", "mark")
+    arrays[label] = torch.where(arrays[mark] % 5 == 0, float("nan"), arrays[mark].float())  # type: ignore[index]
+    if kind is not None:
+        graph.types.edge_arrays[BACK][label] = graph.types.edge_arrays[BACK]["mark"].float()  # type: ignore[union-attr,index]
+    data = data_of(split_of(kind, graph, labels=label, negatives=None), name)
+    asked = Counter[int]()
+    for batch in chain(data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
+        targets = batch if kind is None else batch[kind]
+        assert targets.edge_label.long().equal(targets.edge_label_mark)
+        assert not any(label in store for store in batch.stores)
+        asked.update(targets.edge_label_mark.tolist())
+    assert asked == Counter(m for m in range(400) if m % 5)
+
+
+# Fits.
+
+
+class Counts(pl.LightningModule):
+    """Scores a pair by what both ends have received, and looks at all times."""
+
+    def __init__(self, kind: EdgeType | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.kind, self.ranking = nn.Linear(4, 1), kind, LinkRanking(hits=[1])
+        self.judged: Counter[Any] = Counter()
+
+    def forward(self, batch: Any) -> Tensor:
+        ids, times, label, trees = targets_of(batch, self.kind)
+        counts = torch.zeros(int(trees.max()) + 1, 2)
+        for tree, _, time, _ in seen(batch, self.kind):
+            counts[tree] += torch.tensor([1.0, time])
+        self.judged.update(zip(*ids.tolist(), times.tolist(), label.tolist(), strict=True))
+        scores: Tensor = self.linear(torch.cat([counts[trees[0]], counts[trees[1]]], 1).log1p()).squeeze(1)
+        return scores
+
+    def label(self, batch: Any) -> Tensor:
+        return targets_of(batch, self.kind)[2]
+
+    def training_step(self, batch: Any) -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(self(batch), self.label(batch))
+
+    def validation_step(self, batch: Any) -> None:
+        label = self.label(batch)
+        self.ranking.update(self(batch), label)
+        self.log_dict(dict(self.ranking), batch_size=int(label.sum()))
+
+    test_step = validation_step
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def outcomes(rank: int, world_size: int, names: list[str], kind: EdgeType | None, path: str) -> list[Any]:
+    found = []
+    for name in names:
+        module, data = Counts(kind), data_of(Path(path), "edge_time" if kind is None else "time")
+        fit = trainer(world_size, every_strategy()[name](), max_epochs=2)
+        fit.fit(module, data)
+        module.judged.clear()
+        (metrics,) = fit.test(module, data, verbose=False)
+        found.append([dict(module.linear.state_dict()), dict(metrics), Counter(module.judged)])
+    return found
+
+
+NAMES = [["llcg"], pytest.param(["grappa", "local_sgd", "tma"], marks=pytest.mark.slow)]
+
+
+@KINDS
+@pytest.mark.parametrize("names", NAMES)
+def test_every_strategy_trains_equal_replicas_judged_exactly(
+    names: list[str], kind: EdgeType | None, tmp_path: Path
+) -> None:
+    split = split_of(kind)
+    split.save(tmp_path / "split")
+    assert LinkSplit.open(tmp_path / "split").fingerprint == split.fingerprint
+    results = run_ranks(outcomes, 3, names, kind, str(tmp_path / "split"))
+    for of_ranks in zip(*results, strict=True):
+        states, metrics, judged = zip(*of_ranks, strict=True)
+        assert all(state[name].equal(states[0][name]) for state in states for name in state)
+        module = Counts(kind)
+        module.linear.load_state_dict(states[0])
+        data = data_of(split, "edge_time" if kind is None else "time")
+        (alone,) = trainer(1).test(module, data, verbose=False)
+        assert sum(judged, Counter()) == module.judged
+        assert all(metric == pytest.approx(dict(alone)) for metric in metrics)
+
+
+def test_parts_that_rotate_ask_for_events_of_their_own_nodes() -> None:
+    data = data_of(split_of(None), holding=Holding(Rotate()), global_batching=GlobalBatching(batch_size=9))
+    owner = data.parts_of_ranks(3).assignment
+    for batch in data._batches_of(data.part(0, 3), 4, 0, 0, 3):
+        ids, *_ = targets_of(batch, None)
+        assert not owner[ids].any()
+    whole = next(data.correction_batches(0, sliced=False))
+    data._rank, data._world_size = lambda: 1, lambda: 2  # type: ignore[method-assign]
+    half = next(data.correction_batches(0))
+    assert half.edge_label_time.tolist()[:4] == whole.edge_label_time.tolist()[5:9]
+
+
+def test_what_cannot_work_is_refused() -> None:
+    split, random = split_of(None), split_edges(events(None), negatives=2)
+    for made, message in (
+        (lambda: data_of(split, sampler=NeighborSampler([2, 2])), r"edges of all times \(edge_time\), and Neighbor"),
+        (lambda: data_of(split, "other"), "take TemporalSampler.*time='edge_time'"),
+        (lambda: data_of(random), "split holds them back at random"),
+        (lambda: split_of(None, hide=False), "hide=False is for splits without time"),
+        (lambda: split_of(None, time="time"), "time names 'time', and edges carry no array of that name"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            made()
+    data = events(SENT).to_pyg()
+    del data[BACK].time
+    with pytest.raises(ValueError, match=r"have no array 'time', so that events would be seen there before"):
+        split_of(SENT, Graph.from_pyg(data))
+    data[BACK].time = data[SENT].time.flip(0)
+    with pytest.raises(ValueError, match="turned round, and have other times"):
+        split_of(SENT, Graph.from_pyg(data))
+    assert data_of(split, sampler=None).sampler == TemporalSampler([15, 10], "edge_time")
