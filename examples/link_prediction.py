@@ -17,7 +17,6 @@ from lightning_gnn_dist import (
     LinkDataModule,
     LinkRanking,
     NeighborSampler,
-    SuperNodePartitioner,
     TMAStrategy,
     communities,
     split_edges,
@@ -67,7 +66,6 @@ if __name__ == "__main__":
     graph = communities(num_nodes=8_000, num_classes=40, homophily=0.9, noise=1.0)
     data = LinkDataModule(
         split_edges(graph, val=0.02, test=0.05, negatives=50),
-        partitioner=SuperNodePartitioner(400),
         sampler=NeighborSampler([10, 5]),
         batch_size=512,
     )

@@ -36,6 +36,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.layer import LayerSampler
@@ -47,6 +48,7 @@ from lightning_gnn_dist.sampling.temporal.links import EventSampler, EventShape,
 from lightning_gnn_dist.sampling.temporal.negatives import Candidates
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 
 class LinkDataModule(PartDataModule):
@@ -77,9 +79,10 @@ class LinkDataModule(PartDataModule):
     Args:
         split: A :class:`LinkSplit`, as :func:`split_edges` makes it, or the path of a saved one, which stays on disk
             and is read as batches need it; with ``Isolated()`` or ``Halo()`` a rank takes its part into RAM.
-        partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``,
-            and ``SuperNodePartitioner()`` for strategies of rounds, which average models of different parts (unless
-            ``holding`` deals chunks anew). Where METIS is not installed, ``StreamingPartitioner()`` takes its place.
+        partitioner: How the graph is cut, or a ready :class:`Partition`. Default: with ``Fetch()``, which loses nothing
+            where parts end, ``RandomPartitioner()``; otherwise ``MetisPartitioner()``, and ``SuperNodePartitioner()``
+            for strategies of rounds, which average models of different parts (unless ``holding`` deals chunks anew).
+            Where METIS is not installed, ``StreamingPartitioner()`` takes its place.
         sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``; of a split by time a
             :class:`TemporalSampler` with these numbers.
         batch_size: True edges in a training batch, at most. All ranks have the same number of batches.
@@ -89,7 +92,8 @@ class LinkDataModule(PartDataModule):
         holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others.
         boundary: What a batch sees around the edges of its part: with :class:`Fetch` the whole graph, from which false
             receivers are drawn as well; with :class:`Isolated` the part, or with :class:`Halo` nodes around it, too,
-            and false receivers are the rank's own. Default: ``Fetch()``, and ``Isolated()`` beside a ``holding``.
+            and false receivers are the rank's own. Default: ``Fetch()``, and ``Isolated()`` beside a ``holding``, or
+            where a :class:`WholePartSampler` would take the whole graph for each batch.
         evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
         global_batching: How the whole graph is sampled for corrections, which keep 16 bytes for each training edge.
         cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
@@ -114,8 +118,7 @@ class LinkDataModule(PartDataModule):
         cache_dir: str | Path | None = None,
     ) -> None:
         check_at_least_if_given(1, num_negatives=num_negatives)
-        if boundary is None:
-            boundary = Isolated() if isinstance(holding, Holding) and holding != Holding() else Fetch()
+        boundary = _default_boundary(holding, sampler) if boundary is None else boundary
         if not isinstance(boundary, Isolated | Halo | Fetch):
             raise ValueError(f"boundary must be Isolated(), Halo() or Fetch() for edges, got {shown(boundary)}.")
         self.split = _as_split(split)
@@ -129,6 +132,8 @@ class LinkDataModule(PartDataModule):
         graph = _with_seeds(self.split)
         check_typed(graph, settings, boundary)
         check_event_samplers(graph, settings, self.split.time)
+        if partitioner is None and isinstance(boundary, Fetch):
+            partitioner = RandomPartitioner()
         plan = PartPlan(graph, partitioner, holding, boundary, None, int(seed), cache_dir)
         super().__init__(plan, settings)
         default = 1 if self.split.labels is None else 0
@@ -276,6 +281,11 @@ class LinkDataModule(PartDataModule):
 
 def _targets_of(sampler: HeldLinkSampler) -> Callable[[Tensor], Targets]:
     return lambda ids: Targets(*sampler.ends(ids))
+
+
+def _default_boundary(holding: object, sampler: Sampler | None) -> Isolated | Fetch:
+    holds = isinstance(holding, Holding) and holding != Holding()
+    return Isolated() if holds or isinstance(sampler, WholePartSampler) else Fetch()
 
 
 def _with_seeds(split: LinkSplit) -> Graph:

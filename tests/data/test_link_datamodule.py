@@ -21,7 +21,8 @@ from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
 from lightning_gnn_dist.data.typed.links import edges_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
-from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.rounds.clock import EverySeconds, EverySteps
@@ -188,6 +189,22 @@ def test_false_receivers_come_from_all_nodes_that_are_fetched() -> None:
     assert all(tuple(sorted(pair)) not in everything for pair in false)
     own = data.partition(2).assignment == 0
     assert 0.4 < sum(not own[receiver] for _, receiver in false) / len(false) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("options", "boundary", "partitioner"),
+    [
+        ({}, Fetch(), RandomPartitioner()),
+        ({"boundary": Isolated()}, Isolated(), MetisPartitioner()),
+        ({"holding": Holding(Rotate())}, Isolated(), MetisPartitioner()),
+        ({"sampler": WholePartSampler(2)}, Isolated(), MetisPartitioner()),
+        ({"partitioner": SuperNodePartitioner(8)}, Fetch(), SuperNodePartitioner(8)),
+    ],
+    ids=str,
+)
+def test_what_batches_see_by_default(options: dict[str, Any], boundary: Boundary, partitioner: Partitioner) -> None:
+    data = LinkDataModule(small_split(), **options)
+    assert (data.boundary, data.partitioner) == (boundary, partitioner)
 
 
 def test_every_edge_is_asked_for_by_one_rank_where_all_are_seen() -> None:

@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch.strategies import Strategy
 
 from lightning_gnn_dist import EverySteps, GrappaStrategy, Holding, LLCGStrategy, LocalSGDStrategy, Redeal
+from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.cli.options import parser
 from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
@@ -75,7 +76,8 @@ def test_without_metis_another_cuts_and_one_line_of_a_host_says_so(
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     graph, sampler = communities(60, 2, num_features=4), NeighborSampler([2])
     with caplog.at_level(logging.WARNING):
-        modules = [PartitionedDataModule(graph, sampler=sampler), LinkDataModule(split_edges(graph), sampler=sampler)]
+        links = LinkDataModule(split_edges(graph), sampler=sampler, boundary=Isolated())
+        modules = [PartitionedDataModule(graph, sampler=sampler), links]
     assert [module.partitioner for module in modules] == [StreamingPartitioner()] * 2
     assert modules[0].part(0, 2).num_nodes < 60
     assert default_partitioner(look_alike=True) == SuperNodePartitioner(clusters=StreamingPartitioner())
