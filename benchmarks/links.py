@@ -38,6 +38,7 @@ from lightning_gnn_dist import (
     Graph,
     GrappaStrategy,
     Halo,
+    Isolated,
     Launch,
     LinkDataModule,
     LinkRanking,
@@ -131,6 +132,10 @@ def llcg(options: argparse.Namespace) -> Strategy:
     return LLCGStrategy(EverySteps(options.steps), launch=Launch(start_method="fork"))
 
 
+def grappa(_: argparse.Namespace) -> Strategy:
+    return GrappaStrategy(launch=Launch(start_method="fork"))
+
+
 def methods(options: argparse.Namespace) -> dict[str, tuple[Partitioner | None, Any, dict[str, Any]]]:
     """What the names mean: how the graph is cut (None: not at all), how ranks meet, and what the data are."""
     cuts: dict[str, Partitioner] = {
@@ -138,12 +143,15 @@ def methods(options: argparse.Namespace) -> dict[str, tuple[Partitioner | None, 
         "supertma": SuperNodePartitioner(options.supernodes),
         "randomtma": RandomPartitioner(),
     }
+    boundaries: dict[str, Any] = {"": Isolated(), "-halo": Halo(2), "-fetch": Fetch()}
     found: dict[str, tuple[Partitioner | None, Any, dict[str, Any]]] = {"full": (None, None, {})}
     for name, cut in cuts.items():
-        for suffix, data in {"": {}, "-halo": {"boundary": Halo(2)}, "-fetch": {"boundary": Fetch()}}.items():
-            found[name + suffix] = (cut, averaging, data)
-            found[f"{name}{suffix}-llcg"] = (cut, llcg, data)
-    return found | {"grappa": (cuts["supertma"], lambda _: GrappaStrategy(launch=Launch(start_method="fork")), {})}
+        for suffix, boundary in boundaries.items():
+            found[name + suffix] = (cut, averaging, {"boundary": boundary})
+            found[f"{name}{suffix}-llcg"] = (cut, llcg, {"boundary": boundary})
+    for suffix, boundary in boundaries.items():
+        found[f"grappa{suffix}"] = (cuts["supertma"], grappa, {"boundary": boundary})
+    return found
 
 
 def split_of(directory: Path, name: str, num_features: int, seed: int) -> LinkSplit:
@@ -169,7 +177,7 @@ def run(split: LinkSplit, method: str, options: argparse.Namespace, seed: int) -
         **settings,
     )
     ranks = 1 if partitioner is None else options.parts
-    meets = partitioner is not None and method != "grappa"
+    meets = partitioner is not None and not method.startswith("grappa")
     per_epoch = options.steps if meets else -(-data._most_seeds(ranks) // options.batch_size)
     epochs = -(-options.rounds * options.steps // per_epoch)
     every = max(1, round(options.every * options.steps / per_epoch))
