@@ -36,6 +36,7 @@ MOVED = {  # arguments of earlier versions whose names have changed, too
     "halo_bytes": "boundary: {class_path: Halo, init_args: {bytes: ...}}",
     "halo_neighbors": "boundary: {class_path: Halo, init_args: {neighbors: ...}}",
     "train_on": "boundary: Fetch",
+    "negatives_from": "boundary: Fetch",
     "drift_decay": "drift.decay",
     "anchor_steps": "drift.anchor_steps",
     "process_group_backend": "launch.backend",

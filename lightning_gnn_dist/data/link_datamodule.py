@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.boundary.boundary import Fetch, Halo, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Halo, Isolated
 from lightning_gnn_dist.checks import (
     check_at_least_if_given,
     check_instance,
@@ -112,7 +112,7 @@ class LinkDataModule(PartDataModule):
         seed: int = 0,
         loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
         holding: Holding = Holding(),  # noqa: B008
-        boundary: Isolated | Halo | Fetch | None = None,
+        boundary: Boundary | None = None,
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
         cache_dir: str | Path | None = None,
@@ -283,7 +283,7 @@ def _targets_of(sampler: HeldLinkSampler) -> Callable[[Tensor], Targets]:
     return lambda ids: Targets(*sampler.ends(ids))
 
 
-def _default_boundary(holding: object, sampler: Sampler | None) -> Isolated | Fetch:
+def _default_boundary(holding: object, sampler: Sampler | None) -> Boundary:
     holds = isinstance(holding, Holding) and holding != Holding()
     return Isolated() if holds or isinstance(sampler, WholePartSampler) else Fetch()
 
