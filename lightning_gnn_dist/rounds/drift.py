@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import (
@@ -45,7 +45,7 @@ from lightning_gnn_dist.rounds.correction_gradients import (
     without_noise,
 )
 from lightning_gnn_dist.rounds.lightning_internals import module_of
-from lightning_gnn_dist.rounds.rows.tables import dense_parameters
+from lightning_gnn_dist.rounds.rows.tables import dense_parameters, tables_of
 
 Towards = Literal["ranks", "global"]
 
@@ -114,6 +114,7 @@ class DriftCorrection:
         if self._drift is not None:
             refusals.require_anchors(trainer, f"drift={self._drift}")
             refusals.require_step(trainer.lightning_module)
+            _require_dense(trainer.lightning_module)
 
     def anchor(self, round_idx: int, batches_done: int) -> list[Tensor]:
         """Take the anchor gradients of a round, at the start of the fit or at a meeting. Collective.
@@ -150,7 +151,6 @@ class DriftCorrection:
         stepping = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for parameter, shift in zip(self._parameters, self._shift, strict=True):
             if id(parameter) in stepping and parameter.grad is not None:
-                refuse_sparse(parameter.grad)
                 parameter.grad.add_(shift, alpha=weight)
         self._taken[id(optimizer)] += 1
 
@@ -168,12 +168,10 @@ class DriftCorrection:
         self._shift = [shift.to(each.device) for shift, each in zip(shifts, self._parameters, strict=True)]
 
 
-def refuse_sparse(gradient: Tensor) -> None:
-    """Refuse a sparse gradient of a parameter that is no embedding of torch."""
-    if gradient.is_sparse:
+def _require_dense(module: nn.Module) -> None:
+    if (tables := tables_of(module)) and not dense_parameters(module):
         raise ValueError(
-            f"A parameter of shape {tuple(gradient.shape)} has a sparse gradient, and drift correction shifts all of "
-            "its entries at every step: look rows up by an nn.Embedding or with sparse=False, or train with drift=None."
+            f"{', '.join(tables)} is all that trains, and drift correction shifts dense gradients: use drift=None."
         )
 
 

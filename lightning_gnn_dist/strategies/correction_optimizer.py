@@ -11,11 +11,12 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import MAX_NUMBER, is_number, shown, takes
 from lightning_gnn_dist.rounds import refusals, replica_state
+from lightning_gnn_dist.rounds.rows.tables import check_tables, dense_parameters, tables_of
 from lightning_gnn_dist.wire import collectives
 
 Mode = Literal["persistent", "reset", "averaged", "sgd"]
@@ -66,6 +67,11 @@ class CorrectionOptimizer:
         if self._name in ("persistent", "reset", "averaged"):
             for optimizer in local:
                 _check_copies(optimizer)
+
+    def check_tables(self, module: nn.Module) -> None:
+        """Refuse an optimizer of a function that does not take the gradients of the module's tables."""
+        if callable(self.mode) and (tables := list(tables_of(module).values())):
+            check_tables(module, [_checked(self.mode([*dense_parameters(module), *tables]))])
 
     def prepare(
         self, local: Sequence[Optimizer], parameters: list[Tensor], round_idx: int, *, are_averaged: bool = False
@@ -275,7 +281,8 @@ def _check_steps_alone(optimizer: Optimizer) -> None:
         raise ValueError(f"{name} computes gradients itself, in a closure, which no correction can give: {_WAY_OUT}")
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ValueError(
-            f"{name} takes sparse gradients only, and a correction has dense ones, too: use LazyAdam, or {_WAY_OUT}"
+            f"{name} takes sparse gradients only, and a correction has dense ones, too: use LazyAdam, in the module or "
+            "for the correction alone, correction_optimizer=lambda parameters: LazyAdam(parameters, lr=0.001)."
         )
 
 

@@ -44,7 +44,7 @@ from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.rows.table_gradients import TableGradients
-from lightning_gnn_dist.rounds.rows.tables import dense_parameters
+from lightning_gnn_dist.rounds.rows.tables import dense_parameters, explain_other_sparse
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters
@@ -192,6 +192,7 @@ class GrappaStrategy(PartitionedStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         refusals.explain_unused_parameters(exception, type(self).__name__)
+        explain_other_sparse(exception)
         super().on_exception(exception)
 
     def teardown(self) -> None:

@@ -149,6 +149,7 @@ class LLCGStrategy(RoundStrategy):
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING and self.correction_steps:
             self._corrector.check(self.optimizers)
+            self._corrector.check_tables(self._module())
             if self._corrector.mode == "averaged" and self.average_optimizer is not True:
                 refuse_average_of_moments(self._module())
 

@@ -55,6 +55,8 @@ class UsedParameters:
         if not missing:
             return
         before = [parameter.grad for parameter in frozen]
+        for parameter in frozen:
+            parameter.grad = None  # of an earlier step: what is there afterwards has come from other ranks
         _train(frozen, True)
         try:
             torch.autograd.backward(missing, [torch.zeros_like(parameter) for parameter in missing])

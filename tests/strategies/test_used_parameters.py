@@ -122,6 +122,37 @@ def test_a_layer_may_be_frozen_and_freed() -> None:
     assert differs(first[-1], second[-1]) == 0.0
 
 
+class Toggled(Net):
+    """Two optimizers in turns, of which each keeps its last gradient until its next turn."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor]) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers():  # type: ignore[union-attr]
+            self.toggle_optimizer(optimizer)
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch))
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+
+    def configure_optimizers(self) -> Any:
+        first, *_, last = self.layers.parameters()
+        return [torch.optim.SGD([parameter], 0.05) for parameter in (first, last)]
+
+
+def toggled(rank: int, world_size: int) -> State:
+    module = Toggled()
+    for parameter in list(module.layers.parameters())[1:-1]:
+        parameter.requires_grad_(False)
+    fit(rank, grappa(), module, devices=world_size)
+    return state_of(module)
+
+
+def test_gradients_of_earlier_steps_of_others_are_no_gradients() -> None:
+    first, second = run_ranks(toggled, 2)
+    assert differs(first, second) == 0.0 and differs(first, state_of(Toggled())) > 0
+
+
 def frozen_on_one(rank: int, world_size: int) -> None:
     calls = [Freezes(epoch=1, ranks=[1], trains=False)]
     fit(rank, grappa(), Net(), devices=world_size, callbacks=calls)

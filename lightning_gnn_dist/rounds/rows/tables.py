@@ -22,6 +22,10 @@ _DENSE = (
     torch.optim.ASGD,
     torch.optim.Rprop,
 )
+OTHER_SPARSE = (
+    "A parameter{} has a sparse gradient, and is no table that ranks know: look rows up in an "
+    "nn.Embedding(..., sparse=True), or with sparse=False."
+)
 
 
 def tables_of(module: nn.Module, *, frozen: bool = False) -> dict[str, Tensor]:
@@ -108,6 +112,20 @@ def _check_group(name: str, optimizer: Optimizer, group: dict[str, Any]) -> None
             f"{name} has sparse gradients, and with weight_decay={group['weight_decay']} rows that no step touches "
             f'would have to decay, too: give it a group of its own, {own}"weight_decay": 0.0}}.'
         )
+
+
+def refuse_other_sparse(parameters: Iterable[Tensor], tables: Iterable[Tensor]) -> None:
+    """Refuse sparse gradients of parameters that are no tables, whose rows nobody counts."""
+    known = {id(table) for table in tables}
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse and id(parameter) not in known:
+            raise ValueError(OTHER_SPARSE.format(f" of shape {tuple(parameter.shape)}"))
+
+
+def explain_other_sparse(exception: BaseException) -> None:
+    """Replace what torch says where DDP meets a sparse gradient of a parameter that is no table."""
+    if isinstance(exception, NotImplementedError) and "SparseTensorImpl" in str(exception):
+        exception.args = (OTHER_SPARSE.format(""),)
 
 
 def check_sparse(gradient: Tensor, name: str) -> None:

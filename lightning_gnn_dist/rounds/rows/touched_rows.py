@@ -25,7 +25,7 @@ from lightning_gnn_dist.rounds.rows.merging import (
     take_rows_,
     weights_of_ranks,
 )
-from lightning_gnn_dist.rounds.rows.tables import coalesced, tables_of
+from lightning_gnn_dist.rounds.rows.tables import coalesced, refuse_other_sparse, tables_of
 from lightning_gnn_dist.wire import collectives
 
 
@@ -56,7 +56,8 @@ class TouchedRows:
     def count(self, optimizer: Optimizer) -> None:
         """Note which rows the optimizer is about to move; refuse a table whose gradient has all of them."""
         tables = tables_of(module_of(self._strategy))
-        held = {id(each) for group in optimizer.param_groups for each in group["params"]} if tables else set()
+        held = {id(each): each for group in optimizer.param_groups for each in group["params"]}
+        refuse_other_sparse(held.values(), tables.values())
         for name, table in tables.items():
             gradient = coalesced(table, name) if id(table) in held else None
             if gradient is not None:

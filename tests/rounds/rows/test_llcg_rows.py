@@ -165,3 +165,28 @@ def averaged(rank: int, world_size: int) -> None:
 def test_moments_that_differ_are_refused() -> None:
     with pytest.raises(RankError, match=r"would average all moments of rows\.weight"):
         run_ranks(averaged, 2, timeout=60)
+
+
+def sgd_with_momentum(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+
+def adam(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(sgd_with_momentum, "SGD with momentum=0.9 would go on moving"), (adam, "torch's Adam takes none: use LazyAdam")],
+)
+def test_corrections_take_optimizers_for_rows(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(LLCGStrategy(EverySteps(STEPS), correction_optimizer=make, **PATIENCE), OfData(), 1)
+
+
+def test_a_table_alone_has_no_drift_to_correct() -> None:
+    module = OfData()
+    module.head.requires_grad_(False)
+    strategy = LLCGStrategy(EverySteps(STEPS), correction_steps=0, drift=Drift("ranks"), **PATIENCE)
+    with pytest.raises(ValueError, match=r"rows\.weight is all that trains, and drift .*: use drift=None"):
+        train(strategy, module, 1)

@@ -174,12 +174,38 @@ class Tied(OfData):
         return super().training_step(batch) + self.rows.weight.square().mean()
 
 
+class Parameter(OfData):
+    """Looks rows up in what is no nn.Embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = nn.Parameter(torch.zeros(12, WIDTH, dtype=torch.float64))
+
+    def training_step(self, batch: Any) -> Tensor:
+        ids = torch.arange(3)
+        return super().training_step(batch) + nn.functional.embedding(ids, self.others, sparse=True).sum()
+
+
+def without_a_table(rank: int, world_size: int) -> None:
+    fit(rank, GrappaStrategy(**PATIENCE), Parameter(), devices=world_size, train=Loader(rank))
+
+
+@pytest.mark.slow
+def test_sparse_gradients_of_no_table_are_explained() -> None:
+    with pytest.raises(RankError, match="has a sparse gradient, and is no table that ranks know"):
+        run_ranks(without_a_table, 2, timeout=60)
+
+
 SGD = torch.optim.SGD
 WRONG: dict[str, tuple[Any, str]] = {
     "adam": (lambda: Wrong(torch.optim.Adam), "torch's Adam takes none: use LazyAdam"),
     "momentum": (lambda: Wrong(lambda each: SGD(each, 0.1, momentum=0.9)), "SGD with momentum=0.9 would go on moving"),
     "decay": (lambda: Wrong(lambda each: SGD(each, 0.1, weight_decay=0.1)), "weight_decay=0.1"),
     "max_norm": (lambda: Wrong(SGD, max_norm=1.0), "max_norm=1.0, which changes rows in every forward"),
+    "a parameter": (
+        Parameter,
+        "has a sparse gradient, and is no table that ranks know: look rows up in an nn.Embedding",
+    ),
     "tied": (Tied, "rows.weight has a dense gradient, though its sparse=True"),
 }
 
