@@ -160,7 +160,8 @@ class LinkSplit:
             raise ValueError(f"{path} is a graph whose edges are not split: save split_edges(Graph.open(path)) first.")
         undirected = _flag(links.pop("undirected"), Path(path))
         kinds = links.pop("edge_types", None)
-        edges = {name.removesuffix("_edges"): array for name, array in links.items() if name.endswith("_edges")}
+        ours = {name: array for name, array in links.items() if "/" not in name}  # others are what held edges carry
+        edges = {name.removesuffix("_edges"): array for name, array in ours.items() if name.endswith("_edges")}
         named = saved_names(links, edges, Path(path))
         has_labels = "labels" in named
         wanted = {f"{name}_{kind}" for name in edges for kind in ("edges", "negatives")[: 1 if has_labels else 2]}

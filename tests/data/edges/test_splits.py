@@ -74,6 +74,19 @@ def test_a_saved_split_is_the_same(kind: EdgeType | None, hide: bool, tmp_path: 
     assert Rater(edge_type=kind).targets(first).edge_label.equal(Rater(edge_type=kind).targets(other).edge_label)
 
 
+def test_arrays_of_any_name_are_saved(tmp_path: Path) -> None:
+    graph = rated()
+    for name in ("edge_num_edges", "val_edges", "edge_negatives", "labels", "hide"):
+        graph.edge_arrays[name] = torch.rand(graph.num_edges)
+    split = split_edges(graph, labels="edge_rating")
+    split.save(tmp_path / "split")
+    again = LinkSplit.open(tmp_path / "split")
+    assert again.fingerprint == split.fingerprint and again.edges.keys() == split.edges.keys()
+    for name, arrays in split.held_arrays.items():
+        assert arrays.keys() == again.held_arrays[name].keys() >= {"edge_num_edges", "val_edges"}
+        assert all(again.held_arrays[name][array].equal(rows) for array, rows in arrays.items())
+
+
 def test_a_tensor_of_labels_is_in_the_order_of_the_data() -> None:
     data = Data(edge_index=torch.randint(20, (2, 80)), num_nodes=20)
     labels = data.edge_index[0] * 20 + data.edge_index[1]  # a class for each pair
