@@ -23,6 +23,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.data.edges.checks import check_held, check_rivals
 from lightning_gnn_dist.data.edges.labels import check_no_negatives, named_labels
+from lightning_gnn_dist.data.edges.leaks import check_no_copies
 from lightning_gnn_dist.data.edges.plain import is_undirected, settled, split_links
 from lightning_gnn_dist.data.edges.saved import names_to_save, saved_names
 from lightning_gnn_dist.data.edges.split import (
@@ -121,6 +122,8 @@ class LinkSplit:
             check_reverse_times(self.graph, self.reverse, self.time)
         if self.undirected:
             self._check_reverses()
+        if self.labels is not None and not self.hide:
+            check_no_copies(self.graph, edge_type, self._reverse_type, self.labels)
         for name in self.edges:
             self._check(name)
         if self.labels is None and self.time is None:
@@ -145,6 +148,10 @@ class LinkSplit:
         check_directions(edge_type, undirected)
         for name, value in (("edge_type", edge_type), ("reverse", reverse), ("undirected", undirected)):
             object.__setattr__(self, name, value)
+
+    @property
+    def _reverse_type(self) -> EdgeType | None:
+        return self.reverse if isinstance(self.reverse, tuple) else None
 
     @cached_property
     def _ends(self) -> LinkEnds:

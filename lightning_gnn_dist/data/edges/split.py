@@ -20,6 +20,7 @@ from lightning_gnn_dist.data.edges.labels import (
     with_edge_arrays,
     without_labels,
 )
+from lightning_gnn_dist.data.edges.rows import numbered_rows
 from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.data.typed.links import ends_of, links_of, without_edges
 from lightning_gnn_dist.engine.rng import Purpose, draw_bits, key
@@ -104,11 +105,6 @@ class LabelledEdges:
         whole = without_edges(self.graph, torch.ones(self.graph.num_edges, dtype=torch.bool))
         arrays = dict(arrays_of_edges(whole, self.edge_type))
         labels = arrays.pop(self.labels)
-        if same := [name for name, array in arrays.items() if torch.equal(array, labels)]:
-            raise ValueError(
-                f"hide=False shows edges that are asked for, and their {shown(same)} are their labels: leave these "
-                "arrays out of the data."
-            )
         mask = is_held[pair_of_edge].view(-1, *[1] * (labels.dim() - 1))
         arrays[self.labels] = labels.masked_fill(mask, no_label(labels))
         return self._reverse_without_labels(with_edge_arrays(whole, self.edge_type, arrays))
@@ -200,11 +196,7 @@ def both_ways(graph: Graph, edge_type: EdgeType | None, undirected: bool | None)
 
 def is_same(there: Tensor, back: Tensor, array: Tensor, other: Tensor) -> bool:
     """Whether edges with these numbers carry the same rows as those with other numbers, whatever their order."""
-    rows = torch.cat([array, other])
-    rows = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
-    if rows.is_floating_point():  # NaN equals nothing
-        rows = torch.cat([rows.nan_to_num(0.0), rows.isnan().to(rows.dtype)], 1)
-    numbers = rows.unique(dim=0, return_inverse=True)[1].split([len(array), len(other)])
+    numbers = numbered_rows(torch.cat([array, other])).split([len(array), len(other)])
     both = [torch.stack(of, 1).unique(dim=0) for of in ((there, numbers[0]), (back, numbers[1]))]
     return torch.equal(both[0], both[1])
 

@@ -16,7 +16,7 @@ from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from tests.data.edges.ratings import KINDS, data_of, graph_of, held_of, labelled, split_of, store_of
-from tests.edge_model import BACK, NODES, Rater, rated
+from tests.edge_model import BACK, NODES, RATES, Rater, rated, typed_ratings
 
 
 @KINDS
@@ -160,3 +160,37 @@ def test_a_split_of_ones_own_is_checked() -> None:
         made(labels=None)
     with pytest.raises(ValueError, match="negatives are for splits without labels"):
         LinkSplit(split.graph, split.edges, {"val": torch.zeros(1, 1)}, **own)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("width", [None, 1, 2])
+def test_copies_of_labels_are_refused_where_edges_are_shown(width: int | None) -> None:
+    graph = rated()
+    labels = graph.edge_arrays["edge_rating"].float()
+    graph.edge_arrays["edge_rating"] = labels if width is None else labels[:, None].expand(-1, width).clone()
+    copies = (
+        [labels, labels.nan_to_num(0.0).double(), labels[:, None]] if width != 2 else [labels[:, None].expand(-1, 2)]
+    )
+    split = split_edges(graph, labels="edge_rating", hide=False)
+    for copy in copies:
+        graph.edge_arrays["edge_copy"] = copy.clone()
+        with pytest.raises(ValueError, match=r"hide=False .* \['edge_copy'\] are their labels"):
+            split_edges(graph, labels="edge_rating", hide=False)
+    copy = split.graph.edge_arrays["edge_rating"].clone()
+    split.graph.edge_arrays["edge_copy"] = copy
+    held = {name: dict(of) | {"edge_copy": of["edge_rating"]} for name, of in split.held_arrays.items()}
+    with pytest.raises(ValueError, match=r"hide=False .* \['edge_copy'\] are their labels"):
+        LinkSplit(split.graph, split.edges, held_arrays=held, labels="edge_rating", hide=False)
+    copy[split.graph.edge_arrays["edge_rating"].isfinite().nonzero()[0, 0]] = 0.5
+    LinkSplit(split.graph, split.edges, held_arrays=held, labels="edge_rating", hide=False)
+
+
+def test_copies_of_labels_in_the_reverse_type_are_refused_where_edges_are_shown() -> None:
+    graph = typed_ratings()
+    assert graph.types is not None
+    back = graph.types.edge_arrays[BACK]
+    back["stars"] = back.pop("rating")  # type: ignore[attr-defined,index]
+    with pytest.raises(ValueError, match=r'\["stars of .*rev_rates.*are their labels'):
+        split_edges(graph, labels="rating", edge_type=RATES, hide=False)
+    split_edges(graph, labels="rating", edge_type=RATES)
+    back["stars"][:] = back["stars"].flip(0)
+    split_edges(graph, labels="rating", edge_type=RATES, hide=False)
