@@ -20,7 +20,7 @@ from lightning_gnn_dist.data.edges.labels import (
     with_edge_arrays,
     without_labels,
 )
-from lightning_gnn_dist.data.edges.rows import numbered_rows
+from lightning_gnn_dist.data.edges.rows import counts_of_rows, is_same
 from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.data.typed.links import ends_of, links_of, without_edges
 from lightning_gnn_dist.engine.rng import Purpose, draw_bits, key
@@ -177,28 +177,23 @@ def labelled_in_graph(graph: Graph, edge_type: EdgeType | None, labels: str, edg
 
 
 def both_ways(graph: Graph, edge_type: EdgeType | None, undirected: bool | None) -> bool:
-    """Whether each edge is there in both directions, with the same arrays; not if that was denied."""
+    """Whether each edge is there as often in both directions, with the same rows; not if that was denied."""
     if undirected is False or (edge_type is not None and edge_type[0] != edge_type[2]):
         return False
     arrays = {name: array for name, array in arrays_of_edges(graph, edge_type).items() if name != EDGE_IDS}
     links = links_of(graph, edge_type)[1]
     there, back = (numbers_of(ends, graph.num_nodes, undirected=False) for ends in (links, links.flip(0)))
-    differs = [name for name, array in arrays.items() if not is_same(there, back, array, array)]
-    if not torch.equal(there.unique(), back.unique()):
-        differs.append("being there")
-    if undirected and differs:
+    if torch.equal(*counts_of_rows(there, back, [(array, array) for array in arrays.values()])):
+        return True
+    if undirected:
+        differs = [name for name, array in arrays.items() if not is_same(there, back, array, array)]
+        if not torch.equal(*counts_of_rows(there, back, [])):
+            differs.append("how often they are there")
         raise ValueError(
-            f"undirected=True, but the two directions of some edge differ in {shown(differs)}: add what is missing, or "
-            "leave undirected out, and each direction is asked for by itself."
+            f"undirected=True, but the two directions of some edge differ in {shown(differs or sorted(arrays))}: add "
+            "what is missing, or leave undirected out, and each direction is asked for by itself."
         )
-    return not differs
-
-
-def is_same(there: Tensor, back: Tensor, array: Tensor, other: Tensor) -> bool:
-    """Whether edges with these numbers carry the same rows as those with other numbers, whatever their order."""
-    numbers = numbered_rows(torch.cat([array, other])).split([len(array), len(other)])
-    both = [torch.stack(of, 1).unique(dim=0) for of in ((there, numbers[0]), (back, numbers[1]))]
-    return torch.equal(both[0], both[1])
+    return False
 
 
 def one_direction(links: Tensor, pairs: Tensor, pair_of_edge: Tensor, seed: int) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 from lightning_gnn_dist.checks import check_word, shown
 from lightning_gnn_dist.data.edges.dealing import FALSE_ENDS, numbers_of
 from lightning_gnn_dist.data.edges.labels import arrays_of_edges, check_classes, checked_labels
-from lightning_gnn_dist.data.edges.split import both_ways, is_same, one_direction
+from lightning_gnn_dist.data.edges.rows import is_same
+from lightning_gnn_dist.data.edges.split import both_ways, one_direction
 from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.data.typed.links import ends_of, links_of, without_edges
 from lightning_gnn_dist.engine.rng import Purpose, key

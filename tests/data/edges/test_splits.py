@@ -62,6 +62,32 @@ def test_of_an_undirected_graph_one_direction_of_each_pair_is_asked_for() -> Non
         split_edges(graph, 0.2, 0.2, labels="edge_class", undirected=True)
 
 
+def test_both_directions_carry_the_same_rows_as_often() -> None:
+    pairs = [(0, 1), (0, 1), (1, 0), (1, 0), (2, 3), (3, 2)]
+    for label, attr, same in (
+        ([1, 2, 1, 2, 3, 3], [1, 2, 1, 2, 0, 0], True),
+        ([1, 2, 2, 1, 3, 3], [1, 2, 2, 1, 0, 0], True),
+        ([1, 2, 1, 2, 3, 3], [1, 2, 2, 1, 0, 0], False),  # each array alone is the same
+        ([1, 1, 1, 2, 3, 3], [0, 0, 0, 0, 0, 0], False),
+    ):
+        graph = Graph.from_pyg(
+            Data(
+                edge_index=torch.tensor(pairs).T,
+                num_nodes=4,
+                edge_class=torch.tensor(label),
+                edge_attr=torch.tensor(attr).float()[:, None],
+            )
+        )
+        assert split_edges(graph, 0, 0, labels="edge_class").undirected == same
+        if not same:
+            with pytest.raises(ValueError, match=r"directions of some edge differ in .*edge_class"):
+                split_edges(graph, 0, 0, labels="edge_class", undirected=True)
+    once = Graph.from_pyg(Data(edge_index=torch.tensor(pairs[1:]).T, num_nodes=4, edge_class=torch.ones(5)))
+    assert not split_edges(once, 0, 0, labels="edge_class").undirected
+    with pytest.raises(ValueError, match="how often they are there"):
+        split_edges(once, 0, 0, labels="edge_class", undirected=True)
+
+
 @KINDS
 @pytest.mark.parametrize("hide", [True, False])
 def test_a_saved_split_is_the_same(kind: EdgeType | None, hide: bool, tmp_path: Path) -> None:
