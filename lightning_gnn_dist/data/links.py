@@ -23,7 +23,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.data.edges.checks import check_held, check_rivals
 from lightning_gnn_dist.data.edges.labels import check_no_negatives, named_labels
-from lightning_gnn_dist.data.edges.leaks import check_no_copies
+from lightning_gnn_dist.data.edges.leaks import check_no_copies, check_other_types
 from lightning_gnn_dist.data.edges.plain import is_undirected, settled, split_links
 from lightning_gnn_dist.data.edges.saved import names_to_save, saved_names
 from lightning_gnn_dist.data.edges.split import (
@@ -117,13 +117,16 @@ class LinkSplit:
             ends.check(name, self.edges[name], self.negatives.get(name))
         self._check_arrays(edge_type)
         held = [ends.in_graph(edges) for edges in self.edges.values()] if edge_type is not None else []
+        said = self.reverse
         self._settle(edge_type, checked_reverse(self.graph, edge_type, self.reverse, held))
         if self.time is not None:
-            check_reverse_times(self.graph, self.reverse, self.time)
+            check_reverse_times(self.graph, edge_type, self._reverse_type, self.time, is_sure=said != "auto")
         if self.undirected:
             self._check_reverses()
-        if self.labels is not None and not self.hide:
-            check_no_copies(self.graph, edge_type, self._reverse_type, self.labels)
+        if self.labels is not None:
+            check_other_types(self.graph, edge_type, self._reverse_type, self.labels)
+            if not self.hide:
+                check_no_copies(self.graph, edge_type, self._reverse_type, self.labels)
         for name in self.edges:
             self._check(name)
         if self.labels is None and self.time is None:
@@ -316,6 +319,7 @@ def split_edges(
     back = checked_reverse(graph, edge_type, reverse)
     if time is not None:
         check_times_of_edges(graph, edge_type, time, hide=hide)
+        check_reverse_times(graph, edge_type, back, time, is_sure=reverse != "auto")
         events = TimedEdges(graph, edge_type, back, name, undirected, time).held_back(shares, seed, count)
         return LinkSplit(*events[:4], edge_type, back, name, events.arrays, time=time)
     if name is not None:

@@ -10,9 +10,24 @@ from lightning_gnn_dist.data.edges.dealing import numbers_of
 from lightning_gnn_dist.data.edges.labels import arrays_of_edges
 from lightning_gnn_dist.data.edges.rows import numbered_rows
 from lightning_gnn_dist.data.temporal.split import is_labelled
-from lightning_gnn_dist.data.typed.links import links_of
+from lightning_gnn_dist.data.typed.links import between, links_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.types import EdgeType
+
+
+def check_other_types(graph: Graph, edge_type: EdgeType | None, reverse: EdgeType | None, name: str) -> None:
+    """Refuse labels on edges of other types between the same types of nodes, which may be the same links."""
+    if graph.types is None or edge_type is None:
+        return
+    for kind in between(graph.types, edge_type[0], edge_type[2], edge_type, reverse):
+        if name in arrays_of_edges(graph, kind):
+            turned = reverse is None and (kind[0], kind[2]) == (edge_type[2], edge_type[0])
+            raise ValueError(
+                f"Edges of {kind} lead between the same types of nodes as those of {edge_type}, and have an array "
+                f"{shown(name)}, too, in which batches could show the labels that are asked for: "
+                + (f"if they are the same links turned round, say reverse={kind}; otherwise " if turned else "")
+                + "give that array another name, or leave it out."
+            )
 
 
 def check_no_copies(graph: Graph, edge_type: EdgeType | None, reverse: EdgeType | None, name: str) -> None:

@@ -220,3 +220,27 @@ def test_copies_of_labels_in_the_reverse_type_are_refused_where_edges_are_shown(
     split_edges(graph, labels="rating", edge_type=RATES)
     back["stars"][:] = back["stars"].flip(0)
     split_edges(graph, labels="rating", edge_type=RATES, hide=False)
+
+
+def test_labels_on_other_types_between_the_same_nodes_are_refused() -> None:
+    data = typed_ratings().to_pyg()
+    back, own = data[BACK].edge_index, data[RATES]
+    del data[BACK]
+    for kind, ends, way_out in (
+        (("film", "liked_by", "user"), back, r"reverse=\('film', 'liked_by'.*another name"),
+        (("user", "likes", "film"), own.edge_index, r": give that array another name"),
+    ):
+        more = data.clone()
+        more[kind].edge_index, more[kind].rating = ends[:, :150], own.rating[:150]
+        graph = Graph.from_pyg(more, check_features=False)
+        for reverse in ("auto", None):
+            with pytest.raises(ValueError, match=f"{kind[1]}.* have an array 'rating', too, .*{way_out}"):
+                split_edges(graph, labels="rating", edge_type=RATES, reverse=reverse)
+        del more[kind].rating
+        split = split_edges(Graph.from_pyg(more, check_features=False), labels="rating", edge_type=RATES)
+        assert split.reverse is None
+        split.graph.types.edge_arrays[kind]["rating"] = torch.zeros(150)  # type: ignore[union-attr,index]
+        with pytest.raises(ValueError, match="have an array 'rating', too"):
+            LinkSplit(split.graph, split.edges, edge_type=RATES, labels="rating", held_arrays=split.held_arrays)
+        if kind[0] == "film":
+            assert split_edges(graph, labels="rating", edge_type=RATES, reverse=kind).reverse == kind

@@ -346,6 +346,17 @@ def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ValueError, match=r"have no array 'time', so that events would be seen there before"):
         split_of(SENT, Graph.from_pyg(data))
     data[BACK].time = data[SENT].time.flip(0)
+    some = events(SENT).to_pyg()
+    back, own = some[BACK].edge_index, some[SENT]
+    del some[BACK]
+    some["item", "seen_by", "user"].edge_index = back[:, :180]  # fewer than half, and without times
+    with pytest.raises(ValueError, match=r"seen_by.* have no array 'time', .*reverse=None"):
+        split_of(SENT, Graph.from_pyg(some))
+    made = split_of(SENT, Graph.from_pyg(some), reverse=None)
+    with pytest.raises(ValueError, match=r"seen_by.* have no array 'time'"):
+        LinkSplit(made.graph, made.edges, made.negatives, edge_type=SENT, time="time", held_arrays=made.held_arrays)
+    some["item", "seen_by", "user"].time = own.time[:180]
+    split_of(SENT, Graph.from_pyg(some))
     with pytest.raises(ValueError, match="turned round, and have other times"):
         split_of(SENT, Graph.from_pyg(data))
     assert data_of(split, sampler=None).sampler == TemporalSampler([15, 10], "edge_time")
