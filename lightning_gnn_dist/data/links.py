@@ -134,7 +134,7 @@ class LinkSplit:
 
     def _check_arrays(self, edge_type: EdgeType | None) -> None:
         if self.time is not None:
-            check_times_of_edges(self.graph, edge_type, self.time, hide=self.hide)
+            check_times_of_edges(self.graph, edge_type, self.time, self.labels, hide=self.hide)
         if self.labels is not None or self.time is not None:
             check_held_arrays(self.graph, edge_type, self.labels, self.time, self.edges, self.held_arrays)
         elif self.held_arrays or not self.hide:
@@ -318,7 +318,7 @@ def split_edges(
         check_no_negatives(negatives)
     back = checked_reverse(graph, edge_type, reverse)
     if time is not None:
-        check_times_of_edges(graph, edge_type, time, hide=hide)
+        check_times_of_edges(graph, edge_type, time, name, hide=hide)
         check_reverse_times(graph, edge_type, back, time, is_sure=reverse != "auto")
         events = TimedEdges(graph, edge_type, back, name, undirected, time).held_back(shares, seed, count)
         return LinkSplit(*events[:4], edge_type, back, name, events.arrays, time=time)

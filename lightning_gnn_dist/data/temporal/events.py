@@ -124,10 +124,17 @@ def times_of_receivers(graph: Graph, time: str, kind: str | None) -> Tensor | No
     return node_times(graph, time, kind, "time") if time in arrays else None
 
 
-def check_times_of_edges(graph: Graph, edge_type: EdgeType | None, time: object, *, hide: bool) -> None:
-    """Refuse edges without such times."""
+def check_times_of_edges(
+    graph: Graph, edge_type: EdgeType | None, time: object, labels: str | None, *, hide: bool
+) -> None:
+    """Refuse edges without such times, and times that are to be predicted."""
     check_word("time", time, "edge_time")
     assert isinstance(time, str)
+    if time == labels:
+        raise ValueError(
+            f"labels and time both name {shown(time)}, and a target shows its time: to predict when edges are there, "
+            "give the labels an array of their own."
+        )
     arrays, whose = arrays_of_edges(graph, edge_type), "edges" if edge_type is None else f"edges of type {edge_type}"
     if time not in arrays:
         raise ValueError(

@@ -330,6 +330,12 @@ def test_parts_that_rotate_ask_for_events_of_their_own_nodes() -> None:
     assert half.edge_label_time.tolist()[:4] == whole.edge_label_time.tolist()[5:9]
 
 
+def own_split(split: LinkSplit, **options: Any) -> LinkSplit:
+    negatives = {} if "labels" in options else split.negatives
+    defaults: dict[str, Any] = {"edges": split.edges, "held_arrays": split.held_arrays}
+    return LinkSplit(split.graph, negatives=negatives, time="edge_time", **(defaults | options))
+
+
 def test_what_cannot_work_is_refused() -> None:
     split, random = split_of(None), split_edges(events(None), negatives=2)
     for made, message in (
@@ -337,6 +343,8 @@ def test_what_cannot_work_is_refused() -> None:
         (lambda: data_of(split, "other"), "take TemporalSampler.*time='edge_time'"),
         (lambda: data_of(random), "split holds them back at random"),
         (lambda: split_of(None, hide=False), "hide=False is for splits without time"),
+        (lambda: split_of(None, labels="edge_time", negatives=None), "labels and time both name 'edge_time'"),
+        (lambda: own_split(split, labels="edge_time"), "labels and time both name 'edge_time'"),
         (lambda: split_of(None, time="time"), "time names 'time', and edges carry no array of that name"),
     ):
         with pytest.raises(ValueError, match=message):
