@@ -341,6 +341,7 @@ def test_what_cannot_work_is_refused() -> None:
     for made, message in (
         (lambda: data_of(split, sampler=NeighborSampler([2, 2])), r"edges of all times \(edge_time\), and Neighbor"),
         (lambda: data_of(split, "other"), "take TemporalSampler.*time='edge_time'"),
+        (lambda: data_of(split, sampler=TemporalSampler([2], "edge_time", "time")), "leave seed_time out of"),
         (lambda: data_of(random), "split holds them back at random"),
         (lambda: split_of(None, hide=False), "hide=False is for splits without time"),
         (lambda: split_of(None, labels="edge_time", negatives=None), "labels and time both name 'edge_time'"),
