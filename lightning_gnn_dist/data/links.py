@@ -21,7 +21,7 @@ from lightning_gnn_dist.checks import (
     is_number,
     shown,
 )
-from lightning_gnn_dist.data.edges.checks import check_held, check_rivals
+from lightning_gnn_dist.data.edges.checks import check_apart, check_held, check_rivals
 from lightning_gnn_dist.data.edges.labels import check_no_negatives, named_labels
 from lightning_gnn_dist.data.edges.leaks import check_no_copies, check_other_types
 from lightning_gnn_dist.data.edges.plain import is_undirected, settled, split_links
@@ -116,9 +116,9 @@ class LinkSplit:
         for name in self.edges:
             ends.check(name, self.edges[name], self.negatives.get(name))
         self._check_arrays(edge_type)
-        held = [ends.in_graph(edges) for edges in self.edges.values()] if edge_type is not None else []
+        asked = [ends.in_graph(edges) for edges in self.edges.values()] if edge_type is not None else []
         said = self.reverse
-        self._settle(edge_type, checked_reverse(self.graph, edge_type, self.reverse, held))
+        self._settle(edge_type, checked_reverse(self.graph, edge_type, self.reverse, asked))
         if self.time is not None:
             check_reverse_times(self.graph, edge_type, self._reverse_type, self.time, is_sure=said != "auto")
         if self.undirected:
@@ -129,8 +129,11 @@ class LinkSplit:
                 check_no_copies(self.graph, edge_type, self._reverse_type, self.labels)
         for name in self.edges:
             self._check(name)
+        held, both = (self.graph, self._ends, self.edges), self.undirected is True
         if self.labels is None and self.time is None:
-            check_held(self.graph, self._ends, self.edges, self.negatives, undirected=self.undirected is True)
+            check_held(*held, self.negatives, undirected=both)
+        else:
+            check_apart(*held, self.held_arrays, self._names, undirected=both)
 
     def _check_arrays(self, edge_type: EdgeType | None) -> None:
         if self.time is not None:
@@ -151,6 +154,10 @@ class LinkSplit:
         check_directions(edge_type, undirected)
         for name, value in (("edge_type", edge_type), ("reverse", reverse), ("undirected", undirected)):
             object.__setattr__(self, name, value)
+
+    @property
+    def _names(self) -> dict[str, str | None]:
+        return {"labels": self.labels, "time": self.time}
 
     @property
     def _reverse_type(self) -> EdgeType | None:
@@ -189,7 +196,7 @@ class LinkSplit:
         """Write a folder that :meth:`open` reads; :meth:`Graph.open` reads the training edges of it."""
         links = {f"links/{name}_edges": edges for name, edges in self.edges.items()}
         links |= {f"links/{name}_negatives": negatives for name, negatives in self.negatives.items()}
-        links |= names_to_save({"labels": self.labels, "time": self.time}, self.held_arrays, hide=self.hide)
+        links |= names_to_save(self._names, self.held_arrays, hide=self.hide)
         links["links/undirected"] = torch.tensor([self.undirected])
         if (kind := self._ends.target_type) is not None:
             links["links/edge_types"] = torch.tensor([kind.number, -1 if kind.reverse is None else kind.reverse])
@@ -213,7 +220,7 @@ class LinkSplit:
     def __repr__(self) -> str:
         counts = ", ".join(f"{name}={edges.shape[1]}" for name, edges in self.edges.items())
         kind = "" if self.edge_type is None else f", {self.edge_type}"
-        of = "".join(f", {n}={v!r}" for n, v in (("labels", self.labels), ("time", self.time)) if v is not None)
+        of = "".join(f", {n}={v!r}" for n, v in self._names.items() if v is not None)
         return f"LinkSplit({self.graph}{kind}{of}, {counts})"
 
     def _leaked(self, edges: Tensor) -> Tensor:

@@ -180,6 +180,13 @@ def test_a_split_of_ones_own_is_checked() -> None:
         made(graph_of(None))
     with pytest.raises(ValueError, match="or their labels: put -1 or NaN"):
         made(graph_of(None), hide=False)
+    edge, row = split.edges["val"][:, :1], {name: rows[:1] for name, rows in arrays.items()}
+    more = split.edges | {"test": torch.cat([split.edges["test"], edge], 1)}  # type: ignore[operator]
+    carried = {name: torch.cat([rows, row[name]]) for name, rows in split.held_arrays["test"].items()}
+    with pytest.raises(ValueError, match=r"share edges of the same ends and edge_rating \(1 of val\)"):
+        made(edges=more, held={"val": arrays, "test": carried})
+    other = carried | {"edge_rating": torch.cat([carried["edge_rating"][:-1], row["edge_rating"] + 1])}
+    made(edges=more, held={"val": arrays, "test": other})
     with pytest.raises(ValueError, match="held_arrays is for edges with labels"):
         LinkSplit(split.graph, {}, {}, held_arrays=test)
     with pytest.raises(ValueError, match=r"There are edges for .* and negatives for"):

@@ -331,13 +331,21 @@ def test_parts_that_rotate_ask_for_events_of_their_own_nodes() -> None:
 
 
 def own_split(split: LinkSplit, **options: Any) -> LinkSplit:
-    negatives = {} if "labels" in options else split.negatives
-    defaults: dict[str, Any] = {"edges": split.edges, "held_arrays": split.held_arrays}
-    return LinkSplit(split.graph, negatives=negatives, time="edge_time", **(defaults | options))
+    defaults: dict[str, Any] = {"edges": split.edges, "held_arrays": split.held_arrays, "time": "edge_time"}
+    defaults["negatives"] = {} if "labels" in options else split.negatives
+    return LinkSplit(split.graph, **(defaults | options))
 
 
 def test_what_cannot_work_is_refused() -> None:
     split, random = split_of(None), split_edges(events(None), negatives=2)
+    times = {name: of["edge_time"] for name, of in split.held_arrays.items()}
+    turned = {name: {"edge_time": TIMES - rows} for name, rows in times.items()}
+    edge, time, false = split.edges["val"][:, -1:], times["val"][-1:], split.negatives["val"][-1:]
+    with_one_more = {
+        "edges": split.edges | {"test": torch.cat([split.edges["test"], edge], 1)},
+        "negatives": split.negatives | {"test": torch.cat([split.negatives["test"], false])},
+        "held_arrays": split.held_arrays | {"test": {"edge_time": torch.cat([times["test"], time])}},
+    }
     for made, message in (
         (lambda: data_of(split, sampler=NeighborSampler([2, 2])), r"edges of all times \(edge_time\), and Neighbor"),
         (lambda: data_of(split, "other"), "take TemporalSampler.*time='edge_time'"),
@@ -346,6 +354,8 @@ def test_what_cannot_work_is_refused() -> None:
         (lambda: split_of(None, hide=False), "hide=False is for splits without time"),
         (lambda: split_of(None, labels="edge_time", negatives=None), "labels and time both name 'edge_time'"),
         (lambda: own_split(split, labels="edge_time"), "labels and time both name 'edge_time'"),
+        (lambda: own_split(split, held_arrays=turned), r"val has events until edge_time=\d+, and test from \d+ on"),
+        (lambda: own_split(split, **with_one_more), r"share edges of the same ends and edge_time \(1 of val\)"),
         (lambda: split_of(None, time="time"), "time names 'time', and edges carry no array of that name"),
     ):
         with pytest.raises(ValueError, match=message):
