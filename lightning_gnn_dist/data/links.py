@@ -106,7 +106,7 @@ class LinkSplit:
         check_true_or_false(hide=self.hide)
         check_each_mapping(held_arrays=self.held_arrays)
         if self.labels is not None:
-            check_no_negatives(self.negatives)
+            check_no_negatives(given=bool(self.negatives))
         elif self.edges.keys() != self.negatives.keys():
             raise ValueError(f"There are edges for {list(self.edges)} and negatives for {list(self.negatives)}.")
         if unknown := sorted(self.edges.keys() - {"val", "test"}):
@@ -317,12 +317,12 @@ def split_edges(
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
     graph.check_whole()
     edge_type = checked_edge_type(graph, edge_type)
+    if labels is not None:
+        check_no_negatives(given=negatives is not None)
     _check_numbers(val, test, seed, negatives)
     _check_flags(edge_type, undirected, hide)
     shares, seed, count = {"val": val, "test": test}, int(seed), 100 if negatives is None else int(negatives)
     graph, name = named_labels(graph, edge_type, labels)
-    if name is not None:
-        check_no_negatives(negatives)
     back = checked_reverse(graph, edge_type, reverse)
     if time is not None:
         check_times_of_edges(graph, edge_type, time, name, hide=hide)

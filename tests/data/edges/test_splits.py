@@ -139,12 +139,15 @@ def test_what_cannot_work_is_refused() -> None:
         ({"labels": "edge_flag", "hide": False}, "torch.bool, where no number stands for an edge without a label"),
         ({"labels": "edge_class", "hide": False}, r"hide=False .* \['edge_copy'\] are their labels"),
         ({"labels": "edge_class", "negatives": 3}, "negatives are for splits without labels"),
+        ({"labels": "edge_class", "negatives": 0}, "Leave negatives out"),
         ({"hide": False}, "hide=False is for edges with labels"),
     ):
         with pytest.raises(ValueError, match=message):
             split_edges(graph, **options)
     with pytest.raises(ValueError, match="num_negatives is for splits without labels"):
         data_of(split, num_negatives=1)
+    with pytest.raises(ValueError, match=r"edge_rating holds NaN .* no label, .*check_features=False"):
+        Graph.from_pyg(graph.to_pyg())
     alone = torch.zeros(NODES, dtype=torch.int32)
     alone[7] = 1
     number = sum(labelled(split.graph, None).values())
