@@ -116,9 +116,9 @@ class LinkSplit:
         for name in self.edges:
             ends.check(name, self.edges[name], self.negatives.get(name))
         self._check_arrays(edge_type)
-        asked = [ends.in_graph(edges) for edges in self.edges.values()] if edge_type is not None else []
+        held = [ends.in_graph(edges) for edges in self.edges.values()] if edge_type is not None else []
         said = self.reverse
-        self._settle(edge_type, checked_reverse(self.graph, edge_type, self.reverse, asked))
+        self._settle(edge_type, checked_reverse(self.graph, edge_type, said, held))
         if self.time is not None:
             check_reverse_times(self.graph, edge_type, self._reverse_type, self.time, is_sure=said != "auto")
         if self.undirected:
@@ -129,11 +129,11 @@ class LinkSplit:
                 check_no_copies(self.graph, edge_type, self._reverse_type, self.labels)
         for name in self.edges:
             self._check(name)
-        held, both = (self.graph, self._ends, self.edges), self.undirected is True
+        both = self.undirected is True
         if self.labels is None and self.time is None:
-            check_held(*held, self.negatives, undirected=both)
+            check_held(self.graph, self._ends, self.edges, self.negatives, undirected=both)
         else:
-            check_apart(*held, self.held_arrays, self._names, undirected=both)
+            check_apart(self.graph, self._ends, self.edges, self.held_arrays, self._names, undirected=both)
 
     def _check_arrays(self, edge_type: EdgeType | None) -> None:
         if self.time is not None:
@@ -317,9 +317,7 @@ def split_edges(
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
     graph.check_whole()
     edge_type = checked_edge_type(graph, edge_type)
-    if labels is not None:
-        check_no_negatives(given=negatives is not None)
-    _check_numbers(val, test, seed, negatives)
+    _check_numbers(val, test, seed, negatives, has_labels=labels is not None)
     _check_flags(edge_type, undirected, hide)
     shares, seed, count = {"val": val, "test": test}, int(seed), 100 if negatives is None else int(negatives)
     graph, name = named_labels(graph, edge_type, labels)
@@ -359,7 +357,9 @@ def _split_links(
     return LinkSplit(*split_links(graph, shares, seed, negatives, both, edge_type, reverse), both, edge_type, reverse)
 
 
-def _check_numbers(val: float, test: float, seed: int, negatives: int | None) -> None:
+def _check_numbers(val: float, test: float, seed: int, negatives: int | None, *, has_labels: bool) -> None:
+    if has_labels:
+        check_no_negatives(given=negatives is not None)
     if not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
         raise ValueError(f"val and test are shares that leave edges to train on, got {shown(val)} and {shown(test)}.")
     check_seed(seed)
