@@ -199,6 +199,8 @@ class LinkDataModule(PartDataModule):
             return torch.bincount(rank_of_node[receivers], minlength=world_size)
 
         what = f"{self._all_seeds().numel()} training edges"
+        if isinstance(self.boundary, Fetch):
+            return self._cut.most(world_size, f"nodes that the {what} lead to", count, "or another partition")
         return self._cut.most(world_size, what, count, "or MetisPartitioner(), which keeps most edges inside parts")
 
     def _all_seeds(self) -> Tensor:

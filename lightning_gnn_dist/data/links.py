@@ -21,8 +21,9 @@ from lightning_gnn_dist.checks import (
     is_number,
     shown,
 )
-from lightning_gnn_dist.data.edges.checks import check_held, check_rivals
+from lightning_gnn_dist.data.edges.checks import check_apart, check_held, check_rivals
 from lightning_gnn_dist.data.edges.labels import check_no_negatives, named_labels
+from lightning_gnn_dist.data.edges.leaks import check_no_copies, check_other_types
 from lightning_gnn_dist.data.edges.plain import is_undirected, settled, split_links
 from lightning_gnn_dist.data.edges.saved import names_to_save, saved_names
 from lightning_gnn_dist.data.edges.split import (
@@ -105,7 +106,7 @@ class LinkSplit:
         check_true_or_false(hide=self.hide)
         check_each_mapping(held_arrays=self.held_arrays)
         if self.labels is not None:
-            check_no_negatives(self.negatives)
+            check_no_negatives(given=bool(self.negatives))
         elif self.edges.keys() != self.negatives.keys():
             raise ValueError(f"There are edges for {list(self.edges)} and negatives for {list(self.negatives)}.")
         if unknown := sorted(self.edges.keys() - {"val", "test"}):
@@ -116,19 +117,27 @@ class LinkSplit:
             ends.check(name, self.edges[name], self.negatives.get(name))
         self._check_arrays(edge_type)
         held = [ends.in_graph(edges) for edges in self.edges.values()] if edge_type is not None else []
-        self._settle(edge_type, checked_reverse(self.graph, edge_type, self.reverse, held))
+        said = self.reverse
+        self._settle(edge_type, checked_reverse(self.graph, edge_type, said, held))
         if self.time is not None:
-            check_reverse_times(self.graph, self.reverse, self.time)
+            check_reverse_times(self.graph, edge_type, self._reverse_type, self.time, is_sure=said != "auto")
         if self.undirected:
             self._check_reverses()
+        if self.labels is not None:
+            check_other_types(self.graph, edge_type, self._reverse_type, self.labels)
+            if not self.hide:
+                check_no_copies(self.graph, edge_type, self._reverse_type, self.labels)
         for name in self.edges:
             self._check(name)
+        both = self.undirected is True
         if self.labels is None and self.time is None:
-            check_held(self.graph, self._ends, self.edges, self.negatives, undirected=self.undirected is True)
+            check_held(self.graph, self._ends, self.edges, self.negatives, undirected=both)
+        else:
+            check_apart(self.graph, self._ends, self.edges, self.held_arrays, self._names, undirected=both)
 
     def _check_arrays(self, edge_type: EdgeType | None) -> None:
         if self.time is not None:
-            check_times_of_edges(self.graph, edge_type, self.time, hide=self.hide)
+            check_times_of_edges(self.graph, edge_type, self.time, self.labels, hide=self.hide)
         if self.labels is not None or self.time is not None:
             check_held_arrays(self.graph, edge_type, self.labels, self.time, self.edges, self.held_arrays)
         elif self.held_arrays or not self.hide:
@@ -146,6 +155,14 @@ class LinkSplit:
         for name, value in (("edge_type", edge_type), ("reverse", reverse), ("undirected", undirected)):
             object.__setattr__(self, name, value)
 
+    @property
+    def _names(self) -> dict[str, str | None]:
+        return {"labels": self.labels, "time": self.time}
+
+    @property
+    def _reverse_type(self) -> EdgeType | None:
+        return self.reverse if isinstance(self.reverse, tuple) else None
+
     @cached_property
     def _ends(self) -> LinkEnds:
         return ends_of(self.graph, self.edge_type, self.reverse)
@@ -160,7 +177,8 @@ class LinkSplit:
             raise ValueError(f"{path} is a graph whose edges are not split: save split_edges(Graph.open(path)) first.")
         undirected = _flag(links.pop("undirected"), Path(path))
         kinds = links.pop("edge_types", None)
-        edges = {name.removesuffix("_edges"): array for name, array in links.items() if name.endswith("_edges")}
+        ours = {name: array for name, array in links.items() if "/" not in name}  # others are what held edges carry
+        edges = {name.removesuffix("_edges"): array for name, array in ours.items() if name.endswith("_edges")}
         named = saved_names(links, edges, Path(path))
         has_labels = "labels" in named
         wanted = {f"{name}_{kind}" for name in edges for kind in ("edges", "negatives")[: 1 if has_labels else 2]}
@@ -178,7 +196,7 @@ class LinkSplit:
         """Write a folder that :meth:`open` reads; :meth:`Graph.open` reads the training edges of it."""
         links = {f"links/{name}_edges": edges for name, edges in self.edges.items()}
         links |= {f"links/{name}_negatives": negatives for name, negatives in self.negatives.items()}
-        links |= names_to_save({"labels": self.labels, "time": self.time}, self.held_arrays, hide=self.hide)
+        links |= names_to_save(self._names, self.held_arrays, hide=self.hide)
         links["links/undirected"] = torch.tensor([self.undirected])
         if (kind := self._ends.target_type) is not None:
             links["links/edge_types"] = torch.tensor([kind.number, -1 if kind.reverse is None else kind.reverse])
@@ -202,7 +220,7 @@ class LinkSplit:
     def __repr__(self) -> str:
         counts = ", ".join(f"{name}={edges.shape[1]}" for name, edges in self.edges.items())
         kind = "" if self.edge_type is None else f", {self.edge_type}"
-        of = "".join(f", {n}={v!r}" for n, v in (("labels", self.labels), ("time", self.time)) if v is not None)
+        of = "".join(f", {n}={v!r}" for n, v in self._names.items() if v is not None)
         return f"LinkSplit({self.graph}{kind}{of}, {counts})"
 
     def _leaked(self, edges: Tensor) -> Tensor:
@@ -299,15 +317,14 @@ def split_edges(
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
     graph.check_whole()
     edge_type = checked_edge_type(graph, edge_type)
-    _check_numbers(val, test, seed, negatives)
+    _check_numbers(val, test, seed, negatives, has_labels=labels is not None)
     _check_flags(edge_type, undirected, hide)
     shares, seed, count = {"val": val, "test": test}, int(seed), 100 if negatives is None else int(negatives)
     graph, name = named_labels(graph, edge_type, labels)
-    if name is not None:
-        check_no_negatives(negatives)
     back = checked_reverse(graph, edge_type, reverse)
     if time is not None:
-        check_times_of_edges(graph, edge_type, time, hide=hide)
+        check_times_of_edges(graph, edge_type, time, name, hide=hide)
+        check_reverse_times(graph, edge_type, back, time, is_sure=reverse != "auto")
         events = TimedEdges(graph, edge_type, back, name, undirected, time).held_back(shares, seed, count)
         return LinkSplit(*events[:4], edge_type, back, name, events.arrays, time=time)
     if name is not None:
@@ -340,7 +357,9 @@ def _split_links(
     return LinkSplit(*split_links(graph, shares, seed, negatives, both, edge_type, reverse), both, edge_type, reverse)
 
 
-def _check_numbers(val: float, test: float, seed: int, negatives: int | None) -> None:
+def _check_numbers(val: float, test: float, seed: int, negatives: int | None, *, has_labels: bool) -> None:
+    if has_labels:
+        check_no_negatives(given=negatives is not None)
     if not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
         raise ValueError(f"val and test are shares that leave edges to train on, got {shown(val)} and {shown(test)}.")
     check_seed(seed)

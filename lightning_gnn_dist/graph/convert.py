@@ -327,10 +327,9 @@ def check_finite(x: Tensor, first: int = 0, *, name: str = "x", row: str = "node
         rows = x[start : start + ROWS_AT_ONCE]
         if not bool(torch.isfinite(rows).all()):
             at = first + start + int((~torch.isfinite(rows.reshape(len(rows), -1))).any(1).nonzero()[0])
-            of_times = f" If these are times, {without_time(row)}: 0 may lie before them, and would be seen."
             raise ValueError(
                 f"{name} holds NaN or infinite values (the first at {row} {at}): replace them, for instance by "
-                f"torch.nan_to_num({name})." + (of_times if _may_be_times(name, x, row) else "")
+                f"torch.nan_to_num({name})." + _unless_of_edges(name, x, row)
             )
 
 
@@ -339,5 +338,10 @@ def without_time(row: str) -> str:
     return f"leave the {row} out, or give it a time later than those of all seeds"
 
 
-def _may_be_times(name: str, x: Tensor, row: str) -> bool:
-    return row == "edge" and x.dim() == 1 and name != "edge_weight"
+def _unless_of_edges(name: str, x: Tensor, row: str) -> str:
+    """What to do instead with edges whose labels or times hold NaN or infinity."""
+    if row != "edge" or name == "edge_weight":
+        return ""
+    labels = " If NaN stands for no label, Graph.from_pyg(data, check_features=False) lets it in."
+    times = f" If these are times, {without_time(row)}: 0 may lie before them, and would be seen."
+    return (labels if bool(x.isnan().any()) else "") + (times if x.dim() == 1 else "")

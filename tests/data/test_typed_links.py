@@ -376,6 +376,8 @@ def test_a_rank_without_links_is_refused_by_name() -> None:
     apart = torch.zeros(split.graph.num_nodes, dtype=torch.int32)
     apart[split.graph.types.nodes_of("venue").start :] = 1  # venues and words have links of other types
     with pytest.raises(ValueError, match=r"rank 1 of 2 hold none of the .* training edges"):
-        data_of(split, partitioner=Partition(apart, 2))._most_seeds(2)
+        data_of(split, partitioner=Partition(apart, 2), boundary=Isolated())._most_seeds(2)
+    with pytest.raises(ValueError, match=r"none of the nodes that the .* training edges lead to.* another partition"):
+        data_of(split, partitioner=Partition(apart, 2), boundary=Fetch())._most_seeds(2)
     with pytest.raises(TypeError, match=r"split must be split_edges\(graph\)"):
         data_of(split.graph)  # type: ignore[arg-type]

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.data.edges.dealing import numbers_of
+from lightning_gnn_dist.data.edges.rows import counts_of_rows
 from lightning_gnn_dist.data.typed.links import LinkEnds
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.negatives import has_edges
@@ -44,6 +46,44 @@ def check_held(
                 f"{name}: {int(is_true.sum())} of {places.numel()} negatives that were seen are edges, such as "
                 f"{sender} -> {receiver}, and a model would lose by being right: draw others, or use "
                 "split_edges(graph)."
+            )
+
+
+def check_apart(
+    graph: Graph,
+    ends: LinkEnds,
+    edges_of: Mapping[str, Tensor],
+    held: Mapping[str, Mapping[str, Tensor]],
+    names: Mapping[str, str | None],
+    *,
+    undirected: bool,
+) -> None:
+    """Refuse edges with labels or times that val and test share, and those of val that are later than some of test.
+
+    Args:
+        graph: The graph of the other edges.
+        ends: Between which nodes the edges are.
+        edges_of: The held edges, by the ids in their types.
+        held: What they carry.
+        names: Under ``"labels"`` and ``"time"`` the arrays that tell edges of the same ends apart, if there are any.
+        undirected: Whether both directions of an edge are the same.
+    """
+    if edges_of.keys() != {"val", "test"}:
+        return
+    parts, apart = ("val", "test"), [name for name in names.values() if name is not None]
+    val, test = (numbers_of(ends.in_graph(edges_of[p]), graph.num_nodes, undirected=undirected) for p in parts)
+    counts = counts_of_rows(val, test, [(held["val"][name], held["test"][name]) for name in apart])
+    if shared := int(((counts[0] > 0) & (counts[1] > 0)).sum()):
+        raise ValueError(
+            f"val and test share edges of the same ends and {' and '.join(apart)} ({shared} of val): a model would be "
+            "chosen by what it is tested on. Leave each in one of them."
+        )
+    if (time := names["time"]) is not None:
+        latest, first = held["val"][time].max(), held["test"][time].min()
+        if bool(latest > first):
+            raise ValueError(
+                f"val has events until {time}={latest.item()}, and test from {first.item()} on: a model would be "
+                "chosen by what happens after events that it is tested on. Let those of val be the earlier ones."
             )
 
 

@@ -99,9 +99,9 @@ def check_classes(name: str, labels: Tensor) -> None:
         )
 
 
-def check_no_negatives(negatives: object) -> None:
+def check_no_negatives(*, given: bool) -> None:
     """Refuse false edges beside labels."""
-    if negatives:
+    if given:
         raise ValueError("negatives are for splits without labels: false edges have none. Leave negatives out.")
 
 

@@ -20,6 +20,7 @@ from lightning_gnn_dist.data.edges.labels import (
     with_edge_arrays,
     without_labels,
 )
+from lightning_gnn_dist.data.edges.rows import counts_of_rows, is_same
 from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.data.typed.links import ends_of, links_of, without_edges
 from lightning_gnn_dist.engine.rng import Purpose, draw_bits, key
@@ -104,11 +105,6 @@ class LabelledEdges:
         whole = without_edges(self.graph, torch.ones(self.graph.num_edges, dtype=torch.bool))
         arrays = dict(arrays_of_edges(whole, self.edge_type))
         labels = arrays.pop(self.labels)
-        if same := [name for name, array in arrays.items() if torch.equal(array, labels)]:
-            raise ValueError(
-                f"hide=False shows edges that are asked for, and their {shown(same)} are their labels: leave these "
-                "arrays out of the data."
-            )
         mask = is_held[pair_of_edge].view(-1, *[1] * (labels.dim() - 1))
         arrays[self.labels] = labels.masked_fill(mask, no_label(labels))
         return self._reverse_without_labels(with_edge_arrays(whole, self.edge_type, arrays))
@@ -181,32 +177,23 @@ def labelled_in_graph(graph: Graph, edge_type: EdgeType | None, labels: str, edg
 
 
 def both_ways(graph: Graph, edge_type: EdgeType | None, undirected: bool | None) -> bool:
-    """Whether each edge is there in both directions, with the same arrays; not if that was denied."""
+    """Whether each edge is there as often in both directions, with the same rows; not if that was denied."""
     if undirected is False or (edge_type is not None and edge_type[0] != edge_type[2]):
         return False
     arrays = {name: array for name, array in arrays_of_edges(graph, edge_type).items() if name != EDGE_IDS}
     links = links_of(graph, edge_type)[1]
     there, back = (numbers_of(ends, graph.num_nodes, undirected=False) for ends in (links, links.flip(0)))
-    differs = [name for name, array in arrays.items() if not is_same(there, back, array, array)]
-    if not torch.equal(there.unique(), back.unique()):
-        differs.append("being there")
-    if undirected and differs:
+    if torch.equal(*counts_of_rows(there, back, [(array, array) for array in arrays.values()])):
+        return True
+    if undirected:
+        differs = [name for name, array in arrays.items() if not is_same(there, back, array, array)]
+        if not torch.equal(*counts_of_rows(there, back, [])):
+            differs.append("how often they are there")
         raise ValueError(
-            f"undirected=True, but the two directions of some edge differ in {shown(differs)}: add what is missing, or "
-            "leave undirected out, and each direction is asked for by itself."
+            f"undirected=True, but the two directions of some edge differ in {shown(differs or sorted(arrays))}: add "
+            "what is missing, or leave undirected out, and each direction is asked for by itself."
         )
-    return not differs
-
-
-def is_same(there: Tensor, back: Tensor, array: Tensor, other: Tensor) -> bool:
-    """Whether edges with these numbers carry the same rows as those with other numbers, whatever their order."""
-    rows = torch.cat([array, other])
-    rows = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
-    if rows.is_floating_point():  # NaN equals nothing
-        rows = torch.cat([rows.nan_to_num(0.0), rows.isnan().to(rows.dtype)], 1)
-    numbers = rows.unique(dim=0, return_inverse=True)[1].split([len(array), len(other)])
-    both = [torch.stack(of, 1).unique(dim=0) for of in ((there, numbers[0]), (back, numbers[1]))]
-    return torch.equal(both[0], both[1])
+    return False
 
 
 def one_direction(links: Tensor, pairs: Tensor, pair_of_edge: Tensor, seed: int) -> Tensor:

@@ -55,12 +55,18 @@ def sampler_of_events(sampler: Sampler | None, time: str | None) -> Sampler | No
 
 
 def check_event_samplers(graph: Graph, settings: BatchSettings, time: str | None) -> None:
-    """Refuse samplers that do not know the types of a graph, or such a span of time; say what is always seen."""
+    """Refuse samplers that do not suit a graph of events; say what is always seen."""
     if time is None:
         return
     for sampler in (settings.of_parts(), settings.of_corrections(), settings.of_evaluation()):
-        if isinstance(sampler, TemporalSampler):
-            check_event_graph(sampler, graph)
+        if not isinstance(sampler, TemporalSampler):
+            continue
+        if sampler.seed_time is not None:
+            raise ValueError(
+                f"seed_time={shown(sampler.seed_time)} names times of nodes, and edges that are asked for bring their "
+                "own: leave seed_time out of TemporalSampler."
+            )
+        check_event_graph(sampler, graph)
     _tell(graph, time)
 
 

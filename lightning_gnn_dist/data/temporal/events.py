@@ -12,9 +12,10 @@ from torch import Tensor
 from lightning_gnn_dist.checks import check_word, shown
 from lightning_gnn_dist.data.edges.dealing import FALSE_ENDS, numbers_of
 from lightning_gnn_dist.data.edges.labels import arrays_of_edges, check_classes, checked_labels
-from lightning_gnn_dist.data.edges.split import both_ways, is_same, one_direction
+from lightning_gnn_dist.data.edges.rows import is_same
+from lightning_gnn_dist.data.edges.split import both_ways, one_direction
 from lightning_gnn_dist.data.temporal.split import is_labelled
-from lightning_gnn_dist.data.typed.links import ends_of, links_of, without_edges
+from lightning_gnn_dist.data.typed.links import between, ends_of, links_of, without_edges
 from lightning_gnn_dist.engine.rng import Purpose, key
 from lightning_gnn_dist.engine.temporal.times import as_integers, check_times, node_times
 from lightning_gnn_dist.graph.graph import Graph
@@ -88,7 +89,6 @@ class TimedEdges:
 
     def _check_reverse(self, links: Tensor, times: Tensor) -> None:
         """Refuse a reverse type that shows events at other times."""
-        check_reverse_times(self.graph, self.reverse, self.time)
         if self.reverse is None:
             return
         turned = links_of(self.graph, self.reverse)[1].flip(0)
@@ -124,10 +124,17 @@ def times_of_receivers(graph: Graph, time: str, kind: str | None) -> Tensor | No
     return node_times(graph, time, kind, "time") if time in arrays else None
 
 
-def check_times_of_edges(graph: Graph, edge_type: EdgeType | None, time: object, *, hide: bool) -> None:
-    """Refuse edges without such times."""
+def check_times_of_edges(
+    graph: Graph, edge_type: EdgeType | None, time: object, labels: str | None, *, hide: bool
+) -> None:
+    """Refuse edges without such times, and times that are to be predicted."""
     check_word("time", time, "edge_time")
     assert isinstance(time, str)
+    if time == labels:
+        raise ValueError(
+            f"labels and time both name {shown(time)}, and a target shows its time: to predict when edges are there, "
+            "give the labels an array of their own."
+        )
     arrays, whose = arrays_of_edges(graph, edge_type), "edges" if edge_type is None else f"edges of type {edge_type}"
     if time not in arrays:
         raise ValueError(
@@ -142,13 +149,33 @@ def check_times_of_edges(graph: Graph, edge_type: EdgeType | None, time: object,
         )
 
 
-def check_reverse_times(graph: Graph, reverse: object, time: str) -> None:
-    """Refuse a reverse type whose edges have no times, and would be seen always, or by other times."""
-    if isinstance(reverse, tuple) and time not in arrays_of_edges(graph, reverse):
+def check_reverse_times(
+    graph: Graph, edge_type: EdgeType | None, reverse: EdgeType | None, time: str, *, is_sure: bool
+) -> None:
+    """Refuse edges without times that turn events round: they would be seen always.
+
+    These are those of the reverse type, and unless the user named it also of types most of whose edges do.
+    """
+    if graph.types is None or edge_type is None:
+        return
+    others = [] if is_sure else between(graph.types, edge_type[0], edge_type[2], edge_type, reverse)
+    timeless = [kind for kind in others if time not in arrays_of_edges(graph, kind)]
+    alike = [kind for kind in timeless if _turns_round(graph, edge_type, kind)]
+    if reverse is not None and time not in arrays_of_edges(graph, reverse):
+        alike.insert(0, reverse)
+    if alike:
         raise ValueError(
-            f"Edges of {reverse} have no array {shown(time)}, so that events would be seen there before they happen: "
-            "give them the times of the edges that they turn round, or leave the type out."
+            f"Edges of {alike[0]} have no array {shown(time)}, so that events would be seen there before they happen: "
+            "give them the times of the edges that they turn round, or leave the type out"
+            + ("." if alike[0] == reverse else f". If they are others, say what the reverse is, reverse={reverse}.")
         )
+
+
+def _turns_round(graph: Graph, edge_type: EdgeType, kind: EdgeType) -> bool:
+    """Whether most edges of a type are those of another turned round."""
+    links, turned = links_of(graph, edge_type)[1], links_of(graph, kind)[1].flip(0)
+    there, back = (numbers_of(ends, graph.num_nodes, undirected=False) for ends in (links, turned))
+    return 2 * int(torch.isin(back, there).sum()) > back.numel()
 
 
 def learned(times: Tensor, held: Mapping[str, Mapping[str, Tensor]], name: str) -> Tensor:

@@ -163,6 +163,12 @@ def checked_reverse(
     return kind
 
 
+def between(types: GraphTypes, one: str, other: str, *without: EdgeType | None) -> list[EdgeType]:
+    """The edge types between two types of nodes, in either direction, but for some."""
+    ends = ((one, other), (other, one))
+    return [kind for kind in types.edge_types if (kind[0], kind[2]) in ends and kind not in without]
+
+
 def without_edges(graph: Graph, kept: Tensor) -> Graph:
     """The graph of the edges that ``kept`` marks, a boolean for each, without the masks of its nodes."""
     upto = torch.cat([graph.indptr[:1], kept.cumsum(0)])

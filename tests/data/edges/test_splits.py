@@ -16,7 +16,7 @@ from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from tests.data.edges.ratings import KINDS, data_of, graph_of, held_of, labelled, split_of, store_of
-from tests.edge_model import BACK, NODES, Rater, rated
+from tests.edge_model import BACK, NODES, RATES, Rater, rated, typed_ratings
 
 
 @KINDS
@@ -62,6 +62,32 @@ def test_of_an_undirected_graph_one_direction_of_each_pair_is_asked_for() -> Non
         split_edges(graph, 0.2, 0.2, labels="edge_class", undirected=True)
 
 
+def test_both_directions_carry_the_same_rows_as_often() -> None:
+    pairs = [(0, 1), (0, 1), (1, 0), (1, 0), (2, 3), (3, 2)]
+    for label, attr, same in (
+        ([1, 2, 1, 2, 3, 3], [1, 2, 1, 2, 0, 0], True),
+        ([1, 2, 2, 1, 3, 3], [1, 2, 2, 1, 0, 0], True),
+        ([1, 2, 1, 2, 3, 3], [1, 2, 2, 1, 0, 0], False),  # each array alone is the same
+        ([1, 1, 1, 2, 3, 3], [0, 0, 0, 0, 0, 0], False),
+    ):
+        graph = Graph.from_pyg(
+            Data(
+                edge_index=torch.tensor(pairs).T,
+                num_nodes=4,
+                edge_class=torch.tensor(label),
+                edge_attr=torch.tensor(attr).float()[:, None],
+            )
+        )
+        assert split_edges(graph, 0, 0, labels="edge_class").undirected == same
+        if not same:
+            with pytest.raises(ValueError, match=r"directions of some edge differ in .*edge_class"):
+                split_edges(graph, 0, 0, labels="edge_class", undirected=True)
+    once = Graph.from_pyg(Data(edge_index=torch.tensor(pairs[1:]).T, num_nodes=4, edge_class=torch.ones(5)))
+    assert not split_edges(once, 0, 0, labels="edge_class").undirected
+    with pytest.raises(ValueError, match="how often they are there"):
+        split_edges(once, 0, 0, labels="edge_class", undirected=True)
+
+
 @KINDS
 @pytest.mark.parametrize("hide", [True, False])
 def test_a_saved_split_is_the_same(kind: EdgeType | None, hide: bool, tmp_path: Path) -> None:
@@ -72,6 +98,19 @@ def test_a_saved_split_is_the_same(kind: EdgeType | None, hide: bool, tmp_path: 
     assert held_of(again, "test") == held_of(split, "test") and again.hide == hide
     first, other = (next(iter(data_of(s).train_dataloader())) for s in (split, tmp_path / "split"))
     assert Rater(edge_type=kind).targets(first).edge_label.equal(Rater(edge_type=kind).targets(other).edge_label)
+
+
+def test_arrays_of_any_name_are_saved(tmp_path: Path) -> None:
+    graph = rated()
+    for name in ("edge_num_edges", "val_edges", "edge_negatives", "labels", "hide"):
+        graph.edge_arrays[name] = torch.rand(graph.num_edges)
+    split = split_edges(graph, labels="edge_rating")
+    split.save(tmp_path / "split")
+    again = LinkSplit.open(tmp_path / "split")
+    assert again.fingerprint == split.fingerprint and again.edges.keys() == split.edges.keys()
+    for name, arrays in split.held_arrays.items():
+        assert arrays.keys() == again.held_arrays[name].keys() >= {"edge_num_edges", "val_edges"}
+        assert all(again.held_arrays[name][array].equal(rows) for array, rows in arrays.items())
 
 
 def test_a_tensor_of_labels_is_in_the_order_of_the_data() -> None:
@@ -100,12 +139,15 @@ def test_what_cannot_work_is_refused() -> None:
         ({"labels": "edge_flag", "hide": False}, "torch.bool, where no number stands for an edge without a label"),
         ({"labels": "edge_class", "hide": False}, r"hide=False .* \['edge_copy'\] are their labels"),
         ({"labels": "edge_class", "negatives": 3}, "negatives are for splits without labels"),
+        ({"labels": "edge_class", "negatives": 0}, "Leave negatives out"),
         ({"hide": False}, "hide=False is for edges with labels"),
     ):
         with pytest.raises(ValueError, match=message):
             split_edges(graph, **options)
     with pytest.raises(ValueError, match="num_negatives is for splits without labels"):
         data_of(split, num_negatives=1)
+    with pytest.raises(ValueError, match=r"edge_rating holds NaN .* no label, .*check_features=False"):
+        Graph.from_pyg(graph.to_pyg())
     alone = torch.zeros(NODES, dtype=torch.int32)
     alone[7] = 1
     number = sum(labelled(split.graph, None).values())
@@ -141,9 +183,74 @@ def test_a_split_of_ones_own_is_checked() -> None:
         made(graph_of(None))
     with pytest.raises(ValueError, match="or their labels: put -1 or NaN"):
         made(graph_of(None), hide=False)
+    edge, row = split.edges["val"][:, :1], {name: rows[:1] for name, rows in arrays.items()}
+    more = split.edges | {"test": torch.cat([split.edges["test"], edge], 1)}  # type: ignore[operator]
+    carried = {name: torch.cat([rows, row[name]]) for name, rows in split.held_arrays["test"].items()}
+    with pytest.raises(ValueError, match=r"share edges of the same ends and edge_rating \(1 of val\)"):
+        made(edges=more, held={"val": arrays, "test": carried})
+    other = carried | {"edge_rating": torch.cat([carried["edge_rating"][:-1], row["edge_rating"] + 1])}
+    made(edges=more, held={"val": arrays, "test": other})
     with pytest.raises(ValueError, match="held_arrays is for edges with labels"):
         LinkSplit(split.graph, {}, {}, held_arrays=test)
     with pytest.raises(ValueError, match=r"There are edges for .* and negatives for"):
         made(labels=None)
     with pytest.raises(ValueError, match="negatives are for splits without labels"):
         LinkSplit(split.graph, split.edges, {"val": torch.zeros(1, 1)}, **own)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("width", [None, 1, 2])
+def test_copies_of_labels_are_refused_where_edges_are_shown(width: int | None) -> None:
+    graph = rated()
+    labels = graph.edge_arrays["edge_rating"].float()
+    graph.edge_arrays["edge_rating"] = labels if width is None else labels[:, None].expand(-1, width).clone()
+    copies = (
+        [labels, labels.nan_to_num(0.0).double(), labels[:, None]] if width != 2 else [labels[:, None].expand(-1, 2)]
+    )
+    split = split_edges(graph, labels="edge_rating", hide=False)
+    for copy in copies:
+        graph.edge_arrays["edge_copy"] = copy.clone()
+        with pytest.raises(ValueError, match=r"hide=False .* \['edge_copy'\] are their labels"):
+            split_edges(graph, labels="edge_rating", hide=False)
+    copy = split.graph.edge_arrays["edge_rating"].clone()
+    split.graph.edge_arrays["edge_copy"] = copy
+    held = {name: dict(of) | {"edge_copy": of["edge_rating"]} for name, of in split.held_arrays.items()}
+    with pytest.raises(ValueError, match=r"hide=False .* \['edge_copy'\] are their labels"):
+        LinkSplit(split.graph, split.edges, held_arrays=held, labels="edge_rating", hide=False)
+    copy[split.graph.edge_arrays["edge_rating"].isfinite().nonzero()[0, 0]] = 0.5
+    LinkSplit(split.graph, split.edges, held_arrays=held, labels="edge_rating", hide=False)
+
+
+def test_copies_of_labels_in_the_reverse_type_are_refused_where_edges_are_shown() -> None:
+    graph = typed_ratings()
+    assert graph.types is not None
+    back = graph.types.edge_arrays[BACK]
+    back["stars"] = back.pop("rating")  # type: ignore[attr-defined,index]
+    with pytest.raises(ValueError, match=r'\["stars of .*rev_rates.*are their labels'):
+        split_edges(graph, labels="rating", edge_type=RATES, hide=False)
+    split_edges(graph, labels="rating", edge_type=RATES)
+    back["stars"][:] = back["stars"].flip(0)
+    split_edges(graph, labels="rating", edge_type=RATES, hide=False)
+
+
+def test_labels_on_other_types_between_the_same_nodes_are_refused() -> None:
+    data = typed_ratings().to_pyg()
+    back, own = data[BACK].edge_index, data[RATES]
+    del data[BACK]
+    for kind, ends, way_out in (
+        (("film", "liked_by", "user"), back, r"reverse=\('film', 'liked_by'.*another name"),
+        (("user", "likes", "film"), own.edge_index, r": give that array another name"),
+    ):
+        more = data.clone()
+        more[kind].edge_index, more[kind].rating = ends[:, :150], own.rating[:150]
+        graph = Graph.from_pyg(more, check_features=False)
+        for reverse in ("auto", None):
+            with pytest.raises(ValueError, match=f"{kind[1]}.* have an array 'rating', too, .*{way_out}"):
+                split_edges(graph, labels="rating", edge_type=RATES, reverse=reverse)
+        del more[kind].rating
+        split = split_edges(Graph.from_pyg(more, check_features=False), labels="rating", edge_type=RATES)
+        assert split.reverse is None
+        split.graph.types.edge_arrays[kind]["rating"] = torch.zeros(150)  # type: ignore[union-attr,index]
+        with pytest.raises(ValueError, match="have an array 'rating', too"):
+            LinkSplit(split.graph, split.edges, edge_type=RATES, labels="rating", held_arrays=split.held_arrays)
+        if kind[0] == "film":
+            assert split_edges(graph, labels="rating", edge_type=RATES, reverse=kind).reverse == kind

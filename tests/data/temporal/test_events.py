@@ -330,13 +330,32 @@ def test_parts_that_rotate_ask_for_events_of_their_own_nodes() -> None:
     assert half.edge_label_time.tolist()[:4] == whole.edge_label_time.tolist()[5:9]
 
 
+def own_split(split: LinkSplit, **options: Any) -> LinkSplit:
+    defaults: dict[str, Any] = {"edges": split.edges, "held_arrays": split.held_arrays, "time": "edge_time"}
+    defaults["negatives"] = {} if "labels" in options else split.negatives
+    return LinkSplit(split.graph, **(defaults | options))
+
+
 def test_what_cannot_work_is_refused() -> None:
     split, random = split_of(None), split_edges(events(None), negatives=2)
+    times = {name: of["edge_time"] for name, of in split.held_arrays.items()}
+    turned = {name: {"edge_time": TIMES - rows} for name, rows in times.items()}
+    edge, time, false = split.edges["val"][:, -1:], times["val"][-1:], split.negatives["val"][-1:]
+    with_one_more = {
+        "edges": split.edges | {"test": torch.cat([split.edges["test"], edge], 1)},
+        "negatives": split.negatives | {"test": torch.cat([split.negatives["test"], false])},
+        "held_arrays": split.held_arrays | {"test": {"edge_time": torch.cat([times["test"], time])}},
+    }
     for made, message in (
         (lambda: data_of(split, sampler=NeighborSampler([2, 2])), r"edges of all times \(edge_time\), and Neighbor"),
         (lambda: data_of(split, "other"), "take TemporalSampler.*time='edge_time'"),
+        (lambda: data_of(split, sampler=TemporalSampler([2], "edge_time", "time")), "leave seed_time out of"),
         (lambda: data_of(random), "split holds them back at random"),
         (lambda: split_of(None, hide=False), "hide=False is for splits without time"),
+        (lambda: split_of(None, labels="edge_time", negatives=None), "labels and time both name 'edge_time'"),
+        (lambda: own_split(split, labels="edge_time"), "labels and time both name 'edge_time'"),
+        (lambda: own_split(split, held_arrays=turned), r"val has events until edge_time=\d+, and test from \d+ on"),
+        (lambda: own_split(split, **with_one_more), r"share edges of the same ends and edge_time \(1 of val\)"),
         (lambda: split_of(None, time="time"), "time names 'time', and edges carry no array of that name"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -346,6 +365,17 @@ def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ValueError, match=r"have no array 'time', so that events would be seen there before"):
         split_of(SENT, Graph.from_pyg(data))
     data[BACK].time = data[SENT].time.flip(0)
+    some = events(SENT).to_pyg()
+    back, own = some[BACK].edge_index, some[SENT]
+    del some[BACK]
+    some["item", "seen_by", "user"].edge_index = back[:, :180]  # fewer than half, and without times
+    with pytest.raises(ValueError, match=r"seen_by.* have no array 'time', .*reverse=None"):
+        split_of(SENT, Graph.from_pyg(some))
+    made = split_of(SENT, Graph.from_pyg(some), reverse=None)
+    with pytest.raises(ValueError, match=r"seen_by.* have no array 'time'"):
+        LinkSplit(made.graph, made.edges, made.negatives, edge_type=SENT, time="time", held_arrays=made.held_arrays)
+    some["item", "seen_by", "user"].time = own.time[:180]
+    split_of(SENT, Graph.from_pyg(some))
     with pytest.raises(ValueError, match="turned round, and have other times"):
         split_of(SENT, Graph.from_pyg(data))
     assert data_of(split, sampler=None).sampler == TemporalSampler([15, 10], "edge_time")
