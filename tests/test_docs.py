@@ -25,9 +25,10 @@ ACCURACY = {
 }
 LINKS = {
     "whole graph": "full",
-    "averaging, METIS": "metis",
-    "averaging, super-nodes": "supertma",
-    "LLCG": "metis-far-llcg",
+    "averaging": "randomtma-fetch",
+    "isolated METIS": "metis",
+    "isolated super-nodes": "supertma",
+    "LLCG": "metis-llcg",
 }
 
 
