@@ -56,7 +56,7 @@ class TemporalSampler:
         equal: See events of the seed's own time, too. That shows a seed what happened with it or because of it, perhaps
             the answer; without it a seed does not see edges that came with it.
         pick: ``"uniform"`` draws any of the events that are seen, ``"latest"`` the latest; of those at one time, the
-            last in their row.
+            last in their row. Nothing is left to chance in the latest, so evaluation sees as many of them as training.
         last: See events that are at most so long before the seed's time. Default: however long.
         replace: Draw with replacement: exactly so many edges for every node that sees any.
     """
