@@ -152,7 +152,7 @@ def assemble_typed(
 ) -> SampledHeteroData:
     """Make a batch of a sample of a typed graph, as :func:`~lightning_gnn_dist.batches.batch.assemble` does.
 
-    With ``all_labels=False`` there is a ``y`` of the seeds alone. In place of the graph there may be the batch's arrays.
+    With ``all_labels=False`` there is a ``y`` of the seeds alone. A batch may have all its arrays in place of a graph.
     """
     source, batch = graph if isinstance(graph, TypedArrays) else TypedArrays.of(graph, sample), SampledHeteroData()
     types, apart = source.types, source.apart

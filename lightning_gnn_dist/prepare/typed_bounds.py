@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.storage.files import check_entries
+from lightning_gnn_dist.graph.typed.report import aligned
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, check_names, offsets_of
 from lightning_gnn_dist.partition.base import Partition
 
@@ -69,6 +70,17 @@ class TypedBounds:
         nodes = [[name, row.tolist()] for name, row in zip(self.node_types, self.nodes, strict=True)]
         edges = [[*kind, row.tolist()] for kind, row in zip(self.edge_types, self.edges, strict=True)]
         return {"nodes": nodes, "edges": edges, "seeds": self.seeds}
+
+    def __str__(self) -> str:
+        of_all = [("nodes", self.node_types, self.nodes), ("edges", map(" ".join, self.edge_types), self.edges)]
+        lines = []
+        for title, names, starts in of_all:
+            rows: list[tuple[str, ...]] = [(title, "all", "smallest shard", "largest")]
+            for name, row in zip(names, starts, strict=True):
+                counts = row.diff()
+                rows.append((name, *(f"{int(count):,}" for count in (row[-1], counts.min(), counts.max()))))
+            lines += aligned(rows)
+        return "\n".join([*lines, f"learned from: {self.seeds or 'the seed_type that the data module names'}"])
 
     @property
     def num_shards(self) -> int:

@@ -169,7 +169,7 @@ class ShardedGraph:
     def split(self, name: str) -> Tensor:
         """Return the ids of all nodes of the whole graph that ``<name>_mask`` marks, increasing. Collective."""
         if name not in self._splits:
-            own = self._ids_of_own(self.shard.rows.split(name))
+            own = self.ids_of_own(self.shard.rows.split(name))
             self._splits[name] = torch.cat(self.channel.exchange([own] * self.channel.size))
         return self._splits[name]
 
@@ -346,7 +346,7 @@ class ShardedGraph:
             )
         return senders
 
-    def _ids_of_own(self, rows: Tensor) -> Tensor:
+    def ids_of_own(self, rows: Tensor) -> Tensor:
         """Return the ids in the whole graph of some rows of the own shard."""
         return rows + self.shard.first_node
 

@@ -100,7 +100,7 @@ class TypedShardedGraph(ShardedGraph):
     def _edge_ids(self, places: Tensor, kinds: Tensor, rank: int) -> Tensor:
         return places.to(torch.int64) + self.types.edges[:, rank][kinds.to(torch.int64)]
 
-    def _ids_of_own(self, rows: Tensor) -> Tensor:
+    def ids_of_own(self, rows: Tensor) -> Tensor:
         return self.types.to_whole(self.shard.index, rows)
 
     def _new_owner(self, pool: Pool) -> TypedOwner:

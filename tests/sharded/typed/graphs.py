@@ -20,7 +20,7 @@ def some_graph(seed: int = 0) -> Graph:
     del data["author"].train_mask
     data["paper"].val_mask = ~data["paper"].train_mask
     data["author"].age = torch.arange(7, dtype=torch.int16)
-    data["author", "writes", "paper"].edge_weight = torch.rand(30)
+    data["author", "writes", "paper"].edge_weight = torch.rand(30, generator=torch.Generator().manual_seed(seed))
     return Graph.from_pyg(data)
 
 
