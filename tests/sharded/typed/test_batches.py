@@ -14,11 +14,14 @@ from torch import Tensor
 from lightning_gnn_dist.batches.hetero import assemble_typed
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.prepare.shard import Bounds, Shard, save_shards
+from lightning_gnn_dist.graph.typed.synthetic import citations
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.prepare.shard import Shard, save_shards
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sharded.sampling import begin, finish
 from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 from lightning_gnn_dist.wire.channel import open_channel
+from tests.conftest import module_of
 from tests.graph.typed.graphs import EDGES
 from tests.ranks import run_ranks
 from tests.sharded.typed.graphs import check_equal, contents, in_order_of_shards, some_graph, some_partition
@@ -29,7 +32,7 @@ PER_TYPE = {kind: [number, 2 - number % 2] for number, kind in enumerate(EDGES)}
 def seeds_of(rank: int, world_size: int, nodes: range) -> list[Tensor]:
     """One batch more than ranks before it; the last rank of several asks for nothing."""
     generator = torch.Generator().manual_seed(10 + rank)
-    size = 0 if rank and rank == world_size - 1 else len(nodes) // 3
+    size = 0 if rank and rank == world_size - 1 else min(len(nodes) // 3, 200)
     return [torch.randperm(len(nodes), generator=generator)[: size and size + i] + nodes.start for i in range(rank + 1)]
 
 
@@ -54,20 +57,20 @@ def drawn(rank: int, world_size: int, folders: list[str], sampler: NeighborSampl
     return found
 
 
-def compare(graphs: list[Graph], world_size: int, sampler: NeighborSampler, cache: int, folder: Path) -> None:
-    parts = [some_partition(graph, world_size) for graph in graphs]
-    for number, (graph, partition) in enumerate(zip(graphs, parts, strict=True)):
+def compare(pairs: list[tuple[Graph, Graph, Partition]], sampler: NeighborSampler, cache: int, folder: Path) -> None:
+    """Compare batches of graphs in shards with those of the same graphs whole, numbered as the shards number them."""
+    world_size = pairs[0][2].num_parts
+    for number, (graph, _, partition) in enumerate(pairs):
         save_shards(graph, partition, folder / str(number))
-    names = [str(folder / str(number)) for number in range(len(graphs))]
+    names = [str(folder / str(number)) for number in range(len(pairs))]
     results = run_ranks(drawn, world_size, names, sampler, cache)
-    for number, (graph, partition) in enumerate(zip(graphs, parts, strict=True)):
-        whole = in_order_of_shards(graph, partition)
-        assert whole.types is not None
-        whole = whole.with_seeds(Bounds.read(names[number]).types.seed_type())  # type: ignore[union-attr]
+    for number, (_, whole, _) in enumerate(pairs):
+        types = whole.types
+        assert types is not None
         for rank, of_rank in enumerate(results):
             found, hits = of_rank[number]
-            assert (hits > 0) == (cache > 0 and rank < max(1, world_size - 1) and world_size > 1)
-            seeds, expected = seeds_of(rank, world_size, whole.types.nodes_of(whole.types.seed_type())), []
+            assert (hits > 0) == (cache > 0 and rank < world_size - 1)
+            seeds, expected = seeds_of(rank, world_size, types.nodes_of(types.seed_type())), []
             for bulk in range(2):
                 samples = sampler.sample_bulk(whole, seeds, keys_of(rank, bulk, len(seeds)))
                 expected += [assemble_typed(whole, sample, all_labels=rank == 0) for sample in samples]
@@ -90,4 +93,35 @@ def compare(graphs: list[Graph], world_size: int, sampler: NeighborSampler, cach
 def test_batches_are_those_of_the_whole_graph(
     tmp_path: Path, world_size: int, sampler: NeighborSampler, cache: int
 ) -> None:
-    compare([some_graph(), some_graph(2)], world_size, sampler, cache, tmp_path)
+    pairs = []
+    for graph in (some_graph(), some_graph(2)):
+        partition = some_partition(graph, world_size)
+        pairs.append((graph, in_order_of_shards(graph, partition).with_seeds("paper"), partition))
+    compare(pairs, sampler, cache, tmp_path)
+
+
+def pair_of(graph: Graph, num_parts: int) -> tuple[Graph, Graph, Partition]:
+    """The graph, the same with its nodes in the order of their types and parts, and the parts."""
+    assert graph.types is not None
+    kind = max(graph.types.num_nodes.items(), key=lambda item: item[1])[0]
+    partition = some_partition(graph, num_parts)
+    kinds = graph.types.type_of(torch.arange(graph.num_nodes))
+    order = (kinds * num_parts + partition.assignment).argsort(stable=True)
+    return graph.with_seeds(kind), graph.induced(order).with_seeds(kind), partition
+
+
+def test_time_is_an_array_like_any_other(tmp_path: Path) -> None:
+    compare([pair_of(citations(600), 3)], NeighborSampler([2, 2]), 0, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_real_graphs(tmp_path: Path, shared_data: Path, world_size: int) -> None:
+    if not (shared_data / "typed").is_dir():
+        pytest.skip("the folder of typed graphs (../shared/data/typed) is not there")
+    reader: Any = module_of(shared_data / "typed" / "read_typed.py")
+    pairs = []
+    for name in reader.names():
+        data = reader.to_hetero(name, reverse=True)
+        pairs.append(pair_of(Graph.from_pyg(data, edge_ids=True, check_features=False), world_size))
+    compare(pairs, NeighborSampler([3, 2]), 0, tmp_path)
