@@ -99,13 +99,13 @@ class TypedBounds:
     def to_whole(self, shard: int, rows: Tensor) -> Tensor:
         """The ids in the whole graph of some rows of a shard."""
         first = self._rows[:, shard].contiguous()
-        kind = torch.searchsorted(first, rows, right=True) - 1
+        kind = torch.searchsorted(first, rows.contiguous(), right=True) - 1
         return rows + (self._starts[:, shard] - first)[kind]
 
     def owners(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The shard that has each node, by ids in the whole graph, and its row there."""
         starts = self._starts.view(-1)
-        at = torch.searchsorted(starts, ids, right=True) - 1
+        at = torch.searchsorted(starts, ids.contiguous(), right=True) - 1
         return at % self.num_shards, ids + (self._rows.view(-1) - starts)[at]
 
     def with_seeds(self, node_type: str) -> TypedBounds:

@@ -140,6 +140,7 @@ class ShardedDataModule(ExchangingDataModule):
             self._check_copies()
             self._running_part()  # now, as all ranks are here
             counts = all_gather_rows(torch.tensor([self._own_seeds().numel(), self._marked().numel()]))
+            self._check_seeds(counts[:, 0])
             self._most = int(counts[:, 0].max())
             self._marked_before = int(counts[: self._rank() % self.bounds.num_shards, 1].sum())
 
@@ -206,6 +207,16 @@ class ShardedDataModule(ExchangingDataModule):
                 f"boundary=Exchange() takes one rank for each shard, and {num_ranks} ranks hold the {num_shards} "
                 f"shards of {self.path}: start {num_shards} ranks, divide the graph into {num_ranks} shards, or take "
                 "boundary=Halo()."
+            )
+
+    def _check_seeds(self, counts: Tensor) -> None:
+        """Refuse ranks without training nodes, given how many each has: all ranks raise or none."""
+        if not self._exchanges() and bool((counts == 0).any()):
+            rank = int(counts.argmin())
+            raise ValueError(
+                f"Shard {rank % self.bounds.num_shards} of {self.path} has no training nodes for rank {rank} of "
+                f'{len(counts)}, which would have nothing to learn from: divide the graph by MetisPartitioner(balance="'
+                'train"), or use fewer shards or ranks.'
             )
 
     def _connect(self) -> ShardedGraph:

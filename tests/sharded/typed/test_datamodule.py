@@ -34,7 +34,7 @@ from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
 from tests.every_strategy import PATIENCE
-from tests.ranks import run_ranks
+from tests.ranks import RankError, run_ranks
 from tests.sharded.typed.graphs import in_order_of_shards, some_graph, some_partition
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
@@ -135,6 +135,60 @@ def test_training_on_shards_is_training_on_parts(saved: Path, name: str) -> None
     assert ours == theirs
 
 
+def fit_again(rank: int, world_size: int, folder: str, out: str) -> list[list[Tensor]]:
+    """Weights of a fit that never stopped, and of one that stopped after a round and was resumed."""
+    found, types = [], Graph.open(f"{folder}/whole").types
+    assert types is not None
+    for epochs, resumes in ((3, None), (1, None), (3, f"{out}/half.ckpt")):
+        pl.seed_everything(0, verbose=False)
+        model, strategy = HeteroSAGE(list(types.edge_types)), STRATEGIES["llcg"]()
+        options = {"enable_checkpointing": False, "limit_val_batches": 0} | QUIET
+        running = pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, max_epochs=epochs, **options)
+        running.fit(model, data_of(folder, "shards", boundary=Halo(1)), ckpt_path=resumes)
+        if epochs == 1:
+            running.save_checkpoint(f"{out}/half.ckpt")
+        else:
+            found.append([parameter.detach().clone() for parameter in model.parameters()])
+    return found
+
+
+@pytest.mark.slow
+def test_a_fit_that_is_resumed_never_stopped(saved: Path, tmp_path: Path) -> None:
+    for straight, resumed in run_ranks(fit_again, 2, str(saved), str(tmp_path)):
+        assert all(torch.equal(left, right) for left, right in zip(straight, resumed, strict=True))
+
+
+class Seeing(HeteroSAGE):
+    """Records the papers that it learns from, and those that it evaluates."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.__dict__.setdefault("learned", []).extend(batch["paper"].n_id[: batch.batch_size].tolist())
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.__dict__.setdefault("judged", []).extend(batch["paper"].n_id[: batch.batch_size].tolist())
+        super().validation_step(batch, batch_idx)
+
+
+def seen(rank: int, world_size: int, folder: str) -> tuple[list[int], list[int]]:
+    types = Graph.open(f"{folder}/whole").types
+    assert types is not None
+    model, options = Seeing(list(types.edge_types)), {"num_sanity_val_steps": 0, "enable_checkpointing": False} | QUIET
+    one_pass = {"strategy": STRATEGIES["grappa"](), "max_epochs": 1}
+    pl.Trainer(accelerator="cpu", devices=world_size, **one_pass, **options).fit(model, data_of(folder, "shards"))
+    return model.learned, model.judged  # type: ignore[return-value]
+
+
+@pytest.mark.slow
+def test_copies_divide_the_nodes_among_them(saved: Path) -> None:
+    types = Graph.open(saved / "whole").types
+    assert types is not None
+    papers, results = types.node_arrays["paper"], run_ranks(seen, 4, str(saved))
+    for number, mask in enumerate(("train_mask", "val_mask")):
+        found = sorted(node for of_rank in results for node in of_rank[number])
+        assert found == papers["n_id"][papers[mask]].sort().values.tolist()
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"boundary": Fetch(), "sampler": ShadowSampler([4, 4], num_hops=2)}, "sampled by NeighborSampler, got ShadowSamp"),
     ({"boundary": Fetch(), "sampler": RandomWalkSampler(2, visits=0)}, "sampled by NeighborSampler, got RandomWalk"),
@@ -175,6 +229,20 @@ def test_nodes_of_one_type_are_learned_from(tmp_path: Path) -> None:
         assert {batch.seed_type for batch in batches} == {kind} and module.num_nodes == len(both.types.nodes_of(kind))  # type: ignore[union-attr]
         assert torch.cat([batch[kind].input_id for batch in batches]).numel() == {"author": 7, "paper": 6}[kind]
         module.teardown("fit")
+
+
+def start(rank: int, world_size: int, folder: str) -> None:
+    model = HeteroSAGE([("paper", "cites", "paper")])
+    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=STRATEGIES["llcg"](), max_epochs=1, **QUIET)
+    trainer.fit(model, ShardedDataModule(folder))
+
+
+def test_a_shard_without_training_nodes_is_refused(tmp_path: Path) -> None:
+    graph = some_graph()  # of whose nodes the last one is of another type
+    save_shards(graph, some_partition(graph, 2), tmp_path / "shards")
+    with pytest.raises(RankError, match=r"Shard 1 of .* has no training nodes for rank 1 of 2") as caught:
+        run_ranks(start, 2, str(tmp_path / "shards"))
+    assert all("has no training nodes" in failure for failure in caught.value.failures.values())
 
 
 def test_a_graph_without_types_has_no_type_of_seeds(tmp_path: Path) -> None:
