@@ -20,6 +20,7 @@ from lightning_gnn_dist.checks import check_at_least, check_path, check_true_or_
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.exchanging import ExchangingDataModule
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.data.temporal.checks import check_temporal
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.evaluation.choice import Evaluated, bytes_of_batch, widest_row
 from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
@@ -92,9 +93,10 @@ class ShardedDataModule(ExchangingDataModule):
             coverage = None  # nothing is lost
         super().__init__(settings, coverage, boundary)
         check_at_least(0, cache_bytes=cache_bytes)
+        self._check_settings()
         self.path = check_path("path", path)
         self.bounds = with_seed_type(Bounds.read(self.path), seed_type, self.path)
-        self._check_settings()
+        self._check_samplers()
         self.cache_bytes = cache_bytes
         self._graph: ShardedGraph | None = None
         self._part: Graph | None = None
@@ -136,6 +138,8 @@ class ShardedDataModule(ExchangingDataModule):
         super().setup(stage)
         if self._graph is None:
             self._graph = self._connect()
+        if self.bounds.types is not None:
+            check_temporal(self._graph.shard.rows, self._settings, self.boundary)
         if stage == "fit":
             self._check_copies()
             self._running_part()  # now, as all ranks are here
@@ -191,6 +195,9 @@ class ShardedDataModule(ExchangingDataModule):
             )
         if self.loading.sample_on != "cpu":
             raise ValueError(f'sample_on must be "cpu" for shards, whose batches are made in RAM, got {self.loading}.')
+
+    def _check_samplers(self) -> None:
+        """Refuse samplers that do not work across shards, or not with the types of the graph."""
         check_typed_shards(self.bounds, self.sampler, self.boundary)
         types = self.bounds.types
         check_sampler(self._whole_sampler(), types)

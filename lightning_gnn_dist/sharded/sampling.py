@@ -21,13 +21,14 @@ from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, sample_layer_wise
 from lightning_gnn_dist.sharded.remote_graph import Drawn, Found, ShardedGraph, Sought
 from lightning_gnn_dist.sharded.typed import batches as typed
 from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 
-ShardedSampler = NeighborSampler | LayerWise
+ShardedSampler = NeighborSampler | TemporalSampler | LayerWise
 
 
 class Bulk(NamedTuple):
@@ -48,7 +49,7 @@ AnyBulk = Bulk | typed.TypedBulk
 def begin(graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> AnyBulk:
     """Draw the batches of a bulk."""
     if isinstance(graph, TypedShardedGraph):
-        return typed.begin_typed(graph, _neighbor(sampler), seeds, keys)
+        return typed.begin_typed(graph, _of_types(sampler), seeds, keys)
     samples = sample_bulk(graph, sampler, seeds, keys)
     return Bulk(samples, graph.seek(torch.cat([sample.nodes for sample in samples])))
 
@@ -94,9 +95,10 @@ def sample_bulk(
 ) -> list[Sample]:
     """Return what ``sampler`` draws from the whole graph, one sample for each batch."""
     if isinstance(graph, TypedShardedGraph):
-        return typed.sample_typed(graph, _neighbor(sampler), seeds, keys)
-    if not isinstance(sampler, NeighborSampler):
+        return typed.sample_typed(graph, _of_types(sampler), seeds, keys)
+    if isinstance(sampler, LayerWise):
         return sample_layer_wise(graph, sampler, seeds, keys)
+    assert isinstance(sampler, NeighborSampler)
     growing = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
     for hop, fanout in enumerate(sampler.per_hop):
         frontiers = [batch.frontier for batch in growing]
@@ -129,7 +131,7 @@ def _grow(batch: GrowingBatch, drawn: Drawn) -> None:
 def check_sampler(sampler: object, types: TypedBounds | None = None) -> ShardedSampler:
     """Return the sampler; refuse one that needs the whole graph on one host, or that knows none of the types."""
     if types is not None:
-        return _neighbor(sampler, types)
+        return _of_types(sampler, types)
     if isinstance(sampler, NeighborSampler | LadiesSampler | FastGCNSampler):
         return sampler
     raise ValueError(
@@ -139,12 +141,12 @@ def check_sampler(sampler: object, types: TypedBounds | None = None) -> ShardedS
     )
 
 
-def _neighbor(sampler: object, types: TypedBounds | None = None) -> NeighborSampler:
+def _of_types(sampler: object, types: TypedBounds | None = None) -> typed.TypedSampler:
     """Return the sampler of a typed graph."""
-    if not isinstance(sampler, NeighborSampler):
+    if not isinstance(sampler, NeighborSampler | TemporalSampler):
         raise ValueError(
-            f"A typed graph in shards is sampled by NeighborSampler, got {shown(sampler)}: choose that one, or give "
-            "every host the whole graph."
+            f"A typed graph in shards is sampled by NeighborSampler or TemporalSampler, got {shown(sampler)}: choose "
+            "one of these, or give every host the whole graph."
         )
     if types is not None:
         sampler.of_types(types)  # refuses numbers of other types

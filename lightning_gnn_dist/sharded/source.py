@@ -16,9 +16,11 @@ from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.pool import BufferPool, Pool
 from lightning_gnn_dist.batches.source import Asked, Inputs, Made
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, importance_of
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import AnyBulk, begin, check_sampler, finish
+from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 
 MOST_KNOWN = 8  # bulks whose draws are known when rows are chosen for the cache
 MOST_AHEAD = 32  # bulks, where they are so small that any number would fit
@@ -28,7 +30,7 @@ class ShardedSource:
     """Makes the batches that a source of the whole graph would make.
 
     Rows of other ranks are asked for once for all nodes of a bulk, in the background where that is wished. Making a
-    source is collective with a ``FastGCNSampler``; making batches is not.
+    source is collective with a ``FastGCNSampler`` or a ``TemporalSampler``; making batches is not.
 
     Args:
         graph: The graph to sample.
@@ -45,6 +47,8 @@ class ShardedSource:
         self._graph, self._sampler = graph, check_sampler(sampler, graph.shard.bounds.types)
         if isinstance(self._sampler, LayerWise):
             importance_of(graph, self._sampler)  # now, as all ranks are here, and not in the background
+        elif isinstance(self._sampler, TemporalSampler) and isinstance(graph, TypedShardedGraph):
+            graph.prepare_times(self._sampler.time)
         self._loading, self._stream = loading, stream
         self._pools: dict[str, BufferPool] = {}
         self._num_buffers = self._bulk_bytes = 0

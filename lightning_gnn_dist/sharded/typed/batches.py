@@ -20,9 +20,13 @@ from lightning_gnn_dist.engine.row_kernels import join_hop
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.typed.apart import Apart, by_types
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.remote_graph import Found, Sought
-from lightning_gnn_dist.sharded.typed.graph import TypedDrawn, TypedShardedGraph
+from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
+from lightning_gnn_dist.sharded.typed.temporal import sample_timed
+
+TypedSampler = NeighborSampler | TemporalSampler
 
 
 class TypedBulk(NamedTuple):
@@ -40,7 +44,7 @@ class TypedBulk(NamedTuple):
 
 
 def begin_typed(
-    graph: TypedShardedGraph, sampler: NeighborSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
+    graph: TypedShardedGraph, sampler: TypedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
 ) -> TypedBulk:
     """Draw the batches of a bulk."""
     samples = sample_typed(graph, sampler, seeds, keys)
@@ -86,9 +90,11 @@ def finish_typed(
 
 
 def sample_typed(
-    graph: TypedShardedGraph, sampler: NeighborSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
+    graph: TypedShardedGraph, sampler: TypedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
 ) -> list[Sample]:
     """Return what the sampler draws from the whole graph; the samples' ``edge_ids`` count in the edges' types."""
+    if isinstance(sampler, TemporalSampler):
+        return sample_timed(graph, sampler, seeds, keys)
     fanouts = torch.from_numpy(sampler.of_types(graph.types))  # (hops, types)
     words = [typed_keys(*key, *fanouts.shape).view(np.int64) for key in keys]
     growing = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
@@ -98,20 +104,11 @@ def sample_typed(
         batch_of = torch.arange(len(growing)).repeat_interleave(torch.tensor(sizes))
         of_batches = torch.from_numpy(np.stack([of_batch[hop] for of_batch in words]))
         drawn = graph.draw_types(torch.cat(frontiers), batch_of, of_batches, of_hop, replace=sampler.replace)
-        for batch, own in zip(growing, _divided(drawn, sizes), strict=True):
+        for batch, own in zip(growing, drawn.divided(sizes), strict=True):
             known, work, table = batch.open(own.senders, len(own.senders))
             found = batch.checked(join_hop(known, own.senders.numpy(), work, table))
             batch.add(found, work, own.counts, own.edge_ids, kinds=own.kinds)
     return [batch.sample() for batch in growing]
-
-
-def _divided(drawn: TypedDrawn, sizes: list[int]) -> list[TypedDrawn]:
-    """Return what was drawn for each batch, given how many nodes it asked for."""
-    counts = drawn.counts.split(sizes)
-    lengths = [int(some.sum()) for some in counts]
-    ids = [None] * len(sizes) if drawn.edge_ids is None else drawn.edge_ids.split(lengths)
-    of_edges = drawn.senders.split(lengths), drawn.kinds.split(lengths), ids
-    return [TypedDrawn(*found) for found in zip(counts, *of_edges, strict=True)]
 
 
 def _apart(graph: TypedShardedGraph, sample: Sample) -> Apart:

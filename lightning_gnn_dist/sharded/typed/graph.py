@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.pool import Pool
+from lightning_gnn_dist.engine.temporal.order import ordered
+from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, as_integers, sources_of
 from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sharded.cache import RowCache, Rows
 from lightning_gnn_dist.sharded.owner import DRAW, EDGES, NODES, narrow
 from lightning_gnn_dist.sharded.remote_graph import Route, ShardedGraph
-from lightning_gnn_dist.sharded.typed.owner import DEGREES, TypedOwner, draw_of
+from lightning_gnn_dist.sharded.typed.owner import DEGREES, TIMES, Seen, TypedOwner, draw_of, letters_of
 from lightning_gnn_dist.sharded.typed.tables import Caches, Table
 from lightning_gnn_dist.wire.channel import Channel
 
@@ -33,6 +35,14 @@ class TypedDrawn(NamedTuple):
     senders: Tensor
     kinds: Tensor
     edge_ids: Tensor | None
+
+    def divided(self, sizes: list[int]) -> list[TypedDrawn]:
+        """Return what was drawn for each batch, given how many nodes it asked for."""
+        counts = self.counts.split(sizes)
+        lengths = [int(some.sum()) for some in counts]
+        ids = [None] * len(sizes) if self.edge_ids is None else self.edge_ids.split(lengths)
+        of_edges = self.senders.split(lengths), self.kinds.split(lengths), ids
+        return [TypedDrawn(*found) for found in zip(counts, *of_edges, strict=True)]
 
 
 class TypedShardedGraph(ShardedGraph):
@@ -60,7 +70,16 @@ class TypedShardedGraph(ShardedGraph):
     def has_edge_arrays(self) -> bool:
         return any(table.own for table in self.of_edges)
 
-    def draw_types(self, nodes: Tensor, batches: Tensor, keys: Tensor, fanouts: Tensor, *, replace: bool) -> TypedDrawn:
+    def draw_types(
+        self,
+        nodes: Tensor,
+        batches: Tensor,
+        keys: Tensor,
+        fanouts: Tensor,
+        *,
+        replace: bool,
+        seen: Seen | None = None,
+    ) -> TypedDrawn:
         """Let the ranks that own the rows draw neighbours of some nodes, of each edge type so many.
 
         Args:
@@ -69,11 +88,13 @@ class TypedShardedGraph(ShardedGraph):
             keys: The random key of this hop in each batch, for each edge type, shape (batches, types).
             fanouts: Neighbours to draw of each edge type; -1 takes all.
             replace: Whether an edge may be drawn more than once.
+            seen: What the trees of batches by time see; then ``batches`` are numbers of trees. None for all edges.
         """
         owners, rows = self.types.owners(nodes)
         route, sizes = Route(owners, self.channel.size), self.shard.bounds.nodes.diff().tolist()
         pieces = zip(route.pieces(rows), route.pieces(batches), sizes, strict=True)
-        answers = self._answers(DRAW, [draw_of(some, of, keys, fanouts, replace, most) for some, of, most in pieces])
+        how = keys, fanouts, replace, seen
+        answers = self._answers(DRAW, [draw_of(some, of, *how, most) for some, of, most in pieces])
         lengths = [answer[0].to(torch.int64) for answer in answers]
         counts = route.restore(lengths)
         starts = counts.cumsum(0) - counts
@@ -97,6 +118,34 @@ class TypedShardedGraph(ShardedGraph):
         questions = [[narrow(some, most)] for some, most in zip(route.pieces(rows), sizes, strict=True)]
         return route.restore([answer[0] for answer in self._answers(DEGREES, questions)])
 
+    def times_of(self, number: int, name: str, ids: Tensor) -> Tensor:
+        """Return the rows of one array of a node type, for ids in it in any order."""
+        bounds = self.types.nodes[number]
+        owners = torch.searchsorted(bounds, ids.contiguous(), right=True) - 1
+        route, more = Route(owners, self.channel.size), [torch.tensor([number]), letters_of(name)]
+        pieces = zip(route.pieces(ids - bounds[owners]), bounds.diff().tolist(), strict=True)
+        answers = self._answers(TIMES, [[narrow(some, most), *more] for some, most in pieces])
+        return route.restore([answer[0] for answer in answers])
+
+    def prepare_times(self, name: str) -> None:
+        """Order the own edges by the times called ``name``, for draws by time. Collective, the first time."""
+        if name in self._of_types.orders:
+            return
+        rows, own = self.shard.rows, self.shard.rows.types
+        assert own is not None
+        times = torch.full((rows.num_edges,), BEFORE_ALL)
+        for (sender, *_), source, edge_type in zip(own.edge_types, sources_of(rows, name), own.edge_types, strict=True):
+            at = own.edges_of(edge_type)
+            if source is not None and source.first_sender is None:
+                times[at] = as_integers(source.times)
+            elif source is not None:
+                ids, inverse = (rows.indices[at].to(torch.int64) - self.types.nodes_of(sender).start).unique(
+                    return_inverse=True
+                )
+                times[at] = as_integers(self.times_of(own.node_types.index(sender), name, ids))[inverse]
+        self._of_types.orders[name] = ordered(rows, name, times)
+        self.channel.exchange([torch.empty(0)] * self.channel.size)  # from now on each rank answers
+
     def _edge_ids(self, places: Tensor, kinds: Tensor, rank: int) -> Tensor:
         return places.to(torch.int64) + self.types.edges[:, rank][kinds.to(torch.int64)]
 
@@ -104,7 +153,8 @@ class TypedShardedGraph(ShardedGraph):
         return self.types.to_whole(self.shard.index, rows)
 
     def _new_owner(self, pool: Pool) -> TypedOwner:
-        return TypedOwner(self.shard, pool)
+        self._of_types = TypedOwner(self.shard, pool)
+        return self._of_types
 
     def _new_cache(self, num_bytes: int) -> Caches:  # type: ignore[override]
         """Make the tables of nodes; each type's cache has the share of its rows in the bytes of all rows of others."""

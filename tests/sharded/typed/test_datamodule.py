@@ -66,6 +66,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_shards(graph, partition, folder / "shards")
     whole = in_order_of_shards(graph, partition)
     whole.save(folder / "whole")
+    save_shards(graph, Partition(torch.zeros(graph.num_nodes).int(), 1), folder / "one")
     assert whole.types is not None
     before = [array["n_id"] + whole.types.nodes_of(kind).start for kind, array in whole.types.node_arrays.items()]
     torch.save(partition.assignment[torch.cat(before)], folder / "owners.pt")
@@ -119,6 +120,8 @@ FITS: dict[str, tuple[str, dict[str, Any]]] = {
             "evaluation": Evaluation(batch_size=70, sampler=NeighborSampler([-1, -1])),
         },
     ),
+    "llcg by time": ("llcg", {"sampler": TemporalSampler([4, 3], "time")}),
+    "ddp by time": ("ddp", {"sampler": TemporalSampler([4, 3], "time", pick="latest"), "boundary": Fetch()}),
     "tma": ("tma", {}),
     "ddp": ("ddp", {"boundary": Fetch()}),
 }
@@ -189,11 +192,21 @@ def test_copies_divide_the_nodes_among_them(saved: Path) -> None:
         assert found == papers["n_id"][papers[mask]].sort().values.tolist()
 
 
+BOTH = "sampled by NeighborSampler or TemporalSampler"
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"boundary": Fetch(), "sampler": ShadowSampler([4, 4], num_hops=2)}, "sampled by NeighborSampler, got ShadowSamp"),
-    ({"boundary": Fetch(), "sampler": RandomWalkSampler(2, visits=0)}, "sampled by NeighborSampler, got RandomWalk"),
-    ({"boundary": Fetch(), "sampler": TemporalSampler([4, 4], time="time")}, "NeighborSampler, got TemporalSampler"),
-    ({"global_batching": GlobalBatching(sampler=LadiesSampler([9, 9]))}, "NeighborSampler, got LadiesSampler"),
+    (
+        {"boundary": Fetch(), "sampler": ShadowSampler([4, 4], num_hops=2)},
+        f"{BOTH}, got Shadow",
+    ),
+    (
+        {"boundary": Fetch(), "sampler": RandomWalkSampler(2, visits=0)},
+        f"{BOTH}, got Random",
+    ),
+    ({"sampler": TemporalSampler({("a", "to", "b"): [3, 3]}, time="time")}, "names the edge type"),
+    (
+        {"global_batching": GlobalBatching(sampler=LadiesSampler([9, 9]))},
+        f"{BOTH}, got Ladies",
+    ),
     ({"evaluation": Evaluation(sampler=NeighborSampler({("a", "to", "b"): [3, 3]}))}, "names the edge type"),
     ({"boundary": Exchange(), "sampler": WholePartSampler(2)}, r"Exchange\(\) is for graphs without types"),
     (
@@ -231,10 +244,24 @@ def test_nodes_of_one_type_are_learned_from(tmp_path: Path) -> None:
         module.teardown("fit")
 
 
-def start(rank: int, world_size: int, folder: str) -> None:
+def start(rank: int, world_size: int, folder: str, **options: Any) -> None:
     model = HeteroSAGE([("paper", "cites", "paper")])
     trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=STRATEGIES["llcg"](), max_epochs=1, **QUIET)
-    trainer.fit(model, ShardedDataModule(folder))
+    trainer.fit(model, ShardedDataModule(folder, **options))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"time": "year", "seed_time": "time"}, "neither edges nor nodes of the graph have it"),
+        ({"seed_time": "at"}, "'paper' have no 'at'"),
+    ],
+)
+def test_times_that_are_not_there_are_refused(saved: Path, more: dict[str, Any], message: str) -> None:
+    data = ShardedDataModule(saved / "one", sampler=TemporalSampler([2, 2], **({"time": "time"} | more)))
+    with pytest.raises(ValueError, match=message):
+        data.setup("fit")
+    data.on_exception(ValueError())
 
 
 def test_a_shard_without_training_nodes_is_refused(tmp_path: Path) -> None:
