@@ -73,7 +73,8 @@ def places(edge_type: Tensor, positions: Tensor, num_types: int) -> Tensor:
     """
     order = positions.argsort()
     out, before = torch.empty_like(positions), torch.zeros(num_types, dtype=torch.int64)
-    ends = torch.searchsorted(positions[order], torch.arange(0, edge_type.numel() + EDGES_PER_PIECE, EDGES_PER_PIECE))
+    reach = max(edge_type.numel(), 1) + EDGES_PER_PIECE  # no edges are one piece, too
+    ends = torch.searchsorted(positions[order], torch.arange(0, reach, EDGES_PER_PIECE))
     for number, piece in enumerate(edge_type.split(EDGES_PER_PIECE)):
         kinds = piece.to(torch.int64)
         counts = torch.bincount(kinds, minlength=num_types)

@@ -143,3 +143,10 @@ def test_what_needs_one_array_for_all_nodes_refuses() -> None:
     for use in (lambda: graph.node_arrays, lambda: graph.edge_arrays):
         with pytest.raises(ValueError, match=r"This needs a graph without types.*data\.to_homogeneous\(\)"):
             use()
+
+
+def test_a_graph_without_edges_has_parts() -> None:
+    data = HeteroData()
+    data["a"].num_nodes, data["b"].num_nodes = 3, 2
+    data["a", "to", "b"].edge_index = torch.empty(2, 0, dtype=torch.int64)
+    assert Graph.from_pyg(data).induced(torch.tensor([0, 2, 3])).degrees().tolist() == [0, 0, 0]

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist.batches.hetero import assemble_typed
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -125,3 +126,31 @@ def test_real_graphs(tmp_path: Path, shared_data: Path, world_size: int) -> None
         data = reader.to_hetero(name, reverse=True)
         pairs.append(pair_of(Graph.from_pyg(data, edge_ids=True, check_features=False), world_size))
     compare(pairs, NeighborSampler([3, 2]), 0, tmp_path)
+
+
+def odd_graph(num_types: int) -> Graph:
+    """So many edge types between two node types, of which one has few nodes; numbers of 8 and of 16 bits."""
+    data, generator = HeteroData(), torch.Generator().manual_seed(0)
+    data["a"].x, data["a"].x_scale = (
+        torch.randint(-99, 99, (40, 3), dtype=torch.int8, generator=generator),
+        torch.ones(40),
+    )
+    data["b"].x = torch.randn(2, 5, generator=generator).bfloat16()
+    for number in range(num_types):
+        ends = ("a", f"r{number}", "b") if number % 2 else ("b", f"r{number}", "a")
+        sizes = [40 if end == "a" else 2 for end in ends[::2]]
+        data[ends].edge_index = torch.stack([torch.randint(size, (9,), generator=generator) for size in sizes])
+    return Graph.from_pyg(data)
+
+
+def without_edges() -> Graph:
+    data = HeteroData()
+    data["a"].x, data["b"].num_nodes = torch.randn(30, 3), 4
+    data["a", "to", "b"].edge_index = torch.empty(2, 0, dtype=torch.int64)
+    return Graph.from_pyg(data)
+
+
+@pytest.mark.slow
+def test_odd_graphs(tmp_path: Path) -> None:
+    graphs = [odd_graph(1), odd_graph(2), odd_graph(300), without_edges()]
+    compare([pair_of(graph, 3) for graph in graphs], NeighborSampler([3, 2]), 0, tmp_path)
