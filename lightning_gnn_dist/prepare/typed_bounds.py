@@ -52,16 +52,12 @@ class TypedBounds:
         of_types = {"nodes": list[list[str | list[int]]], "edges": list[list[str | list[int]]], "seeds": str | None}
         check_entries(about, of_types, file, _WAY_OUT)
         nodes, edges = about["nodes"], about["edges"]
-        starts = [row[-1] if row else None for row in (*nodes, *edges)]
-        names = [row[:-1] for row in (*nodes, *edges)]
-        if not all(_are_starts(row, num_shards) for row in starts) or not all(
-            all(isinstance(name, str) for name in row) and len(row) == (1 if i < len(nodes) else 3)
-            for i, row in enumerate(names)
-        ):
+        if not all(_is_right(row, words, num_shards) for rows, words in ((nodes, 1), (edges, 3)) for row in rows):
             raise ValueError(f"{file} is damaged (of each type it must say where it begins in each shard). {_WAY_OUT}")
         kinds, edge_kinds = tuple(row[0] for row in nodes), tuple((row[0], row[1], row[2]) for row in edges)
         check_names(kinds, edge_kinds)
-        found = cls(kinds, edge_kinds, torch.tensor(starts[: len(nodes)]), torch.tensor(starts[len(nodes) :]))
+        of_nodes, of_edges = (torch.tensor([row[-1] for row in rows]) for rows in (nodes, edges))
+        found = cls(kinds, edge_kinds, of_nodes, of_edges)
         return found if about["seeds"] is None else found.with_seeds(about["seeds"])
 
     @property
@@ -173,7 +169,10 @@ def typed_about(about: Mapping[str, Any], num_shards: int, file: Path) -> TypedB
     return TypedBounds.read(about["types"], num_shards, file) if "types" in about else None
 
 
-def _are_starts(row: Any, num_shards: int) -> bool:
-    if not isinstance(row, list) or len(row) != num_shards + 1 or row[0] != 0 or row[-1] > _MOST:
+def _is_right(row: list[Any], num_words: int, num_shards: int) -> bool:
+    """Whether a row of the index has a type of so many words, and then where it begins in each shard."""
+    *words, starts = row or [None]
+    if len(words) != num_words or not all(isinstance(word, str) for word in words) or not isinstance(starts, list):
         return False
-    return all(one <= other for one, other in pairwise(row))
+    fits = len(starts) == num_shards + 1 and starts[0] == 0 and starts[-1] <= _MOST
+    return fits and all(one <= other for one, other in pairwise(starts))

@@ -71,6 +71,7 @@ def seen_by(times: Tensor, view: View) -> tuple[Array, Array]:
 
 def checked_times(graph: Graph, seeds: Tensor, view: View) -> Tensor:
     """The time of each seed; times that do not compare exactly with those of events, and such a span, are refused."""
+    sources_of(graph, view.time)  # refuses what is no time, first
     times = times_of_seeds(graph, view.seed_time, seeds)
     check_comparable(graph, times, view)
     return times

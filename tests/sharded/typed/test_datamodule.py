@@ -246,7 +246,9 @@ def test_nodes_of_one_type_are_learned_from(tmp_path: Path) -> None:
 
 def start(rank: int, world_size: int, folder: str, **options: Any) -> None:
     model = HeteroSAGE([("paper", "cites", "paper")])
-    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=STRATEGIES["llcg"](), max_epochs=1, **QUIET)
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=world_size, strategy=STRATEGIES["llcg"](), fast_dev_run=True, **QUIET
+    )
     trainer.fit(model, ShardedDataModule(folder, **options))
 
 
