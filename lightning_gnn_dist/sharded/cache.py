@@ -44,7 +44,7 @@ class RowCache:
         fetch: Callable[[Tensor], Rows],
         count: Callable[[Tensor], Tensor] = torch.zeros_like,
     ) -> None:
-        self.num_rows, self._fetch, self._count = num_rows, fetch, count
+        self.num_rows, self.fetch, self._count = num_rows, fetch, count
         self.rows = {name: array.new_empty((num_rows, *array.shape[1:])) for name, array in arrays.items()}
         nothing = torch.empty(0, dtype=torch.int64)
         self._ids, self._slots, self._counts = nothing, nothing, nothing
@@ -55,6 +55,11 @@ class RowCache:
     @property
     def hit_rate(self) -> float:
         return self.hits / max(1, self.asked)
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of the rows that were looked up and not held."""
+        return self.bytes_per_row * (self.asked - self.hits)
 
     def look_up(self, ids: Tensor, coming: Sequence[Tensor]) -> tuple[Tensor, Rows]:
         """Return where the rows of some ids are, and those that were fetched for it, which stand below the held ones.
@@ -67,7 +72,7 @@ class RowCache:
         """
         if not self.num_rows:
             self.asked += len(ids)
-            return torch.arange(len(ids)), self._fetch(ids)
+            return torch.arange(len(ids)), self.fetch(ids)
         self._settle([ids, *coming])
         places = torch.full_like(ids, -1)
         find_places(ids.numpy(), self._ids.numpy(), places.numpy(), -1)
@@ -76,7 +81,7 @@ class RowCache:
         rest = ids[~is_held]
         places[~is_held] = torch.arange(len(rest)) + self.num_rows
         self.asked, self.hits = self.asked + len(ids), self.hits + len(ids) - len(rest)
-        self._last = rest, self._count(rest), self._fetch(rest)
+        self._last = rest, self._count(rest), self.fetch(rest)
         return places, self._last[2]
 
     def _settle(self, coming: Sequence[Tensor]) -> None:

@@ -11,13 +11,16 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, bytes_of
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
+from lightning_gnn_dist.batches.hetero import SampledHeteroData
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.pool import BufferPool, Pool
 from lightning_gnn_dist.batches.source import Asked, Inputs, Made
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, importance_of
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.sampling import Bulk, begin, check_sampler, finish
+from lightning_gnn_dist.sharded.sampling import AnyBulk, begin, check_sampler, finish
+from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 
 MOST_KNOWN = 8  # bulks whose draws are known when rows are chosen for the cache
 MOST_AHEAD = 32  # bulks, where they are so small that any number would fit
@@ -27,7 +30,7 @@ class ShardedSource:
     """Makes the batches that a source of the whole graph would make.
 
     Rows of other ranks are asked for once for all nodes of a bulk, in the background where that is wished. Making a
-    source is collective with a ``FastGCNSampler``; making batches is not.
+    source is collective with a ``FastGCNSampler`` or a ``TemporalSampler``; making batches is not.
 
     Args:
         graph: The graph to sample.
@@ -41,9 +44,11 @@ class ShardedSource:
     def __init__(
         self, graph: ShardedGraph, sampler: object, loading: Loading, *, stream: DeviceStream | None = None
     ) -> None:
-        self._graph, self._sampler = graph, check_sampler(sampler)
+        self._graph, self._sampler = graph, check_sampler(sampler, graph.shard.bounds.types)
         if isinstance(self._sampler, LayerWise):
             importance_of(graph, self._sampler)  # now, as all ranks are here, and not in the background
+        elif isinstance(self._sampler, TemporalSampler) and isinstance(graph, TypedShardedGraph):
+            graph.prepare_times(self._sampler.time)
         self._loading, self._stream = loading, stream
         self._pools: dict[str, BufferPool] = {}
         self._num_buffers = self._bulk_bytes = 0
@@ -71,7 +76,7 @@ class ShardedSource:
 
         They are two at first for each that is made, so that nobody waits long for the first one.
         """
-        drawn: deque[tuple[Bulk, Inputs | None]] = deque()
+        drawn: deque[tuple[AnyBulk, Inputs | None]] = deque()
         for made in count(1):
             looks = min(made, MOST_KNOWN) if self._graph.cache.num_rows else 1
             drawn.extend(map(self._drawn, islice(bulks, max(0, looks - len(drawn)))))
@@ -81,16 +86,17 @@ class ShardedSource:
             coming = [other for other, _ in drawn]
             yield len(bulk.samples), handed_out(partial(self._made, bulk, inputs, coming), self._stream)
 
-    def _drawn(self, asked: Asked) -> tuple[Bulk, Inputs | None]:
+    def _drawn(self, asked: Asked) -> tuple[AnyBulk, Inputs | None]:
         seeds, keys, inputs = asked
         return begin(self._graph, self._sampler, seeds, keys), inputs
 
-    def _made(self, bulk: Bulk, inputs: Inputs | None, coming: Sequence[Bulk]) -> list[SampledData]:
+    def _made(self, bulk: AnyBulk, inputs: Inputs | None, coming: Sequence[AnyBulk]) -> list[SampledData]:
         widen, all_labels = self._loading.widen, self._loading.all_labels
         with self._graph.making:  # what the cache holds stays until the bulk has it
             made = finish(self._graph, bulk, coming, self._pool_of, widen=widen, all_labels=all_labels)
         for batch, given in zip(made, inputs or (), strict=inputs is not None):
-            batch.input_id = given
+            store = batch[batch.seed_type] if isinstance(batch, SampledHeteroData) else batch
+            store.input_id = given
         self._bulk_bytes = max(self._bulk_bytes, sum(map(bytes_of, made)))
         return made
 
