@@ -12,6 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import EdgeStorage, NodeStorage
 
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf, Promising, blocks_of, gather_arrays
+from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.engine.temporal.hops import SEED_TIME
 from lightning_gnn_dist.engine.typed.apart import Apart, places_of, take_apart
@@ -112,7 +113,7 @@ def assemble_typed(
     sample: Sample,
     pool_of: PoolOf = lambda _: None,
     *,
-    widen: bool = True,
+    widen: Widen = True,
     all_labels: bool = True,
 ) -> SampledHeteroData:
     """Make a batch of a sample of a typed graph, as :func:`~lightning_gnn_dist.batches.batch.assemble` does.
@@ -153,7 +154,7 @@ def _add_extra(batch: SampledHeteroData, types: GraphTypes, sample: Sample, apar
 
 
 def _add_edges(
-    batch: SampledHeteroData, graph: Graph, types: GraphTypes, apart: Apart, pool_of: PoolOf, *, widen: bool
+    batch: SampledHeteroData, graph: Graph, types: GraphTypes, apart: Apart, pool_of: PoolOf, *, widen: Widen
 ) -> None:
     upto = {kind: list(accumulate(counts)) for kind, counts in zip(types.node_types, apart.num_sampled, strict=True)}
     for number, (kind, rows) in enumerate(zip(types.edge_types, apart.rows, strict=True)):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count, islice
 
+import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, bytes_of
@@ -34,17 +35,24 @@ class ShardedSource:
         sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``.
         loading: How batches are made.
         stream: Brings batches to a device. With None they stay in RAM.
+        stays: The type narrower than float32 that a step computes in, if there is one.
     """
 
     is_remote = True
 
     def __init__(
-        self, graph: ShardedGraph, sampler: object, loading: Loading, *, stream: DeviceStream | None = None
+        self,
+        graph: ShardedGraph,
+        sampler: object,
+        loading: Loading,
+        *,
+        stream: DeviceStream | None = None,
+        stays: torch.dtype | None = None,
     ) -> None:
         self._graph, self._sampler = graph, check_sampler(sampler)
         if isinstance(self._sampler, LayerWise):
             importance_of(graph, self._sampler)  # now, as all ranks are here, and not in the background
-        self._loading, self._stream = loading, stream
+        self._loading, self._stream, self._widen = loading, stream, loading.widening(stays)
         self._pools: dict[str, BufferPool] = {}
         self._num_buffers = self._bulk_bytes = 0
         self.num_ids = graph.num_nodes
@@ -86,7 +94,7 @@ class ShardedSource:
         return begin(self._graph, self._sampler, seeds, keys), inputs
 
     def _made(self, bulk: Bulk, inputs: Inputs | None, coming: Sequence[Bulk]) -> list[SampledData]:
-        widen, all_labels = self._loading.widen, self._loading.all_labels
+        widen, all_labels = self._widen, self._loading.all_labels
         with self._graph.making:  # what the cache holds stays until the bulk has it
             made = finish(self._graph, bulk, coming, self._pool_of, widen=widen, all_labels=all_labels)
         for batch, given in zip(made, inputs or (), strict=inputs is not None):
