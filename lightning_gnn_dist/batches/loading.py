@@ -53,11 +53,12 @@ class Loading:
         check_at_least(0, most=MAX_THREADS, num_threads=self.num_threads)
         check_at_least(0, ahead_bytes=self.ahead_bytes)
         check_true_or_false(all_labels=self.all_labels, check_values=self.check_values)
-        if not isinstance(self.widen, bool) and self.widen != "auto":
+        if not (isinstance(self.widen, bool) or (isinstance(self.widen, str) and self.widen == "auto")):
             raise ValueError(f'widen must be True, False or "auto", got {shown(self.widen)}.')
         check_choice("sample_on", self.sample_on, SampleOn)
         make_plain(self)
 
-    def widening(self, stays: torch.dtype | None) -> Widen:
-        """Return which types are widened, where a step computes in a type narrower than float32, or None."""
-        return self.widen if isinstance(self.widen, bool) else stays or True
+
+def widening(loading: Loading, stays: torch.dtype | None) -> Widen:
+    """Return which types are widened, where a step computes in a type narrower than float32, or None."""
+    return loading.widen if isinstance(loading.widen, bool) else stays or True

@@ -8,6 +8,7 @@ from typing import cast
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, assemble, in_type
+from lightning_gnn_dist.batches.loading import widening
 from lightning_gnn_dist.batches.placement import device_of
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.precision import type_that_stays, warn_of_slow_bfloat16
@@ -61,7 +62,7 @@ class ExchangingDataModule(GraphDataModule):
 
     def _widening(self) -> Widen:
         """Return which narrow types batches have as float32."""
-        return self.loading.widening(type_that_stays(self.trainer))
+        return widening(self.loading, type_that_stays(self.trainer))
 
     def _exchanges(self) -> bool:
         """Return whether ranks exchange rows in every step."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, bytes_of
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
-from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.batches.loading import Loading, widening
 from lightning_gnn_dist.batches.pool import BufferPool, Pool
 from lightning_gnn_dist.batches.source import Asked, Inputs, Made
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -52,7 +52,7 @@ class ShardedSource:
         self._graph, self._sampler = graph, check_sampler(sampler)
         if isinstance(self._sampler, LayerWise):
             importance_of(graph, self._sampler)  # now, as all ranks are here, and not in the background
-        self._loading, self._stream, self._widen = loading, stream, loading.widening(stays)
+        self._loading, self._stream, self._widen = loading, stream, widening(loading, stays)
         self._pools: dict[str, BufferPool] = {}
         self._num_buffers = self._bulk_bytes = 0
         self.num_ids = graph.num_nodes
