@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from numba import njit
 from numba.core import event
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvidedCacheLocator, UserWideCacheLocator
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.misc.appdirs import AppDirs
 
 log = logging.getLogger(__name__)
@@ -52,23 +52,30 @@ class Notice(event.Listener):
 event.register("numba:compile", Notice())  # type: ignore[no-untyped-call]
 
 
-class InUsersFolder(UserWideCacheLocator):
+_PLACES: list[Any] = CompileResultCacheImpl._locator_classes  # the first: where NUMBA_CACHE_DIR says
+(_OfUser,) = (place for place in _PLACES if place.__name__.strip("_") == "UserWideCacheLocator")
+
+
+class InUsersFolder(_OfUser):  # type: ignore[misc, valid-type]
     """Where a kernel is kept: by what its file holds, so that all environments of the user with this file share it.
 
     numba adds its own version, Python's, and the kind of processor, and compiles anew where one of them differs.
     """
 
     def __init__(self, py_func: Any, py_file: str) -> None:
-        super().__init__(py_func, py_file)  # type: ignore[no-untyped-call]
+        super().__init__(py_func, py_file)
         of_user: Any = AppDirs
         folder = Path(of_user(appname="lightning_gnn_dist", appauthor=False).user_cache_dir) / "kernels"
         self._cache_path = str(folder / f"{py_func.__module__}-{_digest_of_file(py_file)}")
+
+    def get_source_stamp(self) -> str:
+        return _digest_of_file(self._py_file)  # numba 0.61 takes the time of the file, which differs
 
 
 class _KeptByContent(CompileResultCacheImpl):
     """Keeps a kernel where ``NUMBA_CACHE_DIR`` says, else in the user's folder, else where numba does by itself."""
 
-    _locator_classes = [UserProvidedCacheLocator, InUsersFolder, *CompileResultCacheImpl._locator_classes]  # noqa: RUF012
+    _locator_classes = [_PLACES[0], InUsersFolder, *_PLACES[1:]]  # noqa: RUF012
 
 
 class KernelCache(FunctionCache):
