@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 import torch_geometric
+from peers.dgl_core import dgl_and_graphbolt
 from sampling import consume, parser_of, power_law_communities, receivers_of
 from torch import Tensor
 from torch_geometric.data import Data
@@ -156,9 +157,10 @@ def find(name: str) -> ModuleType | None:
 
 def all_ways(graph: Graph, seeds: Tensor) -> list[Way]:
     ways = [*our_ways(graph, seeds), *pyg_ways(graph, seeds)]
-    if dgl := find("dgl"):
+    dgl, graphbolt = dgl_and_graphbolt()
+    if dgl:
         ways += [dgl_way(dgl, graph, seeds, bits) for bits in (64, 32)]
-    if dgl and (graphbolt := find("dgl.graphbolt")):
+    if graphbolt:
         ways.append(graphbolt_way(graphbolt, graph, seeds))
     return ways
 

@@ -29,7 +29,9 @@ for host in 1 2; do
 done
 
 for host in 1 2; do
-    ip netns exec "$name-$host" env GLOO_SOCKET_IFNAME=cable "${PYTHON:-python3}" -m torch.distributed.run \
+    # What processes of one host share in memory, those of the other must not see.
+    ip netns exec "$name-$host" unshare --mount sh -c 'mount -t tmpfs tmpfs /dev/shm && exec "$@"' host \
+        env GLOO_SOCKET_IFNAME=cable "${PYTHON:-python3}" -m torch.distributed.run \
         --nnodes 2 --node-rank $((host - 1)) --nproc-per-node "${RANKS_PER_HOST:-1}" \
         --master-addr "$network.1" --master-port 29500 "$@" &
     pids+=($!)

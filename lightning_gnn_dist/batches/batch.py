@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.data.storage import BaseStorage, GlobalStorage
 from torch_geometric.data.view import ItemsView, ValuesView
 
-from lightning_gnn_dist.batches.pool import Pool, gather_rows
+from lightning_gnn_dist.batches.pool import Pool, Widen, gather_rows
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph
@@ -213,7 +213,7 @@ def assemble(
     sample: Sample,
     pool_of: PoolOf = lambda _: None,
     *,
-    widen: bool = True,
+    widen: Widen = True,
     all_labels: bool = True,
 ) -> SampledData:
     """Make a batch of a sample, with the rows of the graph's arrays for its nodes and edges.
@@ -222,7 +222,8 @@ def assemble(
         graph: The graph that was sampled.
         sample: The batch's nodes and edges.
         pool_of: Returns the pool that lends memory for the array of a name, or None.
-        widen: Convert float16, bfloat16 and int8 with scales to float32. Otherwise arrays keep their types.
+        widen: Convert float16, bfloat16 and int8 with scales to float32; a type keeps that one, but in ``y``. False:
+            arrays keep their types.
         all_labels: Give ``y`` a row for each node. Otherwise it has one for each seed, and no more.
     """
     data, num_labels = SampledData(), None if all_labels else sample.num_sampled_nodes[0]
@@ -292,7 +293,7 @@ def with_x(batch: SampledData, sample: Sample, x: Tensor) -> SampledData:
     return batch
 
 
-def rows_by_name(arrays: dict[str, Tensor], rows: Tensor, *, widen: bool) -> dict[str, Tensor]:
+def rows_by_name(arrays: dict[str, Tensor], rows: Tensor, *, widen: Widen) -> dict[str, Tensor]:
     """Rows of arrays as a batch has them: without the scales of arrays that they are multiplied with."""
     data = SampledData()
     gather_arrays(data, arrays, rows, lambda _: None, widen=widen)
@@ -310,7 +311,7 @@ def in_type(batch: Any, dtype: torch.dtype | None) -> SampledData:
     return made
 
 
-def names_in_batches(graph: Graph, *, widen: bool) -> list[str]:
+def names_in_batches(graph: Graph, *, widen: Widen) -> list[str]:
     """The names of a graph's arrays that batches have, and ``n_id``."""
     names = rows_by_name(graph.node_arrays, torch.empty(0, dtype=torch.int64), widen=widen)
     return [*names, *({"n_id"} - names.keys()), *graph.edge_arrays]
@@ -342,15 +343,16 @@ def gather_arrays(
     rows: Tensor | None,
     pool_of: PoolOf,
     *,
-    widen: bool,
+    widen: Widen,
     num_labels: int | None = None,
 ) -> None:
     """Give a batch, or the store of one of its types, some rows of arrays: the ``num_labels`` first ones of ``y``."""
-    scales = {name: scale_of(name, arrays) if widen else None for name in arrays}
+    scales = {name: scale_of(name, arrays) if widen is not False else None for name in arrays}
     used = {name + SUFFIX for name, scale in scales.items() if scale is not None}
     for name in filter(lambda name: name not in used, arrays):
         of = rows[:num_labels] if name == LABELS and rows is not None else rows
-        data[name] = gather_rows(arrays[name], of, pool_of(name), scale=scales[name], widen=widen)
+        wide = widen is not False if name == LABELS else widen  # a loss is taken in float32
+        data[name] = gather_rows(arrays[name], of, pool_of(name), scale=scales[name], widen=wide)
 
 
 def _blocks(sample: Sample, data: SampledData) -> tuple[Block, ...]:

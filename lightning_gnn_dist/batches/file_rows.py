@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from lightning_gnn_dist.batches.batch import Arrays, SampledData, assemble
+from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
@@ -24,7 +25,7 @@ class FileRows:
         self._nodes = {name: MappedRows(array, maps) for name, array in graph.node_arrays.items()}
         self._edges = {name: MappedRows(array, maps) for name, array in graph.edge_arrays.items()}
 
-    def assemble(self, sample: Sample, *, widen: bool = True, all_labels: bool = True) -> SampledData:
+    def assemble(self, sample: Sample, *, widen: Widen = True, all_labels: bool = True) -> SampledData:
         """Make a batch, as :func:`~lightning_gnn_dist.batches.batch.assemble` does."""
         rows = Arrays({name: array.take(sample.nodes) for name, array in self._nodes.items()}, {})
         here = sample._replace(nodes=torch.arange(len(sample.nodes)))

@@ -13,6 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import EdgeStorage, NodeStorage
 
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf, Promising, blocks_of, gather_arrays
+from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.engine.temporal.hops import SEED_TIME
 from lightning_gnn_dist.engine.typed.apart import Apart, places_of, take_apart
@@ -147,7 +148,7 @@ def assemble_typed(
     sample: Sample,
     pool_of: PoolOf = lambda _: None,
     *,
-    widen: bool = True,
+    widen: Widen = True,
     all_labels: bool = True,
 ) -> SampledHeteroData:
     """Make a batch of a sample of a typed graph, as :func:`~lightning_gnn_dist.batches.batch.assemble` does.
@@ -188,7 +189,7 @@ def _add_extra(batch: SampledHeteroData, types: TypeNames, sample: Sample, apart
             batch._node_store_dict[kind][name] = array[apart.kinds == number]
 
 
-def _add_edges(batch: SampledHeteroData, source: TypedArrays, pool_of: PoolOf, *, widen: bool) -> None:
+def _add_edges(batch: SampledHeteroData, source: TypedArrays, pool_of: PoolOf, *, widen: Widen) -> None:
     types, apart = source.types, source.apart
     upto = {kind: list(accumulate(counts)) for kind, counts in zip(types.node_types, apart.num_sampled, strict=True)}
     for kind, rows in zip(types.edge_types, apart.rows, strict=True):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+import torch
 
 from lightning_gnn_dist.batches.placement import SampleOn
-from lightning_gnn_dist.checks import check_at_least, check_choice, check_true_or_false, make_plain
+from lightning_gnn_dist.batches.pool import Widen
+from lightning_gnn_dist.checks import check_at_least, check_choice, check_true_or_false, make_plain, shown
 
 MAX_THREADS = 1024
 MAX_BULK = 1 << 20  # batches that are made together
@@ -19,8 +23,9 @@ class Loading:
         bulk_size: Batches sampled together. Of shards, rows for them are sent together.
         num_threads: Background threads that sample and gather while the model trains. 0: none. Other ranks are asked
             by one thread, if there is any.
-        widen: Arrays of float16, bfloat16, and of int8 with scales (:func:`quantize_rows`) come as float32. False: as
-            they are stored.
+        widen: Arrays of float16, bfloat16, and of int8 with scales (:func:`quantize_rows`) come as float32. ``"auto"``:
+            but for those of the type that the trainer's precision computes in, bfloat16 with ``"bf16-mixed"`` and
+            ``"bf16-true"``, float16 with ``"16-true"``, unless they are labels. False: as they are stored.
         sample_on: Where batches are sampled and gathered: ``"cpu"``, or ``"device"``, on the device that trains, which
             then holds a copy of the part, and of the whole graph for evaluation and corrections. ``"auto"``: there if
             it is a GPU, the sampler is a ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``, and the copies
@@ -37,7 +42,7 @@ class Loading:
 
     bulk_size: int = 4
     num_threads: int = 1
-    widen: bool = True
+    widen: bool | Literal["auto"] = "auto"
     sample_on: SampleOn = "cpu"
     all_labels: bool = False
     ahead_bytes: int = 1 << 29
@@ -47,6 +52,13 @@ class Loading:
         check_at_least(1, most=MAX_BULK, bulk_size=self.bulk_size)
         check_at_least(0, most=MAX_THREADS, num_threads=self.num_threads)
         check_at_least(0, ahead_bytes=self.ahead_bytes)
-        check_true_or_false(widen=self.widen, all_labels=self.all_labels, check_values=self.check_values)
+        check_true_or_false(all_labels=self.all_labels, check_values=self.check_values)
+        if not (isinstance(self.widen, bool) or (isinstance(self.widen, str) and self.widen == "auto")):
+            raise ValueError(f'widen must be True, False or "auto", got {shown(self.widen)}.')
         check_choice("sample_on", self.sample_on, SampleOn)
         make_plain(self)
+
+
+def widening(loading: Loading, stays: torch.dtype | None) -> Widen:
+    """Return which types are widened, where a step computes in a type narrower than float32, or None."""
+    return loading.widen if isinstance(loading.widen, bool) else stays or True

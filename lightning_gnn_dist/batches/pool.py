@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ SMALL_BYTES = 1 << 16  # less than this torch copies faster, in one thread, than
 POOLED_BYTES = 1 << 20  # the allocator of the C library keeps smaller pieces by itself
 ALIGNMENT = 64  # bytes of a cache line
 HALVES = (torch.float16, torch.bfloat16)
+Widen: TypeAlias = bool | torch.dtype  # what becomes float32: all narrower types, none, or all but one
 
 
 class Pool(Protocol):
@@ -95,7 +96,7 @@ def _give_back(free: weakref.ref[deque[Bytes]], buffer: Bytes) -> None:
 
 
 def gather_rows(
-    array: Tensor, rows: Tensor | None, pool: Pool | None = None, *, scale: Tensor | None = None, widen: bool = False
+    array: Tensor, rows: Tensor | None, pool: Pool | None = None, *, scale: Tensor | None = None, widen: Widen = False
 ) -> Tensor:
     """``array[rows]``, copied in one thread without the interpreter's lock.
 
@@ -104,9 +105,9 @@ def gather_rows(
         rows: The rows, int64. None: all, which are copied only if they become wider.
         pool: Lends the memory for large results. Default: new memory.
         scale: A factor for each row of an int8 ``array``; the result is then float32.
-        widen: Convert float16 and bfloat16 to float32.
+        widen: Convert float16 and bfloat16 to float32, both or all but one.
     """
-    is_wider = scale is not None or (widen and array.dtype in HALVES)
+    is_wider = scale is not None or (array.dtype in HALVES and widen not in (False, array.dtype))
     dtype = torch.float32 if is_wider else array.dtype
     if rows is None:
         return array if not is_wider else _widened(array, scale, dtype)

@@ -21,7 +21,7 @@ from lightning_gnn_dist.batches.file_rows import FileRows
 from lightning_gnn_dist.batches.hetero import SampledHeteroData, assemble_typed
 from lightning_gnn_dist.batches.part_batch import PartBatch, Run
 from lightning_gnn_dist.batches.placement import Placement
-from lightning_gnn_dist.batches.pool import BufferPool, Pool
+from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.large_pages import enlarge_pages
@@ -92,7 +92,7 @@ class GraphSource:
     Args:
         graph: The graph to sample, in RAM or memory-mapped, or on a device with a sampler that draws there.
         sampler: Draws the neighbourhoods.
-        widen: Convert float16, bfloat16 and int8 with scales to float32 as they are gathered.
+        widen: Convert float16, bfloat16 and int8 with scales to float32 as they are gathered, or all but one type.
         all_labels: Give ``y`` a row for each node, not for each seed alone.
         num_ids: Seeds must lie below this number. Default: the number of nodes.
         placement: Decides at the first batch where the graph is sampled and by which sampler, until the source is
@@ -108,7 +108,7 @@ class GraphSource:
         graph: Graph,
         sampler: Sampler,
         *,
-        widen: bool = True,
+        widen: Widen = True,
         all_labels: bool = True,
         num_ids: int | None = None,
         placement: Placement | None = None,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import assemble, in_type, one_hop, writes_of
+from lightning_gnn_dist.batches.batch import SampledData, one_hop, writes_of
 from lightning_gnn_dist.batches.loader import Batches
-from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.part_batch import PartBatch
 from lightning_gnn_dist.batches.source import WRITTEN
 from lightning_gnn_dist.boundary.exchange_plan import ExchangePlan, Owners, Step, exchange_plan
+from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layerwise.layers import Layer
 from lightning_gnn_dist.layerwise.through_layers import rows_of_layer
@@ -37,8 +37,8 @@ class ExchangeLoader:
         seed: Decides what is random in that.
         weigh: Whether gradients are weighed by the rank's share of the seeds, for a strategy that takes the mean over
             ranks.
-        loading: Says which types are widened to float32, and whether ``y`` has a row for each node.
-        dtype: The type of all floating point numbers. None: as the part has them.
+        make: Returns the batch of a sample of the part.
+        all_labels: Whether ``y`` has a row for each node.
         device: Where the model computes.
         inputs: A number for each seed, that batches hold as ``input_id``. Default: they hold none.
     """
@@ -56,16 +56,16 @@ class ExchangeLoader:
         thrift: Thrift,
         seed: int,
         weigh: bool,
-        loading: Loading,
-        dtype: torch.dtype | None,
+        make: Callable[[Sample], SampledData],
+        all_labels: bool,
         device: torch.device,
         inputs: Tensor | None = None,
     ) -> None:
         plan = exchange_plan(part, seeds, owners, channel, num_layers)
         self.num_seeds = plan.num_seeds
-        batch = in_type(assemble(part, plan.sample, widen=loading.widen), dtype)
+        batch = make(plan.sample)
         batch.batch_size = plan.num_seeds
-        if "y" in batch and not loading.all_labels:
+        if "y" in batch and not all_labels:
             batch.y = batch.y[: plan.num_seeds]
         if inputs is not None:
             batch.input_id = inputs

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, assemble, rows_by_name, with_x
+from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.evaluation.layer_pass import Bring
 from lightning_gnn_dist.evaluation.row_table import RowTable
@@ -24,11 +25,11 @@ class PartNodes:
         chunks: The chunk of every node of the whole graph.
         owners: The rank that owns each chunk.
         num_ranks: How many ranks there are.
-        widen: Make float32 of narrower features.
+        widen: Make float32 of narrower features, of all or of all but one type.
     """
 
     def __init__(
-        self, part: Graph, rank: int, chunks: Tensor, owners: Tensor, num_ranks: int, *, widen: bool = True
+        self, part: Graph, rank: int, chunks: Tensor, owners: Tensor, num_ranks: int, *, widen: Widen = True
     ) -> None:
         arrays = part.node_arrays
         self._chunks, self._owners, self._num_ranks, self._widen = chunks, owners, num_ranks, widen

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lightning_gnn_dist.cli.options import OF_LIGHTNING, parser
+from lightning_gnn_dist.wire.processes import LARGE_PAGES
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -15,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command = (sys.argv[1:] if arguments is None else arguments)[:1]
     if command and command[0] in OF_LIGHTNING:
         if "torch" not in sys.modules:  # it reads this before its first tensor, and takes memory in pages of 2 MB then
-            os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # ranks inherit it
+            os.environ.setdefault(LARGE_PAGES, "1")  # ranks inherit it
         from lightning_gnn_dist.cli import train  # takes seconds, as Lightning does
 
         train.run(arguments)

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
+from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
 from lightning_gnn_dist.cli.values import in_bytes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import report_of
@@ -41,8 +42,10 @@ def run(options: argparse.Namespace) -> None:
             )
         if source is not None:
             _prepare_typed(source, options)
+            _compile(options)
             return
         (_prepare if in_memory else _prepare_out_of_core)(options)
+        _compile(options)
     except (ValueError, TypeError, OSError, NotImplementedError, MemoryError, ModuleNotFoundError) as error:
         raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
 
@@ -135,6 +138,13 @@ def _preparation(options: argparse.Namespace) -> Preparation:
         return Preparation(options.source, options.out, **settings, nodes=options.nodes)
     whose = {"index": options.shard, "num_shards": options.num_shards, "assignment": options.assignment}
     return ShardPreparation(options.source, options.out / shard_name(options.shard), **settings, **whose)
+
+
+def _compile(options: argparse.Namespace) -> None:
+    """Compile now what the first training would wait for, unless that was done before."""
+    if options.shard is None and not is_compiled():
+        with _step("compiling the loops that make batches, once for this version on this machine"):
+            compile_for(options.out)
 
 
 def _check_shard(options: argparse.Namespace) -> None:

@@ -7,13 +7,18 @@ from typing import cast
 
 from torch import Tensor
 
+from lightning_gnn_dist.batches.batch import SampledData, assemble, in_type
+from lightning_gnn_dist.batches.loading import widening
 from lightning_gnn_dist.batches.placement import device_of
+from lightning_gnn_dist.batches.pool import Widen
+from lightning_gnn_dist.batches.precision import type_that_stays, warn_of_slow_bfloat16
 from lightning_gnn_dist.boundary.boundary import Exchange
 from lightning_gnn_dist.boundary.exchange_loader import ExchangeLoader
 from lightning_gnn_dist.boundary.exchange_plan import Owners
 from lightning_gnn_dist.boundary.exchange_refusals import check_exchange
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader
+from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.joint import WeighsRanks
 from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, layers_in, with_arrays
@@ -34,6 +39,7 @@ class ExchangingDataModule(GraphDataModule):
         """Return what layers read of the whole graph, with a row for each node of the part. Collective."""
 
     def setup(self, stage: str) -> None:
+        warn_of_slow_bfloat16(self.trainer)
         self._agree_on_budget()
         if stage == "fit" and self._exchanges():
             assert self.trainer is not None
@@ -54,6 +60,10 @@ class ExchangingDataModule(GraphDataModule):
         super().teardown(stage)
         self._exchange_channel = None
 
+    def _widening(self) -> Widen:
+        """Return which narrow types batches have as float32."""
+        return widening(self.loading, type_that_stays(self.trainer))
+
     def _exchanges(self) -> bool:
         """Return whether ranks exchange rows in every step."""
         return isinstance(self.boundary, Exchange) and self._is_cut()
@@ -68,10 +78,16 @@ class ExchangingDataModule(GraphDataModule):
         seeds = part.split("train")
         shown, owners = self._around(part, num_ranks)
         self._values.of_training(shown, seeds)
+        inputs = self._inputs_of(part, seeds)
         layers = layers_in(cast(HasLayers, self.trainer.lightning_module))
         self._exchange_channel = open_channel(num_ranks)
+        part, widen, dtype = with_arrays(shown, self._whole_arrays(layers, owners)), self._widening(), self._dtype()
+
+        def make(sample: Sample) -> SampledData:
+            return in_type(assemble(part, sample, widen=widen), dtype)
+
         return ExchangeLoader(
-            with_arrays(shown, self._whole_arrays(layers, owners)),
+            part,
             seeds,
             owners,
             self._exchange_channel,
@@ -79,8 +95,8 @@ class ExchangingDataModule(GraphDataModule):
             thrift=self.boundary.thrift,
             seed=self.seed,
             weigh=not isinstance(self.trainer.strategy, WeighsRanks),
-            loading=self.loading,
-            dtype=self._dtype(),
+            make=make,
+            all_labels=self.loading.all_labels,
             device=device_of(self.trainer),
-            inputs=self._inputs_of(part, seeds),
+            inputs=inputs,
         )

@@ -21,6 +21,7 @@ from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import device_of
+from lightning_gnn_dist.batches.precision import type_of_model
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch
 from lightning_gnn_dist.checks import (
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PRECISIONS = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
 _HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -379,8 +379,7 @@ class GraphDataModule(LightningDataModule, ABC):
         return None if self.trainer is None else getattr(self.trainer, "lightning_module", None)
 
     def _dtype(self) -> torch.dtype | None:
-        """Return the type that the whole model computes in, which Lightning does not give to what it takes for data."""
-        return _PRECISIONS.get(self.trainer.precision) if self.trainer is not None else None
+        return type_of_model(self.trainer)
 
     def _world_size(self) -> int:
         return self.trainer.world_size if self.trainer is not None else 1

@@ -115,7 +115,7 @@ class HistoryDataModule(PartDataModule):
             self.partition(num_ranks).assignment,
             self._cut.owner(super_epoch, num_ranks),
             num_ranks,
-            widen=self.loading.widen,
+            widen=self._widening(),
         )
         return LayerPass(nodes, self._channel, device, self._eval_bytes, self._folder(), None, self._dtype())
 

@@ -301,9 +301,8 @@ class PartDataModule(ExchangingDataModule):
 
         def nodes_of_rank(model: ModelLayers, channel: Channel) -> WholeNodes:
             more = whole_graph_arrays(model.layers, self.graph)
-            widen = self.loading.widen
             sizes = len(model.layers), channel.size, self._eval_bytes
-            return WholeNodes(self.graph, seeds, *sizes, widen=widen, more=more)
+            return WholeNodes(self.graph, seeds, *sizes, widen=self._widening(), more=more)
 
         assert self.trainer is not None
         return ReadyRows(self.trainer, nodes_of_rank, num_ranks, self._eval_bytes, self._folder(), self._dtype())
@@ -330,7 +329,7 @@ class PartDataModule(ExchangingDataModule):
         return GraphSource(
             graph,
             sampler,
-            widen=self.loading.widen,
+            widen=self._widening(),
             all_labels=self.loading.all_labels,
             num_ids=num_ids,
             placement=placement,

@@ -6,11 +6,14 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from numba import njit
 from numba.core import event
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.misc.appdirs import AppDirs
 
 log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -37,7 +40,8 @@ class Notice(event.Listener):
         of_package = event.data["dispatcher"].py_func.__module__.startswith("lightning_gnn_dist.")
         if of_package and not self.is_given and os.environ.get("LOCAL_RANK", "0") == "0":
             log.warning(
-                "Compiling the loops that make batches, once after an installation: the first batch takes 10 to 60 s."
+                "Compiling the loops that make batches, once for this version on this machine: the first batch takes "
+                "10 to 60 s."
             )
             self.is_given = True
 
@@ -48,13 +52,62 @@ class Notice(event.Listener):
 event.register("numba:compile", Notice())  # type: ignore[no-untyped-call]
 
 
+_PLACES: list[Any] = CompileResultCacheImpl._locator_classes  # the first: where NUMBA_CACHE_DIR says
+(_OfUser,) = (place for place in _PLACES if place.__name__.strip("_") == "UserWideCacheLocator")
+
+
+class InUsersFolder(_OfUser):  # type: ignore[misc, valid-type]
+    """Where a kernel is kept: by what its file holds, so that all environments of the user with this file share it.
+
+    numba adds its own version, Python's, and the kind of processor, and compiles anew where one of them differs.
+    """
+
+    def __init__(self, py_func: Any, py_file: str) -> None:
+        super().__init__(py_func, py_file)
+        of_user: Any = AppDirs
+        folder = Path(of_user(appname="lightning_gnn_dist", appauthor=False).user_cache_dir) / "kernels"
+        self._cache_path = str(folder / f"{py_func.__module__}-{_digest_of_file(py_file)}")
+
+    def get_source_stamp(self) -> str:
+        return _digest_of_file(self._py_file)  # numba 0.61 takes the time of the file, which differs
+
+
+class _KeptByContent(CompileResultCacheImpl):
+    """Keeps a kernel where ``NUMBA_CACHE_DIR`` says, else in the user's folder, else where numba does by itself."""
+
+    _locator_classes = [_PLACES[0], InUsersFolder, *_PLACES[1:]]  # noqa: RUF012
+
+
+class KernelCache(FunctionCache):
+    """What numba keeps of a kernel on disk."""
+
+    _impl_class = _KeptByContent
+
+
+@cache
+def _digest_of_file(path: str) -> str:
+    return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+
+
 def compiled(function: Function) -> Function:
     """Compile a kernel: it runs without the interpreter's lock, and is kept on disk until a source here changes.
 
     numba itself watches the kernel's own file alone, but a kernel contains its parts, also those of other files.
+    Where no folder can be written to, every process compiles it.
     """
     function.__qualname__ += f"_{_SOURCES}"  # numba keeps it on disk under this name
-    return cast(Function, njit(cache=True, nogil=True)(function))
+    kernel: Any = njit(nogil=True)(function)
+    try:
+        kernel._cache = KernelCache(function)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:  # "no locator available"
+        log.warning("Kernels are compiled by every process, as they cannot be kept on disk: %s", error)
+    return cast(Function, kernel)
+
+
+def is_kept(kernel: Any) -> bool:
+    """Return whether a kernel of these sources was compiled before, for some types of its arguments."""
+    folder = kernel.stats.cache_path
+    return folder is not None and any(Path(folder).glob(f"*{kernel.py_func.__qualname__}*.nbi"))
 
 
 def part(function: Function) -> Function:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import Arrays, SampledData, assemble, names_in_batches, rows_by_name, with_x
+from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.evaluation.layer_pass import Bring
 from lightning_gnn_dist.evaluation.row_table import RowTable, fetch_rows
@@ -29,7 +30,7 @@ class ShardNodes:
         channel: All ranks.
         budget_bytes: Bytes that input rows may take in RAM; others are in a file.
         folder: Where such a file is made.
-        widen: Make float32 of narrower features.
+        widen: Make float32 of narrower features, of all or of all but one type.
         more: Further arrays with a row for each node of the shard.
     """
 
@@ -40,7 +41,7 @@ class ShardNodes:
         budget_bytes: int,
         folder: Path,
         *,
-        widen: bool = True,
+        widen: Widen = True,
         more: dict[str, Tensor] | None = None,
     ) -> None:
         self._shard, self._channel, self._widen = shard, channel, widen

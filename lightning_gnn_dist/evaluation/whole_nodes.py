@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, assemble, names_in_batches, rows_by_name, with_x
 from lightning_gnn_dist.batches.file_rows import FileRows
+from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.evaluation.layer_pass import Bring
 from lightning_gnn_dist.evaluation.reach import EDGES_OF_A_NODE, Neighbourhoods
@@ -31,7 +32,7 @@ class WholeNodes:
         num_ranks: How many ranks share the work.
         budget_bytes: Bytes that the work may take. Of a graph in files that takes more than half of them, no pages
             are kept in memory.
-        widen: Make float32 of narrower features.
+        widen: Make float32 of narrower features, of all or of all but one type.
         more: Further arrays with a row for each node.
     """
 
@@ -43,7 +44,7 @@ class WholeNodes:
         num_ranks: int,
         budget_bytes: int,
         *,
-        widen: bool = True,
+        widen: Widen = True,
         more: dict[str, Tensor] | None = None,
     ) -> None:
         self._graph, self._widen = graph, widen

@@ -22,7 +22,7 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _HYDRA_AVAI
 
 from lightning_gnn_dist.checks import check_choice, check_durations, shown
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.processes import GRACE_SECONDS, end_of, tied, wait_for
+from lightning_gnn_dist.wire.processes import GRACE_SECONDS, asking_for_large_pages, end_of, tied, wait_for
 from lightning_gnn_dist.wire.rank_processes import Start
 from lightning_gnn_dist.wire.roll_call import give_key
 
@@ -120,7 +120,7 @@ class ScriptLauncher(_SubprocessScriptLauncher):
         atexit.register(self._wait_for_ranks)
         for local_rank in range(1, self.num_processes):
             command, folder = _own_command(local_rank)
-            variables = os.environ | {"LOCAL_RANK": str(local_rank)}
+            variables = asking_for_large_pages(os.environ) | {"LOCAL_RANK": str(local_rank)}
             self.procs.append(subprocess.Popen(tied(command), env=variables, cwd=folder))
 
     def _wait_for_ranks(self) -> None:

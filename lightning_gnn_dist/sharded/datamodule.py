@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import device_of, stream_to
+from lightning_gnn_dist.batches.precision import type_that_stays
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, Isolated, check_boundary
 from lightning_gnn_dist.boundary.exchange_plan import Owners
@@ -297,11 +298,12 @@ class ShardedDataModule(ExchangingDataModule):
             self.sampler.sample_bulk(part, [], [])  # refuses the part, or draws nothing
         stream = stream_to(device_of(self.trainer))
         return seeds, GraphSource(
-            part, self.sampler, widen=self.loading.widen, all_labels=self.loading.all_labels, stream=stream
+            part, self.sampler, widen=self._widening(), all_labels=self.loading.all_labels, stream=stream
         )
 
     def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> ShardedSource:
-        return ShardedSource(self._whole_graph(), sampler, self.loading, stream=stream_to(device_of(self.trainer)))
+        stream, stays = stream_to(device_of(self.trainer)), type_that_stays(self.trainer)
+        return ShardedSource(self._whole_graph(), sampler, self.loading, stream=stream, stays=stays)
 
     def _eval_batch_size(self, evaluated: Evaluated, sampler: Sampler) -> int:
         """Double the training batch as long as the neighbourhood of a batch fits all ranks' budgets. Collective."""
@@ -334,7 +336,7 @@ class ShardedDataModule(ExchangingDataModule):
             shard = self._whole_graph().shard
             more = whole_graph_arrays(model.layers, shard.rows, shard.first_node)
             most = self._eval_bytes // 4
-            return ShardNodes(shard, channel, most, self.path.resolve().parent, widen=self.loading.widen, more=more)
+            return ShardNodes(shard, channel, most, self.path.resolve().parent, widen=self._widening(), more=more)
 
         assert self.trainer is not None
         folder = self.path.resolve().parent

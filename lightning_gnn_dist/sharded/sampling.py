@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import LABELS, Arrays, PoolOf, assemble
-from lightning_gnn_dist.batches.pool import gather_joined
+from lightning_gnn_dist.batches.pool import Widen, gather_joined
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.row_kernels import join_hop
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
@@ -60,7 +60,7 @@ def finish(
     coming: Sequence[AnyBulk] = (),
     pool_of: PoolOf = lambda _: None,
     *,
-    widen: bool = True,
+    widen: Widen = True,
     all_labels: bool = True,
 ) -> list[Any]:
     """Return the batches of a bulk with their arrays. The next bulks say what will be needed again."""

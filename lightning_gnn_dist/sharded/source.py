@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count, islice
 
+import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, bytes_of
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.hetero import SampledHeteroData
-from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.batches.loading import Loading, widening
 from lightning_gnn_dist.batches.pool import BufferPool, Pool
 from lightning_gnn_dist.batches.source import Asked, Inputs, Made
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -37,19 +38,26 @@ class ShardedSource:
         sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``.
         loading: How batches are made.
         stream: Brings batches to a device. With None they stay in RAM.
+        stays: The type narrower than float32 that a step computes in, if there is one.
     """
 
     is_remote = True
 
     def __init__(
-        self, graph: ShardedGraph, sampler: object, loading: Loading, *, stream: DeviceStream | None = None
+        self,
+        graph: ShardedGraph,
+        sampler: object,
+        loading: Loading,
+        *,
+        stream: DeviceStream | None = None,
+        stays: torch.dtype | None = None,
     ) -> None:
         self._graph, self._sampler = graph, check_sampler(sampler, graph.shard.bounds.types)
         if isinstance(self._sampler, LayerWise):
             importance_of(graph, self._sampler)  # now, as all ranks are here, and not in the background
         elif isinstance(self._sampler, TemporalSampler) and isinstance(graph, TypedShardedGraph):
             graph.prepare_times(self._sampler.time)
-        self._loading, self._stream = loading, stream
+        self._loading, self._stream, self._widen = loading, stream, widening(loading, stays)
         self._pools: dict[str, BufferPool] = {}
         self._num_buffers = self._bulk_bytes = 0
         self.num_ids = graph.num_nodes
@@ -91,7 +99,7 @@ class ShardedSource:
         return begin(self._graph, self._sampler, seeds, keys), inputs
 
     def _made(self, bulk: AnyBulk, inputs: Inputs | None, coming: Sequence[AnyBulk]) -> list[SampledData]:
-        widen, all_labels = self._loading.widen, self._loading.all_labels
+        widen, all_labels = self._widen, self._loading.all_labels
         with self._graph.making:  # what the cache holds stays until the bulk has it
             made = finish(self._graph, bulk, coming, self._pool_of, widen=widen, all_labels=all_labels)
         for batch, given in zip(made, inputs or (), strict=inputs is not None):

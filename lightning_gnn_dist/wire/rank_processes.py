@@ -28,7 +28,13 @@ from types import ModuleType
 from typing import IO, Any, Literal, Protocol
 
 from lightning_gnn_dist.wire import by_value
-from lightning_gnn_dist.wire.processes import GRACE_SECONDS, end_of, tie_to_parent
+from lightning_gnn_dist.wire.processes import (
+    GRACE_SECONDS,
+    asking_for_large_pages,
+    end_of,
+    large_pages_in_children,
+    tie_to_parent,
+)
 
 Start = Literal["spawn", "fork", "forkserver"]
 How = Literal["done", "left", "interrupted", "failed"]  # left: by SIGTERM
@@ -134,8 +140,9 @@ class RankProcesses:
             by_value.write(folder / "work", (self.work, _Habits.of_this_process()))
         if self.start == "forkserver":
             context.set_forkserver_preload(_loaded())  # by its server, once, as it takes seconds
-        seat = _Seat(folder, dict(self.environment), os.getcwd(), [*sys.path], streams)
-        with nullcontext() if is_forked else _main_left_out():
+        environment = dict(self.environment) if is_forked else asking_for_large_pages(self.environment)
+        seat = _Seat(folder, environment, os.getcwd(), [*sys.path], streams)
+        with nullcontext() if is_forked else _main_left_out(), large_pages_in_children():
             for rank in range(self.count):
                 args = (rank, seat, self.work if is_forked else None)
                 self._processes.append(context.Process(target=_be_rank, args=args, name=f"rank {rank}"))

@@ -292,9 +292,10 @@ def test_wrong_kinds_are_refused(options: dict[str, Any], message: str) -> None:
         PartitionedDataModule(small_graph(), **options)
 
 
-def test_widening_is_yes_or_no() -> None:
-    with pytest.raises(ValueError, match="widen must be True or False, got None"):
-        Loading(widen=None)  # type: ignore[arg-type]
+@pytest.mark.parametrize("widen", [None, 1, "Auto", torch.bfloat16])
+def test_widening_is_yes_or_no_or_auto(widen: Any) -> None:
+    with pytest.raises(ValueError, match='widen must be True, False or "auto", got '):
+        Loading(widen=widen)
 
 
 def test_it_can_be_printed_while_loaders_are_open() -> None:

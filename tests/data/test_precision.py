@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -9,12 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.batches.precision import warn_of_slow_bfloat16
+from lightning_gnn_dist.boundary.boundary import Fetch
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.quantize import quantize_rows
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from tests.sage import SAGE
 
 GRAPH = communities(300, 3, num_features=8)
@@ -36,18 +46,26 @@ class Watched(SAGE):
         return super().forward(batch)
 
 
-def trained(precision: Any, sampler: Sampler, *, dtype: torch.dtype = torch.float32, blocks: bool = True) -> Watched:
+def trained(
+    precision: Any,
+    sampler: Sampler,
+    *,
+    dtype: torch.dtype = torch.float32,
+    blocks: bool = True,
+    widen: Any = "auto",
+) -> Watched:
     weights = {"edge_weight": torch.ones(GRAPH.num_edges)}
     x = GRAPH.node_arrays["x"].to(dtype)
     graph = Graph(GRAPH.indptr, GRAPH.indices, {**GRAPH.node_arrays, "x": x}, weights)
-    data = PartitionedDataModule(graph, sampler=sampler, batch_size=50)
+    data = PartitionedDataModule(graph, sampler=sampler, batch_size=50, loading=Loading(widen=widen))
     pl.seed_everything(0, verbose=False)
     model = Watched(blocks=blocks)
     trainer = pl.Trainer(accelerator="cpu", devices=1, max_epochs=2, precision=precision, **QUIET)
     trainer.fit(model, data)
     trainer.predict(model, data)
-    for batch in data.correction_batches(0, stop=1):
-        model(batch)
+    with trainer.precision_plugin.forward_context():
+        for batch in data.correction_batches(0, stop=1):
+            model(batch)
     return model
 
 
@@ -63,6 +81,109 @@ def test_features_of_either_type_train_the_same_in_float64() -> None:
     narrow, wide = (trained("64-true", NeighborSampler([4, 3]), dtype=t) for t in (torch.float32, torch.float64))
     for one, other in zip(narrow.parameters(), wide.parameters(), strict=True):
         assert one.equal(other)
+
+
+NARROW = {"bf16": torch.bfloat16, "16": torch.float16}
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true", "16-true"])
+@pytest.mark.parametrize("widen", ["auto", True, False])
+def test_what_a_step_computes_in_is_not_widened(precision: Any, widen: Any, stored: torch.dtype) -> None:
+    graph = stored_as(stored)
+    data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 3]), batch_size=50, loading=Loading(widen=widen))
+    data.trainer = pl.Trainer(accelerator="cpu", precision=precision, **QUIET)
+    of_step = NARROW.get(precision.split("-")[0])
+    stays = widen is False or (widen == "auto" and stored == of_step)
+    of_model = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}.get(precision)
+    loaders: list[Any] = [data.train_dataloader(), data.predict_dataloader(), data.correction_batches(0)]
+    for loader in loaders:
+        batch = next(iter(loader))
+        assert batch.x.dtype == of_model or (stored if stays else torch.float32)
+        assert batch.blocks[0].adj.dtype == batch.x.dtype
+        assert batch.x.equal(graph.node_arrays["x"][batch.n_id].to(batch.x.dtype))
+        assert batch.target.dtype == batch.x.dtype
+        quantized = batch.bytes.dtype, "bytes_scale" in batch
+        assert quantized == ((torch.int8, True) if widen is False else (of_model or torch.float32, False))
+        assert batch.y.dtype == (of_model or (stored if widen is False else torch.float32)), "labels are widened"
+    data.teardown("fit")
+
+
+@pytest.mark.parametrize("boundary", [Fetch(), None], ids=repr)
+def test_shards_keep_what_the_whole_graph_keeps(boundary: Any, tmp_path: Path) -> None:
+    save_shards(stored_as(torch.bfloat16), Partition(torch.zeros(300, dtype=torch.int32), 1), tmp_path / "shares")
+    options: dict[str, Any] = {} if boundary is None else {"boundary": boundary}
+    data = ShardedDataModule(tmp_path / "shares", sampler=NeighborSampler([4, 3]), batch_size=50, **options)
+    data.trainer = pl.Trainer(accelerator="cpu", devices=1, precision="bf16-mixed", **QUIET)
+    data.setup("fit")
+    for loader in (data.train_dataloader(), data.predict_dataloader()):
+        batch = next(iter(loader))
+        assert (batch.x.dtype, batch.y.dtype, batch.bytes.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+    data.teardown("fit")
+
+
+def stored_as(dtype: torch.dtype) -> Graph:
+    """Features, labels and another array of a narrow type, and an array of bytes with scales."""
+    rows, scale = quantize_rows(GRAPH.node_arrays["x"])
+    x, y = GRAPH.node_arrays["x"].to(dtype), GRAPH.node_arrays["y"].to(dtype)
+    arrays = {**GRAPH.node_arrays, "x": x, "y": y, "target": x[:, :2], "bytes": rows, "bytes_scale": scale}
+    return Graph(GRAPH.indptr, GRAPH.indices, arrays)
+
+
+def test_narrow_features_train_as_wide_ones_where_the_whole_model_is_narrow() -> None:
+    kept, widened = (
+        trained("bf16-true", NeighborSampler([4, 3]), dtype=torch.bfloat16, widen=w) for w in ("auto", True)
+    )
+    for one, other in zip(kept.parameters(), widened.parameters(), strict=True):
+        assert one.equal(other)
+
+
+def test_kept_features_train_like_widened_ones_in_mixed_precision() -> None:
+    options: dict[str, Any] = {"dtype": torch.bfloat16}
+    kept, widened = (trained("bf16-mixed", NeighborSampler([4, 3]), widen=w, **options) for w in ("auto", True))
+    assert kept.types == {torch.bfloat16, torch.float32} and widened.types == {torch.float32}  # weights of edges
+    for one, other in zip(kept.parameters(), widened.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("precision", "features", "warned"),
+    [
+        ("bf16-mixed", {"avx2": True, "avx512bf16": False, "amx-bf16": False}, True),
+        ("bf16-true", {"avx2": True}, True),
+        ("bf16-mixed", {"avx2": True, "avx512bf16": True}, False),
+        ("bf16-mixed", {"amx-bf16": True}, False),
+        ("bf16-true", {"neon": True, "bf16": True}, False),
+        ("bf16-mixed", {}, False),  # not known
+        ("32-true", {"avx2": True}, False),
+        ("64-true", {"avx2": True}, False),
+    ],
+)
+def test_a_processor_without_bfloat16_is_told_of(
+    precision: str, features: dict[str, bool], warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: features)
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            trained(precision, NeighborSampler([4, 3]))
+    told = [str(warning.message) for warning in given if 'is slower than "32-true"' in str(warning.message)]
+    assert len(told) == warned
+    assert all(
+        f'precision="{precision}" is slower' in text and text.endswith('Use precision="32-true".') for text in told
+    )
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+def test_another_device_is_not_judged_by_the_processor(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: {"avx2": True})
+    trainer: Any = SimpleNamespace(precision="bf16-mixed", strategy=SimpleNamespace(root_device=torch.device(kind)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_slow_bfloat16(trainer)
+    trainer.strategy.root_device = torch.device("cpu")
+    with pytest.warns(UserWarning, match="has no instructions"):
+        warn_of_slow_bfloat16(trainer)
 
 
 def test_sparse_layers_take_mixed_precision() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
-from numba import njit
+from numba import config, njit
 from numba.core import event
 
 from lightning_gnn_dist.engine import compiling, subgraph_kernels
@@ -45,3 +50,94 @@ def test_one_rank_says_once_that_kernels_of_the_package_are_compiled(
     assert [said(notice, kernel) for kernel in (theirs, ours, ours)] == [0, 1, 0]
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert said(compiling.Notice(), ours) == 0
+
+
+KERNEL = """
+from lightning_gnn_dist.engine.compiling import compiled
+@compiled
+def plus(number):
+    return number + {}
+"""
+
+
+def installed(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The kernel of a module that is imported from a folder, as another process would have it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "of_this_test.py").write_text(KERNEL.format(number))
+    spec: Any = spec_from_file_location("of_this_test", folder / "of_this_test.py")
+    module = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "of_this_test", module)
+    compiling._digest_of_file.cache_clear()
+    spec.loader.exec_module(module)
+    return module.plus
+
+
+def compiled_anew(kernel: Any, expected: int) -> bool:
+    assert kernel(1) == expected
+    hits, misses = (sum(counts.values()) for counts in (kernel.stats.cache_hits, kernel.stats.cache_misses))
+    assert hits + misses == 1
+    return bool(misses)
+
+
+def test_kernels_are_kept_for_every_environment_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    one, other = tmp_path / "one", tmp_path / "other"
+    kernel = installed(one, 1, monkeypatch)
+    assert not compiling.is_kept(kernel)
+    assert compiled_anew(kernel, 2) and compiling.is_kept(kernel)
+    assert not compiled_anew(installed(other, 1, monkeypatch), 2), "of another environment"
+    assert compiled_anew(installed(other, 40, monkeypatch), 41), "of another version"
+    (one / "of_this_test.py").unlink()
+    assert not compiled_anew(installed(one, 1, monkeypatch), 2), "installed again"
+    assert not compiled_anew(installed(other, 40, monkeypatch), 41), "both are kept"
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lightning_gnn_dist"]
+
+
+def test_the_folder_that_numba_is_told_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "told"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kernel = installed(tmp_path / "one", 1, monkeypatch)
+    assert compiled_anew(kernel, 2) and compiling.is_kept(kernel)
+    assert Path(kernel.stats.cache_path).is_relative_to(tmp_path / "told")
+
+
+def test_without_a_folder_of_the_user_kernels_are_kept_beside_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    kernel = installed(tmp_path / "one", 1, monkeypatch)
+    assert compiled_anew(kernel, 2) and Path(kernel.stats.cache_path) == tmp_path / "one" / "__pycache__"
+
+
+def test_where_nothing_can_be_written_kernels_run_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(locator: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("numba.core.caching._CacheLocator.ensure_cache_path", refuse)
+    kernel = installed(tmp_path / "one", 1, monkeypatch)
+    assert kernel(1) == 2 and not compiling.is_kept(kernel)
+    assert "Kernels are compiled by every process" in caplog.text
+
+
+FIRST_BATCH = """
+import time
+from lightning_gnn_dist import NeighborSampler, PartitionedDataModule, communities
+data = PartitionedDataModule(communities(20_000, 3, num_features=64), sampler=NeighborSampler([15, 10]))
+start = time.process_time()
+next(iter(data.train_dataloader()))
+print("seconds:", time.process_time() - start)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_finds_its_kernels_makes_its_first_batch_within_two_seconds(tmp_path: Path) -> None:
+    variables = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    seconds = []
+    for _ in range(2):
+        ran = subprocess.run([sys.executable, "-c", FIRST_BATCH], env=variables, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        seconds.append(float(re.findall("seconds: (.*)", ran.stdout)[0]))
+    assert seconds[1] < 2 < seconds[0]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf
 from lightning_gnn_dist.batches.hetero import SampledHeteroData, TypedArrays, assemble_typed
-from lightning_gnn_dist.batches.pool import gather_joined
+from lightning_gnn_dist.batches.pool import Widen, gather_joined
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.row_kernels import join_hop
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
@@ -62,7 +62,7 @@ def finish_typed(
     coming: Sequence[TypedBulk] = (),
     pool_of: PoolOf = lambda _: None,
     *,
-    widen: bool = True,
+    widen: Widen = True,
     all_labels: bool = True,
 ) -> list[SampledHeteroData]:
     """Return the batches of a bulk with their arrays. The next bulks say what will be needed again."""
