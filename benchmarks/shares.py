@@ -57,11 +57,11 @@ from lightning_gnn_dist import (
     communities,
     save_shards,
 )
+from lightning_gnn_dist.batches.ahead.row_cache import RowCache
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.layerwise.sharded_layers import ShardedWork
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.cache import RowCache
 from lightning_gnn_dist.sharded.owner import Message
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import ShardedSampler

@@ -11,7 +11,7 @@ from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.auto import Auto, asked_for
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch
 from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
@@ -128,7 +128,7 @@ class PartitionedDataModule(HistoryDataModule):
         rows = seeds if part is self.graph else part.node_arrays["n_id"][seeds]
         return torch.searchsorted(self._all_seeds(), rows)
 
-    def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, GraphSource]:
+    def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
         seeds = part.split("train")
         if isinstance(self.boundary, Fetch) and num_ranks > 1:
             seeds = seeds[self.partition(num_ranks).assignment[seeds] == rank]

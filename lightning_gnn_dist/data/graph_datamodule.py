@@ -262,7 +262,7 @@ class GraphDataModule(LightningDataModule, ABC):
         if self._whole is None:
             size = self.global_batching.batch_size or self.batch_size * self._world_size()
             source = self._whole_source(self._whole_sampler())
-            bulk_size = self.loading.bulk_size if source.is_remote else 1  # ranks are asked once for many batches
+            bulk_size = self.loading.bulk_size if source.is_remote else 1  # one question for many batches
             more = self._dtype(), self._has_inputs, self.loading.num_threads > 0
             self._whole = GlobalBatches(source, self._all_seeds(), size, self.seed, bulk_size, *more)
         return self._whole

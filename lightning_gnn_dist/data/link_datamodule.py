@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Halo, Isolated
 from lightning_gnn_dist.checks import (
     check_at_least_if_given,
@@ -215,7 +215,7 @@ class LinkDataModule(PartDataModule):
     def _whole_sampler(self) -> Sampler:
         return self._links(super()._whole_sampler(), self._ends.receivers, self._whole_graph)
 
-    def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, GraphSource]:
+    def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
         is_whole = part is self.graph
         own, shown = self._own(part, rank, num_ranks), self._shown(part)
         self._values.of_arrays(shown)

@@ -94,6 +94,7 @@ class BatchSettings:
         check_sample_on(self.loading.sample_on, self.of_parts(), self.global_batching.sampler)
         self._check_hops()
         self._check_times()
+        self._check_cache()
         make_plain(self)
 
     @property
@@ -124,6 +125,21 @@ class BatchSettings:
                     f"{name} samples {other.num_hops} hops and sampler {ours}, and one model takes batches of both: "
                     "draw as many hops as the model has layers."
                 )
+
+    def _check_cache(self) -> None:
+        """Refuse a cache of rows in files where there is nothing to ask for ahead."""
+        if self.loading.cache_bytes is None:
+            return
+        if self.loading.sample_on != "cpu":
+            raise ValueError(
+                f"Loading(cache_bytes={self.loading.cache_bytes}) makes batches in RAM, and sample_on is "
+                f"{self.loading.sample_on!r}: leave one of them out."
+            )
+        if WholePartSampler in (type(self.of_parts()), type(self.global_batching.sampler)):
+            raise ValueError(
+                f"Loading(cache_bytes={self.loading.cache_bytes}) holds rows that coming batches need, and a "
+                "WholePartSampler has one batch of all rows: draw with a NeighborSampler, or leave cache_bytes out."
+            )
 
     def of_parts(self) -> Sampler:
         """Return the sampler of training batches."""

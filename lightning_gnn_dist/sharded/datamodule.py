@@ -176,6 +176,11 @@ class ShardedDataModule(ExchangingDataModule):
             )
         if self.loading.sample_on != "cpu":
             raise ValueError(f'sample_on must be "cpu" for shards, whose batches are made in RAM, got {self.loading}.')
+        if self.loading.cache_bytes is not None:
+            raise ValueError(
+                f"Loading(cache_bytes={self.loading.cache_bytes}) is for a graph in files on one host: of shards give "
+                f"ShardedDataModule(..., cache_bytes={self.loading.cache_bytes})."
+            )
         check_sampler(self._whole_sampler())
         if isinstance(self.boundary, Fetch):
             check_sampler(self.sampler)

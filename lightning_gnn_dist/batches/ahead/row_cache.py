@@ -1,9 +1,9 @@
-"""A cache of rows that other ranks own, by Belady's rule: the rows that are needed last go first.
+"""A cache of rows that lie elsewhere, by Belady's rule: the rows that are needed last go first.
 
     next use of a row = the first of the coming bulks that has it      (draws are keyed: they are known ahead)
 
 L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966. Rows that no
-known bulk needs are kept by how many edges of the own shard come from them.
+known bulk needs are kept by how many edges come from them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RowCache:
         arrays: Arrays with rows like those to hold, by name.
         num_rows: How many rows it may hold.
         fetch: Returns the rows of every array for some increasing ids.
-        count: Returns how many edges of the own shard come from each of some ids.
+        count: Returns how likely each of some ids is to be needed at all, such as how many edges come from it.
 
     Attributes:
         rows: What is held, by slot.
