@@ -175,7 +175,7 @@ class PartDataModule(ExchangingDataModule):
         """Numbers to log: waiting for data, what switching parts cost, the coverage of the running part."""
         figures = super().figures
         if self._disk_rows is not None:
-            figures |= self._disk_rows.figures
+            figures |= self._disk_rows.cache.figures(self._disk_rows.bytes_read)
         if self._parts is not None:
             figures |= {
                 "data/switches": float(self._parts.switches),

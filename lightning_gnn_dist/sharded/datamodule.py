@@ -156,12 +156,11 @@ class ShardedDataModule(ExchangingDataModule):
 
     @property
     def figures(self) -> dict[str, float]:
-        """Numbers to log: how long training waited for data, the rows of other shards, and the share in the cache."""
-        if self._graph is None or not self._graph.cache.asked:
+        """Numbers to log: how long training waited for data, the rows of other shards, and those in the cache."""
+        if self._graph is None:
             return super().figures
         cache = self._graph.cache
-        fetched = float(cache.bytes_per_row * (cache.asked - cache.hits))
-        return super().figures | {"data/fetched_bytes": fetched, "data/cache_hit_rate": cache.hit_rate}
+        return super().figures | cache.figures(cache.bytes_per_row * (cache.asked - cache.hits))
 
     # What it is made of.
 

@@ -68,12 +68,6 @@ class DiskRows:
         """The bytes that were asked of files so far."""
         return sum(reads.bytes_read for reads in (*self._nodes.values(), *self._edges.values()))
 
-    @property
-    def figures(self) -> dict[str, float]:
-        """Return numbers to log: what was read, and which share of the rows that were asked for was held."""
-        cache = self.cache
-        return {"data/read_bytes": float(self.bytes_read), "data/cache_hit_rate": cache.hit_rate} if cache.asked else {}
-
     def are_rows_of(self, graph: Graph) -> bool:
         """Return whether these are rows of a graph's own arrays."""
         return all(graph.node_arrays.get(name) is array for name, array in self._arrays.items())

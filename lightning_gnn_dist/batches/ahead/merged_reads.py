@@ -3,7 +3,8 @@
     increasing rows -> runs with gaps of at most 16 kB -> requests of at most 1 MB -> a few threads -> the wanted rows
 
 A map would fetch the pages one after the other, each with what the system believes to come next, and would hold them as
-memory of the process.
+memory of the process. Where the file system allows it, the system does not cache what is read here, or it would throw
+out pages of the edges for rows that nobody needs again: that is known better here.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from lightning_gnn_dist.graph.storage.maps import Map, libc
 
 Bytes = npt.NDArray[Any]
 
+BLOCK_BYTES = 4096  # what is read past the system's cache begins and ends at multiples of this
 GAP_BYTES = 1 << 14  # a disk reads over as much sooner than it begins another request
 REQUEST_BYTES = 1 << 20
 IN_FLIGHT = 16  # requests
@@ -49,9 +51,7 @@ class MergedReads:
             raise ValueError("These rows do not lie in a file that this process has mapped: read them from RAM.")
         self._array, self._name = array, place.name
         self._offset = array.data_ptr() - place.start + place.offset
-        self._file = os.open(place.name, os.O_RDONLY)
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)  # nothing beyond what is asked for
+        self._file = _opened(place.name)
         self._end = weakref.finalize(self, os.close, self._file)
         self._width, self.bytes_read = array[:1].nbytes, 0
 
@@ -77,7 +77,8 @@ class MergedReads:
 
     def _read(self, rows: Any, out: Any, starts: Any) -> None:
         """Read some requests."""
-        scratch = np.empty(REQUEST_BYTES + self._width, np.uint8)
+        scratch = np.empty(REQUEST_BYTES + self._width + 3 * BLOCK_BYTES, np.uint8)
+        scratch = scratch[-scratch.ctypes.data % BLOCK_BYTES :]
         failed = _reader()(self._file, self._offset, self._width, rows, starts, out, scratch)
         if failed >= 0:
             raise OSError(f"Row {int(rows[failed])} of {self._name} cannot be read: was the file changed?")
@@ -85,6 +86,17 @@ class MergedReads:
     def close(self) -> None:
         """Close the file. Nothing can be read any more."""
         self._end()
+
+
+def _opened(name: str) -> int:
+    """Open a file for reads past the system's cache; where that cannot be, for reads of no more than is asked for."""
+    try:
+        return os.open(name, os.O_RDONLY | os.O_DIRECT)
+    except (OSError, AttributeError):  # a file system, or a system, without
+        file = os.open(name, os.O_RDONLY)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+        return file
 
 
 def _requests(rows: Tensor, width: int) -> Tensor:
@@ -105,18 +117,19 @@ def _reader() -> Any:
     @numba.njit(nogil=True)
     def read(file: int, offset: int, width: int, rows: Bytes, starts: Bytes, out: Bytes, scratch: Bytes) -> int:
         for request in range(len(starts) - 1):
-            first, end = starts[request], starts[request + 1]
-            wanted, got = (rows[end - 1] - rows[first] + 1) * width, 0
-            has_gaps = wanted > (end - first) * width  # otherwise bytes go straight to where they belong
-            to = np.int64(scratch.ctypes.data) if has_gaps else np.int64(out.ctypes.data) + first * width
-            while got < wanted:
-                more = pread(file, to + got, wanted - got, offset + rows[first] * width + got)
-                if more <= 0:
+            first, last = starts[request], starts[request + 1] - 1
+            start, end = offset + rows[first] * width, offset + (rows[last] + 1) * width
+            block, got = start // BLOCK_BYTES * BLOCK_BYTES, 0
+            while block + got < end:
+                got = got // BLOCK_BYTES * BLOCK_BYTES
+                to = np.int64(scratch.ctypes.data) + got
+                more = pread(file, to, -(-(end - block - got) // BLOCK_BYTES) * BLOCK_BYTES, block + got)
+                if more < min(BLOCK_BYTES, end - block - got):
                     return int(first)
                 got += more
-            for i in range(first, end if has_gaps else first):
-                start = (rows[i] - rows[first]) * width
-                out[i * width : (i + 1) * width] = scratch[start : start + width]
+            for i in range(first, last + 1):
+                row = start - block + (rows[i] - rows[first]) * width
+                out[i * width : (i + 1) * width] = scratch[row : row + width]
         return -1
 
     return read

@@ -56,6 +56,13 @@ class RowCache:
     def hit_rate(self) -> float:
         return self.hits / max(1, self.asked)
 
+    def figures(self, fetched_bytes: float) -> dict[str, float]:
+        """Return numbers to log: what was fetched, how many rows were asked for, and how many of these were held."""
+        if not self.asked:
+            return {}
+        counts = {"asked": float(self.asked), "hits": float(self.hits), "hit_rate": self.hit_rate}
+        return {"data/fetched_bytes": fetched_bytes} | {f"data/cache_{name}": value for name, value in counts.items()}
+
     def look_up(self, ids: Tensor, coming: Sequence[Tensor]) -> tuple[Tensor, Rows]:
         """Return where the rows of some ids are, and those that were fetched for it, which stand below the held ones.
 

@@ -36,7 +36,7 @@ def test_rows_are_those_of_the_array(
     array = mapped(tmp_path / "a.npy", torch.randint(0, 100, (2000, *shape)).to(dtype))
     reads = MergedReads(array)
     for rows in (
-        *map(lambda n: some_rows(n, 2000), (0, 1, 2, 500, 1999, 2000)),
+        *(some_rows(count, 2000) for count in (0, 1, 2, 500, 1999, 2000)),
         torch.tensor([1999]),
         torch.arange(90),
     ):
