@@ -103,9 +103,14 @@ class DiskRows:
         return degrees_of(self._indptr, ids)
 
 
+def wide_arrays(arrays: Mapping[str, Tensor]) -> Rows:
+    """Return the arrays with rows of at least 32 bytes, but labels, which seeds alone need."""
+    return {name: array for name, array in arrays.items() if array[:1].nbytes >= LEAST_WIDTH and name != LABELS}
+
+
 def wide_arrays_in_files(arrays: Mapping[str, Tensor], maps: list[Map] | None = None) -> Rows:
-    """Return those arrays that lie in files and have rows of at least 32 bytes, but labels, which seeds alone need."""
-    wide = {name: array for name, array in arrays.items() if array[:1].nbytes >= LEAST_WIDTH and name != LABELS}
+    """Return those of the wide arrays that lie in files."""
+    wide = wide_arrays(arrays)
     maps = all_maps() if maps is None and wide else maps
     return {name: array for name, array in wide.items() if file_of(array, maps) is not None}
 
