@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import BatchSource
@@ -123,6 +124,13 @@ class PartitionedDataModule(HistoryDataModule):
 
     def _all_seeds(self) -> Tensor:
         return self.graph.split("train")
+
+    def _correction_seeds(self) -> Tensor | OwnSeeds:
+        seeds, num_ranks, rank = self._all_seeds(), self._world_size(), self._rank()
+        if self.global_batching.deal == "any":
+            return seeds
+        own = (self.parts_of_ranks(num_ranks).assignment[seeds] == rank).nonzero().view(-1)
+        return OwnSeeds(seeds[own], own, seeds.numel(), rank, num_ranks)
 
     def _inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
         rows = seeds if part is self.graph else part.node_arrays["n_id"][seeds]

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import check_sample_on
-from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given, check_instance, check_seed, make_plain
+from lightning_gnn_dist.checks import (
+    check_at_least,
+    check_at_least_if_given,
+    check_choice,
+    check_instance,
+    check_seed,
+    make_plain,
+)
 from lightning_gnn_dist.evaluation.budget import LEAST_BYTES
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
+
+Deal = Literal["any", "own"]
 
 
 @dataclass(frozen=True)
@@ -52,14 +62,19 @@ class GlobalBatching:
             so that a correction step costs about as much as a local one.
         sampler: How neighbours are drawn. Default: the data module's ``sampler``, or all neighbours where that is a
             ``WholePartSampler``.
+        deal: Whose seeds are in a rank's slice of a batch: ``"any"``, drawn uniformly from all training nodes, which
+            every rank lists; or ``"own"``, those of the rank's own part, evenly over the batches of a pass, so that no
+            rank lists those of others and less is fetched. Slices are then as unequal as parts.
     """
 
     batch_size: int | None = None
     sampler: Sampler | None = None
+    deal: Deal = "any"
 
     def __post_init__(self) -> None:
         check_at_least_if_given(1, batch_size=self.batch_size)
         _check_sampler(self.sampler)
+        check_choice("deal", self.deal, Deal)
         make_plain(self)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import device_of, stream_to
@@ -92,7 +93,8 @@ class ShardedDataModule(ExchangingDataModule):
         self.cache_bytes = cache_bytes
         self._graph: ShardedGraph | None = None
         self._part: Graph | None = None
-        self._most = self._marked_before = 0  # training nodes of the rank that has most, and of the shards before
+        # Training nodes of the rank that has most, of the shards before, and of all ranks.
+        self._most = self._marked_before = self._num_marked = 0
 
     @property
     def fingerprint(self) -> str:
@@ -127,6 +129,7 @@ class ShardedDataModule(ExchangingDataModule):
             self._running_part()  # now, as all ranks are here
             counts = all_gather_rows(torch.tensor([self._own_seeds().numel(), self._marked().numel()]))
             self._most = int(counts[:, 0].max())
+            self._num_marked = int(counts[:, 0].sum())
             self._marked_before = int(counts[: self._rank() % self.bounds.num_shards, 1].sum())
 
     def teardown(self, stage: str) -> None:
@@ -250,6 +253,13 @@ class ShardedDataModule(ExchangingDataModule):
 
     def _all_seeds(self) -> Tensor:
         return self._whole_graph().split("train")
+
+    def _correction_seeds(self) -> Tensor | OwnSeeds:
+        if self.global_batching.deal == "any":
+            return self._all_seeds()
+        own, first = self._own_seeds(), self._whole_graph().shard.first_node
+        inputs = self._inputs_of(self._running_part(), own)
+        return OwnSeeds(own + first, inputs, self._num_marked, self._rank(), self._world_size())
 
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
         seeds = self._own_seeds()
