@@ -70,11 +70,8 @@ class GraphDataModule(LightningDataModule, ABC):
             check_instance("coverage", coverage, Coverage, 'an object such as Coverage() or Coverage("batch"), or None')
         self._settings = settings
         self.sampler, self.batch_size, self.seed = settings.of_parts(), settings.batch_size, int(settings.seed)
-        self.loading, self.global_batching, self.evaluation = (
-            settings.loading,
-            settings.global_batching,
-            settings.evaluation,
-        )
+        self.loading, self.evaluation = settings.loading, settings.evaluation
+        self.global_batching = settings.global_batching
         self.coverage, self.boundary = coverage, boundary
         self._values, self._depth = ValueCheck(is_on=settings.loading.check_values), DepthCheck()
         self._loaders: list[BatchLoader | TrainLoader] = []
@@ -273,7 +270,7 @@ class GraphDataModule(LightningDataModule, ABC):
         return self._settings.of_corrections()
 
     def _num_batches(self) -> int:
-        """Return the batches of a pass, the same for all ranks and parts."""
+        """Return the number of batches of a pass, the same for all ranks and parts."""
         return -(-self._most_seeds(self._world_size()) // self.batch_size)
 
     def _nodes_loader(self, nodes: Tensor, whose: str) -> BatchLoader:

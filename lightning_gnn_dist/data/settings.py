@@ -64,7 +64,7 @@ class GlobalBatching:
             ``WholePartSampler``.
         deal: Whose seeds are in a rank's slice of a batch: ``"any"``, drawn uniformly from all training nodes, which
             every rank lists; or ``"own"``, those of the rank's own part, evenly over the batches of a pass, so that no
-            rank lists those of others and less is fetched. Slices are then as unequal as parts.
+            rank with a shard lists those of others. Slices are then as unequal as parts.
     """
 
     batch_size: int | None = None

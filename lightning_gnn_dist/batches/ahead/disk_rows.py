@@ -91,9 +91,10 @@ class DiskRows:
         return {name: reads.take(distinct)[inverse] for name, reads in self._edges.items()}
 
     def close(self) -> None:
-        """Close the files. Nothing can be read any more."""
-        for reads in (*self._nodes.values(), *self._edges.values()):
-            reads.close()
+        """Close the files, once no bulk is being read. Nothing can be read any more."""
+        with self.making:
+            for reads in (*self._nodes.values(), *self._edges.values()):
+                reads.close()
 
     def _fetch(self, ids: Tensor) -> Rows:
         return {name: reads.take(ids) for name, reads in self._nodes.items()}

@@ -64,6 +64,14 @@ def test_rows_are_read_in_few_requests(tmp_path: Path, monkeypatch: pytest.Monke
     reads.close()
 
 
+def test_without_a_way_past_the_cache_rows_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    array, rows = mapped(tmp_path / "a.npy", torch.randn(2000, 7)), some_rows(300, 2000)
+    monkeypatch.delattr(os, "O_DIRECT")
+    reads = MergedReads(array)
+    assert reads.take(rows).equal(array[rows])
+    reads.close()
+
+
 def test_a_row_wider_than_a_request_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merged_reads, "REQUEST_BYTES", 64)
     array = mapped(tmp_path / "a.npy", torch.randn(20, 50))
