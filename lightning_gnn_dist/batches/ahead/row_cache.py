@@ -61,7 +61,8 @@ class RowCache:
         if not self.asked:
             return {}
         counts = {"asked": float(self.asked), "hits": float(self.hits), "hit_rate": self.hit_rate}
-        return {"data/fetched_bytes": float(fetched_bytes)} | {f"data/cache_{name}": value for name, value in counts.items()}
+        of_cache = {f"data/cache_{name}": value for name, value in counts.items()}
+        return {"data/fetched_bytes": float(fetched_bytes)} | of_cache
 
     def look_up(self, ids: Tensor, coming: Sequence[Tensor]) -> tuple[Tensor, Rows]:
         """Return where the rows of some ids are, and those that were fetched for it, which stand below the held ones.
