@@ -1,7 +1,11 @@
 """Classify papers of a graph with types, with two processes, each on its own part of it.
 
 python examples/typed_graph.py
+python examples/typed_graph.py --shards my_shares       # the same on shards: as if no host could hold the graph
 """
+
+from argparse import ArgumentParser
+from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
@@ -10,7 +14,18 @@ from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_gnn_dist import GrappaStrategy, Halo, MetisPartitioner, NeighborSampler, PartitionedDataModule, citations
+from lightning_gnn_dist import (
+    GrappaStrategy,
+    Halo,
+    MetisPartitioner,
+    NeighborSampler,
+    PartitionedDataModule,
+    ShardedDataModule,
+    citations,
+    save_shards,
+)
+
+NUM_RANKS = 2
 
 
 class TypedLayer(nn.Module):
@@ -65,13 +80,22 @@ class RGCN(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
+def data_of(graph, shards):
+    options = {"boundary": Halo(), "sampler": NeighborSampler([5, 5]), "batch_size": 256}
+    if shards is None:
+        return PartitionedDataModule(graph, partitioner=MetisPartitioner(), **options)
+    if not shards.exists():
+        save_shards(graph, MetisPartitioner()(graph, NUM_RANKS, seed=0), shards)
+    return ShardedDataModule(shards, **options)
+
+
 if __name__ == "__main__":
+    parser = ArgumentParser()
+    parser.add_argument("--shards", type=Path, help="the folder of the shards; made where there is none")
     graph = citations(4_000, noise=4.0)  # or Graph.from_pyg(hetero_data), or the path of a saved graph
-    data = PartitionedDataModule(
-        graph, partitioner=MetisPartitioner(), boundary=Halo(), sampler=NeighborSampler([5, 5]), batch_size=256
-    )
+    data = data_of(graph, parser.parse_args().shards)
     widths = {kind: arrays["x"].shape[1] if "x" in arrays else 0 for kind, arrays in graph.types.node_arrays.items()}
     model = RGCN(widths, graph.types.edge_types, num_classes=6)
-    trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=GrappaStrategy(), max_epochs=8, logger=False)
+    trainer = pl.Trainer(accelerator="cpu", devices=NUM_RANKS, strategy=GrappaStrategy(), max_epochs=8, logger=False)
     trainer.fit(model, data)
     trainer.test(model, data)  # exact: the whole graph, every test paper once

@@ -15,11 +15,15 @@ LEAST = {
     "link_prediction": ("mrr", 0.4),
     "typed_links": ("mrr", 0.4),
     "edge_ratings": ("r2", 0.4),
+    "recommender": ("mrr", 0.45),
+    "relational": ("auroc", 0.75),
 }  # of the others: an accuracy of 0.6
+
+ON_SHARDS = ["whole_graph --shards shares", "typed_graph --shards shares"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [*sorted(path.stem for path in EXAMPLES.glob("*.py")), "whole_graph --shards shares"])
+@pytest.mark.parametrize("line", [*sorted(path.stem for path in EXAMPLES.glob("*.py")), *ON_SHARDS])
 def test_an_example_trains_and_tests(line: str, tmp_path: Path) -> None:
     name, *options = line.split()
     if name == "ray_train":

@@ -316,10 +316,10 @@ def names_in_batches(graph: Graph, *, widen: bool) -> list[str]:
     return [*names, *({"n_id"} - names.keys()), *graph.edge_arrays]
 
 
-def bytes_of(batch: SampledData) -> int:
+def bytes_of(batch: Any) -> int:
     """The bytes of all that a batch holds, without a promised ``edge_index``."""
-    outermost: tuple[Block, ...] = batch._store._blocks[:1]
-    tensors = [value for value in batch._store._mapping.values() if isinstance(value, Tensor)]
+    outermost: list[Block] = [block for store in batch.stores for block in getattr(store, "_blocks", ())[:1]]
+    tensors = [value for store in batch.stores for value in store._mapping.values() if isinstance(value, Tensor)]
     return sum(tensor.nbytes for tensor in tensors) + sum(b.indptr.nbytes + b.indices.nbytes for b in outermost)
 
 

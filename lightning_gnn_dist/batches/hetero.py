@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.engine.temporal.hops import SEED_TIME
 from lightning_gnn_dist.engine.typed.apart import Apart, places_of, take_apart
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes
+from lightning_gnn_dist.graph.typed.types import EdgeType, TypeNames
 from lightning_gnn_dist.sampling.block import Block
 
 _ENDS, _LABELS_OF_LINKS = "edge_label_index", "edge_label"
@@ -107,8 +108,42 @@ class SampledHeteroData(HeteroData):  # type: ignore[misc]
         return super().__getattr__(key)
 
 
+class TypedArrays(NamedTuple):
+    """A batch by types, and the arrays that it takes rows of.
+
+    Attributes:
+        types: The types of the graph.
+        apart: The batch by types.
+        node_arrays: For each node type its arrays, by name.
+        edge_arrays: For each edge type its arrays, by name.
+        places: The rows that are taken, of each edge type with arrays, and those of each node type that ``apart`` has.
+            None where all arrays are the batch's own already: then labels are as it is to have them.
+        coverage: The coverage of every node of a part, if it has one.
+    """
+
+    types: TypeNames
+    apart: Apart
+    node_arrays: Mapping[str, Mapping[str, Tensor]]
+    edge_arrays: Mapping[EdgeType, Mapping[str, Tensor]]
+    places: Mapping[EdgeType, Tensor] | None = None
+    coverage: Tensor | None = None
+
+    @classmethod
+    def of(cls, graph: Graph, sample: Sample) -> TypedArrays:
+        """The batch of a sample of a typed graph, and the graph's arrays."""
+        types, apart = graph.types, take_apart(graph, sample)
+        assert types is not None
+        places = {
+            kind: places_of(graph, number, rows.edge_ids)
+            for number, (kind, rows) in enumerate(zip(types.edge_types, apart.rows, strict=True))
+            if types.edge_arrays[kind]
+        }
+        coverage = graph.__dict__.get("node_arrays", {}).get("coverage")
+        return cls(types, apart, types.node_arrays, types.edge_arrays, places, coverage)
+
+
 def assemble_typed(
-    graph: Graph,
+    graph: Graph | TypedArrays,
     sample: Sample,
     pool_of: PoolOf = lambda _: None,
     *,
@@ -117,32 +152,33 @@ def assemble_typed(
 ) -> SampledHeteroData:
     """Make a batch of a sample of a typed graph, as :func:`~lightning_gnn_dist.batches.batch.assemble` does.
 
-    With ``all_labels=False`` there is a ``y`` of the seeds alone.
+    With ``all_labels=False`` there is a ``y`` of the seeds alone. A batch may have all its arrays in place of a graph.
     """
-    types, apart, batch = graph.types, take_apart(graph, sample), SampledHeteroData()
-    assert types is not None
+    source, batch = graph if isinstance(graph, TypedArrays) else TypedArrays.of(graph, sample), SampledHeteroData()
+    types, apart = source.types, source.apart
     seed_type = _seed_type(types, apart, sample)
     batch.__dict__["_seed_type"] = seed_type
     batch.batch_size = sample.num_sampled_nodes[0]
     for kind, ids, per_hop in zip(types.node_types, apart.nodes, apart.num_sampled, strict=True):
         store = batch._node_store_dict[kind] = NodeStorage(_parent=batch, _key=kind)
-        arrays, is_asked = types.node_arrays[kind], kind in _ends_of(seed_type)
+        arrays, is_asked = source.node_arrays[kind], kind in _ends_of(seed_type)
         if not all_labels and not is_asked:
             arrays = {name: array for name, array in arrays.items() if name != LABELS}
         num_labels = None if all_labels else per_hop[0]
-        gather_arrays(store, arrays, ids, _of_type(pool_of, kind), widen=widen, num_labels=num_labels)
+        taken = None if source.places is None else ids
+        gather_arrays(store, arrays, taken, _of_type(pool_of, kind), widen=widen, num_labels=num_labels)
         store["n_id"] = store.get("n_id", ids)
         store["num_nodes"], store["num_sampled_nodes"] = ids.numel(), per_hop
         if is_asked:
             store["batch_size"] = per_hop[0]
-    if "coverage" in (of_all := graph.__dict__.get("node_arrays", {})):
-        batch.coverage = of_all["coverage"][sample.nodes[: batch.batch_size]]
-    _add_edges(batch, graph, types, apart, pool_of, widen=widen)
+    if source.coverage is not None:
+        batch.coverage = source.coverage[sample.nodes[: batch.batch_size]]
+    _add_edges(batch, source, pool_of, widen=widen)
     _add_extra(batch, types, sample, apart)
     return batch
 
 
-def _add_extra(batch: SampledHeteroData, types: GraphTypes, sample: Sample, apart: Apart) -> None:
+def _add_extra(batch: SampledHeteroData, types: TypeNames, sample: Sample, apart: Apart) -> None:
     """Give each type its rows of what the sampler says of all nodes, and the seeds or targets what it says of them."""
     for name, array in sample.extra.items():
         if name == SEED_TIME or name.startswith(_LABELS_OF_LINKS):
@@ -152,15 +188,14 @@ def _add_extra(batch: SampledHeteroData, types: GraphTypes, sample: Sample, apar
             batch._node_store_dict[kind][name] = array[apart.kinds == number]
 
 
-def _add_edges(
-    batch: SampledHeteroData, graph: Graph, types: GraphTypes, apart: Apart, pool_of: PoolOf, *, widen: bool
-) -> None:
+def _add_edges(batch: SampledHeteroData, source: TypedArrays, pool_of: PoolOf, *, widen: bool) -> None:
+    types, apart = source.types, source.apart
     upto = {kind: list(accumulate(counts)) for kind, counts in zip(types.node_types, apart.num_sampled, strict=True)}
-    for number, (kind, rows) in enumerate(zip(types.edge_types, apart.rows, strict=True)):
+    for kind, rows in zip(types.edge_types, apart.rows, strict=True):
         store = batch._edge_store_dict[kind] = EdgeStore(_parent=batch, _key=kind)
-        if arrays := types.edge_arrays[kind]:
-            places = places_of(graph, number, rows.edge_ids)
-            gather_arrays(store, arrays, places, _of_type(pool_of, kind), widen=widen)
+        if arrays := source.edge_arrays[kind]:
+            taken = None if source.places is None else source.places[kind]
+            gather_arrays(store, arrays, taken, _of_type(pool_of, kind), widen=widen)
         store["num_sampled_edges"] = rows.num_sampled
         csr, x = (rows.indptr, rows.indices), batch._node_store_dict[kind[0]].get("x")
         ends = upto[kind[2]], upto[kind[0]]
@@ -186,7 +221,7 @@ def _ends_of(seed_type: str | EdgeType) -> tuple[str, ...]:
     return (seed_type,) if isinstance(seed_type, str) else (seed_type[0], seed_type[2])
 
 
-def _seed_type(types: GraphTypes, apart: Apart, sample: Sample) -> str | EdgeType:
+def _seed_type(types: TypeNames, apart: Apart, sample: Sample) -> str | EdgeType:
     """The type of the seeds; of a batch without any, that of the training nodes."""
     if sample.target_type is not None:
         return types.edge_types[sample.target_type]

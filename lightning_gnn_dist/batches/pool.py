@@ -172,5 +172,8 @@ def _widen(array: Tensor, rows: Tensor, scale: Tensor | None, out: Bytes) -> Non
 
 
 def _bits(array: Tensor, dtype: torch.dtype) -> npt.NDArray[Any]:
-    bits: npt.NDArray[Any] = array.detach().contiguous().view(-1).view(dtype).numpy()
+    flat = array.detach().contiguous().view(-1)
+    if not flat.numel():  # whose stride may be 0, and torch then views it as no other type
+        flat = flat.new_empty(0)
+    bits: npt.NDArray[Any] = flat.view(dtype).numpy()
     return bits

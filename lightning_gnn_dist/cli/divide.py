@@ -7,14 +7,13 @@ import argparse
 from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.cache import cached_partition
-from lightning_gnn_dist.prepare.shard import save_shards
+from lightning_gnn_dist.prepare.shard import Bounds, save_shards
 
 
 def run(options: argparse.Namespace) -> None:
     """Do what the options say."""
     try:
         graph = Graph.open(options.graph)
-        graph.check_untyped()
         partitioner = partitioner_of(options.partitioner, options)
         partition = cached_partition(graph, partitioner, options.parts, options.seed)
         save_shards(graph, partition, options.output)
@@ -22,4 +21,6 @@ def run(options: argparse.Namespace) -> None:
         raise SystemExit(f"lightning-gnn-dist divide: {error}") from error
     sizes = partition.counts()
     print(f"{options.output}: {options.parts} shards of {int(sizes.min()):,} to {int(sizes.max()):,} nodes.")
+    if graph.types is not None:
+        print(Bounds.read(options.output).types)
     print("Copy shares.json and shard r to the host of rank r, and train on ShardedDataModule(path).")

@@ -31,10 +31,8 @@ def run(options: argparse.Namespace) -> None:
             _check(options.graph)
             return
         if (options.graph / INDEX).exists():
-            raise ValueError(
-                f"{options.graph} holds shards: --check reads them; figures and prices are those of the whole graph, "
-                "before it is divided."
-            )
+            _tell_of_shards(options.graph, cuts=options.parts is not None)
+            return
         graph = Graph.open(options.graph)
         print(report_of(graph))
         if options.cache and graph.types is not None:
@@ -45,6 +43,20 @@ def run(options: argparse.Namespace) -> None:
             _inspect(graph, partitioner_of(name, options), options)
     except (ValueError, OSError) as error:
         raise SystemExit(f"lightning-gnn-dist inspect: {error}") from error
+
+
+def _tell_of_shards(path: Path, *, cuts: bool) -> None:
+    """Print how a graph is divided."""
+    if cuts:
+        raise ValueError(
+            f"{path} holds shards: --check reads them; figures and prices are those of the whole graph, before it is "
+            "divided."
+        )
+    bounds = Bounds.read(path)
+    sizes = bounds.nodes.diff()
+    print(f"{path}: {bounds.num_shards} shards of {int(sizes.min()):,} to {int(sizes.max()):,} nodes.")
+    if bounds.types is not None:
+        print(bounds.types)
 
 
 def _check(path: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.disk_rows import DiskRows, check_rows_in_files
 from lightning_gnn_dist.batches.ahead.file_source import FileSource
+from lightning_gnn_dist.batches.ahead.row_cache import figures_of
 from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.batches.placement import Placement, device_of, release, stream_to
 from lightning_gnn_dist.batches.source import GraphSource
@@ -175,7 +176,8 @@ class PartDataModule(ExchangingDataModule):
         """Numbers to log: waiting for data, what switching parts cost, the coverage of the running part."""
         figures = super().figures
         if self._disk_rows is not None:
-            figures |= self._disk_rows.cache.figures(self._disk_rows.bytes_read)
+            cache = self._disk_rows.cache
+            figures |= figures_of(cache.asked, cache.hits, self._disk_rows.bytes_read)
         if self._parts is not None:
             figures |= {
                 "data/switches": float(self._parts.switches),

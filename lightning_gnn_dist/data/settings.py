@@ -35,7 +35,7 @@ class Evaluation:
             batches cost less than many small ones. Those of a ``TemporalSampler`` do not: at most ``batch_size``.
         sampler: A ``NeighborSampler`` with as many hops as training has, which makes metrics and predictions
             estimates; beside a ``TemporalSampler`` another one. Default: all neighbours within these hops, which makes
-            them exact.
+            them exact; beside a ``TemporalSampler(pick="latest")``, which draws without chance, the same one.
         bytes: Memory that an evaluation may take on each rank, beside what the rank takes anyway. Default: 4 GiB. It is
             halved until it is at most half of the rank's share of the memory that is free when it begins.
     """
@@ -172,8 +172,8 @@ class BatchSettings:
         ours = self.of_parts()
         if self.evaluation.sampler is not None:
             return self.evaluation.sampler
-        if isinstance(ours, TemporalSampler):
-            return ours.of_all()
+        if isinstance(ours, TemporalSampler):  # the latest are drawn without chance: what was learned from them holds
+            return ours if ours.pick == "latest" else ours.of_all()
         if isinstance(ours, NeighborSampler) and isinstance(ours.num_neighbors, Mapping):  # types may be left out
             return NeighborSampler({kind: [-1 if n else 0 for n in of] for kind, of in ours.num_neighbors.items()})
         return NeighborSampler([-1] * ours.num_hops)

@@ -71,8 +71,13 @@ def permutation(n: int, seed: int, epoch: int) -> Tensor:
 
 def draw_bits(key: np.uint64, ids: Tensor) -> Tensor:
     """A random bool for each id: the highest bit of ``draw(key, id, 0)``."""
-    words = _mixed(_mixed(key + _NODE * ids.numpy().astype(np.uint64)))
-    return torch.from_numpy((words >> _U(63)).astype(np.bool_))
+    return torch.from_numpy((first_words(key, ids.numpy()) >> _U(63)).astype(np.bool_))
+
+
+def first_words(keys: Any, nodes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """``draw(key, node, 0)`` of keys and ids that numpy can add."""
+    words: np.ndarray[Any, Any] = _mixed(_mixed(keys + _NODE * nodes.astype(np.uint64)))
+    return words
 
 
 def _mixed(words: Any) -> Any:

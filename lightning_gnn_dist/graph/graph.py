@@ -25,14 +25,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.graph import convert, stores
 from lightning_gnn_dist.graph.digest import fingerprint_of
-from lightning_gnn_dist.graph.rows import (
-    Lookup,
-    check_csr,
-    check_form,
-    induced_rows,
-    row_pieces,
-    take_rows,
-)
+from lightning_gnn_dist.graph.rows import Lookup, check_csr, check_form, induced_rows, row_pieces, take_rows
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed import hetero
 from lightning_gnn_dist.graph.typed.build import build
@@ -109,7 +102,8 @@ class Graph:
         self.path = None if path is None else check_path("path", path)
         self._fingerprint = fingerprint
         self._check_lengths()
-        self.num_senders = self.num_nodes if num_senders is None else num_senders
+        known = self.num_nodes if types is None else types.num_senders
+        self.num_senders = known if num_senders is None else num_senders
 
     if not TYPE_CHECKING:  # mypy would believe in any attribute
 

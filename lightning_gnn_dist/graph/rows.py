@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ def edge_positions(indptr: Tensor, rows: Tensor) -> Tensor:
 
 def bytes_per_row(arrays: Mapping[str, Tensor]) -> int:
     """The bytes of one row of every array, added up."""
-    return sum(array[:1].nbytes for array in arrays.values())
+    return sum(prod(array.shape[1:]) * array.element_size() for array in arrays.values())
 
 
 def take_rows(array: Tensor, rows: Tensor) -> Tensor:

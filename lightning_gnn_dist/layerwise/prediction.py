@@ -36,6 +36,7 @@ from lightning_gnn_dist.layerwise.layers import Layer, LayerWork, OnRows, has_la
 from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.layerwise.sharded_layers import ShardedWork
 from lightning_gnn_dist.layerwise.shared_rows import SharedRows
+from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.wire import collectives
 
 BUDGET_BYTES = 1 << 30
@@ -81,8 +82,7 @@ def predict_by_layer(
     """
     path = None if path is None else check_npy("path", path)
     check_instance("graph", graph, Graph | HoldsShards, "a Graph or a ShardedDataModule")
-    if isinstance(graph, Graph):
-        graph.check_untyped()
+    _check_untyped(graph)
     check_true_or_false(overwrite=overwrite)
     _check_options(options)
     if on_rows is not None:
@@ -100,6 +100,16 @@ def predict_by_layer(
         trainer.predict(model, dataloaders=_Once(), return_predictions=False, **options)
     finally:
         del model.predict_step
+
+
+def _check_untyped(graph: Graph | HoldsShards) -> None:
+    if isinstance(graph, Graph):
+        graph.check_untyped()
+    elif Bounds.read(graph.shards_path).types is not None:
+        raise ValueError(
+            "predict_by_layer takes shards of a graph without types, and this one has some: use trainer.predict(model, "
+            'data) with PredictionWriter("rows.npy"), which samples all neighbours of each batch.'
+        )
 
 
 class _Once:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_folder, check_instance
 from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph, open_rows
+from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph, open_rows, typed_graph
 from lightning_gnn_dist.graph.rows import edge_positions, row_slices, take_rows
 from lightning_gnn_dist.graph.storage import drafts
 from lightning_gnn_dist.graph.storage.files import check_entries, read_json
+from lightning_gnn_dist.graph.typed.induced import types_of
 from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.prepare.typed_bounds import TypedBounds, bounds_of, order_of_types, typed_about
 
 FORMAT = "lightning_gnn_dist shares"
 INDEX = "shares.json"
@@ -37,18 +39,25 @@ class Bounds:
         nodes: The first node of each shard, then the number of nodes, int64.
         edges: The same for edges; empty if every host made its own shard, as nobody counted all edges.
         fingerprint: A hash that identifies the whole graph.
+        types: Of a typed graph, where the nodes and edges of each type begin. Then ``nodes`` and ``edges`` count those
+            of all types, and ids are as ``types`` says.
     """
 
     nodes: Tensor
     edges: Tensor
     fingerprint: str
+    types: TypedBounds | None = None
 
     @classmethod
     def read(cls, folder: str | Path) -> Bounds:
         """Read the bounds of a folder of shards."""
         about = _read_index(Path(folder))
         nodes, edges = (torch.tensor(about.get(name, []), dtype=torch.int64) for name in ("nodes", "edges"))
-        return cls(nodes, edges, about["fingerprint"])
+        types = typed_about(about, nodes.numel() - 1, Path(folder) / INDEX)
+        found = cls(nodes, edges, about["fingerprint"], types)
+        if types is not None and not (types.nodes.sum(0).equal(nodes) and types.edges.sum(0).equal(edges)):
+            raise ValueError(f"{Path(folder) / INDEX} is damaged (types do not add up to all nodes). {_WAY_OUT}")
+        return found
 
     @property
     def num_shards(self) -> int:
@@ -83,7 +92,14 @@ class Shard:
             )
         shard = cls(open_rows(path, int(bounds.nodes[-1])), index, bounds)
         shard._check(path)
-        return shard
+        seeds = None if bounds.types is None else bounds.types.seeds
+        return shard if seeds is None else shard.with_seeds(seeds)
+
+    def with_seeds(self, node_type: str) -> Shard:
+        """The same shard of a typed graph, of which nodes of this type alone are learned from and evaluated."""
+        assert self.bounds.types is not None
+        bounds = replace(self.bounds, types=self.bounds.types.with_seeds(node_type))
+        return Shard(self.rows.with_seeds(node_type), self.index, bounds)
 
     @property
     def first_node(self) -> int:
@@ -123,8 +139,14 @@ class Shard:
                 f"{path} holds {self.rows.num_nodes} nodes and {self.rows.num_edges} edges, but {INDEX} says {nodes} "
                 f"and {edges}: they come from two divisions. Copy both from the same one."
             )
-        if "n_id" in self.rows.node_arrays:
-            _check_ids(self.rows.node_arrays["n_id"], path / "nodes" / "n_id.npy")
+        if self.bounds.types is not None:
+            self.bounds.types.check_rows(self.rows.types, self.index, path)
+        elif self.rows.types is not None:
+            raise ValueError(f"{path} has types, and {INDEX} knows of none: copy both from the same division.")
+        of_types = {"": self.rows.node_arrays} if self.rows.types is None else self.rows.types.node_arrays
+        for kind, arrays in of_types.items():
+            if "n_id" in arrays:
+                _check_ids(arrays["n_id"], path / "nodes" / kind / "n_id.npy")
 
 
 def check_ranks(folder: Path, bounds: Bounds, num_ranks: int) -> None:
@@ -139,7 +161,9 @@ def check_ranks(folder: Path, bounds: Bounds, num_ranks: int) -> None:
 def save_shards(graph: Graph, partition: Partition, folder: str | Path) -> None:
     """Write a shard for every part. Nodes get new ids, part after part; ``n_id`` holds the old ones.
 
-    RAM holds one shard at a time, and numbers for every node. The folder appears when all of it is written.
+    Of a typed graph the nodes of each type get new ids, part after part, and those of one type stay together; the
+    ``n_id`` of a type holds the old ids in it. RAM holds one shard at a time, and numbers for every node. The folder
+    appears when all of it is written.
     """
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
     check_instance("partition", partition, Partition, "a Partition, as MetisPartitioner()(graph, 4, seed=0) makes it")
@@ -152,7 +176,6 @@ def save_shards(graph: Graph, partition: Partition, folder: str | Path) -> None:
             "the graph that was partitioned."
         )
     graph.check_whole()
-    graph.check_untyped()
     if not (counts := partition.counts()).all():
         raise ValueError(f"Part {int(counts.argmin())} of the partition has no nodes, and each shard needs one.")
     with drafts.folder_beside(folder) as draft:
@@ -171,15 +194,20 @@ def check_same(fingerprints: list[int]) -> None:
 
 
 def _write(graph: Graph, partition: Partition, folder: Path) -> None:
-    order = partition.assignment.argsort(stable=True)
+    by_part = partition.assignment.argsort(stable=True)
+    order = by_part if graph.types is None else order_of_types(graph.types, partition)
     number = torch.empty(graph.num_nodes, dtype=index_dtype(graph.num_nodes))
     number[order] = torch.arange(graph.num_nodes, dtype=number.dtype)
-    counts, edges = partition.counts(), [0]
-    for index, nodes in enumerate(order.split(counts.tolist())):
+    counts, edges, of_types = partition.counts(), [0], []
+    for index, nodes in enumerate(by_part.split(counts.tolist())):
         rows = _rows_of(graph, nodes, number)
         rows.save(folder / shard_name(index))
         edges.append(edges[-1] + rows.num_edges)
-    about = {"fingerprint": graph.fingerprint, "nodes": [0, *counts.cumsum(0).tolist()], "edges": edges}
+        if rows.types is not None:
+            of_types.append((list(rows.types.num_nodes.values()), rows.types.num_edges))
+    about: dict[str, Any] = {"fingerprint": graph.fingerprint, "nodes": [0, *counts.cumsum(0).tolist()], "edges": edges}
+    if graph.types is not None:
+        about["types"] = bounds_of(graph.types, of_types).about
     write_index(folder, about)
 
 
@@ -193,10 +221,13 @@ def _rows_of(graph: Graph, nodes: Tensor, number: Tensor) -> Graph:
     indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
     positions = edge_positions(graph.indptr, nodes)
     pieces = [number[graph.indices[at].to(torch.int64)] for at in positions.split(EDGES_AT_ONCE)]
+    senders = torch.cat([number[:0], *pieces])
+    if graph.types is not None:
+        return typed_graph(indptr, senders, types_of(graph.types, nodes, positions, graph.types.offsets))
     arrays = {name: take_rows(array, nodes) for name, array in graph.node_arrays.items()}
     arrays.setdefault("n_id", nodes)
     edges = {name: take_rows(array, positions) for name, array in graph.edge_arrays.items()}
-    return checked_graph(indptr, torch.cat([number[:0], *pieces]), arrays, edges, num_senders=graph.num_nodes)
+    return checked_graph(indptr, senders, arrays, edges, num_senders=graph.num_nodes)
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

@@ -31,7 +31,8 @@ LEARNED = (
 class Adjacency(Tensor):
     """A sparse matrix of edges that multiplies rows of any floating type, also under mixed precision.
 
-    The product has the type of the rows, and its sums are taken in float32 or wider.
+    The product has the type of the rows, and its sums are taken in float32 or wider. Layers that read the places of
+    its entries, as attention does, get them in int64, which ``scatter`` needs.
     """
 
     @classmethod
@@ -39,13 +40,17 @@ class Adjacency(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in _PRODUCTS and len(args) > 1 and isinstance(args[0], cls):
                 return _product(func, *args, **(kwargs or {}))
-            return func(*args, **(kwargs or {}))
+            found = func(*args, **(kwargs or {}))
+            return found.long() if func in _PLACES else found
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _as(self, self.dtype).__reduce_ex__(protocol)  # torch cannot make such a class of what it has read
+        with torch._C.DisableTorchFunctionSubclass():
+            plain = _as(self, self.dtype)  # torch cannot make such a class of what it has read
+        return plain.__reduce_ex__(protocol)
 
 
 _PRODUCTS = {torch.sparse.mm, torch.mm, torch.matmul, Tensor.mm, Tensor.matmul, Tensor.__matmul__}
+_PLACES = {Tensor.crow_indices, Tensor.col_indices}
 _WIDE = (torch.float32, torch.float64)
 
 

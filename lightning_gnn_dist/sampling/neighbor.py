@@ -22,7 +22,7 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.typed.hops import sample_per_type
 from lightning_gnn_dist.engine.weights import check_weight, weights_of
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes
+from lightning_gnn_dist.graph.typed.types import EdgeType, TypeNames
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
 
 _EXAMPLE = "NeighborSampler([15, 10])"
@@ -103,7 +103,7 @@ class NeighborSampler:
             lambda indptr, indices, ids, keys, *batch: sample(indptr, indices, ids, fanouts, keys, rule, *batch),
         )
 
-    def of_types(self, types: GraphTypes) -> Array:
+    def of_types(self, types: TypeNames) -> Array:
         """The numbers of each hop and edge type, int64, shape (hops, types); those of other types are refused."""
         if self.weight is not None:
             raise ValueError(f"weight ({self.weight!r}) draws from graphs without types: leave it out for this one.")

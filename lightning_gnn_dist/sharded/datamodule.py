@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnn_dist.batches.ahead.row_cache import figures_of
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
@@ -21,12 +22,14 @@ from lightning_gnn_dist.checks import check_at_least, check_path, check_true_or_
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.exchanging import ExchangingDataModule
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.data.temporal.checks import check_temporal
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.evaluation.choice import Evaluated, bytes_of_batch, widest_row
 from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers
 from lightning_gnn_dist.evaluation.shard_nodes import ShardNodes
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.layerwise.layers import Layer
 from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same
@@ -35,6 +38,8 @@ from lightning_gnn_dist.sharded.part import read_part
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import check_sampler, sample_bulk
 from lightning_gnn_dist.sharded.source import ShardedSource
+from lightning_gnn_dist.sharded.typed.checks import check_typed_shards, with_seed_type
+from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 from lightning_gnn_dist.wire.collectives import all_gather_rows
 
@@ -65,6 +70,8 @@ class ShardedDataModule(ExchangingDataModule):
         evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
         global_batching: How the whole graph is sampled for corrections: by a ``NeighborSampler``, a ``LadiesSampler``
             or a ``FastGCNSampler``. The last one keeps a number for every node of the graph.
+        seed_type: Of a typed graph the node type that is learned from and evaluated. Default: the one that had a
+            ``train_mask``, or that :meth:`Graph.with_seeds` had chosen, when the graph was divided.
     """
 
     def __init__(
@@ -80,6 +87,7 @@ class ShardedDataModule(ExchangingDataModule):
         coverage: Coverage | None = Coverage(),  # noqa: B008
         evaluation: Evaluation = Evaluation(),  # noqa: B008
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
+        seed_type: str | None = None,
     ) -> None:
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         if isinstance(boundary, Exchange):
@@ -89,7 +97,8 @@ class ShardedDataModule(ExchangingDataModule):
         check_at_least(0, cache_bytes=cache_bytes)
         self._check_settings()
         self.path = check_path("path", path)
-        self.bounds = Bounds.read(self.path)
+        self.bounds = with_seed_type(Bounds.read(self.path), seed_type, self.path)
+        self._check_samplers()
         self.cache_bytes = cache_bytes
         self._graph: ShardedGraph | None = None
         self._part: Graph | None = None
@@ -108,14 +117,22 @@ class ShardedDataModule(ExchangingDataModule):
 
     @property
     def num_nodes(self) -> int:
-        """The number of nodes of the whole graph."""
-        return int(self.bounds.nodes[-1])
+        """The number of nodes of the whole graph; of a typed one, those of the type that is learned from."""
+        return len(self._ids())
+
+    def _ids(self) -> range:
+        types = self.bounds.types
+        return range(int(self.bounds.nodes[-1])) if types is None else types.nodes_of(types.seed_type())
+
+    def _nodes_to_predict(self) -> Tensor:
+        return torch.arange(self._ids().start, self._ids().stop)
 
     def _title(self) -> str:
         return repr(str(self.path))
 
     def _features(self) -> Tensor | None:
-        return None if self._graph is None else self._graph.shard.rows.node_arrays.get("x")
+        is_known = self._graph is not None and self.bounds.types is None
+        return self._whole_graph().shard.rows.node_arrays.get("x") if is_known else None
 
     # What Lightning calls.
 
@@ -124,10 +141,13 @@ class ShardedDataModule(ExchangingDataModule):
         super().setup(stage)
         if self._graph is None:
             self._graph = self._connect()
+        if self.bounds.types is not None:
+            check_temporal(self._graph.shard.rows, self._settings, self.boundary)
         if stage == "fit":
             self._check_copies()
             self._running_part()  # now, as all ranks are here
             counts = all_gather_rows(torch.tensor([self._own_seeds().numel(), self._marked().numel()]))
+            self._check_seeds(counts[:, 0])
             self._most = int(counts[:, 0].max())
             self._num_marked = int(counts[:, 0].sum())
             self._marked_before = int(counts[: self._rank() % self.bounds.num_shards, 1].sum())
@@ -163,7 +183,7 @@ class ShardedDataModule(ExchangingDataModule):
         if self._graph is None:
             return super().figures
         cache = self._graph.cache
-        return super().figures | cache.figures(cache.bytes_per_row * (cache.asked - cache.hits))
+        return super().figures | figures_of(cache.asked, cache.hits, cache.fetched_bytes)
 
     # What it is made of.
 
@@ -183,9 +203,16 @@ class ShardedDataModule(ExchangingDataModule):
                 f"Loading(cache_bytes={self.loading.cache_bytes}) is for a graph in files on one host: of shards give "
                 f"ShardedDataModule(..., cache_bytes={self.loading.cache_bytes})."
             )
-        check_sampler(self._whole_sampler())
+
+    def _check_samplers(self) -> None:
+        """Refuse samplers that do not work across shards, or not with the types of the graph."""
+        check_typed_shards(self.bounds, self.sampler, self.boundary)
+        types = self.bounds.types
+        check_sampler(self._whole_sampler(), types)
+        if types is not None:
+            check_sampler(self._settings.of_evaluation(), types)
         if isinstance(self.boundary, Fetch):
-            check_sampler(self.sampler)
+            check_sampler(self.sampler, types)
 
     def _check_copies(self) -> None:
         """Refuse an exchange among ranks of which several hold the same shard."""
@@ -197,11 +224,24 @@ class ShardedDataModule(ExchangingDataModule):
                 "boundary=Halo()."
             )
 
+    def _check_seeds(self, counts: Tensor) -> None:
+        """Refuse ranks without training nodes, given how many each has: all ranks raise or none."""
+        if not self._exchanges() and bool((counts == 0).any()):
+            rank = int(counts.argmin())
+            raise ValueError(
+                f"Shard {rank % self.bounds.num_shards} of {self.path} has no training nodes for rank {rank} of "
+                f'{len(counts)}, which would have nothing to learn from: divide the graph by MetisPartitioner(balance="'
+                'train"), or use fewer shards or ranks.'
+            )
+
     def _connect(self) -> ShardedGraph:
         num_shards = self.bounds.num_shards
         check_ranks(self.path, self.bounds, self._world_size())
-        shard = Shard.open(self.path, self._rank() % num_shards)
+        shard, types = Shard.open(self.path, self._rank() % num_shards), self.bounds.types
         check_same(all_gather_rows(torch.tensor([int(self.fingerprint[:12], 16)])).view(-1).tolist())
+        if types is not None:
+            of_type = shard.with_seeds(types.seed_type())
+            return TypedShardedGraph(of_type, open_channel(num_shards), cache_bytes=self.cache_bytes)
         return ShardedGraph(shard, open_channel(num_shards), cache_bytes=self.cache_bytes)
 
     def _whole_graph(self) -> ShardedGraph:
@@ -257,15 +297,18 @@ class ShardedDataModule(ExchangingDataModule):
     def _correction_seeds(self) -> Tensor | OwnSeeds:
         if self.global_batching.deal == "any":
             return self._all_seeds()
-        own, first = self._own_seeds(), self._whole_graph().shard.first_node
-        inputs = self._inputs_of(self._running_part(), own)
-        return OwnSeeds(own + first, inputs, self._num_marked, self._rank(), self._world_size())
+        own, inputs = self._own_seeds(), self._inputs_of(self._running_part(), self._own_seeds())
+        return OwnSeeds(self._whole_graph().ids_of_own(own), inputs, self._num_marked, self._rank(), self._world_size())
 
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
         seeds = self._own_seeds()
+        if part.types is not None:  # nodes of other shards stand between the own ones
+            seeds, _ = Lookup(part.node_arrays["n_id"])(self._whole_graph().ids_of_own(seeds))
         self._values.of_training(part, seeds)
         if isinstance(self.boundary, Fetch):
-            return seeds + self._whole_graph().shard.first_node, self._whole_source(self.sampler)
+            return self._whole_graph().ids_of_own(seeds), self._whole_source(self.sampler)
+        if part.types is not None:
+            self.sampler.sample_bulk(part, [], [])  # refuses the part, or draws nothing
         stream = stream_to(device_of(self.trainer))
         return seeds, GraphSource(
             part, self.sampler, widen=self.loading.widen, all_labels=self.loading.all_labels, stream=stream
@@ -291,7 +334,7 @@ class ShardedDataModule(ExchangingDataModule):
         return size
 
     def _ready_rows(self, evaluated: Evaluated, batch_size: int) -> ReadyRows | None:
-        model = self._model_layers()
+        model = None if self.bounds.types is not None else self._model_layers()
         if model is None:
             return None
         world_size = evaluated.num_ranks

@@ -27,6 +27,7 @@ class GrowingBatch:
         self._columns: list[Tensor] = []
         self._edge_ids: list[Tensor] = []
         self._weights: list[Tensor] = []
+        self._kinds: list[Tensor] = []
 
     @property
     def frontier(self) -> Tensor:
@@ -47,7 +48,13 @@ class GrowingBatch:
         return found
 
     def add(
-        self, found: int, work: Work, counts: Tensor, edge_ids: Tensor | None, weights: Tensor | None = None
+        self,
+        found: int,
+        work: Work,
+        counts: Tensor,
+        edge_ids: Tensor | None,
+        weights: Tensor | None = None,
+        kinds: Tensor | None = None,
     ) -> None:
         """Add the hop that a kernel has written.
 
@@ -57,6 +64,7 @@ class GrowingBatch:
             counts: The edges of each node of the frontier.
             edge_ids: The edges' ids in the whole graph, if anybody needs them.
             weights: The edges' weights, if the sampler gives them some.
+            kinds: The edges' types, if the graph has types.
         """
         known = sum(map(len, self._hops))
         self._counts.append(counts)
@@ -64,6 +72,7 @@ class GrowingBatch:
         self._columns.append(torch.from_numpy(work.columns[: int(counts.sum())].astype(np.int32)))
         self._edge_ids += [] if edge_ids is None else [edge_ids]
         self._weights += [] if weights is None else [weights]
+        self._kinds += [] if kinds is None else [kinds]
 
     def sample(self) -> Sample:
         degrees = torch.cat(self._counts)
@@ -75,4 +84,5 @@ class GrowingBatch:
             num_sampled_edges=list(map(len, self._columns)),
             edge_ids=torch.cat(self._edge_ids) if self._edge_ids else None,
             edge_weight=torch.cat(self._weights) if self._weights else None,
+            edge_kinds=torch.cat(self._kinds) if self._kinds else None,
         )

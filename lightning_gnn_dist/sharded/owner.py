@@ -5,7 +5,7 @@ Ids travel as places in the owner's shard, and numbers in as few bytes as the la
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -23,6 +23,12 @@ Message: TypeAlias = list[Tensor]
 
 DRAW, ROWS, NODES, EDGES = range(4)  # kinds of questions
 _WIDTHS = (torch.uint8, torch.int16, torch.int32)
+
+
+class Answers(Protocol):
+    """Answers questions about a shard, in any thread."""
+
+    def answer(self, kind: int, question: Message) -> Message: ...
 
 
 class Owner:

@@ -13,10 +13,14 @@ from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartRows, RowReading, induced, joined
 from lightning_gnn_dist.graph.graph import Graph, checked_graph
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
+from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
+from lightning_gnn_dist.sharded.typed.part import read_typed_part
 
 
 def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None, seed: int) -> tuple[Graph, Tensor]:
     """Return the part in RAM, and the ids of its nodes in the whole graph: those of the shard first. Collective.
+
+    Of a typed graph, the nodes are in the order of their ids.
 
     Args:
         graph: The whole graph.
@@ -24,6 +28,8 @@ def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None
         coverage: Writes each node's weight to ``node_arrays["coverage"]``. With None there are no weights.
         seed: Decides everything random.
     """
+    if isinstance(graph, TypedShardedGraph):
+        return read_typed_part(graph, boundary, coverage, seed)
     own, first = graph.shard.rows, graph.shard.first_node
     residents, counted = torch.arange(first, first + own.num_nodes), _without_ids(own)
     boundary.check_fits(counted)

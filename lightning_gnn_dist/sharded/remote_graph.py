@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.row_cache import RowCache
-from lightning_gnn_dist.batches.pool import BufferPool
+from lightning_gnn_dist.batches.pool import BufferPool, Pool
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
 from lightning_gnn_dist.engine.row_kernels import put_rows
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.rows import bytes_per_row, take_rows
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.owner import DRAW, EDGES, NODES, ROWS, Message, Owner, draw_of, narrow, rows_of
+from lightning_gnn_dist.sharded.owner import DRAW, EDGES, NODES, ROWS, Answers, Message, Owner, draw_of, narrow, rows_of
 from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel
 
@@ -152,7 +152,7 @@ class ShardedGraph:
             )
         self.shard, self.channel = shard, channel
         pool = BufferPool(2 * channel.size)  # for rows on their way, so that the system need not clear new memory
-        self._owner = Owner(shard, pool)
+        self._owner = self._new_owner(pool)
         self._asking = Asking(channel, self._owner.answer, pool.take)
         self._splits: dict[str, Tensor] = {}
         self._norms: dict[str | None, Tensor] = {}
@@ -169,7 +169,7 @@ class ShardedGraph:
     def split(self, name: str) -> Tensor:
         """Return the ids of all nodes of the whole graph that ``<name>_mask`` marks, increasing. Collective."""
         if name not in self._splits:
-            own = self.shard.rows.split(name) + self.shard.first_node
+            own = self.ids_of_own(self.shard.rows.split(name))
             self._splits[name] = torch.cat(self.channel.exchange([own] * self.channel.size))
         return self._splits[name]
 
@@ -255,7 +255,7 @@ class ShardedGraph:
 
     def seek(self, ids: Tensor) -> Sought:
         """Return what is to be known of some nodes before their rows are fetched. Nobody is asked."""
-        return _sought(ids, self.shard.first_node, self.shard.rows.num_nodes)
+        return sought_among(ids, self.shard.first_node, self.shard.rows.num_nodes)
 
     def find(self, sought: Sought, coming: Sequence[Tensor] = ()) -> Found:
         """Fetch the rows of nodes that others own, each once.
@@ -272,7 +272,7 @@ class ShardedGraph:
     def find_edges(self, ids: Tensor) -> Found:
         """Fetch the rows of edges that others own, each once."""
         rows = self.shard.rows
-        sought = _sought(ids, self.shard.first_edge, rows.num_edges)
+        sought = sought_among(ids, self.shard.first_edge, rows.num_edges)
         sought.places[sought.is_other] = rows.num_edges + sought.inverse
         nothing = {name: array[:0] for name, array in rows.edge_arrays.items()}
         return Found(sought.places, rows.edge_arrays, nothing, self.fetch_edges(sought.distinct))
@@ -302,10 +302,12 @@ class ShardedGraph:
     def _fetch_nodes(self, ids: Tensor) -> dict[str, Tensor]:
         return self._fetched(NODES, ids, self.shard.bounds.nodes, self.shard.rows.node_arrays)
 
-    def _fetched(self, kind: int, ids: Tensor, bounds: Tensor, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the rows of each array for increasing ids."""
+    def _fetched(
+        self, kind: int, ids: Tensor, bounds: Tensor, arrays: dict[str, Tensor], *more: Tensor
+    ) -> dict[str, Tensor]:
+        """Return the rows of each array for increasing ids; the question goes on with ``more``."""
         local = self._local(ids, bounds)
-        answers = self._answers(kind, [[narrow(some, most)] for some, most in local])
+        answers = self._answers(kind, [[narrow(some, most), *more] for some, most in local])
         return {name: _joined([answer[at] for answer in answers]) for at, name in enumerate(sorted(arrays))}
 
     def _local(self, ids: Tensor, bounds: Tensor) -> list[tuple[Tensor, int]]:
@@ -344,6 +346,13 @@ class ShardedGraph:
             )
         return senders
 
+    def ids_of_own(self, rows: Tensor) -> Tensor:
+        """Return the ids in the whole graph of some rows of the own shard."""
+        return rows + self.shard.first_node
+
+    def _new_owner(self, pool: Pool) -> Answers:
+        return Owner(self.shard, pool)
+
     def _new_cache(self, num_bytes: int) -> RowCache:
         arrays = self.shard.rows.node_arrays
         num_rows = num_bytes // max(1, bytes_per_row(arrays))
@@ -369,7 +378,8 @@ def union(vectors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
     return distinct, inverse.split([vector.numel() for vector in vectors])
 
 
-def _sought(ids: Tensor, first: int, num_own: int) -> Sought:
+def sought_among(ids: Tensor, first: int, num_own: int) -> Sought:
+    """Return what is to be known of rows, of which so many are own ones, from an id on, before they are fetched."""
     places = ids - first
     is_other = (places < 0) | (places >= num_own)
     return Sought(places, is_other, *ids[is_other].unique(return_inverse=True))

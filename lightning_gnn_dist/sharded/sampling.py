@@ -6,25 +6,29 @@ frontier -> its owners draw neighbours, hop by hop -> ... -> the rows of all nod
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import LABELS, Arrays, PoolOf, SampledData, assemble
+from lightning_gnn_dist.batches.batch import LABELS, Arrays, PoolOf, assemble
 from lightning_gnn_dist.batches.pool import gather_joined
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.row_kernels import join_hop
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.torch_rng import keys_of
+from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, sample_layer_wise
 from lightning_gnn_dist.sharded.remote_graph import Drawn, Found, ShardedGraph, Sought
+from lightning_gnn_dist.sharded.typed import batches as typed
+from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 
-ShardedSampler = NeighborSampler | LayerWise
+ShardedSampler = NeighborSampler | TemporalSampler | LayerWise
 
 
 class Bulk(NamedTuple):
@@ -39,31 +43,41 @@ class Bulk(NamedTuple):
     nodes: Sought
 
 
-def begin(graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Bulk:
+AnyBulk = Bulk | typed.TypedBulk
+
+
+def begin(graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> AnyBulk:
     """Draw the batches of a bulk."""
+    if isinstance(graph, TypedShardedGraph):
+        return typed.begin_typed(graph, _of_types(sampler), seeds, keys)
     samples = sample_bulk(graph, sampler, seeds, keys)
     return Bulk(samples, graph.seek(torch.cat([sample.nodes for sample in samples])))
 
 
 def finish(
     graph: ShardedGraph,
-    bulk: Bulk,
-    coming: Sequence[Bulk] = (),
+    bulk: AnyBulk,
+    coming: Sequence[AnyBulk] = (),
     pool_of: PoolOf = lambda _: None,
     *,
     widen: bool = True,
     all_labels: bool = True,
-) -> list[SampledData]:
+) -> list[Any]:
     """Return the batches of a bulk with their arrays. The next bulks say what will be needed again."""
+    if isinstance(graph, TypedShardedGraph):
+        drawn: Any = bulk
+        others: Any = coming
+        return list(typed.finish_typed(graph, drawn, others, pool_of, widen=widen, all_labels=all_labels))
+    assert isinstance(bulk, Bulk)
     samples = bulk.samples
-    nodes = graph.find(bulk.nodes, [other.nodes.distinct for other in coming])
+    nodes = graph.find(bulk.nodes, [other.nodes.distinct for other in coming if isinstance(other, Bulk)])
     at_node = nodes.places.split([len(sample.nodes) for sample in samples])
     edges, at_edge = Found(torch.empty(0), {}, {}, {}), [torch.empty(0)] * len(samples)
     if graph.has_edge_arrays:
         ids = [sample.edge_ids for sample in samples if sample.edge_ids is not None]
         edges = graph.find_edges(torch.cat(ids))
         at_edge = list(edges.places.split(list(map(len, ids))))
-    made = []
+    made: list[Any] = []
     for sample, rows, positions in zip(samples, at_node, at_edge, strict=True):
         labelled = {} if all_labels else {LABELS: rows[: sample.num_sampled_nodes[0]]}
         of_nodes = {name: _rows(nodes, name, labelled.get(name, rows), pool_of) for name in nodes.own}
@@ -80,8 +94,11 @@ def sample_bulk(
     graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
 ) -> list[Sample]:
     """Return what ``sampler`` draws from the whole graph, one sample for each batch."""
-    if not isinstance(sampler, NeighborSampler):
+    if isinstance(graph, TypedShardedGraph):
+        return typed.sample_typed(graph, _of_types(sampler), seeds, keys)
+    if isinstance(sampler, LayerWise):
         return sample_layer_wise(graph, sampler, seeds, keys)
+    assert isinstance(sampler, NeighborSampler)
     growing = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
     for hop, fanout in enumerate(sampler.per_hop):
         frontiers = [batch.frontier for batch in growing]
@@ -111,8 +128,10 @@ def _grow(batch: GrowingBatch, drawn: Drawn) -> None:
     batch.add(found, work, drawn.counts, drawn.edge_ids)
 
 
-def check_sampler(sampler: object) -> ShardedSampler:
-    """Return the sampler; refuse one that needs the whole graph on one host."""
+def check_sampler(sampler: object, types: TypedBounds | None = None) -> ShardedSampler:
+    """Return the sampler; refuse one that needs the whole graph on one host, or that knows none of the types."""
+    if types is not None:
+        return _of_types(sampler, types)
     if isinstance(sampler, NeighborSampler | LadiesSampler | FastGCNSampler):
         return sampler
     raise ValueError(
@@ -120,3 +139,15 @@ def check_sampler(sampler: object) -> ShardedSampler:
         f"{shown(sampler)}: others "
         "ask for edges among nodes of several hosts. Choose one of these, or give every host the whole graph."
     )
+
+
+def _of_types(sampler: object, types: TypedBounds | None = None) -> typed.TypedSampler:
+    """Return the sampler of a typed graph."""
+    if not isinstance(sampler, NeighborSampler | TemporalSampler):
+        raise ValueError(
+            f"A typed graph in shards is sampled by NeighborSampler or TemporalSampler, got {shown(sampler)}: choose "
+            "one of these, or give every host the whole graph."
+        )
+    if types is not None:
+        sampler.of_types(types)  # refuses numbers of other types
+    return sampler

@@ -11,16 +11,18 @@ from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, importance_of
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.sampling import Bulk, begin, check_sampler, finish
+from lightning_gnn_dist.sharded.sampling import AnyBulk, begin, check_sampler, finish
+from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 
 
-class ShardedSource(AheadSource[Bulk]):
+class ShardedSource(AheadSource[AnyBulk]):
     """Makes the batches that a source of the whole graph would make.
 
     Rows of other ranks are asked for once for all nodes of a bulk, in the background where that is wished. Making a
-    source is collective with a ``FastGCNSampler``; making batches is not.
+    source is collective with a ``FastGCNSampler`` or a ``TemporalSampler``; making batches is not.
 
     Args:
         graph: The graph to sample.
@@ -33,18 +35,20 @@ class ShardedSource(AheadSource[Bulk]):
         self, graph: ShardedGraph, sampler: object, loading: Loading, *, stream: DeviceStream | None = None
     ) -> None:
         super().__init__(graph.cache, loading, stream)
-        self._graph, self._sampler = graph, check_sampler(sampler)
+        self._graph, self._sampler = graph, check_sampler(sampler, graph.shard.bounds.types)
         if isinstance(self._sampler, LayerWise):
             importance_of(graph, self._sampler)  # now, as all ranks are here, and not in the background
+        elif isinstance(self._sampler, TemporalSampler) and isinstance(graph, TypedShardedGraph):
+            graph.prepare_times(self._sampler.time)
         self.num_ids = graph.num_nodes
 
     def order(self, seeds: Tensor, seed: int, epoch: int) -> None:
         """Return None, for any order: no sampler of shards groups its seeds."""
 
-    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Bulk:
+    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> AnyBulk:
         return begin(self._graph, self._sampler, seeds, keys)
 
-    def _fill(self, bulk: Bulk, coming: Sequence[Bulk]) -> list[SampledData]:
+    def _fill(self, bulk: AnyBulk, coming: Sequence[AnyBulk]) -> list[SampledData]:
         widen, all_labels = self._loading.widen, self._loading.all_labels
         with self._graph.making:  # what the cache holds stays until the bulk has it
             return finish(self._graph, bulk, coming, self._pool_of, widen=widen, all_labels=all_labels)

@@ -23,6 +23,10 @@ GRAPH = communities(400, 4, num_features=8, train_share=0.1)
 GRAPH.edge_arrays["edge_attr"] = torch.rand(GRAPH.num_edges, 3, generator=torch.Generator().manual_seed(0))
 WITH_EDGES = ("GINEConv", "NNConv", "GMMConv")
 OTHERS: dict[str, Callable[[], Any]] = {
+    "GATConv": lambda: nn.GATConv(8, 5, heads=2),
+    "GATv2Conv": lambda: nn.GATv2Conv(8, 5, heads=2),
+    "TransformerConv": lambda: nn.TransformerConv(8, 5, heads=2),
+    "GeneralConv": lambda: nn.GeneralConv(8, 5, heads=2, attention=True),
     "GCNConv(normalize=False)": lambda: nn.GCNConv(8, 5, normalize=False),
     "GINConv": lambda: nn.GINConv(Linear(8, 5)),
     "GINEConv": lambda: nn.GINEConv(Linear(8, 5), edge_dim=3),

@@ -173,6 +173,20 @@ def test_batches_of_all_loaders_and_parts_keep_the_law(boundary: Boundary) -> No
         assert batch.num_edges > 0
 
 
+def test_an_evaluation_sees_as_many_of_the_latest_events_as_training() -> None:
+    graph = temporal_graph()
+    when = [times.sort().values for times in graph.edge_arrays["edge_time"].split(graph.degrees().tolist())]
+    sampler = TemporalSampler([4, 3], "edge_time", "time", pick="latest")
+    data = PartitionedDataModule(graph, sampler=sampler, batch_size=20)
+    all_seen = Evaluation(sampler=TemporalSampler([-1, -1], "edge_time", "time"))
+    others = PartitionedDataModule(graph, sampler=sampler, batch_size=20, evaluation=all_seen)
+    for most, loader in ((4, data.test_dataloader()), (graph.num_edges, others.test_dataloader())):
+        for batch in loader:
+            for root, (node, now) in enumerate(zip(batch.n_id, batch.seed_time, strict=False)):
+                seen = when[node][when[node] < now][-most:]
+                assert batch.edge_time[batch.edge_index[1] == root].sort().values.equal(seen)
+
+
 @pytest.mark.parametrize("loading", [Loading(bulk_size=1, num_threads=0), Loading(bulk_size=3, num_threads=2)])
 def test_batches_do_not_depend_on_how_they_are_made(loading: Loading) -> None:
     loaders = [

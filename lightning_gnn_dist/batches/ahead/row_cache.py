@@ -44,7 +44,7 @@ class RowCache:
         fetch: Callable[[Tensor], Rows],
         count: Callable[[Tensor], Tensor] = torch.zeros_like,
     ) -> None:
-        self.num_rows, self._fetch, self._count = num_rows, fetch, count
+        self.num_rows, self.fetch, self._count = num_rows, fetch, count
         self.rows = {name: array.new_empty((num_rows, *array.shape[1:])) for name, array in arrays.items()}
         nothing = torch.empty(0, dtype=torch.int64)
         self._ids, self._slots, self._counts = nothing, nothing, nothing
@@ -56,13 +56,15 @@ class RowCache:
     def hit_rate(self) -> float:
         return self.hits / max(1, self.asked)
 
-    def figures(self, fetched_bytes: float) -> dict[str, float]:
-        """Return numbers to log: what was fetched, how many rows were asked for, and how many of these were held."""
-        if not self.asked:
-            return {}
-        counts = {"asked": float(self.asked), "hits": float(self.hits), "hit_rate": self.hit_rate}
-        of_cache = {f"data/cache_{name}": value for name, value in counts.items()}
-        return {"data/fetched_bytes": float(fetched_bytes)} | of_cache
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of the rows that were looked up and not held."""
+        return self.bytes_per_row * (self.asked - self.hits)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows that it may hold."""
+        return self.num_rows * self.bytes_per_row
 
     def look_up(self, ids: Tensor, coming: Sequence[Tensor]) -> tuple[Tensor, Rows]:
         """Return where the rows of some ids are, and those that were fetched for it, which stand below the held ones.
@@ -75,7 +77,7 @@ class RowCache:
         """
         if not self.num_rows:
             self.asked += len(ids)
-            return torch.arange(len(ids)), self._fetch(ids)
+            return torch.arange(len(ids)), self.fetch(ids)
         self._settle([ids, *coming])
         places = torch.full_like(ids, -1)
         find_places(ids.numpy(), self._ids.numpy(), places.numpy(), -1)
@@ -84,7 +86,7 @@ class RowCache:
         rest = ids[~is_held]
         places[~is_held] = torch.arange(len(rest)) + self.num_rows
         self.asked, self.hits = self.asked + len(ids), self.hits + len(ids) - len(rest)
-        self._last = rest, self._count(rest), self._fetch(rest)
+        self._last = rest, self._count(rest), self.fetch(rest)
         return places, self._last[2]
 
     def _settle(self, coming: Sequence[Tensor]) -> None:
@@ -113,3 +115,11 @@ class RowCache:
         haste = counts.clamp(max=_MOST) - uses * (_MOST + 1)  # the sooner the more
         surplus = len(counts) - self.num_rows
         return torch.from_numpy(np.argpartition(haste.numpy(), surplus)[:surplus])
+
+
+def figures_of(asked: int, hits: int, fetched_bytes: int) -> dict[str, float]:
+    """Return numbers to log: what was fetched, how many rows were asked for, and how many of these were held."""
+    if not asked:
+        return {}
+    counts = {"asked": float(asked), "hits": float(hits), "hit_rate": hits / asked}
+    return {"data/fetched_bytes": float(fetched_bytes)} | {f"data/cache_{name}": n for name, n in counts.items()}

@@ -14,9 +14,9 @@ from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.row_cache import RowCache
 from lightning_gnn_dist.batches.batch import SampledData, bytes_of
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
+from lightning_gnn_dist.batches.hetero import SampledHeteroData
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.pool import BufferPool, Pool
 from lightning_gnn_dist.batches.source import Asked, Inputs, Made
@@ -32,6 +32,20 @@ class DrawnBulk(Protocol):
     @property
     def samples(self) -> list[Sample]:
         """What was drawn, for each batch."""
+        ...
+
+
+class Held(Protocol):
+    """A cache of rows, or several."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows it may hold."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Their bytes."""
         ...
 
 
@@ -51,7 +65,7 @@ class AheadSource(ABC, Generic[Bulk]):
 
     is_remote = True
 
-    def __init__(self, cache: RowCache, loading: Loading, stream: DeviceStream | None) -> None:
+    def __init__(self, cache: Held, loading: Loading, stream: DeviceStream | None) -> None:
         self._cache, self._loading, self._stream = cache, loading, stream
         self._pools: dict[str, BufferPool] = {}
         self._num_buffers = self._bulk_bytes = 0
@@ -101,12 +115,13 @@ class AheadSource(ABC, Generic[Bulk]):
     def _have_room(self, drawn: deque[tuple[Bulk, Inputs | None]]) -> bool:
         """Return whether draws take less memory than the cache."""
         held = sum(bytes_of_draw(sample) for bulk, _ in drawn for sample in bulk.samples)
-        return held < self._cache.num_rows * self._cache.bytes_per_row
+        return held < self._cache.num_bytes
 
     def _made(self, bulk: Bulk, inputs: Inputs | None, coming: Sequence[Bulk]) -> list[SampledData]:
         made = self._fill(bulk, coming)
         for batch, given in zip(made, inputs or (), strict=inputs is not None):
-            batch.input_id = given
+            store = batch[batch.seed_type] if isinstance(batch, SampledHeteroData) else batch
+            store.input_id = given
         self._bulk_bytes = max(self._bulk_bytes, sum(map(bytes_of, made)))
         return made
 

@@ -50,7 +50,7 @@ def read_typed(
     arrays = {"n_id": nodes, "train_mask": is_own & Lookup(train).contains(nodes)}
     part = typed_graph(indptr, indices, types, node_arrays=arrays)
     if coverage is not None:
-        part.node_arrays["coverage"] = _weights(coverage, part, degrees_of(graph.indptr, nodes), is_own)
+        part.node_arrays["coverage"] = weights_of_part(coverage, part, degrees_of(graph.indptr, nodes), is_own)
     return part
 
 
@@ -59,7 +59,7 @@ def _edges_into(graph: Graph, nodes: Tensor) -> tuple[Tensor, Tensor]:
     return rows, graph.indices[edge_positions(graph.indptr, nodes)].to(torch.int64)
 
 
-def _weights(coverage: Coverage, part: Graph, degrees: Tensor, is_own: Tensor) -> Tensor:
+def weights_of_part(coverage: Coverage, part: Graph, degrees: Tensor, is_own: Tensor) -> Tensor:
     """Return the coverage of every node. The prior is the mean of the rank's own, which do not come first."""
     if coverage.prior is None and coverage.shrinkage:
         plain = Coverage(shrinkage=0.0, prior=0.0).of(part, degrees, 0)[is_own]

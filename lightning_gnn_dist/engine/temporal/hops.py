@@ -47,7 +47,7 @@ def sample_by_time(
 ) -> Sample:
     """Draw so many neighbours of each edge type at each hop, ``fanouts[hop, type]``, for each seed apart."""
     bits = max(1, (graph.num_nodes - 1).bit_length())
-    trees = Trees(seeds.numpy(), *_seen(times, view), bits)
+    trees = Trees(seeds.numpy(), *seen_by(times, view), bits)
     keys = typed_keys(*batch_key, *fanouts.shape)
     edge_type = np.empty(0, np.uint8) if graph.types is None else edge_types_of(graph.types)
     order, rule = time_order(graph, view.time), Rule(EVEN, view.replace)
@@ -62,7 +62,7 @@ def sample_by_time(
     return sample._replace(nodes=sample.nodes & ((1 << bits) - 1), extra=extra)
 
 
-def _seen(times: Tensor, view: View) -> tuple[Array, Array]:
+def seen_by(times: Tensor, view: View) -> tuple[Array, Array]:
     """After which time, and up to which, each seed sees events, as integers."""
     upto = as_integers(times) - (0 if view.equal else 1)
     after = torch.full_like(upto, BEFORE_ALL) if view.last is None else earlier_by(times, view.last) - 1
@@ -71,15 +71,21 @@ def _seen(times: Tensor, view: View) -> tuple[Array, Array]:
 
 def checked_times(graph: Graph, seeds: Tensor, view: View) -> Tensor:
     """The time of each seed; times that do not compare exactly with those of events, and such a span, are refused."""
-    of_events = next(source.times.dtype for source in sources_of(graph, view.time) if source is not None)
+    sources_of(graph, view.time)  # refuses what is no time, first
     times = times_of_seeds(graph, view.seed_time, seeds)
+    check_comparable(graph, times, view)
+    return times
+
+
+def check_comparable(graph: Graph, times: Tensor, view: View) -> None:
+    """Refuse times of seeds that do not compare exactly with those of events, and such a span."""
+    of_events = next(source.times.dtype for source in sources_of(graph, view.time) if source is not None)
     if of_events.is_floating_point != times.dtype.is_floating_point:
         raise ValueError(
             f"Events have times of {of_events} ({view.time!r}) and seeds of {times.dtype} ({view.seed_time!r}), which "
             "do not compare exactly: store both as integers, or both as floating point numbers."
         )
     check_span(times, view)
-    return times
 
 
 def check_span(times: Tensor, view: View) -> None:

@@ -37,7 +37,7 @@ from lightning_gnn_dist.engine.typed.kernels import end_of_piece, open_rows
 from lightning_gnn_dist.engine.weighted.draws import aside_for
 
 _U = np.uint64
-_BEFORE_ALL: Any = np.int64(-(2**63))
+BEFORE_ALL: Any = np.int64(-(2**63))
 
 
 class Trees(NamedTuple):
@@ -189,9 +189,9 @@ def _draw_rows(
                 return np.int64(DAMAGED)
             start, end = first, stop
             if draws.order.has_time[_U(kind)]:
-                if trees.after[tree] != _BEFORE_ALL:
-                    start = _first_later(draws.order.times, first, stop, trees.after[tree])
-                end = _first_later(draws.order.times, start, stop, trees.upto[tree])
+                if trees.after[tree] != BEFORE_ALL:
+                    start = first_later(draws.order.times, first, stop, trees.after[tree])
+                end = first_later(draws.order.times, start, stop, trees.upto[tree])
             fanout, degree = draws.fanouts[_U(hop), _U(kind)], end - start
             takes_all = is_whole(degree, fanout, draws.rule.replace)
             out, total = total, total + (degree if takes_all else fanout)
@@ -207,7 +207,7 @@ def _draw_rows(
 
 
 @inlined
-def _first_later(times: Array, low: int, high: int, time: int) -> Any:
+def first_later(times: Array, low: int, high: int, time: int) -> Any:
     """The first of the places ``low`` to ``high`` with a time later than ``time``; ``high`` if there is none."""
     while low < high:
         middle = (low + high) // 2

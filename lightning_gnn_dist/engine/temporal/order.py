@@ -39,8 +39,12 @@ def time_order(graph: Graph, name: str) -> TimeOrder:
 
 def _ordered(graph: Graph, name: str) -> TimeOrder:
     graph.check_edges()  # these loops follow them
-    sources = sources_of(graph, name)
-    times, has_time = _times_of_edges(graph, name), np.array([source is not None for source in sources])
+    return ordered(graph, name, _times_of_edges(graph, name))
+
+
+def ordered(graph: Graph, name: str, times: Tensor) -> TimeOrder:
+    """The order of a graph's edges, whose times called ``name`` are these integers, which it writes into."""
+    has_time = np.array([source is not None for source in sources_of(graph, name)])
     kinds = None if graph.types is None or len(has_time) == 1 else graph.types.edge_type
     if all(bool(_follows(graph.indptr, kinds, times, rows)[1].all()) for rows in row_slices(graph.indptr)):
         return TimeOrder(times.numpy(), np.empty(0, np.int32), has_time)

@@ -19,7 +19,7 @@ from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.engine.typed.hops import edge_types_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
-from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.typed.types import TypeNames
 
 _U = np.uint64
 _LEAST_EDGES = 64  # between two marks of an edge's place
@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     Attributes:
         indptr: Where the row of each receiver starts; its type's nodes of all hops but the last have one.
         indices: The senders, as numbers among the batch's nodes of their type.
-        edge_ids: Each edge's position in the graph's ``indices``; nothing that can be used where the sample has none.
+        edge_ids: The sample's ids of these edges; nothing that can be used where it has none.
         num_sampled: The edges per hop.
     """
 
@@ -80,10 +80,21 @@ def take_apart(graph: Graph, sample: Sample) -> Apart:
     """Return the batch of a sample of a typed graph by types."""
     types = graph.types
     assert types is not None
+    if sample.edge_kinds is None:
+        sample = sample._replace(edge_kinds=types.edge_type[sample.edge_ids])
+    apart = by_types(types, sample)
+    if apart is None:
+        raise graph_is_damaged(graph)
+    return apart
+
+
+def by_types(types: TypeNames, sample: Sample) -> Apart | None:
+    """Return the batch of a sample that has ``edge_kinds`` by types; None if an edge has ends of other types."""
+    assert sample.edge_kinds is not None
     layout, hops = _layout(types), np.array([0, *sample.num_sampled_nodes], np.int64).cumsum()
     edges = torch.zeros(sample.indices.numel(), dtype=torch.int64) if sample.edge_ids is None else sample.edge_ids
     ids, indptr, indices, positions = (t.numpy() for t in (sample.nodes, sample.indptr, sample.indices, edges))
-    kinds = types.edge_type[edges].numpy() if sample.edge_kinds is None else sample.edge_kinds.numpy()
+    kinds = sample.edge_kinds.numpy()
     num_nodes = np.zeros((len(types.node_types), len(hops) - 1), np.int64)
     num_edges = np.zeros((len(types.edge_types), len(hops) - 2), np.int64)
     of_type, at = np.empty(len(ids), np.int32), np.empty(len(ids), np.int64)
@@ -96,7 +107,7 @@ def take_apart(graph: Graph, sample: Sample) -> Apart:
     starts = first, edge_first, row_first
     flat = ids, indptr, indices, positions, kinds
     if not is_right or not _fill(*flat, layout, of_type, at, *starts, local, rows, columns, edge_ids):
-        raise graph_is_damaged(graph)
+        return None
     pieces = [
         torch.from_numpy(array).split(np.diff(start).tolist())
         for array, start in ((rows, row_first), (columns, edge_first), (edge_ids, edge_first))
@@ -125,7 +136,7 @@ def places_of(graph: Graph, number: int, positions: Tensor) -> Tensor:
     return torch.from_numpy(places)
 
 
-def _layout(types: GraphTypes) -> Layout:
+def _layout(types: TypeNames) -> Layout:
     ends = np.array([[types.node_types.index(end) for end in kind[::2]] for kind in types.edge_types], np.int64)
     into = np.argsort(ends[:, 1], kind="stable")
     counts = np.bincount(ends[:, 1], minlength=len(types.node_types))

@@ -172,7 +172,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     if meta["version"] > UNTYPED:
         check_entries(meta, {"types": dict[str, object]}, file, _WAY_OUT)
         kinds = {"nodes": list[list[str | int]], "edges": list[list[str | int]], "time": str | None}
-        check_entries(meta["types"], kinds, file, _WAY_OUT)
+        check_entries({"senders": []} | meta["types"], kinds | {"senders": list[int]}, file, _WAY_OUT)
     check_names(meta["arrays"])
     for entry in meta["arrays"].values():
         check_entries(entry, {"dtype": str, "shape": list[int]}, file, _WAY_OUT)

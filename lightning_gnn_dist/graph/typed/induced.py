@@ -22,7 +22,7 @@ def induced(
         nodes: Ids, those of the first node type first, and so on.
         receives: Which of them keep their rows. Default: all.
     """
-    number, local = types.to_local(nodes)
+    number, _ = types.to_local(nodes)
     if bool((number[1:] < number[:-1]).any()):
         raise ValueError("nodes must be in the order of their types, where ids increase: give nodes.sort().values.")
     lookup, per_row, senders, kept = Lookup(nodes), [nodes[:0]], [indices[:0]], [nodes[:0]]
@@ -32,6 +32,25 @@ def induced(
         kept.append(at[found])
         per_row.append(count_per_row(indptr, rows, found))
     edges = torch.cat(kept)
+    degrees = torch.cat(per_row)
+    if receives is not None:
+        degrees = torch.zeros_like(nodes).masked_scatter_(receives, degrees)
+    start = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
+    return start, torch.cat(senders), types_of(types, nodes, edges)
+
+
+def types_of(
+    types: GraphTypes, nodes: Tensor, edges: Tensor, sender_offsets: tuple[int, ...] | None = None
+) -> GraphTypes:
+    """The types of some nodes and edges of a typed graph, with their arrays. Each type's ``n_id`` holds the nodes' ids.
+
+    Args:
+        types: The types of the graph.
+        nodes: Ids, those of the first node type first, and so on.
+        edges: The edges into them, row after row, by their positions in the graph.
+        sender_offsets: That of the new types.
+    """
+    number, local = types.to_local(nodes)
     kinds, place = types.edge_type[edges], places(types.edge_type, edges, len(types.edge_types))
     counts = torch.bincount(number, minlength=len(types.node_types)).tolist()
     node_arrays = {}
@@ -42,13 +61,9 @@ def induced(
     for index, edge_type in enumerate(types.edge_types):
         of_type = place[kinds == index] if types.edge_arrays[edge_type] else place[:0]
         edge_arrays[edge_type] = {name: take_rows(a, of_type) for name, a in types.edge_arrays[edge_type].items()}
-    degrees = torch.cat(per_row)
-    if receives is not None:
-        degrees = torch.zeros_like(nodes).masked_scatter_(receives, degrees)
-    start = torch.cat([torch.zeros(1, dtype=torch.int64), degrees.cumsum(0)])
     num_edges = tuple(torch.bincount(kinds, minlength=len(types.edge_types)).tolist())
     made = (types.node_types, offsets_of(counts), types.edge_types, num_edges, kinds, node_arrays, edge_arrays)
-    return start, torch.cat(senders), GraphTypes(*made, types.time)
+    return GraphTypes(*made, types.time, sender_offsets=sender_offsets)
 
 
 def places(edge_type: Tensor, positions: Tensor, num_types: int) -> Tensor:
@@ -58,7 +73,8 @@ def places(edge_type: Tensor, positions: Tensor, num_types: int) -> Tensor:
     """
     order = positions.argsort()
     out, before = torch.empty_like(positions), torch.zeros(num_types, dtype=torch.int64)
-    ends = torch.searchsorted(positions[order], torch.arange(0, edge_type.numel() + EDGES_PER_PIECE, EDGES_PER_PIECE))
+    reach = max(edge_type.numel(), 1) + EDGES_PER_PIECE  # no edges are one piece, too
+    ends = torch.searchsorted(positions[order], torch.arange(0, reach, EDGES_PER_PIECE))
     for number, piece in enumerate(edge_type.split(EDGES_PER_PIECE)):
         kinds = piece.to(torch.int64)
         counts = torch.bincount(kinds, minlength=num_types)

@@ -109,8 +109,8 @@ class TypesReport:
         return "\n".join(
             [
                 f"{sizes}, {self.num_bytes / 1e6:,.1f} MB",
-                *_table([("nodes", "number", "MB", "split", "labels", "arrays"), *of_nodes]),
-                *_table([("edges", "number", "MB", "received by", "at most", "arrays"), *of_edges]),
+                *aligned([("nodes", "number", "MB", "split", "labels", "arrays"), *of_nodes]),
+                *aligned([("edges", "number", "MB", "received by", "at most", "arrays"), *of_edges]),
                 f"edges of one type into a node are in order of {order}",
             ]
         )
@@ -166,7 +166,7 @@ def _labels(row: NodesOfType) -> str:
     return "-" if row.num_classes is None else f"{row.num_classes:,} classes"
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """The lines of a table; its columns begin at one place each."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,21 @@ UNTYPED_ONLY = (
     "Graph.from_pyg(data.to_homogeneous()) has none, but node_type and edge_type as arrays like any other."
 )
 _NAME = re.compile(r"\w[^/\\\0\n]*")
+
+
+class TypeNames(Protocol):
+    """The types of a graph, without its edges and arrays, which nobody may have."""
+
+    @property
+    def node_types(self) -> tuple[str, ...]: ...
+
+    @property
+    def offsets(self) -> tuple[int, ...]: ...
+
+    @property
+    def edge_types(self) -> tuple[EdgeType, ...]: ...
+
+    def seed_type(self) -> str: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +59,8 @@ class GraphTypes:
         time: The name of the array in whose order the edges of one type into a node are: that of the edges, or where
             they have none of that name, that of the nodes that send. None where the senders decide.
         seeds: The node type that is learned from and evaluated, if :meth:`Graph.with_seeds` has chosen one.
+        sender_offsets: Of a shard ``offsets`` of the whole graph, by whose ids senders are called. None where they are
+            called as the nodes are.
     """
 
     node_types: tuple[str, ...]
@@ -55,11 +72,14 @@ class GraphTypes:
     edge_arrays: Mapping[EdgeType, Mapping[str, Tensor]]
     time: str | None = None
     seeds: str | None = None
+    sender_offsets: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_names(self.node_types, self.edge_types)
         if min(*self.num_nodes.values(), *self.num_edges) < 0:
             raise ValueError(f"No type has fewer than 0 nodes or edges: {self.num_nodes}, {self.num_edges}.")
+        if self.sender_offsets is not None:
+            _check_senders(self.sender_offsets, len(self.node_types))
         self.check_lengths()
 
     @property
@@ -100,6 +120,17 @@ class GraphTypes:
     def type_of(self, nodes: Tensor) -> Tensor:
         """The place in ``node_types`` of the type of each node, by ids that were checked."""
         return torch.bucketize(nodes.to(torch.int64), self._starts[1:], right=True)
+
+    @property
+    def num_senders(self) -> int:
+        """Senders lie below this number."""
+        return (self.sender_offsets or self.offsets)[-1]
+
+    def type_of_senders(self, senders: Tensor) -> Tensor:
+        """Do as :meth:`type_of` for entries of ``indices``."""
+        if self.sender_offsets is None:
+            return self.type_of(senders)
+        return torch.bucketize(senders.to(torch.int64), torch.tensor(self.sender_offsets[1:-1]), right=True)
 
     def edges_of(self, edge_type: EdgeType) -> Tensor:
         """Where in ``indices`` the edges of a type are, in increasing order: that of the rows of its arrays."""
@@ -166,7 +197,8 @@ class GraphTypes:
         """All but the arrays, as ``meta.json`` has it."""
         sizes = [[name, count] for name, count in self.num_nodes.items()]
         edges = [[*edge_type, count] for edge_type, count in zip(self.edge_types, self.num_edges, strict=True)]
-        return {"nodes": sizes, "edges": edges, "time": self.time}
+        of_shard = {} if self.sender_offsets is None else {"senders": list(self.sender_offsets)}
+        return {"nodes": sizes, "edges": edges, "time": self.time} | of_shard
 
     @classmethod
     def saved(cls, about: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> GraphTypes:
@@ -183,6 +215,7 @@ class GraphTypes:
             {name: _below(f"nodes/{name}/", arrays) for name, _ in sizes},
             {edge_type: _below(f"edges/{folder_of(edge_type)}/", arrays) for edge_type in edges},
             about["time"],
+            sender_offsets=tuple(about["senders"]) if "senders" in about else None,
         )
         known = {"indptr", "indices", *types.arrays}
         if stray := [name for name in arrays if name not in known and not name.startswith("links/")]:
@@ -230,7 +263,7 @@ class GraphTypes:
             kinds, senders = self.edge_type[at].to(torch.int64), indices[at]
             self._check_kinds(kinds)
             row = torch.arange(rows.start, rows.stop).repeat_interleave(indptr[rows.start : rows.stop + 1].diff())
-            is_wrong = (self.type_of(senders) != ends[0][kinds]) | (self.type_of(row) != ends[1][kinds])
+            is_wrong = (self.type_of_senders(senders) != ends[0][kinds]) | (self.type_of(row) != ends[1][kinds])
             is_wrong[1:] |= (kinds[1:] < kinds[:-1]) & (row[1:] == row[:-1])
             if bool(is_wrong.any()):
                 first = int(is_wrong.nonzero()[0])
@@ -276,6 +309,11 @@ def check_names(node_types: tuple[str, ...], edge_types: tuple[EdgeType, ...]) -
         raise ValueError(f"There may be up to {MAX_EDGE_TYPES} edge types, got {len(edge_types)}.")
     _check_folders(node_types)
     _check_folders(edge_types)
+
+
+def _check_senders(offsets: tuple[int, ...], num_types: int) -> None:
+    if len(offsets) != num_types + 1 or offsets[0] != 0 or list(offsets) != sorted(offsets):
+        raise ValueError(f"senders must begin at 0 and not fall, with one more than node types, got {shown(offsets)}.")
 
 
 def _check_folders(kinds: Sequence[str | EdgeType]) -> None:

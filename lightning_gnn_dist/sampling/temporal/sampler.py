@@ -31,6 +31,7 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.temporal.hops import View, check_span, checked_times, sample_by_time
 from lightning_gnn_dist.engine.temporal.times import sources_of
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.types import TypeNames
 from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
@@ -56,7 +57,7 @@ class TemporalSampler:
         equal: See events of the seed's own time, too. That shows a seed what happened with it or because of it, perhaps
             the answer; without it a seed does not see edges that came with it.
         pick: ``"uniform"`` draws any of the events that are seen, ``"latest"`` the latest; of those at one time, the
-            last in their row.
+            last in their row. Nothing is left to chance in the latest, so evaluation sees as many of them as training.
         last: See events that are at most so long before the seed's time. Default: however long.
         replace: Draw with replacement: exactly so many edges for every node that sees any.
     """
@@ -103,7 +104,7 @@ class TemporalSampler:
         bulk = check_bulk(graph, seeds, keys)
         if not bulk:
             return []
-        fanouts, view = self._fanouts(graph), self._view()
+        fanouts, view = self._fanouts(graph), self.view
         for ids, _ in bulk:
             refuse_repeated(ids, "To ask for a node at several times, give it a copy for each")
         timed = [(ids, checked_times(graph, ids, view), batch_key) for ids, batch_key in bulk]
@@ -112,7 +113,11 @@ class TemporalSampler:
     def check_graph(self, graph: Graph) -> None:
         """Refuse a graph without such times, or with types that ``num_neighbors`` does not know."""
         self._fanouts(graph)
-        checked_times(graph, torch.empty(0, dtype=torch.int64), self._view())
+        checked_times(graph, torch.empty(0, dtype=torch.int64), self.view)
+
+    def of_types(self, types: TypeNames) -> Array:
+        """The numbers of each hop and edge type, as :meth:`NeighborSampler.of_types` gives them."""
+        return self._numbers.of_types(types)
 
     def of_all(self) -> TemporalSampler:
         """The sampler that takes all neighbours that are seen, of types that are not left out."""
@@ -126,13 +131,15 @@ class TemporalSampler:
             return self._numbers.of_types(graph.types)
         return np.array(self._numbers.per_hop, np.int64)[:, None]
 
-    def _view(self) -> View:
+    @property
+    def view(self) -> View:
+        """What a seed sees of the past."""
         return View(*self.sight, self.pick == "latest", self.replace)
 
 
 def sample_at(sampler: TemporalSampler, graph: Graph, seeds: Tensor, times: Tensor, batch_key: BatchKey) -> Sample:
     """A batch around nodes at times of their own; a node may be a seed at several."""
-    return sample_by_time(graph, seeds, times, sampler._fanouts(graph), batch_key, sampler._view())
+    return sample_by_time(graph, seeds, times, sampler._fanouts(graph), batch_key, sampler.view)
 
 
 def check_event_graph(sampler: TemporalSampler, graph: Graph) -> None:
@@ -140,4 +147,4 @@ def check_event_graph(sampler: TemporalSampler, graph: Graph) -> None:
     sampler._fanouts(graph)
     for source in sources_of(graph, sampler.time):
         if source is not None:
-            check_span(source.times, sampler._view())
+            check_span(source.times, sampler.view)

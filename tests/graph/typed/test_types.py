@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +13,6 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed import induced as induced_module
 from lightning_gnn_dist.graph.typed import types as types_module
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.shard import save_shards
 from tests.graph.typed.graphs import check_same, small
 
 
@@ -141,14 +138,15 @@ def test_ids_of_few_bits_do_not_overflow(dtype: torch.dtype) -> None:
     assert graph.indices.tolist() == [389, 300] and graph.degrees().nonzero().view(-1).tolist() == [388, 389]
 
 
-def test_what_needs_one_array_for_all_nodes_refuses(tmp_path: Path) -> None:
+def test_what_needs_one_array_for_all_nodes_refuses() -> None:
     graph = Graph.from_pyg(small())
-    graph.save(tmp_path / "graph")
-    halves = Partition((torch.arange(22) % 2).int(), 2)
-    for use in (
-        lambda: graph.node_arrays,
-        lambda: graph.edge_arrays,
-        lambda: save_shards(graph, halves, tmp_path / "shards"),
-    ):
+    for use in (lambda: graph.node_arrays, lambda: graph.edge_arrays):
         with pytest.raises(ValueError, match=r"This needs a graph without types.*data\.to_homogeneous\(\)"):
             use()
+
+
+def test_a_graph_without_edges_has_parts() -> None:
+    data = HeteroData()
+    data["a"].num_nodes, data["b"].num_nodes = 3, 2
+    data["a", "to", "b"].edge_index = torch.empty(2, 0, dtype=torch.int64)
+    assert Graph.from_pyg(data).induced(torch.tensor([0, 2, 3])).degrees().tolist() == [0, 0, 0]

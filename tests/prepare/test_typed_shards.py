@@ -1,0 +1,179 @@
+"""Shards of a typed graph: what they hold, and what is refused of files that do not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+
+from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.prepare.shard import Bounds, Shard, save_shards
+from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
+from tests.sharded.typed.graphs import in_order_of_shards, some_graph, some_partition
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_shards(some_graph(), some_partition(some_graph(), 3), tmp_path / "shards")
+    return tmp_path / "shards"
+
+
+def bounds_of(folder: Path) -> TypedBounds:
+    types = Bounds.read(folder).types
+    assert types is not None
+    return types
+
+
+def test_shards_together_are_the_graph(folder: Path) -> None:
+    whole, bounds = in_order_of_shards(some_graph(), some_partition(some_graph(), 3)), bounds_of(folder)
+    assert whole.types is not None and bounds.offsets == whole.types.offsets
+    seen = []
+    for index in range(3):
+        shard = Shard.open(folder, index)
+        ids = bounds.to_whole(index, torch.arange(shard.rows.num_nodes))
+        owners, rows = bounds.owners(ids)
+        assert owners.eq(index).all() and rows.equal(torch.arange(shard.rows.num_nodes))
+        for row, node in enumerate(ids.tolist()):
+            ours, theirs = (slice(*g.indptr[i : i + 2].tolist()) for g, i in ((shard.rows, row), (whole, node)))
+            assert shard.rows.indices[ours].equal(whole.indices[theirs])
+            assert shard.rows.types is not None
+            assert shard.rows.types.edge_type[ours].equal(whole.types.edge_type[theirs])
+        seen.append(ids)
+    assert torch.cat(seen).sort().values.equal(torch.arange(whole.num_nodes))
+    for kind in whole.types.node_types:
+        for name, array in whole.types.node_arrays[kind].items():
+            pieces = [Shard.open(folder, index).rows.types.node_arrays[kind][name] for index in range(3)]  # type: ignore[union-attr]
+            assert torch.cat(pieces).equal(array) and pieces[0].dtype == array.dtype
+    for edge_kind in whole.types.edge_types:
+        for name, array in whole.types.edge_arrays[edge_kind].items():
+            pieces = [Shard.open(folder, index).rows.types.edge_arrays[edge_kind][name] for index in range(3)]  # type: ignore[union-attr]
+            assert torch.cat(pieces).equal(array)
+
+
+def test_an_order_of_time_stays(tmp_path: Path) -> None:
+    graph = Graph.from_pyg(some_graph().to_pyg(), time="time")
+    save_shards(graph, some_partition(graph, 2), tmp_path / "shards")
+    types = Shard.open(tmp_path / "shards", 0).rows.types
+    assert types is not None and types.time == "time" and types.seeds == "paper"
+
+
+def change(folder: Path, **entries: Any) -> None:
+    index = folder / "shares.json"
+    about = json.loads(index.read_text())
+    about["types"] |= entries
+    index.unlink()
+    index.write_text(json.dumps(about))
+
+
+STARTS = [["paper", [0, 1, 11, 12]], ["author", [0, 3, 7, 7]], ["venue", [0, 0, 2, 3]]]
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"nodes": 3}, "the entry 'nodes' is 3"),
+        ({"nodes": STARTS[:2]}, "which is not there"),
+        ({"nodes": [[name, starts[:-1]] for name, starts in STARTS]}, "where it begins in each shard"),
+        ({"nodes": [["paper", [0, 12, 11, 12]], *STARTS[1:]]}, "where it begins in each shard"),
+        ({"nodes": [["paper", "author", [0, 1, 11, 12]], *STARTS[1:]]}, "where it begins in each shard"),
+        ({"nodes": [["paper", [0, 0, 0, 1]], *STARTS[1:]]}, "types do not add up to all nodes"),
+        ({"nodes": [["pa/per", [0, 1, 11, 12]], *STARTS[1:]]}, "cannot be the name of a type"),
+        ({"seeds": "papers"}, "seed_type must be one of"),
+        ({"seeds": 3}, "the entry 'seeds' is 3"),
+    ],
+)
+def test_a_damaged_index_is_refused(folder: Path, entries: dict[str, Any], message: str) -> None:
+    change(folder, **entries)
+    with pytest.raises(ValueError, match=message):
+        Bounds.read(folder)
+
+
+def test_shards_of_two_divisions_are_not_mixed(folder: Path, tmp_path: Path) -> None:
+    other = some_graph().to_pyg()
+    other = other.rename("venue", "place")
+    graph = Graph.from_pyg(other)
+    save_shards(graph, some_partition(graph, 3), tmp_path / "other")
+    shutil.rmtree(folder / "share-00001")
+    shutil.copytree(tmp_path / "other" / "share-00001", folder / "share-00001")
+    with pytest.raises(ValueError, match="they come from two divisions"):
+        Shard.open(folder, 1)
+
+
+def test_types_and_none_are_not_mixed(folder: Path) -> None:
+    about = json.loads((folder / "shares.json").read_text())
+    del about["types"]
+    (folder / "shares.json").unlink()
+    (folder / "shares.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match=r"has types, and shares\.json knows of none"):
+        Shard.open(folder, 0)
+
+
+def test_an_edge_between_other_types_is_refused(folder: Path) -> None:
+    rows = Shard.open(folder, 1).rows
+    file = folder / "share-00001" / "meta.json"
+    meta = json.loads(file.read_text())
+    meta["types"]["senders"] = [0, 1, 2, 22]
+    file.unlink()
+    file.write_text(json.dumps(meta))
+    assert rows.num_edges
+    with pytest.raises(ValueError, match="its ends are of other types"):
+        Shard.open(folder, 1)
+
+
+@pytest.mark.parametrize("senders", [[0, 12, 19], [1, 12, 19, 22], [0, 19, 12, 22], "no"])
+def test_senders_that_cannot_be_are_refused(folder: Path, senders: Any) -> None:
+    file = folder / "share-00001" / "meta.json"
+    meta = json.loads(file.read_text())
+    meta["types"]["senders"] = senders
+    file.unlink()
+    file.write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match=r"senders"):
+        Shard.open(folder, 1)
+
+
+def test_nothing_is_left_of_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, saved = some_graph(), Graph.save
+
+    def fails(self: Graph, path: Any, **more: Any) -> None:
+        if str(path).endswith("share-00001"):
+            raise OSError("no space left")
+        saved(self, path, **more)
+
+    monkeypatch.setattr(Graph, "save", fails)
+    with pytest.raises(OSError, match="no space left"):
+        save_shards(graph, some_partition(graph, 3), tmp_path / "shards")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shard_is_no_whole_graph(folder: Path, tmp_path: Path) -> None:
+    rows = Shard.open(folder, 0).rows
+    for use in (
+        rows.to_pyg,
+        lambda: save_shards(rows, Partition(torch.zeros(rows.num_nodes).int(), 1), tmp_path / "b"),
+    ):
+        with pytest.raises(ValueError, match="it is a shard, and the whole graph is needed"):
+            use()
+
+
+def test_the_commands_divide_and_tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data: HeteroData = some_graph().to_pyg()  # type: ignore[assignment]
+    Graph.from_pyg(data).save(tmp_path / "graph")
+    main(["divide", str(tmp_path / "graph"), str(tmp_path / "shards"), "--parts", "2", "--partitioner", "random"])
+    said = capsys.readouterr().out
+    assert "2 shards of 11 to 11 nodes" in said and "ShardedDataModule(path)" in said
+    main(["inspect", str(tmp_path / "shards")])
+    told = capsys.readouterr().out
+    assert told.splitlines()[1:] == said.splitlines()[1:-1]
+    assert told.splitlines()[1].split() == ["nodes", "all", "smallest", "shard", "largest"]
+    assert told.splitlines()[4].split()[:2] == ["venue", "3"] and told.splitlines()[-1] == "learned from: paper"
+    main(["inspect", "--check", str(tmp_path / "shards")])
+    assert capsys.readouterr().out.count("all arrays are what was saved") == 2
+    with pytest.raises(SystemExit, match="holds shards: --check reads them"):
+        main(["inspect", str(tmp_path / "shards"), "--parts", "2"])

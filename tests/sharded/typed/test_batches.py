@@ -1,0 +1,156 @@
+"""Batches of a typed graph in shards are those of the whole graph, to the bit."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch_geometric.data import HeteroData
+
+from lightning_gnn_dist.batches.hetero import assemble_typed
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.synthetic import citations
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.prepare.shard import Shard, save_shards
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sharded.sampling import begin, finish
+from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
+from lightning_gnn_dist.wire.channel import open_channel
+from tests.conftest import module_of
+from tests.graph.typed.graphs import EDGES
+from tests.ranks import run_ranks
+from tests.sharded.typed.graphs import check_equal, contents, in_order_of_shards, some_graph, some_partition
+
+PER_TYPE = {kind: [number, 2 - number % 2] for number, kind in enumerate(EDGES)}  # 0 for the first one
+
+
+def seeds_of(rank: int, world_size: int, nodes: range) -> list[Tensor]:
+    """One batch more than ranks before it; the last rank of several asks for nothing."""
+    generator = torch.Generator().manual_seed(10 + rank)
+    size = 0 if rank and rank == world_size - 1 else min(len(nodes) // 3, 200)
+    return [torch.randperm(len(nodes), generator=generator)[: size and size + i] + nodes.start for i in range(rank + 1)]
+
+
+def keys_of(rank: int, bulk: int, count: int) -> list[BatchKey]:
+    return [BatchKey(7 + rank, bulk, i) for i in range(count)]
+
+
+def drawn(rank: int, world_size: int, folders: list[str], sampler: NeighborSampler, cache: int) -> list[Any]:
+    """Of each graph the contents of the batches of two bulks, and how many rows were held."""
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    found = []
+    for folder in folders:
+        shard = Shard.open(folder, rank)
+        graph = TypedShardedGraph(shard, open_channel(world_size), cache_bytes=cache)
+        seeds = seeds_of(rank, world_size, graph.types.nodes_of(graph.types.seed_type()))
+        bulks = [begin(graph, sampler, seeds, keys_of(rank, bulk, len(seeds))) for bulk in range(2)]
+        made = finish(graph, bulks[0], bulks[1:], all_labels=rank == 0)
+        made += finish(graph, bulks[1], all_labels=rank == 0)
+        graph.close()
+        found.append(([contents(batch) for batch in made], graph.cache.hits))
+    dist.destroy_process_group()
+    return found
+
+
+def compare(pairs: list[tuple[Graph, Graph, Partition]], sampler: NeighborSampler, cache: int, folder: Path) -> None:
+    """Compare batches of graphs in shards with those of the same graphs whole, numbered as the shards number them."""
+    world_size = pairs[0][2].num_parts
+    for number, (graph, _, partition) in enumerate(pairs):
+        save_shards(graph, partition, folder / str(number))
+    names = [str(folder / str(number)) for number in range(len(pairs))]
+    results = run_ranks(drawn, world_size, names, sampler, cache)
+    for number, (_, whole, _) in enumerate(pairs):
+        types = whole.types
+        assert types is not None
+        for rank, of_rank in enumerate(results):
+            found, hits = of_rank[number]
+            assert (hits > 0) == (cache > 0 and rank < world_size - 1)
+            seeds, expected = seeds_of(rank, world_size, types.nodes_of(types.seed_type())), []
+            for bulk in range(2):
+                samples = sampler.sample_bulk(whole, seeds, keys_of(rank, bulk, len(seeds)))
+                expected += [assemble_typed(whole, sample, all_labels=rank == 0) for sample in samples]
+            assert len(found) == len(expected)
+            for ours, theirs in zip(found, map(contents, expected), strict=True):
+                check_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "sampler", "cache"),
+    [
+        (4, NeighborSampler([3, 2]), 0),
+        pytest.param(2, NeighborSampler([-1, 2, 1]), 100_000, marks=pytest.mark.slow),
+        (3, NeighborSampler(PER_TYPE), 100_000),
+        (1, NeighborSampler([-1, 1]), 0),
+        pytest.param(3, NeighborSampler([2, 3], replace=True), 0, marks=pytest.mark.slow),
+    ],
+    ids=["four", "all neighbours", "per type", "alone", "replace"],
+)
+def test_batches_are_those_of_the_whole_graph(
+    tmp_path: Path, world_size: int, sampler: NeighborSampler, cache: int
+) -> None:
+    pairs = []
+    for graph in (some_graph(), some_graph(2)):
+        partition = some_partition(graph, world_size)
+        pairs.append((graph, in_order_of_shards(graph, partition).with_seeds("paper"), partition))
+    compare(pairs, sampler, cache, tmp_path)
+
+
+def pair_of(graph: Graph, num_parts: int) -> tuple[Graph, Graph, Partition]:
+    """The graph, the same with its nodes in the order of their types and parts, and the parts."""
+    assert graph.types is not None
+    kind = max(graph.types.num_nodes.items(), key=lambda item: item[1])[0]
+    partition = some_partition(graph, num_parts)
+    kinds = graph.types.type_of(torch.arange(graph.num_nodes))
+    order = (kinds * num_parts + partition.assignment).argsort(stable=True)
+    return graph.with_seeds(kind), graph.induced(order).with_seeds(kind), partition
+
+
+def test_time_is_an_array_like_any_other(tmp_path: Path) -> None:
+    compare([pair_of(citations(600), 3)], NeighborSampler([2, 2]), 0, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_real_graphs(tmp_path: Path, shared_data: Path, world_size: int) -> None:
+    if not (shared_data / "typed").is_dir():
+        pytest.skip("the folder of typed graphs (../shared/data/typed) is not there")
+    reader: Any = module_of(shared_data / "typed" / "read_typed.py")
+    pairs = []
+    for name in reader.names():
+        data = reader.to_hetero(name, reverse=True)
+        pairs.append(pair_of(Graph.from_pyg(data, edge_ids=True, check_features=False), world_size))
+    compare(pairs, NeighborSampler([3, 2]), 0, tmp_path)
+
+
+def odd_graph(num_types: int) -> Graph:
+    """So many edge types between two node types, of which one has few nodes; numbers of 8 and of 16 bits."""
+    data, generator = HeteroData(), torch.Generator().manual_seed(0)
+    data["a"].x, data["a"].x_scale = (
+        torch.randint(-99, 99, (40, 3), dtype=torch.int8, generator=generator),
+        torch.ones(40),
+    )
+    data["b"].x = torch.randn(2, 5, generator=generator).bfloat16()
+    for number in range(num_types):
+        ends = ("a", f"r{number}", "b") if number % 2 else ("b", f"r{number}", "a")
+        sizes = [40 if end == "a" else 2 for end in ends[::2]]
+        data[ends].edge_index = torch.stack([torch.randint(size, (9,), generator=generator) for size in sizes])
+    return Graph.from_pyg(data)
+
+
+def without_edges() -> Graph:
+    data = HeteroData()
+    data["a"].x, data["b"].num_nodes = torch.randn(30, 3), 4
+    data["a", "to", "b"].edge_index = torch.empty(2, 0, dtype=torch.int64)
+    return Graph.from_pyg(data)
+
+
+@pytest.mark.slow
+def test_odd_graphs(tmp_path: Path) -> None:
+    graphs = [odd_graph(1), odd_graph(2), odd_graph(300), without_edges()]
+    compare([pair_of(graph, 3) for graph in graphs], NeighborSampler([3, 2]), 0, tmp_path)

@@ -1,0 +1,287 @@
+"""Training on shards of a typed graph is training on parts of it: to the bit, with every exchange across shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+
+from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.boundary.boundary import Exchange, Fetch, Halo, Isolated
+from lightning_gnn_dist.callbacks.predictions import PredictionWriter
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.layerwise.prediction import predict_by_layer
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.prepare.shard import save_shards
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.walk import RandomWalkSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist.strategies.tma import TMAStrategy
+from tests.every_strategy import PATIENCE
+from tests.ranks import RankError, run_ranks
+from tests.sharded.typed.graphs import in_order_of_shards, some_graph, some_partition
+from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
+
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 16}
+OPTIONS |= {"evaluation": Evaluation(batch_size=70)}
+UNUSED = {"find_unused_parameters": True}  # of types that no loss reads
+STRATEGIES: dict[str, Any] = {
+    "llcg": lambda: LLCGStrategy(EverySteps(4), **PATIENCE),
+    "grappa": lambda: GrappaStrategy(**UNUSED, **PATIENCE),
+    "local_sgd": lambda: LocalSGDStrategy(EverySteps(3), **PATIENCE),
+    "tma": lambda: TMAStrategy(EverySteps(3), **PATIENCE),
+    "ddp": lambda: DDPStrategy(timeout=PATIENCE["launch"].timeout, **UNUSED),
+}
+Result = tuple[list[Tensor], dict[str, float]]
+
+
+def owners(graph: Graph) -> Partition:
+    """Two parts of unequal sizes."""
+    return Partition((torch.arange(graph.num_nodes) * 7 % 5 // 3).to(torch.int32), 2)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same graph in shards and whole, with the same numbers for nodes."""
+    folder = tmp_path_factory.mktemp("graph")
+    graph = typed_graph_of_papers(300)
+    partition = owners(graph)
+    save_shards(graph, partition, folder / "shards")
+    whole = in_order_of_shards(graph, partition)
+    whole.save(folder / "whole")
+    save_shards(graph, Partition(torch.zeros(graph.num_nodes).int(), 1), folder / "one")
+    assert whole.types is not None
+    before = [array["n_id"] + whole.types.nodes_of(kind).start for kind, array in whole.types.node_arrays.items()]
+    torch.save(partition.assignment[torch.cat(before)], folder / "owners.pt")
+    return folder
+
+
+def data_of(folder: str, kind: str, **more: Any) -> pl.LightningDataModule:
+    options = OPTIONS | more
+    if kind == "shards":
+        return ShardedDataModule(f"{folder}/shards", cache_bytes=20_000, loading=Loading(bulk_size=3), **options)
+    partition = Partition(torch.load(f"{folder}/owners.pt"), 2)
+    whole = Graph.open(f"{folder}/whole")
+    return PartitionedDataModule(whole, partitioner=partition, **({"boundary": Isolated()} | options))
+
+
+def fit(rank: int, world_size: int, folder: str, name: str, kind: str, more: dict[str, Any]) -> Result:
+    data = data_of(folder, kind, **more)
+    pl.seed_everything(0, verbose=False)
+    types = Graph.open(f"{folder}/whole").types
+    assert types is not None
+    model = HeteroSAGE(list(types.edge_types))
+    writer = PredictionWriter(f"{folder}/{kind}.npy", overwrite=True)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=world_size,
+        strategy=STRATEGIES[name](),
+        max_epochs=3,
+        enable_checkpointing=False,
+        callbacks=[writer],
+        **QUIET,
+    )
+    trainer.fit(model, data)
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    metrics = {"val": float(trainer.callback_metrics["val_acc"])}
+    (tested,) = trainer.test(model, data, verbose=False)
+    trainer.predict(model, data, return_predictions=False)
+    return weights, metrics | dict(tested)
+
+
+FITS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llcg": ("llcg", {}),
+    "llcg with halos": ("llcg", {"boundary": Halo(2, neighbors=3)}),
+    "grappa": ("grappa", {}),
+    "grappa with halos": ("grappa", {"boundary": Halo(1)}),
+    "local_sgd on whole parts": ("local_sgd", {"sampler": WholePartSampler(2)}),
+    "local_sgd on subgraphs": (
+        "local_sgd",
+        {
+            "sampler": ShadowSampler([3, 3], num_hops=2),
+            "global_batching": GlobalBatching(sampler=NeighborSampler([3, 3])),
+            "evaluation": Evaluation(batch_size=70, sampler=NeighborSampler([-1, -1])),
+        },
+    ),
+    "llcg by time": ("llcg", {"sampler": TemporalSampler([4, 3], "time")}),
+    "ddp by time": ("ddp", {"sampler": TemporalSampler([4, 3], "time", pick="latest"), "boundary": Fetch()}),
+    "tma": ("tma", {}),
+    "ddp": ("ddp", {"boundary": Fetch()}),
+}
+
+
+@pytest.mark.parametrize("name", ["llcg", *(pytest.param(name, marks=pytest.mark.slow) for name in list(FITS)[1:])])
+def test_training_on_shards_is_training_on_parts(saved: Path, name: str) -> None:
+    strategy, more = FITS[name]
+    shards, parts = (run_ranks(fit, 2, str(saved), strategy, kind, more) for kind in ("shards", "whole"))
+    for (ours, figures), (theirs, expected) in zip(shards, parts, strict=True):
+        assert all(torch.equal(left, right) for left, right in zip(ours, theirs, strict=True))
+        assert figures == expected
+    ours, theirs = ((saved / f"{kind}.npy").read_bytes() for kind in ("shards", "whole"))
+    assert ours == theirs
+
+
+def fit_again(rank: int, world_size: int, folder: str, out: str) -> list[list[Tensor]]:
+    """Weights of a fit that never stopped, and of one that stopped after a round and was resumed."""
+    found, types = [], Graph.open(f"{folder}/whole").types
+    assert types is not None
+    for epochs, resumes in ((3, None), (1, None), (3, f"{out}/half.ckpt")):
+        pl.seed_everything(0, verbose=False)
+        model, strategy = HeteroSAGE(list(types.edge_types)), STRATEGIES["llcg"]()
+        options = {"enable_checkpointing": False, "limit_val_batches": 0} | QUIET
+        running = pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, max_epochs=epochs, **options)
+        running.fit(model, data_of(folder, "shards", boundary=Halo(1)), ckpt_path=resumes)
+        if epochs == 1:
+            running.save_checkpoint(f"{out}/half.ckpt")
+        else:
+            found.append([parameter.detach().clone() for parameter in model.parameters()])
+    return found
+
+
+@pytest.mark.slow
+def test_a_fit_that_is_resumed_never_stopped(saved: Path, tmp_path: Path) -> None:
+    for straight, resumed in run_ranks(fit_again, 2, str(saved), str(tmp_path)):
+        assert all(torch.equal(left, right) for left, right in zip(straight, resumed, strict=True))
+
+
+class Seeing(HeteroSAGE):
+    """Records the papers that it learns from, and those that it evaluates."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.__dict__.setdefault("learned", []).extend(batch["paper"].n_id[: batch.batch_size].tolist())
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.__dict__.setdefault("judged", []).extend(batch["paper"].n_id[: batch.batch_size].tolist())
+        super().validation_step(batch, batch_idx)
+
+
+def seen(rank: int, world_size: int, folder: str) -> tuple[list[int], list[int]]:
+    types = Graph.open(f"{folder}/whole").types
+    assert types is not None
+    model, options = Seeing(list(types.edge_types)), {"num_sanity_val_steps": 0, "enable_checkpointing": False} | QUIET
+    one_pass = {"strategy": STRATEGIES["grappa"](), "max_epochs": 1}
+    pl.Trainer(accelerator="cpu", devices=world_size, **one_pass, **options).fit(model, data_of(folder, "shards"))
+    return model.learned, model.judged  # type: ignore[return-value]
+
+
+@pytest.mark.slow
+def test_copies_divide_the_nodes_among_them(saved: Path) -> None:
+    types = Graph.open(saved / "whole").types
+    assert types is not None
+    papers, results = types.node_arrays["paper"], run_ranks(seen, 4, str(saved))
+    for number, mask in enumerate(("train_mask", "val_mask")):
+        found = sorted(node for of_rank in results for node in of_rank[number])
+        assert found == papers["n_id"][papers[mask]].sort().values.tolist()
+
+
+BOTH = "sampled by NeighborSampler or TemporalSampler"
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"boundary": Fetch(), "sampler": ShadowSampler([4, 4], num_hops=2)},
+        f"{BOTH}, got Shadow",
+    ),
+    (
+        {"boundary": Fetch(), "sampler": RandomWalkSampler(2, visits=0)},
+        f"{BOTH}, got Random",
+    ),
+    ({"sampler": TemporalSampler({("a", "to", "b"): [3, 3]}, time="time")}, "names the edge type"),
+    (
+        {"global_batching": GlobalBatching(sampler=LadiesSampler([9, 9]))},
+        f"{BOTH}, got Ladies",
+    ),
+    ({"evaluation": Evaluation(sampler=NeighborSampler({("a", "to", "b"): [3, 3]}))}, "names the edge type"),
+    ({"boundary": Exchange(), "sampler": WholePartSampler(2)}, r"Exchange\(\) is for graphs without types"),
+    (
+        {"sampler": NeighborSampler({("a", "to", "b"): [3, 3]})},
+        r"the edge type \('a', 'to', 'b'\), and the graph",
+    ),
+    ({"sampler": NeighborSampler([4, 3], weight="edge_weight")}, "weight .* draws from graphs without types"),
+    ({"seed_type": "papers"}, r"seed_type must be one of \['paper', 'author', 'venue', 'word'\], got 'papers'"),
+    ({"seed_type": 3}, "seed_type must be one of .*, got 3"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ShardedDataModule(saved / "shards", **(OPTIONS | options))
+
+
+def test_nodes_of_one_type_are_learned_from(tmp_path: Path) -> None:
+    graph = some_graph()
+    data = graph.to_pyg()
+    data["author"].train_mask, data["author"].y = torch.ones(7, dtype=torch.bool), torch.zeros(7).long()
+    both = Graph.from_pyg(data)
+    save_shards(both, some_partition(both, 1), tmp_path / "open")
+    with pytest.raises(ValueError, match=r"choose it, as in ShardedDataModule\(path, seed_type='paper'\)"):
+        ShardedDataModule(tmp_path / "open")
+    save_shards(both.with_seeds("author"), some_partition(both, 1), tmp_path / "chosen")
+    chosen = {"author": ShardedDataModule(tmp_path / "chosen")}
+    chosen["paper"] = ShardedDataModule(tmp_path / "open", seed_type="paper")
+    for kind, module in chosen.items():
+        module.setup("fit")
+        batches = list(module.train_dataloader())
+        assert {batch.seed_type for batch in batches} == {kind} and module.num_nodes == len(both.types.nodes_of(kind))  # type: ignore[union-attr]
+        assert torch.cat([batch[kind].input_id for batch in batches]).numel() == {"author": 7, "paper": 6}[kind]
+        module.teardown("fit")
+
+
+def start(rank: int, world_size: int, folder: str, **options: Any) -> None:
+    model = HeteroSAGE([("paper", "cites", "paper")])
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=world_size, strategy=STRATEGIES["llcg"](), fast_dev_run=True, **QUIET
+    )
+    trainer.fit(model, ShardedDataModule(folder, **options))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"time": "year", "seed_time": "time"}, "neither edges nor nodes of the graph have it"),
+        ({"seed_time": "at"}, "'paper' have no 'at'"),
+    ],
+)
+def test_times_that_are_not_there_are_refused(saved: Path, more: dict[str, Any], message: str) -> None:
+    data = ShardedDataModule(saved / "one", sampler=TemporalSampler([2, 2], **({"time": "time"} | more)))
+    with pytest.raises(ValueError, match=message):
+        data.setup("fit")
+    data.on_exception(ValueError())
+
+
+def test_a_shard_without_training_nodes_is_refused(tmp_path: Path) -> None:
+    graph = some_graph()  # of whose nodes the last one is of another type
+    save_shards(graph, some_partition(graph, 2), tmp_path / "shards")
+    with pytest.raises(RankError, match=r"Shard 1 of .* has no training nodes for rank 1 of 2") as caught:
+        run_ranks(start, 2, str(tmp_path / "shards"))
+    assert all("has no training nodes" in failure for failure in caught.value.failures.values())
+
+
+def test_a_graph_without_types_has_no_type_of_seeds(tmp_path: Path) -> None:
+    graph = communities(60, 2)
+    save_shards(graph, Partition(torch.zeros(60).int(), 1), tmp_path / "shards")
+    with pytest.raises(ValueError, match=r"seed_type \('paper'\) is for a graph with types"):
+        ShardedDataModule(tmp_path / "shards", seed_type="paper")
+
+
+def test_layer_by_layer_is_refused(saved: Path, tmp_path: Path) -> None:
+    data = ShardedDataModule(saved / "shards")
+    with pytest.raises(ValueError, match="shards of a graph without types"):
+        predict_by_layer(pl.Trainer(**QUIET), HeteroSAGE([]), data, tmp_path / "rows.npy")
