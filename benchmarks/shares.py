@@ -57,11 +57,11 @@ from lightning_gnn_dist import (
     communities,
     save_shards,
 )
+from lightning_gnn_dist.batches.ahead.row_cache import RowCache
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.layerwise.sharded_layers import ShardedWork
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.cache import RowCache
 from lightning_gnn_dist.sharded.owner import Message
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import ShardedSampler
@@ -226,13 +226,20 @@ def compare_caches(graph: Graph, num_batches: int) -> None:
         cache = RowCache({}, room, lambda ids: {}, edges.__getitem__)
         for number, bulk in enumerate(bulks):
             cache.look_up(bulk, bulks[number + 1 : number + 9])
-        most = torch.zeros(graph.num_nodes, dtype=torch.bool)
-        most[edges.argsort(descending=True)[:room]] = True
-        of_most = sum(int(most[bulk].sum()) for bulk in bulks) / cache.asked
-        print(f"| {share:.0%} | {cache.hit_rate:.0%} | {_of_latest(bulks, room) / cache.asked:.0%} | {of_most:.0%} |")
+        others = of_latest(bulks, room), of_most(bulks, edges, room)
+        latest, most = (f"{hits / cache.asked:.0%}" for hits in others)
+        print(f"| {share:.0%} | {cache.hit_rate:.0%} | {latest} | {most} |")
 
 
-def _of_latest(bulks: list[Tensor], room: int) -> int:
+def of_most(bulks: list[Tensor], edges: Tensor, room: int) -> int:
+    """The rows that are held if those with most edges are held for good."""
+    most = torch.zeros(len(edges), dtype=torch.bool)
+    most[edges.argsort(descending=True)[:room]] = True
+    return sum(int(most[bulk].sum()) for bulk in bulks)
+
+
+def of_latest(bulks: list[Tensor], room: int) -> int:
+    """The rows that are held if those are that came last."""
     held, hits = torch.empty(0, dtype=torch.int64), 0
     for bulk in bulks:
         is_old = torch.isin(held, bulk)

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, in_type
-from lightning_gnn_dist.batches.loader import chunks_of, made_in_turn
+from lightning_gnn_dist.batches.loader import chunks_of, made_in_turn, slice_of
 from lightning_gnn_dist.batches.source import Asked, BatchSource
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -70,9 +71,17 @@ class GlobalBatches:
             ahead.close()
 
     def _asked(self, round_idx: int, rank: int, num_slices: int, bulk: list[int]) -> Asked:
-        places = [self._places(round_idx, index).tensor_split(num_slices)[rank] for index in bulk]
+        places = [self._slice(round_idx, index, rank, num_slices) for index in bulk]
         keys = [BatchKey(self.seed + Purpose.CORRECTIONS, round_idx, index) for index in bulk]
-        return [self.seeds[at] for at in places], keys, places if self.has_inputs else None
+        return [self.seeds[at] for at in places], keys, self._inputs(places) if self.has_inputs else None
+
+    def _slice(self, round_idx: int, index: int, rank: int, num_slices: int) -> Tensor:
+        """Where the seeds of a rank's slice of one batch stand among all."""
+        return self._places(round_idx, index).tensor_split(num_slices)[rank]
+
+    def _inputs(self, places: list[Tensor]) -> list[Tensor]:
+        """Where seeds stand in the split."""
+        return places
 
     def _places(self, round_idx: int, index: int) -> Tensor:
         """Where the seeds of one batch stand among all: passes follow each other, each in an order of its own."""
@@ -80,3 +89,62 @@ class GlobalBatches:
         number, within = divmod(index, self.num_batches)
         order = permutation(self.seeds.numel(), self.seed + Purpose.CORRECTIONS, round_idx * _PASSES + number)
         return order[within * size : (within + 1) * size]
+
+
+class OwnSeeds(NamedTuple):
+    """The training nodes of one rank.
+
+    Attributes:
+        ids: Their ids in the whole graph.
+        inputs: Where each of them stands among those of all ranks.
+        num_all: The number of training nodes of all ranks.
+        rank: The rank.
+        num_ranks: The number of ranks.
+    """
+
+    ids: Tensor
+    inputs: Tensor
+    num_all: int
+    rank: int
+    num_ranks: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OwnedBatches(GlobalBatches):
+    """Batches of the whole graph of which a rank knows its own training nodes alone, and its slice has no others.
+
+    In a pass each training node is in one batch: every rank deals its own ones to all batches, as evenly as their
+    number allows, in an order of its own. So batches have about ``batch_size`` seeds, and slices may be empty.
+
+    Args:
+        own: The rank's training nodes, whose ids ``seeds`` has.
+    """
+
+    own: OwnSeeds
+
+    @property
+    def num_batches(self) -> int:
+        """Batches in a pass over the training nodes of all ranks."""
+        return max(1, self.own.num_all // self.batch_size)
+
+    def _slice(self, round_idx: int, index: int, rank: int, num_slices: int) -> Tensor:
+        own, count = self.own, self.seeds.numel()
+        if (rank, num_slices) != (own.rank, own.num_ranks):
+            raise ValueError(
+                f'correction="rank0" computes whole batches on one rank, and with GlobalBatching(deal="own") rank '
+                f'{own.rank} of {own.num_ranks} knows its own seeds alone: use correction="sliced", or deal="any".'
+            )
+        number, within = divmod(index, self.num_batches)
+        seed = (self.seed + Purpose.CORRECTIONS) * num_slices + rank
+        order = permutation(count, seed, round_idx * _PASSES + number)
+        return order[slice_of(count, self.num_batches, within)]
+
+    def _inputs(self, places: list[Tensor]) -> list[Tensor]:
+        return [self.own.inputs[at] for at in places]
+
+
+def batches_of(source: BatchSource, seeds: Tensor | OwnSeeds, *settings: Any) -> GlobalBatches:
+    """Return batches of all training nodes, or of those of which a rank knows its own alone."""
+    if isinstance(seeds, OwnSeeds):
+        return OwnedBatches(source, seeds.ids, *settings, own=seeds)
+    return GlobalBatches(source, seeds, *settings)

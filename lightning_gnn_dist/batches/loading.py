@@ -9,7 +9,14 @@ import torch
 
 from lightning_gnn_dist.batches.placement import SampleOn
 from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.checks import check_at_least, check_choice, check_true_or_false, make_plain, shown
+from lightning_gnn_dist.checks import (
+    check_at_least,
+    check_at_least_if_given,
+    check_choice,
+    check_true_or_false,
+    make_plain,
+    shown,
+)
 
 MAX_THREADS = 1024
 MAX_BULK = 1 << 20  # batches that are made together
@@ -33,8 +40,13 @@ class Loading:
             drawn in RAM. Of shards: ``"cpu"``.
         all_labels: Batches hold in ``y`` the labels of all their nodes, as label propagation needs them. False: those
             of the seeds alone, so that no loss takes in validation or test nodes, nor some nodes more often.
-        ahead_bytes: Memory for batches that need rows of other ranks and are made before they are due, beside those of
-            the running bulk: as many bulks as fit, at least one. 0: every bulk is asked for when it is due.
+        ahead_bytes: Memory for batches that are made before they are due, where these need rows of other ranks or of
+            files (``cache_bytes``), beside those of the running bulk: as many bulks as fit, at least one. 0: every bulk
+            is asked for when it is due.
+        cache_bytes: Memory on each rank for rows of a graph in files. Where its arrays are larger, rows of coming
+            batches are read in the background by one thread, near ones in one request, and those stay that are needed
+            soonest. 0: none stays. None: rows are read through the system's memory map. Shards have a ``cache_bytes``
+            of their own.
         check_values: Refuse NaN and infinity in ``x`` and in the edges' ``edge_weight`` and ``edge_attr``, in one pass
             over what the rank trains on, and labels of marked nodes that are infinite, NaN in all columns, or, as
             classes, negative.
@@ -46,12 +58,14 @@ class Loading:
     sample_on: SampleOn = "cpu"
     all_labels: bool = False
     ahead_bytes: int = 1 << 29
+    cache_bytes: int | None = None
     check_values: bool = True
 
     def __post_init__(self) -> None:
         check_at_least(1, most=MAX_BULK, bulk_size=self.bulk_size)
         check_at_least(0, most=MAX_THREADS, num_threads=self.num_threads)
         check_at_least(0, ahead_bytes=self.ahead_bytes)
+        check_at_least_if_given(0, cache_bytes=self.cache_bytes)
         check_true_or_false(all_labels=self.all_labels, check_values=self.check_values)
         if not (isinstance(self.widen, bool) or (isinstance(self.widen, str) and self.widen == "auto")):
             raise ValueError(f'widen must be True, False or "auto", got {shown(self.widen)}.')

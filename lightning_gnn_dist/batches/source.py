@@ -48,7 +48,7 @@ class BatchSource(Protocol):
 
     @property
     def is_remote(self) -> bool:
-        """Whether other ranks are asked for rows: once for a bulk, and by one thread, bulk after bulk."""
+        """Whether rows are asked of other ranks or of files: once for a bulk, and by one thread, bulk after bulk."""
         ...
 
     def depth(self, prefetch: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from itertools import accumulate
 from pathlib import Path
@@ -37,6 +38,9 @@ class RankRound:
             during a backward pass; ``None`` if the strategy's exchanges are not counted.
         bytes_sent: Bytes that left this rank; ``None`` if the strategy's exchanges are not counted.
         boundary_bytes: Bytes of rows, and of their gradients, that left this rank at the boundary, with any strategy.
+        fetched_bytes: Bytes of rows that batches took of other shards or of files.
+        cache_asked: Rows that were looked for in the cache, of those that lie elsewhere.
+        cache_hits: Of these, rows that were held there.
     """
 
     round_idx: int
@@ -47,6 +51,9 @@ class RankRound:
     meeting_seconds: float | None
     bytes_sent: float | None
     boundary_bytes: float = 0.0
+    fetched_bytes: float = 0.0
+    cache_asked: float = 0.0
+    cache_hits: float = 0.0
 
     @property
     def training_seconds(self) -> float:
@@ -144,6 +151,11 @@ class RunRecord:
         """Bytes that all ranks have sent at the boundary, a part of ``bytes_sent`` where that is known."""
         return sum(row.boundary_bytes for rows in self.ranks for row in rows)
 
+    @property
+    def fetched_bytes(self) -> float:
+        """Bytes of rows that the batches of all ranks took of other shards or of files."""
+        return sum(row.fetched_bytes for rows in self.ranks for row in rows)
+
     def of_metric(self, name: str | None) -> list[tuple[int, float, float]]:
         """The measurements of a metric: (round, elapsed seconds, value)."""
         points = [(m.round_idx, m.elapsed, m.metrics.get(name or "")) for m in self.rounds]
@@ -180,6 +192,8 @@ class RunRecord:
             of_ranks = (sum(row.boundary_bytes for row in rows) for rows in self.ranks)
             own = ["MB at boundary", *(f"{sent / 1e6:.2f}" for sent in of_ranks)]
             table = [[*line, cell] for line, cell in zip(table, own, strict=True)]
+        if self.fetched_bytes:
+            table = [[*line, *cells] for line, cells in zip(table, self._fetched(), strict=True)]
         lines = [self._heading(), *_aligned(table), *self._progress()]
         if self.estimated_by is not None:
             lines.append(f"Metrics are estimates: {self.estimated_by} drew neighbours for them.")
@@ -191,6 +205,13 @@ class RunRecord:
         covered = f", mean coverage {sum(known) / len(known):.2f}" if known else ""
         count = len(self.ranks[0]) if self.ranks else 0
         return f"{self.strategy}: {self.num_ranks} ranks, {count} {self.unit}s{cut}{covered}. Where the time went:"
+
+    def _fetched(self) -> Iterator[list[str]]:
+        """Yield what stands beside each line of the table on rows that lie elsewhere."""
+        yield ["MB fetched", "held"]
+        for rows in self.ranks:
+            asked, hits = sum(row.cache_asked for row in rows), sum(row.cache_hits for row in rows)
+            yield [f"{sum(row.fetched_bytes for row in rows) / 1e6:.2f}", f"{hits / asked:.0%}" if asked else "-"]
 
     def _lines(self) -> list[list[str]]:
         lines = []

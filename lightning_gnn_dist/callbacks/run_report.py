@@ -31,7 +31,8 @@ class RunReport(Callback):
         trainer = pl.Trainer(..., callbacks=[RunReport()])
 
     For every rank and round, the file holds batches, seconds (training, waiting for data, meetings, validation) and
-    bytes sent, and of these the bytes at the boundary; also the metrics of every round, the edges between parts, and
+    bytes sent, of these the bytes at the boundary, and what was fetched and held of rows that lie in other shards or in
+    files; also the metrics of every round, the edges between parts, and
     the parts' labels. ``lightning-gnn-dist report`` draws it. Rank 0 writes it during the fit, with its own figures,
     and at the end with those of all ranks.
 
@@ -73,7 +74,7 @@ class RunReport(Callback):
         self._sent = self._sent_before = collectives.traffic.bytes_sent
         self._sent_at_boundary = collectives.traffic.boundary_bytes
         self._stood = self._stood_before = collectives.traffic.seconds
-        self._waited = 0.0
+        self._waited, self._fetched = 0.0, dict[str, float]()
 
     # What Lightning calls.
 
@@ -158,10 +159,16 @@ class RunReport(Callback):
             meeting_seconds=traffic.seconds - self._stood if is_counted else None,
             bytes_sent=traffic.bytes_sent - self._sent if is_counted else None,
             boundary_bytes=traffic.boundary_bytes - self._sent_at_boundary,
+            **self._of_rows(trainer),
         )
         self._rows.append(row)
         self._measured.append(Measured(row.round_idx, now - self._start, dict(metrics)))
         self._sent, self._sent_at_boundary, self._batches = traffic.bytes_sent, traffic.boundary_bytes, 0
+
+    def _of_rows(self, trainer: Trainer) -> dict[str, float]:
+        """Return what the round has fetched of rows that lie elsewhere; the figures count from the start of the fit."""
+        before, self._fetched = self._fetched, _fetched(trainer)
+        return {name: max(0.0, value - before.get(name, 0.0)) for name, value in self._fetched.items()}
 
     def _finish(self, trainer: Trainer) -> None:
         own = [asdict(row) for row in self._rows]
@@ -218,6 +225,12 @@ def _round_of(trainer: Trainer) -> int:
 def _waited(trainer: Trainer) -> float:
     figures: dict[str, float] = getattr(trainer.datamodule, "figures", {})  # type: ignore[attr-defined]
     return sum(figures.get(name, 0.0) for name in ("data/waited_seconds", "data/switch_waited_seconds"))
+
+
+def _fetched(trainer: Trainer) -> dict[str, float]:
+    """What a data module says of rows that lie elsewhere, by the names of a record."""
+    figures: dict[str, float] = getattr(trainer.datamodule, "figures", {})  # type: ignore[attr-defined]
+    return {name: figures.get(f"data/{name}", 0.0) for name in ("fetched_bytes", "cache_asked", "cache_hits")}
 
 
 def _coverage(trainer: Trainer) -> float | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from lightning_gnn_dist.boundary.auto import Auto, choose, room_of
 from lightning_gnn_dist.boundary.boundary import Halo
@@ -33,6 +35,10 @@ def run(options: argparse.Namespace) -> None:
             return
         graph = Graph.open(options.graph)
         print(report_of(graph))
+        if options.cache and graph.types is not None:
+            raise ValueError(f"--cache is for graphs without types, and {options.graph} has types: leave it out.")
+        if options.cache:
+            print(_moved().moved_from_files(graph, options))
         for name in (options.partitioner or [None]) if options.parts else ():
             _inspect(graph, partitioner_of(name, options), options)
     except (ValueError, OSError) as error:
@@ -93,8 +99,15 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
     )
     print(f"A rank takes at most about {in_bytes(peak_bytes(graph, report))}, beside its libraries and the model")
     print(_prices(graph, partition, report, options))
+    if options.cache:
+        print(_moved().moved_between_shards(graph, partition, report, options))
     for sentence in advise(graph, report).sentences:
         print(f"- {sentence}")
+
+
+def _moved() -> Any:
+    """Return the module that draws batches, which takes PyG and seconds to import: without a cache nobody needs it."""
+    return import_module("lightning_gnn_dist.cli.moved")
 
 
 def _prices(graph: Graph, partition: Partition, report: PartitionReport, options: argparse.Namespace) -> str:

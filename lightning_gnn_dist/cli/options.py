@@ -109,6 +109,19 @@ def _add_inspect(commands: Commands) -> None:
     inspect.add_argument(
         "--bandwidth", type=gigabits, default=1.0, metavar="G", help="of a host's wire, in Gbit/s (default: 1)"
     )
+    inspect.add_argument(
+        "--cache",
+        type=gigabytes,
+        nargs="+",
+        default=[],
+        metavar="GB",
+        help="draw batches, and say what a pass would read of the graph's files, or with --parts fetch of other "
+        "shards, without a cache and with one of each of these sizes",
+    )
+    inspect.add_argument("--batch-size", type=positive, default=1024, help="seeds of these batches (default: 1024)")
+    inspect.add_argument(
+        "--fanout", type=positive, nargs="+", default=[15, 10], help="neighbours drawn per hop (default: 15 10)"
+    )
     inspect.set_defaults(module="inspect")
 
 

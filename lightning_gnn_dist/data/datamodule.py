@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.auto import Auto, asked_for
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch
 from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
@@ -124,11 +125,18 @@ class PartitionedDataModule(HistoryDataModule):
     def _all_seeds(self) -> Tensor:
         return self.graph.split("train")
 
+    def _correction_seeds(self) -> Tensor | OwnSeeds:
+        seeds, num_ranks, rank = self._all_seeds(), self._world_size(), self._rank()
+        if self.global_batching.deal == "any":
+            return seeds
+        own = (self.parts_of_ranks(num_ranks).assignment[seeds] == rank).nonzero().view(-1)
+        return OwnSeeds(seeds[own], own, seeds.numel(), rank, num_ranks)
+
     def _inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
         rows = seeds if part is self.graph else part.node_arrays["n_id"][seeds]
         return torch.searchsorted(self._all_seeds(), rows)
 
-    def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, GraphSource]:
+    def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
         seeds = part.split("train")
         if isinstance(self.boundary, Fetch) and num_ranks > 1:
             seeds = seeds[self.partition(num_ranks).assignment[seeds] == rank]

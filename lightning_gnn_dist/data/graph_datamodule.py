@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist.batches.global_batches import GlobalBatches
+from lightning_gnn_dist.batches.global_batches import GlobalBatches, OwnSeeds, batches_of
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import device_of
@@ -73,14 +73,12 @@ class GraphDataModule(LightningDataModule, ABC):
         self.loading, self.evaluation = settings.loading, settings.evaluation
         self.global_batching = settings.global_batching
         self.coverage, self.boundary = coverage, boundary
-        self._values = ValueCheck(is_on=settings.loading.check_values)
+        self._values, self._depth = ValueCheck(is_on=settings.loading.check_values), DepthCheck()
         self._loaders: list[BatchLoader | TrainLoader] = []
         self._train_loader: TrainLoader | None = None
         self._anchors: tuple[Graph, BatchLoader] | None = None
         self._whole: GlobalBatches | None = None
-        self._depth = DepthCheck()
-        self._is_told = False
-        self._eval_bytes = DEFAULT_BYTES
+        self._is_told, self._eval_bytes = False, DEFAULT_BYTES
 
     # What a subclass says.
 
@@ -115,8 +113,8 @@ class GraphDataModule(LightningDataModule, ABC):
         """Return the number of seeds of the rank that has most, the same on all ranks."""
 
     @abstractmethod
-    def _all_seeds(self) -> Tensor:
-        """Return all training nodes of the whole graph, or the positions of all training edges."""
+    def _correction_seeds(self) -> Tensor | OwnSeeds:
+        """Return all training nodes of the whole graph or the rank's own, or the positions of all training edges."""
 
     @abstractmethod
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
@@ -262,9 +260,9 @@ class GraphDataModule(LightningDataModule, ABC):
         if self._whole is None:
             size = self.global_batching.batch_size or self.batch_size * self._world_size()
             source = self._whole_source(self._whole_sampler())
-            bulk_size = self.loading.bulk_size if source.is_remote else 1  # ranks are asked once for many batches
+            bulk_size = self.loading.bulk_size if source.is_remote else 1  # one question for many batches
             more = self._dtype(), self._has_inputs, self.loading.num_threads > 0
-            self._whole = GlobalBatches(source, self._all_seeds(), size, self.seed, bulk_size, *more)
+            self._whole = batches_of(source, self._correction_seeds(), size, self.seed, bulk_size, *more)
         return self._whole
 
     def _whole_sampler(self) -> Sampler:

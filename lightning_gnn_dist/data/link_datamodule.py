@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Halo, Isolated
 from lightning_gnn_dist.checks import (
     check_at_least_if_given,
@@ -124,6 +124,11 @@ class LinkDataModule(PartDataModule):
         self.split = _as_split(split)
         sampler = sampler_of_events(sampler, self.split.time)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
+        if global_batching.deal != "any":
+            raise ValueError(
+                f"GlobalBatching(deal={global_batching.deal!r}) deals nodes to their owners, and links have two ends: "
+                'leave it at deal="any".'
+            )
         for chosen in (sampler, global_batching.sampler):
             _check_sampler(chosen)
         if self.split.labels is not None and num_negatives is not None:
@@ -190,7 +195,7 @@ class LinkDataModule(PartDataModule):
 
     def _count_most(self, world_size: int) -> int:
         if world_size == 1:
-            return self._all_seeds().numel()
+            return self._correction_seeds().numel()
         assignment = self.partition(world_size).assignment
 
         def count(owner: Tensor) -> Tensor:
@@ -198,12 +203,12 @@ class LinkDataModule(PartDataModule):
             _, receivers = edges_at(self.graph, self._positions(self._whole_graph, rank_of_node))
             return torch.bincount(rank_of_node[receivers], minlength=world_size)
 
-        what = f"{self._all_seeds().numel()} training edges"
+        what = f"{self._correction_seeds().numel()} training edges"
         if isinstance(self.boundary, Fetch):
             return self._cut.most(world_size, f"nodes that the {what} lead to", count, "or another partition")
         return self._cut.most(world_size, what, count, "or MetisPartitioner(), which keeps most edges inside parts")
 
-    def _all_seeds(self) -> Tensor:
+    def _correction_seeds(self) -> Tensor:
         everyone = torch.zeros(1, dtype=torch.int64).expand(self.graph.num_nodes)
         seeds = self._positions(self._whole_graph, everyone)
         if not seeds.numel():
@@ -215,7 +220,7 @@ class LinkDataModule(PartDataModule):
     def _whole_sampler(self) -> Sampler:
         return self._links(super()._whole_sampler(), self._ends.receivers, self._whole_graph)
 
-    def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, GraphSource]:
+    def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
         is_whole = part is self.graph
         own, shown = self._own(part, rank, num_ranks), self._shown(part)
         self._values.of_arrays(shown)

@@ -13,8 +13,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from lightning_gnn_dist.batches.ahead.disk_rows import DiskRows, check_rows_in_files
+from lightning_gnn_dist.batches.ahead.file_source import FileSource
+from lightning_gnn_dist.batches.ahead.row_cache import figures_of
 from lightning_gnn_dist.batches.part_batch import Run
 from lightning_gnn_dist.batches.placement import Placement, device_of, release, stream_to
+from lightning_gnn_dist.batches.precision import type_that_stays
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.boundary.auto import LOOKED_AT, Auto, chosen, chosen_here, kept, room_of
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, History
@@ -59,10 +63,12 @@ class PartDataModule(ExchangingDataModule):
             plan.graph.check_edges()
         super().__init__(settings, plan.coverage, plan.boundary)
         self.graph, self.holding = plan.graph, plan.holding
+        check_rows_in_files(plan.graph, settings.loading.cache_bytes)
         self._plan = plan
         self._suited: dict[bool, PartPlan] = {}
         self._treat(plan.boundary)
         self._parts: PartSwitcher | None = None
+        self._disk_rows: DiskRows | None = None
         self._period: int | None = None
 
     @property
@@ -126,7 +132,9 @@ class PartDataModule(ExchangingDataModule):
         super().teardown(stage)
         if self._parts is not None:
             self._parts.close()
-        self._parts = None
+        if self._disk_rows is not None:
+            self._disk_rows.close()
+        self._parts = self._disk_rows = None
         release(self.graph)
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,6 +176,9 @@ class PartDataModule(ExchangingDataModule):
     def figures(self) -> dict[str, float]:
         """Numbers to log: waiting for data, what switching parts cost, the coverage of the running part."""
         figures = super().figures
+        if self._disk_rows is not None:
+            cache = self._disk_rows.cache
+            figures |= figures_of(cache.asked, cache.hits, self._disk_rows.bytes_read)
         if self._parts is not None:
             figures |= {
                 "data/switches": float(self._parts.switches),
@@ -314,14 +325,27 @@ class PartDataModule(ExchangingDataModule):
     def _counter(self) -> Counter:
         return Counter(self.graph, self.sampler.num_hops, self._module())
 
-    def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> GraphSource:
+    def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> GraphSource | FileSource:
         return self._source(self.graph, sampler, num_ids)
+
+    def _rows_in_files(self, graph: Graph) -> DiskRows | None:
+        """Return what reads a graph's rows from files, if ``cache_bytes`` says so and does not hold all of them."""
+        if self.loading.cache_bytes is None or graph.types is not None:
+            return None
+        if self._disk_rows is None:
+            self._disk_rows = DiskRows.of(self.graph, self.loading.cache_bytes)
+        return self._disk_rows if self._disk_rows is not None and self._disk_rows.are_rows_of(graph) else None
 
     def _source(
         self, graph: Graph, sampler: Sampler, num_ids: int | None = None, run: Run | None = None
-    ) -> GraphSource:
+    ) -> GraphSource | FileSource:
         """Return the source of batches of a part or of the whole graph, made where ``loading.sample_on`` says."""
         device, is_fit = device_of(self.trainer), self._trainer_fn() == TrainerFn.FITTING
+        if run is None and (rows := self._rows_in_files(graph)) is not None:
+            stays = type_that_stays(self.trainer)
+            return FileSource(
+                graph, rows, sampler, self.loading, num_ids=num_ids, stream=stream_to(device), stays=stays
+            )
         # The part takes device memory first, though it may be loaded later; it is no larger than the whole graph.
         waits = graph is self.graph and is_fit and self._is_cut() and draws_anywhere(self.sampler)
         sample_on = self.loading.sample_on if graph.types is None else "cpu"

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import check_sample_on
-from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given, check_instance, check_seed, make_plain
+from lightning_gnn_dist.checks import (
+    check_at_least,
+    check_at_least_if_given,
+    check_choice,
+    check_instance,
+    check_seed,
+    make_plain,
+)
 from lightning_gnn_dist.evaluation.budget import LEAST_BYTES
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
+
+Deal = Literal["any", "own"]
 
 
 @dataclass(frozen=True)
@@ -52,14 +62,19 @@ class GlobalBatching:
             so that a correction step costs about as much as a local one.
         sampler: How neighbours are drawn. Default: the data module's ``sampler``, or all neighbours where that is a
             ``WholePartSampler``.
+        deal: Whose seeds are in a rank's slice of a batch: ``"any"``, drawn uniformly from all training nodes, which
+            every rank lists; or ``"own"``, those of the rank's own part, evenly over the batches of a pass, so that no
+            rank with a shard lists those of others. Slices are then as unequal as parts.
     """
 
     batch_size: int | None = None
     sampler: Sampler | None = None
+    deal: Deal = "any"
 
     def __post_init__(self) -> None:
         check_at_least_if_given(1, batch_size=self.batch_size)
         _check_sampler(self.sampler)
+        check_choice("deal", self.deal, Deal)
         make_plain(self)
 
 
@@ -94,6 +109,7 @@ class BatchSettings:
         check_sample_on(self.loading.sample_on, self.of_parts(), self.global_batching.sampler)
         self._check_hops()
         self._check_times()
+        self._check_cache()
         make_plain(self)
 
     @property
@@ -124,6 +140,21 @@ class BatchSettings:
                     f"{name} samples {other.num_hops} hops and sampler {ours}, and one model takes batches of both: "
                     "draw as many hops as the model has layers."
                 )
+
+    def _check_cache(self) -> None:
+        """Refuse a cache of rows in files where there is nothing to ask for ahead."""
+        if self.loading.cache_bytes is None:
+            return
+        if self.loading.sample_on != "cpu":
+            raise ValueError(
+                f"Loading(cache_bytes={self.loading.cache_bytes}) makes batches in RAM, and sample_on is "
+                f"{self.loading.sample_on!r}: leave one of them out."
+            )
+        if WholePartSampler in (type(self.of_parts()), type(self.global_batching.sampler)):
+            raise ValueError(
+                f"Loading(cache_bytes={self.loading.cache_bytes}) holds rows that coming batches need, and a "
+                "WholePartSampler has one batch of all rows: draw with a NeighborSampler, or leave cache_bytes out."
+            )
 
     def of_parts(self) -> Sampler:
         """Return the sampler of training batches."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from lightning_gnn_dist.callbacks.record import RunRecord
 from lightning_gnn_dist.pictures.charts import unit_of
 
-_AT_BOUNDARY = "MB at boundary"
+_AT_BOUNDARY, _FETCHED = "MB at boundary", "MB fetched"
 
 
 def table_of(records: Mapping[str, RunRecord], metric: str) -> list[list[str]]:
@@ -17,6 +17,9 @@ def table_of(records: Mapping[str, RunRecord], metric: str) -> list[list[str]]:
     if not any(record.boundary_bytes for record in records.values()):
         for line in lines:
             del line[_AT_BOUNDARY]
+    if not any(record.fetched_bytes for record in records.values()):
+        for line in lines:
+            del line[_FETCHED]
     return [list(lines[0]), *(list(line.values()) for line in lines)]
 
 
@@ -33,6 +36,7 @@ def _line_of(name: str, record: RunRecord, metric: str, unit: str) -> dict[str, 
         "seconds": f"{record.rounds[-1].elapsed:.1f}" if record.rounds else "-",
         "MB sent": f"{sent[-1] / 1e6:.2f}" if sent else "-",
         _AT_BOUNDARY: f"{record.boundary_bytes / 1e6:.2f}",
+        _FETCHED: f"{record.fetched_bytes / 1e6:.2f}",
         "cut": f"{record.parts.cut_ratio:.1%}" if record.parts else "-",
         f"last {metric}": f"{values[-1]:.4f}" if values else "-",
         "best": f"{_best(values, metric):.4f}" if values else "-",

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from lightning_gnn_dist.batches.ahead.row_cache import figures_of
+from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import device_of, stream_to
@@ -101,7 +103,8 @@ class ShardedDataModule(ExchangingDataModule):
         self.cache_bytes = cache_bytes
         self._graph: ShardedGraph | None = None
         self._part: Graph | None = None
-        self._most = self._marked_before = 0  # training nodes of the rank that has most, and of the shards before
+        # Training nodes of the rank that has most, of the shards before, and of all ranks.
+        self._most = self._marked_before = self._num_marked = 0
 
     @property
     def fingerprint(self) -> str:
@@ -147,6 +150,7 @@ class ShardedDataModule(ExchangingDataModule):
             counts = all_gather_rows(torch.tensor([self._own_seeds().numel(), self._marked().numel()]))
             self._check_seeds(counts[:, 0])
             self._most = int(counts[:, 0].max())
+            self._num_marked = int(counts[:, 0].sum())
             self._marked_before = int(counts[: self._rank() % self.bounds.num_shards, 1].sum())
 
     def teardown(self, stage: str) -> None:
@@ -176,12 +180,11 @@ class ShardedDataModule(ExchangingDataModule):
 
     @property
     def figures(self) -> dict[str, float]:
-        """Numbers to log: how long training waited for data, the rows of other shards, and the share in the cache."""
-        if self._graph is None or not self._graph.cache.asked:
+        """Numbers to log: how long training waited for data, the rows of other shards, and those in the cache."""
+        if self._graph is None:
             return super().figures
         cache = self._graph.cache
-        fetched = float(cache.fetched_bytes)
-        return super().figures | {"data/fetched_bytes": fetched, "data/cache_hit_rate": cache.hit_rate}
+        return super().figures | figures_of(cache.asked, cache.hits, cache.fetched_bytes)
 
     # What it is made of.
 
@@ -196,6 +199,11 @@ class ShardedDataModule(ExchangingDataModule):
             )
         if self.loading.sample_on != "cpu":
             raise ValueError(f'sample_on must be "cpu" for shards, whose batches are made in RAM, got {self.loading}.')
+        if self.loading.cache_bytes is not None:
+            raise ValueError(
+                f"Loading(cache_bytes={self.loading.cache_bytes}) is for a graph in files on one host: of shards give "
+                f"ShardedDataModule(..., cache_bytes={self.loading.cache_bytes})."
+            )
 
     def _check_samplers(self) -> None:
         """Refuse samplers that do not work across shards, or not with the types of the graph."""
@@ -286,6 +294,12 @@ class ShardedDataModule(ExchangingDataModule):
 
     def _all_seeds(self) -> Tensor:
         return self._whole_graph().split("train")
+
+    def _correction_seeds(self) -> Tensor | OwnSeeds:
+        if self.global_batching.deal == "any":
+            return self._all_seeds()
+        own, inputs = self._own_seeds(), self._inputs_of(self._running_part(), self._own_seeds())
+        return OwnSeeds(self._whole_graph().ids_of_own(own), inputs, self._num_marked, self._rank(), self._world_size())
 
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
         seeds = self._own_seeds()

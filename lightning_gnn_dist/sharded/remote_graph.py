@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.ahead.row_cache import RowCache
 from lightning_gnn_dist.batches.pool import BufferPool, Pool
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
@@ -23,7 +24,6 @@ from lightning_gnn_dist.engine.row_kernels import put_rows
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.rows import bytes_per_row, take_rows
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.cache import RowCache
 from lightning_gnn_dist.sharded.owner import DRAW, EDGES, NODES, ROWS, Answers, Message, Owner, draw_of, narrow, rows_of
 from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel

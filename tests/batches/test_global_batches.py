@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.global_batches import GlobalBatches
+from lightning_gnn_dist.batches.global_batches import GlobalBatches, OwnSeeds, batches_of
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -80,3 +80,40 @@ def test_a_pass_takes_no_seed_twice_and_seeds_are_uniform(whole: GlobalBatches) 
 def test_a_batch_larger_than_the_training_nodes_is_all_of_them(whole: GlobalBatches) -> None:
     large = GlobalBatches(whole.source, whole.seeds, 10**9, 5)
     assert [sorted(batch) for batch in seeds(large, 0, stop=2)] == [whole.seeds.tolist()] * 2
+
+
+def owned(sizes: list[int], rank: int, batch_size: int = 16) -> GlobalBatches:
+    """Batches of ranks that own so many training nodes, one after the other."""
+    ids = GRAPH.split("train").split(sizes)[rank]
+    places = torch.arange(sum(sizes)).split(sizes)[rank]
+    own = OwnSeeds(ids, places, sum(sizes), rank, len(sizes))
+    return batches_of(source_of([3, 3]), own, batch_size, 5, 2, None, True)
+
+
+@pytest.mark.parametrize("sizes", [[60], [30, 30], [43, 0, 2, 15]])
+def test_own_seeds_are_dealt_once_a_pass_and_evenly(sizes: list[int]) -> None:
+    assert len(GRAPH.split("train")) == sum(sizes) == 60
+    for round_idx in (0, 3):
+        of_ranks = [
+            list(owned(sizes, rank).of_round(round_idx, rank, len(sizes), stop=6)) for rank in range(len(sizes))
+        ]
+        assert {owned(sizes, rank).num_batches for rank in range(len(sizes))} == {3}
+        for first in (0, 3):  # two passes
+            seen = []
+            for size, batches in zip(sizes, of_ranks, strict=True):
+                counts = [batch.batch_size for batch in batches[first : first + 3]]
+                assert sum(counts) == size and max(counts) - min(counts) <= 1
+                for batch in batches[first : first + 3]:
+                    asked = batch.n_id[: batch.batch_size]
+                    assert asked.equal(GRAPH.split("train")[batch.input_id])
+                    seen += asked.tolist()
+            assert sorted(seen) == GRAPH.split("train").tolist()
+    orders = [
+        [b.n_id[: b.batch_size].tolist() for b in owned(sizes, 0).of_round(r, 0, len(sizes), stop=3)] for r in (0, 1)
+    ]
+    assert orders[0] != orders[1]
+
+
+def test_nobody_deals_the_seeds_of_others() -> None:
+    with pytest.raises(ValueError, match=r'rank 1 of 2 knows its own seeds alone: use correction="sliced"'):
+        next(owned([30, 30], 1).of_round(0))

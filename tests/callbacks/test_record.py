@@ -84,6 +84,13 @@ def test_what_was_sent_at_the_boundary_has_a_column_where_there_is_some() -> Non
     assert (first.split()[-2:], second.split()[-2:]) == (["1.00", "0.50"], ["-", "0.25"])
 
 
+def test_what_was_fetched_has_columns_where_there_is_some() -> None:
+    ranks = [[replace(row(1), fetched_bytes=5e5, cache_asked=8, cache_hits=2)], [row(1)]]
+    _, titles, first, second, *_ = str(replace(record(), ranks=ranks)).splitlines()
+    assert titles.endswith("  MB sent  MB fetched  held") and "fetched" not in str(record())
+    assert (first.split()[-2:], second.split()[-2:]) == (["0.50", "25%"], ["0.00", "-"])
+
+
 def test_a_folder_without_a_record_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no report\.json\. RunReport writes one"):
         RunRecord.load(tmp_path)

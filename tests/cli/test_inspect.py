@@ -44,6 +44,37 @@ def test_several_partitions_with_what_follows(graph: str, capsys: pytest.Capture
     assert len(list((Path(graph) / "partitions").iterdir())) == 3  # where a fit will find them
 
 
+def test_what_a_cache_saves(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By hand: a pass is one batch, and a bulk of four needs nearly all of the 2,000 rows of 64 float32."""
+    sizes = ["--batch-size", "1000", "--fanout", "15", "10"]
+    main(["inspect", graph, "--cache", "0.0001", "1", *sizes])
+    title, without, small, large = capsys.readouterr().out.splitlines()[-4:]
+    assert title.startswith("Rows that a pass would fetch from its files, one process, with batches of 1000 and fan-o")
+    assert "(512 batches drawn, 1 in a pass)" in title
+    rows = int(without.split()[3].replace(",", ""))
+    assert 490 < rows <= 500 and without.startswith(f"  without a cache: {rows} rows, 12")  # kB
+    assert small.startswith("  cache of 100.0 kB: holds 20% of them, ")  # 390 rows
+    assert large.startswith("  cache of 1.0 GB: holds 99% of them, ")
+    main(["inspect", graph, "--parts", "2", "--partitioner", "random", "--cache", "1", *sizes])
+    assert "from other shards, part " in capsys.readouterr().out
+
+
+def test_what_has_no_rows_to_hold_is_said(tmp_path: Path) -> None:
+    citations(600).save(tmp_path / "typed")
+    with pytest.raises(SystemExit, match=r"--cache is for graphs without types, and .* has types: leave it out"):
+        main(["inspect", str(tmp_path / "typed"), "--cache", "1"])
+    whole = communities(200)
+    masks = {name: array for name, array in whole.node_arrays.items() if name != "x"}
+    Graph(whole.indptr, whole.indices, masks).save(tmp_path / "narrow")
+    with pytest.raises(SystemExit, match="has no features that --cache could hold, of at least 32 bytes a node"):
+        main(["inspect", str(tmp_path / "narrow"), "--cache", "1"])
+    Graph(whole.indptr, whole.indices, {"x": whole.node_arrays["x"]}).save(tmp_path / "bare")
+    with pytest.raises(SystemExit, match="train"):
+        main(["inspect", str(tmp_path / "bare"), "--cache", "1"])
+    with pytest.raises(SystemExit):
+        main(["inspect", str(tmp_path / "bare"), "--cache", "0"])
+
+
 def test_what_cannot_be_done_is_said(graph: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="is not a saved graph"):
         main(["inspect", str(tmp_path)])

@@ -348,3 +348,8 @@ def test_what_cannot_work_is_refused() -> None:
 def small_split_without_test() -> LinkSplit:
     graph = communities(NODES, 4, num_features=FEATURES)
     return split_edges(graph, 0.1, 0.0, negatives=3)
+
+
+def test_links_are_not_dealt_to_owners_of_nodes() -> None:
+    with pytest.raises(ValueError, match="deals nodes to their owners, and links have two ends"):
+        LinkDataModule(split_edges(communities(100, 4)), global_batching=GlobalBatching(deal="own"))

@@ -21,6 +21,7 @@ from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
@@ -40,6 +41,7 @@ MORE: dict[str, dict[str, Any]] = {
     "ddp": {"boundary": Fetch()},
     "llcg with halos": {"boundary": Halo(2, neighbors=3)},
     "grappa with halos": {"boundary": Halo(1)},
+    "llcg of own seeds": {"global_batching": GlobalBatching(deal="own", batch_size=30)},
     "llcg with layers": {"global_batching": GlobalBatching(sampler=LadiesSampler([60, 60]))},
 }
 Result = tuple[list[Tensor], dict[str, float]]
@@ -104,6 +106,29 @@ def test_training_on_shards_is_training_on_parts(saved: Path, name: str) -> None
         assert figures == expected
     ours, theirs = ((saved / f"{kind}.npy").read_bytes() for kind in ("shards", "whole"))
     assert ours == theirs
+
+
+def lists_kept(rank: int, world_size: int, folder: str) -> tuple[list[str], float]:
+    """The lists of nodes of all shards that corrections and the global anchor leave, and how much they corrected."""
+    found: list[str] = []
+    deal = GlobalBatching(deal="own", batch_size=30)
+    data = ShardedDataModule(f"{folder}/shares", **OPTIONS | {"global_batching": deal})
+
+    class Look(pl.Callback):
+        def on_train_end(self, *_: Any) -> None:
+            found.extend(data._whole_graph()._splits)
+
+    strategy = LLCGStrategy(EverySteps(2), correction_steps=2, drift=Drift("global"), **PATIENCE)
+    model, quiet = SAGE(12, 4), {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    options = {"enable_checkpointing": False, "limit_val_batches": 0, "max_epochs": 2, "callbacks": [Look()]}
+    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, **options, **quiet)
+    trainer.fit(model, data)
+    return found, float(sum(weight.detach().double().sum() for weight in model.parameters()))
+
+
+def test_seeds_that_owners_deal_are_listed_nowhere(saved: Path) -> None:
+    (first, weights), (second, others) = run_ranks(lists_kept, 2, str(saved))
+    assert first == second == [] and weights == others
 
 
 def evaluate(rank: int, world_size: int, folder: str) -> tuple[list[Tensor], list[Tensor]]:

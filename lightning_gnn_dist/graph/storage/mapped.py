@@ -41,7 +41,7 @@ class MappedRows:
 
     def __init__(self, array: Tensor, maps: list[Map] | None = None) -> None:
         self._array = array
-        self._place = _file_of(array, maps)
+        self._place = file_of(array, maps)
         self._file: int | None = None
         if self._place is not None:
             self._file = os.open(self._place.name, os.O_RDONLY)
@@ -90,8 +90,8 @@ def _let_go(start: int, end: int) -> None:
     libc().madvise(start, end - start, DO_NOT_NEED)
 
 
-def _file_of(array: Tensor, maps: list[Map] | None) -> Map | None:
-    """The map of a file under the array; None if there is none, or if some of it was changed in memory."""
+def file_of(array: Tensor, maps: list[Map] | None) -> Map | None:
+    """Return the map of a file under the array; None if there is none, or if some of it was changed in memory."""
     found = maps_under(array, maps)
     if len(found) != 1 or found[0].sizes["Anonymous"] > 0:
         return None

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.ahead.row_cache import RowCache, Rows
 from lightning_gnn_dist.batches.pool import Pool
 from lightning_gnn_dist.engine.temporal.order import ordered
 from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, as_integers, sources_of
 from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
-from lightning_gnn_dist.sharded.cache import RowCache, Rows
 from lightning_gnn_dist.sharded.owner import DRAW, EDGES, NODES, narrow
 from lightning_gnn_dist.sharded.remote_graph import Route, ShardedGraph
 from lightning_gnn_dist.sharded.typed.owner import DEGREES, TIMES, Seen, TypedOwner, draw_of, letters_of

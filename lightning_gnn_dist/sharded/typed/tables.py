@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from lightning_gnn_dist.batches.ahead.row_cache import RowCache, Rows
 from lightning_gnn_dist.batches.pool import gather_joined
-from lightning_gnn_dist.sharded.cache import RowCache, Rows
 from lightning_gnn_dist.sharded.remote_graph import Found, Sought, sought_among
 
 
@@ -52,6 +52,11 @@ class Caches:
     @property
     def num_rows(self) -> int:
         return sum(cache.num_rows for cache in self._caches)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows that they may hold."""
+        return sum(cache.num_bytes for cache in self._caches)
 
     @property
     def asked(self) -> int:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.ahead.row_cache import RowCache
 from lightning_gnn_dist.batches.pool import gather_joined
-from lightning_gnn_dist.sharded.cache import RowCache
 
 NUM_NODES, NUM_BULKS = 1000, 40
 

@@ -1,9 +1,9 @@
-"""A cache of rows that other ranks own, by Belady's rule: the rows that are needed last go first.
+"""A cache of rows that lie elsewhere, by Belady's rule: the rows that are needed last go first.
 
     next use of a row = the first of the coming bulks that has it      (draws are keyed: they are known ahead)
 
 L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966. Rows that no
-known bulk needs are kept by how many edges of the own shard come from them.
+known bulk needs are kept by how many edges come from them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RowCache:
         arrays: Arrays with rows like those to hold, by name.
         num_rows: How many rows it may hold.
         fetch: Returns the rows of every array for some increasing ids.
-        count: Returns how many edges of the own shard come from each of some ids.
+        count: Returns how likely each of some ids is to be needed at all, such as how many edges come from it.
 
     Attributes:
         rows: What is held, by slot.
@@ -60,6 +60,11 @@ class RowCache:
     def fetched_bytes(self) -> int:
         """Bytes of the rows that were looked up and not held."""
         return self.bytes_per_row * (self.asked - self.hits)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows that it may hold."""
+        return self.num_rows * self.bytes_per_row
 
     def look_up(self, ids: Tensor, coming: Sequence[Tensor]) -> tuple[Tensor, Rows]:
         """Return where the rows of some ids are, and those that were fetched for it, which stand below the held ones.
@@ -110,3 +115,11 @@ class RowCache:
         haste = counts.clamp(max=_MOST) - uses * (_MOST + 1)  # the sooner the more
         surplus = len(counts) - self.num_rows
         return torch.from_numpy(np.argpartition(haste.numpy(), surplus)[:surplus])
+
+
+def figures_of(asked: int, hits: int, fetched_bytes: int) -> dict[str, float]:
+    """Return numbers to log: what was fetched, how many rows were asked for, and how many of these were held."""
+    if not asked:
+        return {}
+    counts = {"asked": float(asked), "hits": float(hits), "hit_rate": hits / asked}
+    return {"data/fetched_bytes": float(fetched_bytes)} | {f"data/cache_{name}": n for name, n in counts.items()}

@@ -1,0 +1,242 @@
+"""Features four times as large as memory: rows of files asked for ahead, against all in memory; and what caches hold.
+
+    python benchmarks/on_disk.py make big                       # 2 M nodes, 16 M edges, 512 features: 4.1 GB
+    python benchmarks/on_disk.py run big                        # as root: it makes a control group for each process
+    python benchmarks/on_disk.py caches big                     # hits and bytes of three rules
+
+``run`` trains so many steps in a process of its own for each way: with the features in memory and no limit; and in a
+control group whose memory is a quarter of the features, which counts all that the process holds and what the system
+caches of files for it. There rows are read through the map, or ahead (``Loading(cache_bytes=...)``); before, the system
+lets go of the files. The first steps are not counted. A GraphSAGE of two layers behind a layer of the nodes' own rows,
+of which ``--hidden`` says how long a step computes; one thread computes, another makes batches. "Computing" is the time
+of steps with their batch at hand, "waited" what training waited for batches. After each table stands the disk.
+
+``caches`` counts, with room for 10, 25 and 50 % of the rows, in bulks as ``run`` makes them: the rows that are held
+when a bulk needs them, and the megabytes that a bulk reads of the others: by Belady's rule with eight bulks known (as
+here), by LRU, and with the rows of most receivers. Those are held before the start; reading them is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from sampling import power_law_communities
+from shares import of_latest, of_most
+from torch import Tensor
+from torch.nn import functional
+from torch_geometric.nn import SAGEConv
+
+from lightning_gnn_dist import Fetch, Graph, Loading, NeighborSampler, PartitionedDataModule
+from lightning_gnn_dist.batches.ahead.row_cache import RowCache
+from lightning_gnn_dist.engine.sample import BatchKey
+
+CLASSES = 32
+SAMPLER, BULK, KNOWN = NeighborSampler([10, 5]), 2, 8
+GROUPS = Path("/sys/fs/cgroup")
+WAYS = ("memory", "map", "ahead")
+
+
+class Model(pl.LightningModule):
+    """Notes the times of its steps."""
+
+    def __init__(self, num_features: int, hidden: int) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(num_features, hidden)
+        self.convs = torch.nn.ModuleList([SAGEConv(hidden, 256), SAGEConv(256, CLASSES)])
+        self.began, self.steps, self.ends = 0.0, list[float](), list[float]()
+
+    def training_step(self, batch: Any) -> Tensor:
+        self.began = time.perf_counter()
+        first, last = batch.blocks
+        x = self.first(batch.x).relu()
+        x = self.convs[0]((x, x[: first.num_dst]), first.adj).relu()
+        out = self.convs[1]((x, x[: last.num_dst]), last.adj)
+        return functional.cross_entropy(out, batch.y)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.ends.append(time.perf_counter())
+        self.steps.append(self.ends[-1] - self.began)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+def make(options: argparse.Namespace) -> None:
+    """Write a graph whose degrees follow a power law; a tenth of the nodes are seeds."""
+    graph = power_law_communities(options.num_nodes, options.num_edges, CLASSES)
+    shape, scratch = (graph.num_nodes, options.num_features), options.folder.with_suffix(".x.npy")
+    generator = np.random.default_rng(0)
+    x = np.lib.format.open_memmap(scratch, "w+", np.float32, shape)
+    for first in range(0, len(x), 10_000):
+        x[first : first + 10_000] = generator.standard_normal((len(x[first : first + 10_000]), shape[1]), np.float32)
+    arrays = {
+        "x": torch.from_numpy(x),
+        "y": torch.from_numpy(generator.integers(CLASSES, size=len(x))),
+        "train_mask": torch.from_numpy(generator.random(len(x)) < 0.1),
+    }
+    Graph(graph.indptr, graph.indices, arrays).save(options.folder)
+    scratch.unlink()
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train in one way, and print the figures as JSON."""
+    torch.set_num_threads(1)
+    cache = options.cache if options.way == "ahead" else None
+    graph = Graph.open(options.folder)
+    if options.way == "memory":
+        arrays = {name: array.clone() for name, array in graph.node_arrays.items()}
+        graph = Graph(graph.indptr.clone(), graph.indices.clone(), arrays)
+    loading = Loading(bulk_size=BULK, ahead_bytes=options.ahead, cache_bytes=cache, check_values=False)
+    data = PartitionedDataModule(graph, sampler=SAMPLER, batch_size=128, loading=loading, boundary=Fetch())
+    model = Model(graph.node_arrays["x"].shape[1], options.hidden)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, max_steps=options.steps, limit_val_batches=0, enable_checkpointing=False, **quiet
+    )
+
+    class Figures(pl.Callback):
+        before, after = dict[str, float](), dict[str, float]()
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == options.skipped:
+                self.before = data.figures
+            self.after = data.figures
+
+    trainer.callbacks.append(figures := Figures())
+    trainer.fit(model, data)
+    figure = {name: value - figures.before.get(name, 0.0) for name, value in figures.after.items()}
+    print(
+        json.dumps(
+            {
+                "seconds": model.ends[-1] - model.ends[options.skipped - 1],
+                "computing": sum(model.steps[options.skipped :]),
+                "waited": figure["data/waited_seconds"],
+                "read": figure.get("data/fetched_bytes", float("nan")),
+                "hits": figures.after.get("data/cache_hit_rate", float("nan")),
+            }
+        )
+    )
+
+
+def let_go(folder: Path) -> None:
+    """Have the system forget what it caches of the files."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
+
+
+def group_of(limit: int) -> Path:
+    """Make a control group of so many bytes, of version 1 or 2; its files of processes and of memory differ."""
+    parent = GROUPS / "memory" if (GROUPS / "memory").is_dir() else GROUPS
+    group = parent / f"on-disk-{os.getpid()}"
+    group.mkdir(exist_ok=True)
+    name = "memory.limit_in_bytes" if parent != GROUPS else "memory.max"
+    (group / name).write_text(str(limit))
+    return group
+
+
+def figures_of(way: str, options: argparse.Namespace, limit: int) -> dict[str, float]:
+    """Train in one way in a process of its own."""
+    let_go(options.folder)
+    group = None if way == "memory" else group_of(limit)
+    command = [sys.executable, __file__, "train", str(options.folder), "--way", way]
+    for name in ("steps", "skipped", "hidden", "cache", "ahead"):
+        command += [f"--{name}", str(getattr(options, name))]
+
+    def join() -> None:
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    try:
+        done = subprocess.run(command, preexec_fn=join, stdout=subprocess.PIPE, check=True, text=True)
+    finally:
+        if group is not None:
+            group.rmdir()
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def run(options: argparse.Namespace) -> None:
+    x = Graph.open(options.folder).node_arrays["x"]
+    limit = x.nbytes // 4
+    print(f"{x.nbytes / 1e9:.2f} GB of features, limit {limit / 1e6:.0f} MB, cache {options.cache / 1e6:.0f} MB")
+    print("| rows | turn | seconds | of all in memory | computing | waited | MB read a step | in the cache |")
+    print("|---|---|---|---|---|---|---|---|")
+    for turn in range(options.turns):
+        base = 0.0  # seconds of the first way
+        for way in options.ways:
+            found = figures_of(way, options, limit)
+            base = base or found["seconds"]
+            cells = [f"{found[name]:.1f}" for name in ("seconds", "computing", "waited")]
+            cells.insert(1, f"{found['seconds'] / base:.2f}")
+            per_step = found["read"] / 1e6 / (options.steps - options.skipped)
+            print(f"| {way} | {turn} | {' | '.join(cells)} | {per_step:.1f} | {found['hits']:.0%} |", flush=True)
+    print(f"\nDisk: {disk_of(options.folder)}")
+
+
+def disk_of(folder: Path) -> str:
+    """The device that a folder lies on, its file system, and what Linux knows of it."""
+    told = subprocess.run(["df", "--output=source,fstype", folder], stdout=subprocess.PIPE, check=True, text=True)
+    device, kind = told.stdout.split()[-2:]
+    queue = Path("/sys/class/block") / Path(device).name / "queue"
+    facts = {name: (queue / name).read_text().strip() for name in ("rotational", "read_ahead_kb") if queue.is_dir()}
+    return f"{device}, {kind}, " + ", ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def caches(options: argparse.Namespace) -> None:
+    """Print what three rules hold of the rows that bulks need."""
+    graph = Graph.open(options.folder)
+    seeds, width = graph.split("train"), graph.node_arrays["x"][:1].nbytes
+    seeds = seeds[torch.randperm(len(seeds), generator=torch.Generator().manual_seed(0))]
+    bulks = []
+    for first in range(0, options.steps, BULK):
+        numbers = range(first, first + BULK)
+        places = [torch.arange(i * 128, (i + 1) * 128) % len(seeds) for i in numbers]
+        samples = SAMPLER.sample_bulk(graph, [seeds[at] for at in places], [BatchKey(0, 0, i) for i in numbers])
+        bulks.append(torch.cat([sample.nodes for sample in samples]).unique())
+    degrees, asked = graph.degrees(), sum(map(len, bulks))
+    print("| room | Belady: hits | MB a bulk | LRU: hits | MB a bulk | most receivers: hits | MB a bulk |")
+    print("|---|---|---|---|---|---|---|")
+    for share in (0.1, 0.25, 0.5):
+        room = int(share * graph.num_nodes)
+        cache = RowCache({}, room, lambda ids: {}, degrees.__getitem__)
+        for number, bulk in enumerate(bulks):
+            cache.look_up(bulk, bulks[number + 1 : number + KNOWN])
+        found = cache.hits, of_latest(bulks, room), of_most(bulks, degrees, room)
+        cells = [f"{hits / asked:.0%} | {(asked - hits) * width / len(bulks) / 1e6:.1f}" for hits in found]
+        print(f"| {share:.0%} | {' | '.join(cells)} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("what", choices=["make", "run", "train", "caches"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--num-nodes", type=int, default=2_000_000)
+    parser.add_argument("--num-edges", type=int, default=16_000_000)
+    parser.add_argument("--num-features", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=170)
+    parser.add_argument("--skipped", type=int, default=20)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--cache", type=int, default=100_000_000)
+    parser.add_argument("--ahead", type=int, default=60_000_000)
+    parser.add_argument("--way", choices=WAYS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    options = parser.parse_args()
+    {"make": make, "run": run, "train": train, "caches": caches}[options.what](options)
+
+
+if __name__ == "__main__":
+    main()

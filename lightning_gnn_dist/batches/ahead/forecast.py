@@ -1,0 +1,83 @@
+"""What training batches would fetch of rows that lie elsewhere, with a cache and without, found by drawing them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.ahead.row_cache import RowCache
+from lightning_gnn_dist.batches.ahead.source import MOST_KNOWN
+from lightning_gnn_dist.batches.loader import slice_of
+from lightning_gnn_dist.engine.rng import permutation
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.sampling.base import Sampler
+
+
+class Forecast(NamedTuple):
+    """What a pass over some seeds would fetch.
+
+    Attributes:
+        drawn: Batches that were drawn for it.
+        batches: Batches of a pass.
+        rows: Rows that lie elsewhere and that bulks need, each once a bulk, in a pass.
+        held: Of these, the share that a cache of each size would hold.
+    """
+
+    drawn: int
+    batches: int
+    rows: float
+    held: list[float]
+
+
+def forecast(
+    graph: Graph,
+    sampler: Sampler,
+    seeds: Tensor,
+    is_near: Tensor | None,
+    rooms: Sequence[int],
+    count: Callable[[Tensor], Tensor],
+    *,
+    batch_size: int,
+    bulk_size: int,
+    most_batches: int,
+) -> Forecast:
+    """Draw the first batches of passes over some seeds, and count what they would fetch.
+
+    Args:
+        graph: The whole graph.
+        sampler: Draws the batches.
+        seeds: The seeds.
+        is_near: Which nodes' rows need not be fetched. None: all are.
+        rooms: How many rows each cache may hold.
+        count: Returns how likely nodes are to be needed at all, for the cache.
+        batch_size: Seeds of a batch, at most.
+        bulk_size: Batches that are made together.
+        most_batches: Batches to draw, at most; of several passes, if one has fewer.
+    """
+    num_batches = -(-len(seeds) // batch_size)
+    bulks, drawn = [], 0
+    for keys in islice(_keys(num_batches, bulk_size), -(-most_batches // bulk_size)):
+        orders = {key.epoch: permutation(len(seeds), 0, key.epoch) for key in keys}
+        asked = [seeds[orders[key.epoch][slice_of(len(seeds), num_batches, key.batch)]] for key in keys]
+        nodes = torch.cat([sample.nodes for sample in sampler.sample_bulk(graph, asked, keys)]).unique()
+        bulks.append(nodes if is_near is None else nodes[~is_near[nodes]])
+        drawn += len(keys)
+    rows = sum(map(len, bulks))
+    caches = [RowCache({}, room, lambda ids: {}, count) for room in rooms]
+    for cache in caches:
+        for number, bulk in enumerate(bulks):
+            cache.look_up(bulk, bulks[number + 1 : number + MOST_KNOWN])
+    return Forecast(drawn, num_batches, rows * num_batches / drawn, [cache.hit_rate for cache in caches])
+
+
+def _keys(num_batches: int, bulk_size: int) -> Iterator[list[BatchKey]]:
+    """Yield the keys of one bulk after the other, pass by pass."""
+    first = 0
+    while True:
+        yield [BatchKey(0, *divmod(number, num_batches)) for number in range(first, first + bulk_size)]
+        first += bulk_size

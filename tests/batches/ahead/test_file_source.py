@@ -1,0 +1,133 @@
+"""Batches whose rows are read from files are those of the graph in RAM, whatever is held and made ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.ahead.disk_rows import DiskRows
+from lightning_gnn_dist.batches.ahead.file_source import FileSource
+from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.global_batches import GlobalBatches
+from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.batches.pool import Widen
+from lightning_gnn_dist.batches.source import BatchSource, GraphSource
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.quantize import quantize_rows
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.cluster import ClusterSampler
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+
+AHEAD = {0: 0, 1: 1, 8: 1_200_000}  # bulks: bytes
+SAMPLER = NeighborSampler([4, 3])
+
+
+def floats(x: Tensor) -> dict[str, Tensor]:
+    return {"x": x}
+
+
+def halves(x: Tensor) -> dict[str, Tensor]:
+    return {"x": x.bfloat16()}
+
+
+def scaled(x: Tensor) -> dict[str, Tensor]:
+    x, scale = quantize_rows(x)
+    return {"x": x, "x_scale": scale}
+
+
+def saved(folder: Path, form: Callable[[Tensor], dict[str, Tensor]] = floats, *, edges: bool = True) -> Graph:
+    graph = communities(500, 4, num_features=32)
+    arrays = (
+        graph.node_arrays
+        | form(graph.node_arrays["x"])
+        | {"z": torch.randn(500, 3, 5), "chunk": torch.arange(500) // 50}
+    )
+    of_edges = {"edge_weight": torch.rand(graph.num_edges), "edge_attr": torch.randn(graph.num_edges, 9)}
+    Graph(graph.indptr, graph.indices, arrays, of_edges if edges else {}).save(folder / "graph")
+    return Graph.open(folder / "graph")
+
+
+def passes(source: BatchSource, num_threads: int) -> list[dict[str, Any]]:
+    """Two loaders and corrections share what is held, and one leaves a pass unfinished."""
+    seeds = torch.arange(500)
+    loader = BatchLoader(source, seeds, 30, seed=1, bulk_size=3, num_threads=num_threads, inputs=seeds + 7)
+    other = BatchLoader(source, seeds[:90], 4, seed=0, shuffle=False, num_threads=num_threads)
+    whole = GlobalBatches(source, torch.arange(300), 32, 0, 3, None, True, in_background=num_threads > 0)
+    unfinished = iter(loader)
+    found = [*other, *(next(unfinished) for _ in range(4)), *other]
+    unfinished.close()
+    found += [*loader.between(40, 75), *whole.of_round(1, 0, 2, start=1, stop=6)]
+    loader.close()
+    return [contents(batch) for batch in found]
+
+
+def contents(batch: SampledData) -> dict[str, Any]:
+    return batch.to_dict() | {"indptr": batch.blocks[0].indptr, "indices": batch.blocks[0].indices}
+
+
+def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    for ours, other in zip(found, expected, strict=True):
+        assert list(ours) == list(other)
+        for name, value in other.items():
+            assert torch.equal(ours[name], value) if isinstance(value, Tensor) else ours[name] == value, name
+
+
+@pytest.mark.parametrize("depth", AHEAD)
+@pytest.mark.parametrize("cache_bytes", [0, 1000, 40_000, 80_000])
+def test_batches_are_those_of_the_graph(tmp_path: Path, cache_bytes: int, depth: int) -> None:
+    graph = saved(tmp_path)
+    rows = DiskRows.of(graph, cache_bytes)
+    assert rows is not None
+    source = FileSource(graph, rows, SAMPLER, Loading(ahead_bytes=AHEAD[depth]))
+    found = passes(source, num_threads=2)
+    rows.close()
+    assert_same(found, passes(GraphSource(graph, SAMPLER, all_labels=False), 0))
+    assert 4 <= source.depth(2) <= 12 if depth == 8 else source.depth(2) == depth, source._bulk_bytes
+    assert (rows.cache.hits > 0) == (cache_bytes > 0) and rows.bytes_read > 0
+    assert sum(array.nbytes for array in rows.cache.rows.values()) <= cache_bytes
+
+
+@pytest.mark.parametrize("all_labels", [False, True])
+@pytest.mark.parametrize("widen", [False, True, torch.bfloat16])
+@pytest.mark.parametrize("form", [floats, halves, scaled])
+def test_all_forms_of_features_are_read(
+    tmp_path: Path, form: Callable[[Tensor], dict[str, Tensor]], widen: Widen, all_labels: bool
+) -> None:
+    graph = saved(tmp_path, form, edges=False)
+    rows = DiskRows.of(graph, 5000)
+    assert rows is not None
+    stays, said = (None, widen) if isinstance(widen, bool) else (widen, "auto")
+    source = FileSource(graph, rows, SAMPLER, Loading(widen=said, all_labels=all_labels), stays=stays)
+    expected = passes(GraphSource(graph, SAMPLER, widen=widen, all_labels=all_labels), 0)
+    assert_same(passes(source, 1), expected)
+    source.spare_memory()
+    assert_same(passes(source, 0), expected)
+    rows.close()
+
+
+@pytest.mark.parametrize("sampler", [NeighborSampler([-1, -1]), LadiesSampler([32, 32]), ClusterSampler(2)], ids=str)
+def test_samplers_draw_what_they_draw_in_ram(tmp_path: Path, sampler: Sampler) -> None:
+    graph = saved(tmp_path)
+    rows = DiskRows.of(graph, 10_000)
+    assert rows is not None
+    source = FileSource(graph, rows, sampler, Loading())
+    assert_same(passes(source, 1), passes(GraphSource(graph, sampler, all_labels=False), 0))
+    rows.close()
+
+
+def test_what_fits_is_read_through_the_map(tmp_path: Path) -> None:
+    graph = saved(tmp_path)
+    wide = 500 * 4 * (32 + 15)
+    assert DiskRows.of(graph, wide) is None
+    rows = DiskRows.of(graph, wide - 1)
+    assert rows is not None and rows.cache.num_rows == 499
+    assert rows.are_rows_of(graph) and not rows.are_rows_of(communities(500, 4))
+    rows.close()

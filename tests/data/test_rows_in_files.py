@@ -1,0 +1,202 @@
+"""A fit on a graph whose rows are read from files ahead is the fit in RAM, and leaves nothing, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from torch import Tensor
+
+from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.boundary.boundary import Fetch, Isolated
+from lightning_gnn_dist.callbacks.record import RunRecord
+from lightning_gnn_dist.callbacks.run_report import RunReport
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.data.links import split_edges
+from lightning_gnn_dist.data.settings import GlobalBatching
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.drift import Drift
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from tests.every_strategy import PATIENCE
+from tests.ranks import run_ranks
+from tests.sage import SAGE
+
+SAMPLER = NeighborSampler([4, 3])
+CACHE = 5000  # bytes, of 32,000
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+
+
+def strategy_of(name: str) -> Strategy:
+    if name == "llcg":
+        return LLCGStrategy(EverySteps(3), correction_steps=2, drift=Drift("global"), **PATIENCE)
+    return (
+        DDPStrategy(timeout=PATIENCE["launch"].timeout) if name == "ddp" else SingleDeviceStrategy(torch.device("cpu"))
+    )
+
+
+class Ending(SAGE):
+    """Ends as it is told, in step 3."""
+
+    def __init__(self, how: str = "") -> None:
+        super().__init__(16, 4)
+        self.how = how
+
+    def training_step(self, batch: Any) -> Tensor:
+        if self.global_step == 2:
+            if self.how == "exception":
+                raise ZeroDivisionError
+            if self.how == "SIGTERM":
+                os.kill(os.getpid(), signal.SIGTERM)
+        return super().training_step(batch)
+
+
+def fit(
+    graph: Graph | str, world_size: int, strategy: str, loading: Loading, how: str = "", **options: Any
+) -> tuple[list[Tensor], dict[str, float], str]:
+    """The weights, what the data module logs, and what was raised."""
+    pl.seed_everything(0)
+    data = PartitionedDataModule(
+        graph,
+        sampler=SAMPLER,
+        batch_size=20,
+        loading=loading,
+        boundary=Isolated() if strategy == "llcg" else Fetch(),
+        global_batching=GlobalBatching(batch_size=40),
+    )
+    model, said, figures = Ending(how), "", dict[str, float]()
+
+    class Figures(pl.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            figures.update(data.figures)
+
+    options = {"max_epochs": 1, "limit_val_batches": 0, "num_sanity_val_steps": 0} | options
+    options["callbacks"] = [Figures(), *options.pop("more", [])]
+    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy_of(strategy), **options, **QUIET)
+    try:
+        trainer.fit(model, data)
+    except BaseException as error:
+        said = type(error).__name__
+    return [weight.detach().clone() for weight in model.parameters()], figures, said
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("graph") / "graph"
+    communities(500, 4, num_features=16).save(folder)
+    return str(folder)
+
+
+def fits(rank: int, world_size: int, folder: str, strategy: str) -> list[Any]:
+    settings = [Loading(), Loading(cache_bytes=CACHE, bulk_size=2)]
+    max_epochs = 1 if world_size < 3 else 4  # so that rows come again
+    return [fit(folder, world_size, strategy, loading, max_epochs=max_epochs)[:2] for loading in settings]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "strategy"),
+    [(1, "one"), (2, "llcg"), *(pytest.param(size, "ddp", marks=pytest.mark.slow) for size in (2, 3, 4))],
+)
+def test_a_fit_is_the_one_in_ram(saved: str, world_size: int, strategy: str) -> None:
+    for (expected, plain), (found, figures) in run_ranks(fits, world_size, saved, strategy):
+        assert "data/fetched_bytes" not in plain
+        assert figures["data/fetched_bytes"] > 0 and 0 < figures["data/cache_hit_rate"] < 1
+        assert all(ours.equal(theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+ENDS: dict[str, dict[str, Any]] = {
+    "max_steps": {"max_steps": 3},
+    "limit": {"limit_train_batches": 2},
+    "stopping": {"more": [pl.callbacks.EarlyStopping("loss", patience=1, mode="max", min_delta=1e9)]},
+    "exception": {},
+    "SIGTERM": {},
+}
+
+
+def reported(rank: int, world_size: int, folder: str) -> tuple[RunRecord | None, dict[str, float]]:
+    report = RunReport()
+    loading = Loading(cache_bytes=CACHE, bulk_size=2)
+    figures = fit(folder, world_size, "one", loading, max_epochs=3, more=[report])[1]
+    return report.record, figures
+
+
+def test_the_report_says_what_was_read_and_held(saved: str) -> None:
+    ((record, figures),) = run_ranks(reported, 1, saved)
+    assert record is not None and "MB fetched  held" in str(record)
+    for name in ("fetched_bytes", "cache_asked", "cache_hits"):
+        rounds = [getattr(row, name) for row in record.ranks[0]]
+        assert len(rounds) == 3 and min(rounds) > 0
+        assert figures[f"data/{name}"] <= sum(rounds)  # some are read after a step and before the end of its pass
+
+
+def left(rank: int, world_size: int, folder: str) -> dict[str, tuple[str, int, int]]:
+    """What each fit raises, and the threads and open files that it leaves beyond those of the first one."""
+    graph, found, loading = Graph.open(folder), {}, Loading(cache_bytes=CACHE, bulk_size=2)
+    fit(graph, world_size, "one", loading, max_steps=1)
+    before = threading.active_count(), open_files(folder)
+    for how, options in ENDS.items():
+        validates = {"limit_val_batches": 1.0, "val_check_interval": 2} if how == "stopping" else {}
+        said = fit(graph, world_size, "one", loading, how, **options, **validates)[2]
+        with suppress(AttributeError):  # Lightning leaves the handler of a fit that a signal has ended
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        found[how] = said, threading.active_count() - before[0], open_files(folder) - before[1]
+    return found
+
+
+def open_files(folder: str) -> int:
+    """How many files of a graph are open; each array that is mapped is one."""
+    names = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one of this listing
+            names.append(os.readlink(entry))
+    return sum(name.startswith(folder) for name in names)
+
+
+def test_a_fit_leaves_nothing_however_it_ends(saved: str) -> None:
+    (found,) = run_ranks(left, 1, saved)
+    said = dict.fromkeys(ENDS, "") | {"exception": "ZeroDivisionError", "SIGTERM": "SIGTERMException"}
+    assert found == {how: (said[how], 0, 0) for how in ENDS}
+
+
+def test_links_are_learned_from_files(tmp_path: Path) -> None:
+    split = split_edges(communities(500, 4, num_features=16), 0.1, 0.1, seed=0)
+    split.save(tmp_path / "split")
+    loaders = []
+    for loading in (Loading(), Loading(cache_bytes=CACHE)):
+        data = LinkDataModule(tmp_path / "split", sampler=SAMPLER, batch_size=64, loading=loading)
+        data.setup("fit")
+        loaders.append(list(data.train_dataloader()))
+        data.teardown("fit")
+    for expected, found in zip(*loaders, strict=True):
+        assert found.x.equal(expected.x) and found.edge_label_index.equal(expected.edge_label_index)
+
+
+def test_what_has_no_rows_in_files_is_refused(saved: str, tmp_path: Path) -> None:
+    some = Loading(cache_bytes=CACHE)
+    graph = communities(100, 4, num_features=16)
+    with pytest.raises(ValueError, match=r"Loading\(cache_bytes=5000\) is for a graph in files"):
+        PartitionedDataModule(graph, loading=some)
+    Graph(graph.indptr, graph.indices, {"y": graph.node_arrays["y"]}).save(tmp_path / "narrow")
+    with pytest.raises(ValueError, match="no array with at least 32 bytes a node, but labels, lies in a file"):
+        PartitionedDataModule(tmp_path / "narrow", loading=some)
+    with pytest.raises(ValueError, match="a WholePartSampler has one batch of all rows"):
+        PartitionedDataModule(saved, loading=some, sampler=WholePartSampler(2))
+    with pytest.raises(ValueError, match="sample_on is 'auto': leave one of them out"):
+        PartitionedDataModule(saved, loading=Loading(cache_bytes=CACHE, sample_on="auto"))
+    with pytest.raises(ValueError, match=r"of shards give ShardedDataModule\(..., cache_bytes=5000\)"):
+        ShardedDataModule(tmp_path, loading=some)
+    with pytest.raises(ValueError, match="cache_bytes must be an integer of at least 0"):
+        Loading(cache_bytes=-1)
