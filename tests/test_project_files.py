@@ -87,3 +87,14 @@ def test_an_index_shows_code_as_it_stands() -> None:
     fences = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
     readme = (ROOT / "README.md").read_text()
     assert fences.findall(shown(readme, None, "1")) == fences.findall(readme) != []
+
+
+def test_the_oldest_versions_are_those_that_are_allowed() -> None:
+    allowed = {}
+    for line in PROJECT["dependencies"]:
+        name, version = re.match(r"([\w-]+)[^;]*>=([\d.]+)", line).groups()  # type: ignore[union-attr]
+        allowed[name] = version
+    lines = (ROOT / "constraints-oldest.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert pinned.keys() == allowed.keys()
+    assert all((pinned[name] + ".").startswith(version + ".") for name, version in allowed.items())
