@@ -10,14 +10,17 @@ PIP := $(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check
 ALONE = $(PYTHON) -m pip --python build/alone/bin/python install --quiet --no-compile --constraint constraints.txt
 TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test test-slow lint types docs wheel publish clean
+OLDEST := build/oldest/bin
+OLDEST_TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints-oldest.txt)
+
+.PHONY: demo test test-slow test-oldest lint types docs wheel publish clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
 	$(BIN)/lightning-gnn-dist demo
 
 # Some thousand processes import the package: each would compile it anew where the environment forbids to keep that.
-test test-slow: export PYTHONDONTWRITEBYTECODE =
+test test-slow test-oldest: export PYTHONDONTWRITEBYTECODE =
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --durations=10
@@ -26,6 +29,13 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow and not gpu and not alone" -n 3 --dist loadfile --durations=10
 	$(BIN)/python -m pytest -m "slow and not gpu and alone" --durations=10
+
+# The oldest versions that pyproject.toml allows, in an environment of their own.
+test-oldest:
+	$(PYTHON) -m venv build/oldest
+	$(OLDEST)/python -m pip install --constraint constraints-oldest.txt "$(OLDEST_TORCH)"
+	$(OLDEST)/python -m pip install --constraint constraints-oldest.txt --editable ".[dev]"
+	$(OLDEST)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile --durations=10
 
 lint: $(READY)
 	$(BIN)/ruff check .

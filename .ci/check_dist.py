@@ -5,6 +5,7 @@ python .ci/check_dist.py dist
 
 from __future__ import annotations
 
+import re
 import sys
 import tarfile
 import tomllib
@@ -21,6 +22,7 @@ def metadata_of(text: bytes, name: str) -> Metadata:
     found = Metadata.from_email(text, validate=True)
     assert found.name == PACKAGE.replace("_", "-"), f"{name}: the name is {found.name}"
     assert found.description and found.description_content_type == "text/markdown", f"{name}: no README"
+    assert not re.search(r"\]\((?!https?:|#)", found.description), f"{name}: a link that an index cannot follow"
     assert found.summary and found.license_expression and found.requires_python, f"{name}: a field is missing"
     return found
 

@@ -3,8 +3,8 @@
     python benchmarks/readme_picture.py benchmarks/results/frontier.jsonl docs/assets/accuracy-over-bytes.svg
 
 The mean over the five generated graphs of ``frontier.py`` with their first seed, which all settings were run with:
-eight ranks, GraphSAGE of two layers, 200 steps. Greys and colours have contrast on white and on black, and nothing is
-painted behind them: a page in the dark shows the same file.
+eight ranks, GraphSAGE of two layers, 200 steps. The paper is painted: words have the same contrast, 4.5 at least, on a
+page in the dark.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ WIDTH, HEIGHT = 760, 390
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 62, 66
 LOWEST, HIGHEST = 40.0, 70.0  # percent of the test nodes
 FEWEST = 0.015  # of the bytes of Grappa
-GREY = "#717a85"
+GREY = "#5b6470"
+PAPER = '<rect width="100%" height="100%" rx="8" fill="#ffffff"/>'
 LEVEL = "one process"
 
 
@@ -38,17 +39,17 @@ class Point(NamedTuple):
 
 # A colour, and the points of a curve. Labels lie where they cross nothing.
 CURVES: list[tuple[str, list[Point]]] = [
-    ("#3b7ddd", [Point("Grappa", 10, "Grappa", 14, -12, "end")]),
-    ("#2a9d4a", [Point("LLCG", 10, "LLCG, every 10 steps", 10, -12)]),
+    ("#2563c9", [Point("Grappa", 10, "Grappa", 14, -12, "end")]),
+    ("#1d7a38", [Point("LLCG", 10, "LLCG, every 10 steps", 10, -12)]),
     (
-        "#dc6900",
+        "#b35300",
         [
             Point("averaging", 50, "averaging, super-nodes, every 50 steps", -6, 28, "start"),
             Point("averaging", 10, "every 10 steps", 14, 12, "start"),
         ],
     ),
     (
-        "#d1495b",
+        "#c0304a",
         [
             Point("averaging, METIS", 50, "averaging, METIS parts, every 50 steps", 14, 6, "start"),
             Point("averaging, METIS", 10, "every 10 steps", 14, 6, "start"),
@@ -123,7 +124,7 @@ def picture(results: Path) -> str:
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     font = 'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif" font-size="16"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">'
-    return "\n".join([head, "<title>Test accuracy over bytes sent</title>", *parts, "</svg>\n"])
+    return "\n".join([head, "<title>Test accuracy over bytes sent</title>", PAPER, *parts, "</svg>\n"])
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class Readable(griffe.Extension):
 
 def shown(text: str) -> str:
     """The text with the marks of Sphinx replaced by what Markdown understands."""
-    text = _FORMULAS.sub(lambda match: f"{_mathml(match[1], 'block')}\n\n", f"{text}\n")
+    text = _FORMULAS.sub(lambda match: f"<div class='wide'>{_mathml(match[1], 'block')}</div>\n\n", f"{text}\n")
     text = _FORMULA.sub(lambda match: _mathml(match[1], "inline"), text)
     return _ROLE.sub(lambda match: _link(match[1]), text).rstrip("\n")
 

@@ -1,13 +1,14 @@
-"""What the site adds to the pages: README.md as its first page, notebooks, and files of the repository that pages name.
+"""What the site adds to the pages: README.md as its first page, notebooks, measurements, and files that pages name.
 
-A link that is a paragraph of its own and leads to measurements is replaced by that file: figures have one home, and the
-pages can be read in the repository as well.
+All of them can be read in the repository as well. Their links name files of the repository; here they lead to where the
+site has these.
 """
 
 from __future__ import annotations
 
 import html
 import json
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -18,27 +19,27 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-MEASUREMENTS = "choosing.md"  # the page that shows them
+MEASUREMENTS = ROOT / "benchmarks"
 _LINK = re.compile(r"(?<=\])\((?!https?://|#)([^)#\s]+)(#[^)\s]*)?\)")
 _CONSOLE = re.compile(r'<div class="language-console highlight">(<pre>.*?</pre>)</div>', re.DOTALL)
-_INCLUDED = re.compile(r"^\[[^\]]+\]\((\.\./benchmarks/\w+\.md)\)$", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the first page, a page for each notebook, and every file outside of docs that a page links to."""
+    """Add the first page, a page for each notebook, all measurements, and every other file that a page links to."""
     files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text()))
     for notebook in sorted(DOCS.glob("*.ipynb")):
         files.append(File.generated(config, f"{notebook.stem}.md", content=_as_page(notebook)))
-    for path in sorted({path for page in _pages() for path in _outside(page)}):
-        files.append(File.generated(config, str(path), abs_src_path=str(ROOT / path)))
+    linked = {path for page in _pages() for path in _outside(page)}
+    for path in sorted(linked | {path.relative_to(ROOT) for path in MEASUREMENTS.glob("*.md")}):
+        files.append(File.generated(config, path.as_posix(), abs_src_path=str(ROOT / path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Put measurements in the place of the links to them, and let all others lead to where the site has it."""
-    folder = ROOT if page.file.src_uri == "index.md" else DOCS
-    pieces = enumerate(_INCLUDED.split(markdown))
-    return "".join(_measurements(DOCS / piece) if at % 2 else _led(piece, folder) for at, piece in pieces)
+    """Let links lead to where the site has what they name."""
+    here = posixpath.dirname(page.file.src_uri)
+    source = ROOT if page.file.src_uri == "index.md" else MEASUREMENTS if here else DOCS
+    return _LINK.sub(lambda match: f"({posixpath.relpath(_place(source / match[1]), here)}{match[2] or ''})", markdown)
 
 
 def on_page_content(content: str, **_: Any) -> str:
@@ -73,41 +74,22 @@ def _cell(cell: dict[str, Any]) -> str:
 def _output(output: dict[str, Any]) -> str:
     data = output.get("data", {})
     if "image/svg+xml" in data:
-        return f"<div>{''.join(data['image/svg+xml'])}</div>"
+        return f'<div class="wide">{"".join(data["image/svg+xml"])}</div>'
     return f"```text\n{''.join(output.get('text') or data['text/plain']).rstrip()}\n```"
 
 
-def _measurements(path: Path) -> str:
-    """A file, one level further down."""
-    text = re.sub(r"^(#+ )", r"#\1", path.read_text(), flags=re.MULTILINE)
-    return _led(text, path.parent)
-
-
-def _led(text: str, folder: Path) -> str:
-    """The text of a file that lies in ``folder``, with links to where the site has what they lead to."""
-    return _LINK.sub(lambda match: f"({_place(folder / match[1], match[2] or '')})", text)
-
-
-def _place(path: Path, anchor: str) -> str:
-    """Where the site has a file of the repository, from the folder of its pages."""
+def _place(path: Path) -> str:
+    """Where the site has a file of the repository."""
     path = path.resolve()
-    if path.is_relative_to(DOCS):
-        page = path.with_suffix(".md") if path.suffix == ".ipynb" else path
-        return f"{page.relative_to(DOCS)}{anchor}"
     if path == ROOT / "README.md":
-        return f"index.md{anchor}"
-    if path.parent == ROOT / "benchmarks" and path.suffix == ".md":
-        return f"{MEASUREMENTS}{anchor or '#' + _slug(path)}"
-    return f"{path.relative_to(ROOT)}{anchor}"
-
-
-def _slug(path: Path) -> str:
-    title = path.read_text().splitlines()[0].lstrip("# ")
-    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower())
+        return "index.md"
+    if path.is_relative_to(DOCS):
+        return (path.with_suffix(".md") if path.suffix == ".ipynb" else path).relative_to(DOCS).as_posix()
+    return path.relative_to(ROOT).as_posix()
 
 
 def _pages() -> list[Path]:
-    return [ROOT / "README.md", *DOCS.glob("*.md")]
+    return [ROOT / "README.md", *DOCS.glob("*.md"), *MEASUREMENTS.glob("*.md")]
 
 
 def _outside(page: Path) -> set[Path]:

@@ -65,13 +65,23 @@ def test_docstrings_are_readable(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_measurements_come_from_their_files(site: Path) -> None:
+def test_measurements_are_pages_of_their_own(site: Path) -> None:
     choosing = (site / "choosing.html").read_text()
     for path in sorted((ROOT / "benchmarks").glob("*.md")):
-        title, *lines = path.read_text().splitlines()
-        assert title.lstrip("# ") in choosing
-        assert any(line.startswith("| ") or line.startswith("NeighborSampler") for line in lines)
-    assert "0.738 ± 0.026" in choosing and "0.268 ± 0.020" in choosing  # a row of accuracy.md, one of links.md
+        page = (site / "benchmarks" / f"{path.stem}.html").read_text()
+        assert html.escape(path.read_text().splitlines()[0].lstrip("# "), quote=False) in page
+        assert f'href="benchmarks/{path.stem}.html"' in choosing.partition('id="all-measurements"')[2]
+    assert "0.738 ± 0.026" in (site / "benchmarks" / "accuracy.html").read_text() and "0.738 ± 0.026" not in choosing
+    assert 'href="benchmarks/frontier.html#what-llcg-could-leave-out"' in choosing
+
+
+@pytest.mark.slow
+def test_what_is_wider_than_a_screen_scrolls_by_itself(site: Path) -> None:
+    style = (site / "assets" / "site.css").read_text()
+    assert re.search(r"^\.wide {\s+overflow-x: auto;", style, re.MULTILINE)
+    pages = "".join(path.read_text() for path in site.glob("*.html")).replace("'", '"')
+    wide = re.findall(r'(.*)(?:<svg xmlns=[^>]*class="charts"|<math[^>]*display="block")', pages)
+    assert len(wide) > 4 and all(before.endswith('<div class="wide">') for before in wide)
 
 
 @pytest.mark.slow

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
+from runpy import run_path
 from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from tests.pages import ROOT
+from tests.pages import ROOT, links
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = [ROOT / ".github" / "dependabot.yml", *sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))]
@@ -65,3 +66,35 @@ def test_the_citation_is_of_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
     assert all(citation[name] for name in ("cff-version", "message", "title", "authors"))
+
+
+def test_an_index_shows_no_link_that_leads_nowhere() -> None:
+    pytest.importorskip("hatchling", reason="hatchling is not installed")
+    shown = run_path(str(ROOT / "hatch_build.py"))["long_description"]
+    readme = (ROOT / "README.md").read_text()
+    alone = shown(readme, None, "1.2.3")
+    assert not re.search(r"\]\((?!https?:|#)", alone) and "!" not in alone.split("```")[0]
+    assert "*Test accuracy over bytes sent, with eight ranks." in alone and "the\nquick start begins" in alone
+    linked = shown(readme, "https://host/us/it", "1.2.3")
+    assert "](https://host/us/it/raw/v1.2.3/docs/assets/accuracy-over-bytes.svg)" in linked
+    files = {path for path, _ in links(ROOT / "README.md") if path and not path.endswith(".svg")}
+    assert files == set(re.findall(r"\]\(https://host/us/it/blob/v1.2.3/([^)#]*)", linked))
+
+
+def test_an_index_shows_code_as_it_stands() -> None:
+    pytest.importorskip("hatchling", reason="hatchling is not installed")
+    shown = run_path(str(ROOT / "hatch_build.py"))["long_description"]
+    fences = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+    readme = (ROOT / "README.md").read_text()
+    assert fences.findall(shown(readme, None, "1")) == fences.findall(readme) != []
+
+
+def test_the_oldest_versions_are_those_that_are_allowed() -> None:
+    allowed = {}
+    for line in PROJECT["dependencies"]:
+        name, version = re.match(r"([\w-]+)[^;]*>=([\d.]+)", line).groups()  # type: ignore[union-attr]
+        allowed[name] = version
+    lines = (ROOT / "constraints-oldest.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert pinned.keys() == allowed.keys()
+    assert all((pinned[name] + ".").startswith(version + ".") for name, version in allowed.items())

@@ -10,12 +10,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from torch import Tensor
 
+from lightning_gnn_dist.callbacks.discrepancy import DiscrepancyProbe
+from lightning_gnn_dist.callbacks.run_report import RunReport
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
@@ -82,6 +86,71 @@ def test_averages_over_time_are_equal_on_all_ranks(name: str) -> None:
     (mean, last), (other_mean, _) = run_ranks(with_averages, 2, name)
     assert all(map(torch.equal, mean, other_mean))
     assert not any(map(torch.equal, mean, last))
+
+
+def curves_of_tensorboard(logger: Any) -> dict[str, int]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-not-found]
+
+    read = EventAccumulator(logger.log_dir).Reload()
+    return {name: len(read.Scalars(name)) for name in read.Tags()["scalars"]}
+
+
+def curves_of_mlflow(logger: Any) -> dict[str, int]:
+    client = logger.experiment
+    names = client.get_run(logger.run_id).data.metrics
+    return {name: len(client.get_metric_history(logger.run_id, name)) for name in names}
+
+
+def curves_of_wandb(logger: Any) -> dict[str, int]:
+    return {name: 1 for name in logger.experiment.summary.keys() if not name.startswith("_")}  # noqa: SIM118
+
+
+LOGGERS: dict[str, tuple[Any, Any]] = {
+    "tensorboard": (lambda folder: TensorBoardLogger(folder), curves_of_tensorboard),
+    "mlflow": (lambda folder: MLFlowLogger(tracking_uri=f"sqlite:///{folder}/runs.db"), curves_of_mlflow),
+    "wandb": (lambda folder: WandbLogger(save_dir=folder, offline=True), curves_of_wandb),
+}
+
+
+def logged(rank: int, world_size: int, folder: Path, tool: str, name: str) -> dict[str, int]:
+    """How many points each curve of rank 0 has."""
+    warnings.simplefilter("ignore")  # of the tools themselves
+    make, curves = LOGGERS[tool]
+    logger, data = make(folder), PartitionedDataModule(small_graph(), batch_size=16)
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    callbacks = [DiscrepancyProbe(), RunReport()] if name == "rounds" else [RunReport()]
+    fit = pl.Trainer(
+        accelerator="cpu",
+        devices=world_size,
+        strategy=STRATEGIES[name](),
+        logger=logger,
+        callbacks=callbacks,
+        max_epochs=2,
+        log_every_n_steps=1,
+        num_sanity_val_steps=0,
+        **quiet,
+    )
+    fit.fit(model(), data)
+    return curves(logger) if rank == 0 else {}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the tools themselves
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("tool", LOGGERS)
+def test_a_logger_has_the_names_of_the_page(tool: str, name: str, tmp_path: Path) -> None:
+    pytest.importorskip(tool, reason=f"{tool} is not installed")
+    if tool == "mlflow":
+        LOGGERS[tool][0](tmp_path)  # makes the tables, which two ranks would make at once
+    curves, nothing = run_ranks(logged, 2, tmp_path, tool, name)
+    (table,) = re.findall(r"^\| name \| what \|\n(.*?)\n\n", (ROOT / "docs" / "tools.md").read_text(), re.M | re.S)
+    told = {found for found in re.findall(r"`([\w/]+)`", table) if "/" in found}
+    assert nothing == {} and {"accuracy", "comm/bytes_sent", "data/waited_seconds"} <= set(curves)
+    extra = {found for found in curves if "/" in found} - told
+    assert extra <= {"trainer/global_step"}, extra  # which belongs to Weights & Biases
+    if name == "rounds":
+        assert {"round/index", "round/seconds", "round/discrepancy"} <= set(curves)
+    assert tool == "wandb" or curves["accuracy"] == 2
 
 
 def profiled(rank: int, world_size: int, folder: Path, name: str) -> None:

@@ -19,10 +19,10 @@ h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; border-top: 1p
 h2, p { overflow-wrap: anywhere; }
 table { border-collapse: collapse; } th, td { padding: .25em .8em; text-align: left;
 border-bottom: 1px solid var(--line); } td { font-variant-numeric: tabular-nums; white-space: nowrap; }
-.wide { overflow-x: auto; }
+.wide { overflow-x: auto; } @media (min-width: 1000px) { td { white-space: normal; } th, td { padding: .25em .5em; } }
 .charts { display: flex; flex-wrap: wrap; gap: 1.5em; align-items: flex-start; } .charts > div { max-width: 100%; }
 svg { max-width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--ink); }
-svg text[fill="#ffffff"] { fill: #fff; } svg text[fill="#222222"] { fill: #222; }
+svg text[fill="#ffffff"] { fill: #fff; } svg text[fill="#000000"] { fill: #000; }
 svg text.title { font-weight: 600; font-size: 13px; } svg .grid { stroke: var(--line); stroke-width: 1; }
 @media (prefers-color-scheme: dark) { svg [fill="#eeeeee"] { fill: #333; }
 svg [fill="#2f4b7c"] { fill: #7d9bd0; } svg [stroke="#2f4b7c"] { stroke: #7d9bd0; } }

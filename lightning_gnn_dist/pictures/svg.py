@@ -17,11 +17,13 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 34, 46
 _LINE = 17  # height of a line of the legend, in pixels
 _MAX_LABELS = 16  # along an axis
 _MAX_NUMBERS = 12  # rows or columns of a heat map up to which cells show their numbers
+_DARK = 0.685  # cells of more than this strength are read in white, others in black, both with a contrast above 4.5
 _BAR = 20
 _CHARACTER = 6  # width of a character, about
 _BETWEEN = 24  # pixels between charts of one file
 _STYLE = (  # what the style of a page says otherwise
     ".charts { max-width: 100%; height: auto; } .charts text { font: 11px system-ui, sans-serif; fill: #222; } "
+    '.charts text[fill="#ffffff"] { fill: #fff; } .charts text[fill="#000000"] { fill: #000; } '
     ".charts text.title { font-weight: 600; font-size: 13px; } .charts .grid { stroke: #e4e4e4; stroke-width: 1; }"
 )
 
@@ -134,7 +136,7 @@ def _cell(
     yield f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}">{hint}</rect>'
     if cell is not None and max(len(chart.rows), len(chart.columns)) <= _MAX_NUMBERS:
         short = f"{cell:.0%}" if chart.as_share else _number(cell)
-        colour = "#ffffff" if strength > 0.55 else "#222222"
+        colour = "#ffffff" if strength > _DARK else "#000000"
         yield _text(x + width / 2, y + height / 2 + 4, short, "middle", colour)
 
 

@@ -36,6 +36,7 @@ def test_the_page_is_for_small_and_for_dark_screens() -> None:
     page = page_of(RUNS, "accuracy")
     assert 'content="width=device-width, initial-scale=1"' in page and "prefers-color-scheme: dark" in page
     assert page.index('<div class="wide"><table>') and ".wide { overflow-x: auto; }" in page  # the table, not the page
+    assert "(min-width: 1000px) { td { white-space: normal; }" in page  # long names break, so that it fits
     drawn = set(re.findall(r'(?:fill|stroke)="(#[0-9a-f]{6})"', page))
     told = set(re.findall(r'\[fill="(#[0-9a-f]{6})"\]', page))
     assert "#eeeeee" in drawn & told and "--ink" in page

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from lightning_gnn_dist.pictures.charts import Bars, HeatMap, Line, Lines, of_all, of_run
-from lightning_gnn_dist.pictures.svg import drawn, ticks
+from lightning_gnn_dist.pictures.svg import drawn, ticks, together
 from tests.pictures.records import record
 
 
@@ -70,3 +70,22 @@ def test_a_bar_is_as_long_as_its_share() -> None:
     chart = Bars("labels", "share", ["a", "b"], ["part 0"], [[0.25, 0.75]])
     lengths = [float(box.attrib["width"]) for box in ElementTree.fromstring(drawn(chart)).iter("rect")][:2]
     assert lengths[1] == pytest.approx(3 * lengths[0], rel=1e-2)
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_numbers_are_read_on_every_shade() -> None:
+    cells: list[list[float | None]] = [[(9 * down + along) / 80 for along in range(9)] for down in range(9)]
+    chart = HeatMap("shades", "x", "y", list("abcdefghi"), list("abcdefghi"), cells, as_share=True)
+    root = ElementTree.fromstring(drawn(chart))
+    shades = [box.attrib["fill"] for box in root.iter("rect")]
+    inks = [text.attrib["fill"] for text in root.iter("text") if "fill" in text.attrib]
+    for shade, ink in zip(shades, inks, strict=True):
+        low, high = sorted((luminance(shade), luminance(ink)))
+        assert (high + 0.05) / (low + 0.05) > 4.5, (shade, ink)
+    style = together([[chart]]).partition("</style>")[0]
+    assert {*inks} == {"#ffffff", "#000000"} and all(f'text[fill="{ink}"]' in style for ink in inks)
