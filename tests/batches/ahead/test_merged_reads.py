@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead import merged_reads
-from lightning_gnn_dist.batches.ahead.merged_reads import MergedReads
+from lightning_gnn_dist.batches.ahead.merged_reads import THREAD_NAME, MergedReads
 
 
 def mapped(path: Path, array: Tensor) -> Tensor:
@@ -91,13 +91,21 @@ def test_arrays_in_ram_are_refused() -> None:
         MergedReads(torch.randn(1000, 50))
 
 
+def openings(folder: Path) -> int:
+    """How many files of a folder this process has open; others come and go with what other tests have left."""
+    files = [Path(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    return sum(file.is_symlink() and folder in file.readlink().parents for file in files)
+
+
 def test_nothing_is_left_open(tmp_path: Path) -> None:
     array = mapped(tmp_path / "a.npy", torch.randn(100_000, 16))
-    before = os.listdir("/proc/self/fd"), threading.active_count()
+    before = openings(tmp_path)  # of the map
     reads = MergedReads(array)
     reads.take(torch.arange(0, 100_000, 2000))
+    assert openings(tmp_path) == before + 1
     reads.close()
     reads.close()
-    assert (os.listdir("/proc/self/fd"), threading.active_count()) == before
+    assert openings(tmp_path) == before
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)]
     with pytest.raises(RuntimeError, match="was closed while rows of it were asked for"):
         reads.take(torch.arange(3))
