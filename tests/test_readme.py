@@ -20,7 +20,7 @@ from lightning_gnn_dist.graph.synthetic import communities
 from tests.pages import ROOT, Block, blocks
 from tests.ranks import run_ranks
 from tests.sage import SAGE
-from tests.typed_sage import LinkHetero, typed_graph_of_papers
+from tests.typed_sage import HeteroSAGE, LinkHetero, typed_graph_of_papers
 
 
 def after(diff: Block) -> str:
@@ -50,6 +50,14 @@ def test_the_loaders_of_pyg_are_replaced(at: int) -> None:
     trainer = quiet_trainer(accelerator="cpu", devices=1)
     exec(code, names(trainer=trainer))
     assert "accuracy" in trainer.callback_metrics
+
+
+def test_the_loader_of_types_is_replaced() -> None:
+    (block,), graph = blocks("diff", "migration", "Loaders of a HeteroData"), typed_graph_of_papers(200)
+    model = HeteroSAGE(list(graph.types.edge_types) if graph.types else [])
+    trainer = quiet_trainer(accelerator="cpu", devices=1)
+    exec(after(block), names(data=graph.to_pyg(), model=model, trainer=trainer))
+    assert "val_acc" in trainer.callback_metrics
 
 
 def test_the_loader_of_links_is_replaced() -> None:
@@ -86,7 +94,7 @@ def test_a_graph_of_dgl_is_taken_over(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_every_diff_is_run() -> None:
-    assert len(blocks("diff")) == 5
+    assert len(blocks("diff")) == 6
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: f"{block.page}: {block.heading}")

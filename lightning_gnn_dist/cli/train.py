@@ -26,9 +26,9 @@ from lightning_gnn_dist.callbacks.predictions import PredictionWriter
 from lightning_gnn_dist.callbacks.preemption import PreemptionCheckpoint
 from lightning_gnn_dist.callbacks.run_report import RunReport
 from lightning_gnn_dist.cli.config_file import check_files
-from lightning_gnn_dist.cli.misspelt import PACKAGE, hint
+from lightning_gnn_dist.cli.mistakes.misspelt import PACKAGE, hint
+from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_line, with_path
 from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE
-from lightning_gnn_dist.cli.value_errors import check_values, in_one_line, with_path
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.layerwise.layers import has_layers

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from jsonargparse import Namespace
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.cli.misspelt import PACKAGE, STRUCTURE
+from lightning_gnn_dist.cli.mistakes.misspelt import PACKAGE, STRUCTURE
 
 KEY = re.compile(r'Parser key "([^"]+)":')
 GROUP = re.compile(r"(?:Group '|unrecognized arguments: --)([\w.]+)(?:' does not accept|\.\w+)")

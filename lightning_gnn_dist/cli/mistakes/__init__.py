@@ -1,0 +1,1 @@
+"""What is answered to options that are misspelt, or have wrong values."""
