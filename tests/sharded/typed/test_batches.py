@@ -83,7 +83,7 @@ def compare(pairs: list[tuple[Graph, Graph, Partition]], sampler: NeighborSample
 @pytest.mark.parametrize(
     ("world_size", "sampler", "cache"),
     [
-        (4, NeighborSampler([3, 2]), 0),
+        pytest.param(4, NeighborSampler([3, 2]), 0, marks=pytest.mark.slow),
         pytest.param(2, NeighborSampler([-1, 2, 1]), 100_000, marks=pytest.mark.slow),
         (3, NeighborSampler(PER_TYPE), 100_000),
         (1, NeighborSampler([-1, 1]), 0),
