@@ -54,14 +54,19 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 BOTH_WAYS = ("sent", "rev_sent")
 
 
-def events_of(directory: Path, name: str) -> tuple[Graph, tuple[str, str, str]]:
-    """The graph of one edge type and its reverse, both with times, and the type."""
+def hetero_of(directory: Path, name: str, *, reverse: bool = False) -> HeteroData:
+    """A graph of the directory, as its reader gives it."""
     spec = importlib.util.spec_from_file_location("read_typed", directory / "read_typed.py")
     if spec is None or spec.loader is None:
-        raise SystemExit(f"{directory} has no read_typed.py with to_hetero(name).")
+        raise SystemExit(f"{directory} has no read_typed.py with to_hetero(name, reverse=False).")
     reader = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(reader)
-    raw, data = reader.to_hetero(name), HeteroData()
+    return reader.to_hetero(name, reverse=reverse)
+
+
+def events_of(directory: Path, name: str) -> tuple[Graph, tuple[str, str, str]]:
+    """The graph of one edge type and its reverse, both with times, and the type."""
+    raw, data = hetero_of(directory, name), HeteroData()
     ((sender, _, receiver), events) = next(iter(raw.edge_items()))
     for kind in {sender, receiver}:
         data[kind].num_nodes = raw[kind].num_nodes

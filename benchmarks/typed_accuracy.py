@@ -11,10 +11,8 @@ ranks together, 240 local steps. The accuracy is that of the weights of the best
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import logging
-import statistics
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +21,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from events import hetero_of, spread
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from rows import FORK, Outcome
 from torch import Tensor, nn
@@ -52,12 +51,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 
 def graph_of(directory: Path, name: str) -> Graph:
     """The graph with its reverse types and standardised features."""
-    spec = importlib.util.spec_from_file_location("read_typed", directory / "read_typed.py")
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"{directory} has no read_typed.py with to_hetero(name, reverse=True).")
-    reader = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reader)
-    data = reader.to_hetero(name, reverse=True)
+    data = hetero_of(directory, name, reverse=True)
     for store in data.node_stores:
         if "x" in store:
             x = store.x.to_dense().float() if store.x.is_sparse else store.x.float()
@@ -180,11 +174,6 @@ def main() -> None:
                         file.write(json.dumps({"graph": name, "arm": arm, "seed": seed, "test": test}) + "\n")
             apart = [one - other for one, other in zip(found, alone, strict=True)]
             print(f"| {name} | {arm} | {spread(found)} | {spread(apart)} |", flush=True)
-
-
-def spread(values: list[float]) -> str:
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{100 * statistics.mean(values):.1f} ± {100 * deviation:.1f}"
 
 
 if __name__ == "__main__":
