@@ -14,6 +14,11 @@ def run(options: argparse.Namespace) -> None:
     """Do what the options say."""
     try:
         graph = Graph.open(options.graph)
+        if options.balance != "nodes" and options.partitioner not in (None, "metis"):
+            raise ValueError(
+                f"--balance {options.balance} is for --partitioner metis, and {options.partitioner} evens out nodes: "
+                "leave one of the two out."
+            )
         partitioner = partitioner_of(options.partitioner, options)
         partition = cached_partition(graph, partitioner, options.parts, options.seed)
         save_shards(graph, partition, options.output)

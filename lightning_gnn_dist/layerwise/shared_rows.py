@@ -34,6 +34,13 @@ class SharedRows:
 
     def write(self, ids: NDArray[np.int64], rows: NDArray[Any]) -> None:
         """Write ``rows[i]`` as the row of node ``ids[i]``. Collective the first time, when rank 0 makes the file."""
+        if ids.size and int(ids.max()) >= self._num_rows:
+            raise ValueError(
+                f"There is a row for node {int(ids.max())}, and the graph has {self._num_rows} nodes to predict: its "
+                "array n_id holds ids of a larger graph that it was cut from, as by Graph.induced. Take the array out, "
+                'graph.node_arrays.pop("n_id"), of a graph with types graph.types.node_arrays["paper"].pop("n_id"), '
+                "and rows are those of the graph itself."
+            )
         if self._file is None:
             self._file = self._open(rows)
         self._file.write(ids, rows)

@@ -6,6 +6,7 @@ my_shares/share-00003/     the rows of shard 3, whose entries are ids of the who
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass, replace
@@ -17,16 +18,18 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_folder, check_instance
 from lightning_gnn_dist.graph.convert import index_dtype
+from lightning_gnn_dist.graph.digest import fingerprint_of
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph, open_rows, typed_graph
 from lightning_gnn_dist.graph.rows import edge_positions, row_slices, take_rows
 from lightning_gnn_dist.graph.storage import drafts
 from lightning_gnn_dist.graph.storage.files import check_entries, read_json
+from lightning_gnn_dist.graph.storage.store import SHARD, SHARDS
 from lightning_gnn_dist.graph.typed.induced import types_of
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds, bounds_of, order_of_types, typed_about
 
 FORMAT = "lightning_gnn_dist shares"
-INDEX = "shares.json"
+INDEX = SHARDS
 MOST_STARTS = 1 << 62
 _WAY_OUT = "Copy it again."
 
@@ -39,6 +42,7 @@ class Bounds:
         nodes: The first node of each shard, then the number of nodes, int64.
         edges: The same for edges; empty if every host made its own shard, as nobody counted all edges.
         fingerprint: A hash that identifies the whole graph.
+        division: A hash of which node is in which shard; empty if every host made its own shard.
         types: Of a typed graph, where the nodes and edges of each type begin. Then ``nodes`` and ``edges`` count those
             of all types, and ids are as ``types`` says.
     """
@@ -47,6 +51,7 @@ class Bounds:
     edges: Tensor
     fingerprint: str
     types: TypedBounds | None = None
+    division: str = ""
 
     @classmethod
     def read(cls, folder: str | Path) -> Bounds:
@@ -54,10 +59,16 @@ class Bounds:
         about = _read_index(Path(folder))
         nodes, edges = (torch.tensor(about.get(name, []), dtype=torch.int64) for name in ("nodes", "edges"))
         types = typed_about(about, nodes.numel() - 1, Path(folder) / INDEX)
-        found = cls(nodes, edges, about["fingerprint"], types)
+        found = cls(nodes, edges, about["fingerprint"], types, about.get("division", ""))
         if types is not None and not (types.nodes.sum(0).equal(nodes) and types.edges.sum(0).equal(edges)):
             raise ValueError(f"{Path(folder) / INDEX} is damaged (types do not add up to all nodes). {_WAY_OUT}")
         return found
+
+    @property
+    def mark(self) -> int:
+        """A number that shards have in common if they are of one division of one graph."""
+        found = hashlib.blake2b(f"{self.fingerprint} {self.division}".encode(), digest_size=6)
+        return int.from_bytes(found.digest(), "big")
 
     @property
     def num_shards(self) -> int:
@@ -183,13 +194,13 @@ def save_shards(graph: Graph, partition: Partition, folder: str | Path) -> None:
         os.rename(draft, folder)
 
 
-def check_same(fingerprints: list[int]) -> None:
-    """Refuse shards of different graphs. All ranks pass the fingerprints of all, so all raise or none."""
-    odd = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
+def check_same(marks: list[int]) -> None:
+    """Refuse shards of different graphs or divisions. All ranks pass the marks of all, so all raise or none."""
+    odd = [rank for rank, mark in enumerate(marks) if mark != marks[0]]
     if odd:
         raise ValueError(
-            f"The shards of ranks {odd} are not of the graph of rank 0: make all shards from the same files, "
-            "assignment and settings, or copy them from one division."
+            f"The shards of ranks {odd} are not of the graph of rank 0, or of another division of it: make all shards "
+            "from the same files, assignment and settings, or copy them from one division."
         )
 
 
@@ -205,10 +216,16 @@ def _write(graph: Graph, partition: Partition, folder: Path) -> None:
         edges.append(edges[-1] + rows.num_edges)
         if rows.types is not None:
             of_types.append((list(rows.types.num_nodes.values()), rows.types.num_edges))
-    about: dict[str, Any] = {"fingerprint": graph.fingerprint, "nodes": [0, *counts.cumsum(0).tolist()], "edges": edges}
+    about: dict[str, Any] = {"fingerprint": graph.fingerprint, "division": _division_of(partition)}
+    about |= {"nodes": [0, *counts.cumsum(0).tolist()], "edges": edges}
     if graph.types is not None:
         about["types"] = bounds_of(graph.types, of_types).about
     write_index(folder, about)
+
+
+def _division_of(partition: Partition) -> str:
+    assignment = partition.assignment
+    return fingerprint_of([("assignment", assignment.dtype, assignment.shape, [assignment])])
 
 
 def write_index(folder: Path, about: dict[str, Any]) -> None:
@@ -237,7 +254,8 @@ def _read_index(folder: Path) -> dict[str, Any]:
     about = read_json(file, _WAY_OUT)
     if about.get("format") != FORMAT:
         raise ValueError(f"{file} does not describe shards of a graph: it does not say {FORMAT!r}.")
-    check_entries({"edges": []} | about, {"fingerprint": str, "nodes": list[int], "edges": list[int]}, file, _WAY_OUT)
+    kinds = {"fingerprint": str, "division": str, "nodes": list[int], "edges": list[int]}
+    check_entries({"edges": [], "division": ""} | about, kinds, file, _WAY_OUT)
     for name in ("nodes", "edges"):
         starts = about.get(name, [])
         if starts != sorted(starts) or starts[:1] not in ([0], []) or starts[-1:] > [MOST_STARTS]:
@@ -260,4 +278,4 @@ def _check_ids(n_id: Tensor, file: Path) -> None:
 
 def shard_name(index: int) -> str:
     """The name of a shard's directory."""
-    return f"share-{index:05d}"
+    return f"{SHARD}{index:05d}"

@@ -35,6 +35,7 @@ from lightning_gnn_dist.layerwise.layers import Layer
 from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same
 from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.part import read_part
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import check_sampler, sample_bulk
@@ -239,14 +240,18 @@ class ShardedDataModule(ExchangingDataModule):
         num_shards = self.bounds.num_shards
         check_ranks(self.path, self.bounds, self._world_size())
         shard, types = Shard.open(self.path, self._rank() % num_shards), self.bounds.types
-        check_same(all_gather_rows(torch.tensor([int(self.fingerprint[:12], 16)])).view(-1).tolist())
+        check_same(all_gather_rows(torch.tensor([self.bounds.mark])).view(-1).tolist())
         if types is not None:
             of_type = shard.with_seeds(types.seed_type())
             return TypedShardedGraph(of_type, open_channel(num_shards), cache_bytes=self.cache_bytes)
         return ShardedGraph(shard, open_channel(num_shards), cache_bytes=self.cache_bytes)
 
     def _whole_graph(self) -> ShardedGraph:
-        assert self._graph is not None
+        if self._graph is None:
+            raise RuntimeError(
+                "ShardedDataModule has no batches before its ranks have met: give it to trainer.fit(model, data), or "
+                'without a trainer, in one process, call setup("fit") first.'
+            )
         return self._graph
 
     def _parts_of_rank(self) -> Callable[[int], Graph]:
@@ -320,20 +325,29 @@ class ShardedDataModule(ExchangingDataModule):
         return ShardedSource(self._whole_graph(), sampler, self.loading, stream=stream, stays=stays)
 
     def _eval_batch_size(self, evaluated: Evaluated, sampler: Sampler) -> int:
-        """Double the training batch as long as the neighbourhood of a batch fits all ranks' budgets. Collective."""
+        """Double the training batch as long as the neighbourhood of a batch fits all ranks' budgets. Collective.
+
+        Trees by time share no nodes: a batch of them is never larger than in training, and halved where it must be.
+        """
         size, most = self.batch_size, -(-evaluated.ids.numel() // evaluated.num_ranks)
         if self.evaluation.sampler is not None or self._model_layers() is not None:
             return size
         share = evaluated.ids.tensor_split(evaluated.num_ranks)[self._eval_place()]
-        graph, sampler = self._whole_graph(), self._settings.of_evaluation()
-        bytes_out = widest_row(self._module())
-        while size < most:
-            (sample,) = sample_bulk(graph, check_sampler(sampler), [share[: 2 * size]], [BatchKey(0, 0, 0)])
-            needed = bytes_of_batch(graph.shard.rows, bytes_out, len(sample.nodes), len(sample.indices))
-            if int(all_gather_rows(torch.tensor([needed])).max()) > self._eval_bytes:
-                break
+        sampler = self._settings.of_evaluation()
+        if isinstance(sampler, TemporalSampler):
+            while size > 1 and not self._fits(share[:size], sampler):
+                size //= 2
+            return size
+        while size < most and self._fits(share[: 2 * size], sampler):
             size *= 2
         return size
+
+    def _fits(self, seeds: Tensor, sampler: Sampler) -> bool:
+        """Return whether batches of each rank's seeds fit the budgets of all ranks. Collective."""
+        graph = self._whole_graph()
+        (sample,) = sample_bulk(graph, check_sampler(sampler, self.bounds.types), [seeds], [BatchKey(0, 0, 0)])
+        needed = bytes_of_batch(graph.shard.rows, widest_row(self._module()), len(sample.nodes), len(sample.indices))
+        return int(all_gather_rows(torch.tensor([needed])).max()) <= self._eval_bytes
 
     def _ready_rows(self, evaluated: Evaluated, batch_size: int) -> ReadyRows | None:
         model = None if self.bounds.types is not None else self._model_layers()

@@ -144,6 +144,21 @@ def test_what_would_leave_holes_is_refused(tmp_path: Path) -> None:
         PredictionWriter("rows.pt")
 
 
+def test_ids_of_a_larger_graph_are_refused(tmp_path: Path) -> None:
+    part = communities(200, 4).induced(torch.arange(0, 200, 2))
+    data = PartitionedDataModule(part, sampler=NeighborSampler([2]), batch_size=10)
+    writer, quiet = PredictionWriter(tmp_path / "a.npy"), {"logger": False, "enable_progress_bar": False}
+    trainer = pl.Trainer(accelerator="cpu", devices=1, callbacks=[writer], **quiet)  # type: ignore[arg-type]
+    model = pl.LightningModule()
+    model.predict_step = lambda batch: batch.x[: batch.batch_size]  # type: ignore[method-assign, assignment]
+    with pytest.raises(ValueError, match=r"a row for node \d+, and the graph has 100 nodes .*node_arrays\.pop"):
+        trainer.predict(model, data, return_predictions=False)
+    assert not list(tmp_path.iterdir())
+    del part.node_arrays["n_id"]
+    trainer.predict(model, data, return_predictions=False)
+    assert np.load(tmp_path / "a.npy").shape == (100, 64)
+
+
 def fail_on_one_rank(rank: int, world_size: int, path: Path) -> None:
     def said(logits: Tensor, batch: Any) -> Tensor:
         if rank == 1 and batch.n_id[0] > NUM_NODES // 2 + 50:

@@ -23,3 +23,7 @@ def test_a_graph_is_divided_into_shards(tmp_path: Path, capsys: pytest.CaptureFi
 def test_what_cannot_be_divided_is_said(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="is not a saved graph"):
         main(["divide", str(tmp_path), str(tmp_path / "shares"), "--parts", "2"])
+    communities(200).save(tmp_path / "graph")
+    unheard = ["--partitioner", "random", "--balance", "train"]
+    with pytest.raises(SystemExit, match="--balance train is for --partitioner metis, and random evens out nodes"):
+        main(["divide", str(tmp_path / "graph"), str(tmp_path / "shares"), "--parts", "2", *unheard])

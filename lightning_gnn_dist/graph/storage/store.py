@@ -27,6 +27,7 @@ from lightning_gnn_dist.graph.storage.files import check_entries, flush, make_re
 from lightning_gnn_dist.graph.storage.npy import NpyFile, save_for_good
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
+SHARDS, SHARD = "shares.json", "share-"  # the file beside shards, and how the name of a shard begins
 FORMAT = "lightning_gnn_dist graph"
 VERSION, UNTYPED = 2, 1  # that of a graph without types is what older releases read
 _WAY_OUT = "Copy or save the graph again."
@@ -73,6 +74,11 @@ def read(path: Path, num_senders: int | None = None) -> tuple[dict[str, Tensor],
         num_senders: The senders of edges must lie below this. Default: the number of rows.
     """
     meta = read_meta(path)
+    if num_senders is None and path.name.startswith(SHARD) and (path.parent / SHARDS).exists():
+        raise ValueError(
+            f"{path} is one shard of a graph, and edges lead into it from others: train on all of {path.parent} with "
+            "ShardedDataModule."
+        )
     entries: dict[str, dict[str, Any]] = meta["arrays"]
     arrays = {name: _map(path / f"{name}.npy", entry) for name, entry in entries.items()}
     types = _types(path, meta, arrays)
@@ -157,6 +163,11 @@ def read_meta(path: Path) -> dict[str, Any]:
     """The content of ``meta.json``; refuse it if an entry is missing or wrong."""
     file = path / "meta.json"
     if not file.exists():
+        if (path / SHARDS).exists():
+            raise FileNotFoundError(
+                f"{path} is not a saved graph: it holds shards of one. Train on them with ShardedDataModule, or name "
+                "the graph that was divided."
+            )
         raise FileNotFoundError(f"{path} is not a saved graph: it has no meta.json. Write one with graph.save(path).")
     meta = read_json(file, _WAY_OUT)
     if meta.get("format") != FORMAT:

@@ -266,6 +266,49 @@ def test_times_that_are_not_there_are_refused(saved: Path, more: dict[str, Any],
     data.on_exception(ValueError())
 
 
+def test_all_that_trees_see_is_evaluated_as_on_the_whole_graph(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing is said of how: in batches as large as those of training, or smaller."""
+    graph, found, sizes = typed_graph_of_papers(300), [], []
+    assert graph.types is not None
+    options: dict[str, Any] = {"sampler": TemporalSampler([4, 3], "time"), "batch_size": 16}
+    for most in (None, 5, "whole"):
+        data: Any = ShardedDataModule(saved / "one", **options)
+        if most == "whole":
+            data = PartitionedDataModule(graph, **options)
+        elif most is not None:
+            monkeypatch.setattr(ShardedDataModule, "_fits", lambda self, seeds, sampler: len(seeds) <= 5)
+        pl.seed_everything(0, verbose=False)
+        trainer = pl.Trainer(accelerator="cpu", devices=1, **QUIET)
+        (tested,) = trainer.test(HeteroSAGE(list(graph.types.edge_types)), data, verbose=False)
+        found.append(tested["test_acc"])
+        sizes.append(len(trainer.test_dataloaders))
+    assert found[0] > 0 and found == pytest.approx([found[0]] * 3)
+    num_tested = graph.with_seeds("paper").split("test").numel()
+    assert sizes[:2] == [-(-num_tested // 16), -(-num_tested // 4)]
+
+
+def open_another(rank: int, world_size: int, folder: str) -> None:
+    start(rank, world_size, f"{folder}/division-{rank}")
+
+
+def test_shards_of_two_divisions_are_refused(tmp_path: Path) -> None:
+    graph = typed_graph_of_papers(200)
+    for number in range(2):
+        assignment = ((torch.arange(graph.num_nodes) + number) % 2).int()
+        save_shards(graph, Partition(assignment, 2), tmp_path / f"division-{number}")
+    with pytest.raises(RankError, match=r"ranks \[1\] are not of the graph of rank 0, or of another division of it"):
+        run_ranks(open_another, 2, str(tmp_path))
+
+
+def test_shards_are_not_taken_for_a_graph(saved: Path) -> None:
+    with pytest.raises(ValueError, match=r"share-00000 is one shard of a graph.* with ShardedDataModule"):
+        Graph.open(saved / "shards" / "share-00000")
+    with pytest.raises(FileNotFoundError, match=r"it holds shards of one\. Train on them with ShardedDataModule"):
+        PartitionedDataModule(saved / "shards")
+    with pytest.raises(RuntimeError, match=r"before its ranks have met: give it to trainer\.fit"):
+        ShardedDataModule(saved / "shards").train_dataloader()
+
+
 def test_a_shard_without_training_nodes_is_refused(tmp_path: Path) -> None:
     graph = some_graph()  # of whose nodes the last one is of another type
     save_shards(graph, some_partition(graph, 2), tmp_path / "shards")
