@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.engine.hops import reserve
 from lightning_gnn_dist.engine.kernels import REPEATED_SEED, Array, Table, Work
+from lightning_gnn_dist.engine.row_kernels import join_hop
 from lightning_gnn_dist.engine.sample import Sample, refuse_repeated
 from lightning_gnn_dist.engine.scratch import scratch_of_thread
 from lightning_gnn_dist.sampling.base import check_seeds
@@ -46,6 +47,12 @@ class GrowingBatch:
         if found == REPEATED_SEED:
             refuse_repeated(self._hops[0])
         return found
+
+    def join(self, senders: Tensor, counts: Tensor, edge_ids: Tensor | None, kinds: Tensor | None = None) -> None:
+        """Add a hop: the senders that were drawn for the frontier, and what :meth:`add` is told of them."""
+        known, work, table = self.open(senders, len(senders))
+        found = self.checked(join_hop(known, senders.numpy(), work, table))
+        self.add(found, work, counts, edge_ids, kinds=kinds)
 
     def add(
         self,

@@ -5,6 +5,7 @@ Ids travel as places in the owner's shard, and numbers in as few bytes as the la
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -49,7 +50,7 @@ class Owner:
     def _draw(self, nodes: Tensor, counts: Tensor, keys: Tensor, settings: Tensor, weight: Tensor) -> Message:
         """The number of edges drawn for each node, their senders, and where there are edge arrays, their places."""
         (fanout, replace), words = settings.tolist(), keys.repeat_interleave(counts)
-        name, local = _name(weight), nodes.to(torch.int64)
+        name, local = name_of(weight) or None, nodes.to(torch.int64)
         rule = Rule(weights_of(self._rows, name, draws=fanout >= 0), bool(replace))
         degrees = self._degrees(local)
         is_whole = torch.full_like(degrees, fanout < 0, dtype=torch.bool)
@@ -76,7 +77,7 @@ class Owner:
 
     def _whole_rows(self, nodes: Tensor, weight: Tensor) -> Message:
         """The degrees, the senders and weights of all edges, and where rows begin; the last two where there are any."""
-        local, name = nodes.to(torch.int64), _name(weight)
+        local, name = nodes.to(torch.int64), name_of(weight) or None
         degrees, at = self._degrees(local), edge_positions(self._rows.indptr, local)
         found = [narrow(degrees, int(degrees.max()) if len(degrees) else 0), self._rows.indices[at]]
         if name is not None:
@@ -86,12 +87,10 @@ class Owner:
         return found
 
     def _nodes(self, nodes: Tensor) -> Message:
-        arrays, local = self._rows.node_arrays, nodes.to(torch.int64)
-        return [gather_rows(arrays[name], local, self._pool) for name in sorted(arrays)]
+        return gathered(self._rows.node_arrays, nodes, self._pool)
 
     def _edges(self, edges: Tensor) -> Message:
-        arrays, local = self._rows.edge_arrays, edges.to(torch.int64)
-        return [gather_rows(arrays[name], local, self._pool) for name in sorted(arrays)]
+        return gathered(self._rows.edge_arrays, edges, self._pool)
 
     def _degrees(self, local: Tensor) -> Tensor:
         """Return the lengths of own rows; refuse rows that reach beyond the shard, where compiled loops would read."""
@@ -117,12 +116,12 @@ def draw_of(
         most: How many nodes the shard has.
     """
     counts = torch.bincount(batches, minlength=len(keys))
-    return [narrow(nodes, most), counts, keys, torch.tensor([fanout, int(replace)]), _letters(weight)]
+    return [narrow(nodes, most), counts, keys, torch.tensor([fanout, int(replace)]), letters_of(weight)]
 
 
 def rows_of(nodes: Tensor, weight: str | None, most: int) -> Message:
     """The question for all edges of some nodes, by their places in the owner's shard."""
-    return [narrow(nodes, most), _letters(weight)]
+    return [narrow(nodes, most), letters_of(weight)]
 
 
 def narrow(numbers: Tensor, most: int) -> Tensor:
@@ -131,9 +130,16 @@ def narrow(numbers: Tensor, most: int) -> Tensor:
     return numbers.to(dtype)
 
 
-def _letters(name: str | None) -> Tensor:
+def gathered(arrays: Mapping[str, Tensor], places: Tensor, pool: Pool) -> Message:
+    """The rows of all arrays at some places, in the order of the arrays' names."""
+    local = places.to(torch.int64)
+    return [gather_rows(arrays[name], local, pool) for name in sorted(arrays)]
+
+
+def letters_of(name: str | None) -> Tensor:
+    """A name as it travels; None travels as no letters."""
     return torch.tensor(list((name or "").encode()), dtype=torch.uint8)
 
 
-def _name(letters: Tensor) -> str | None:
-    return letters.numpy().tobytes().decode() or None
+def name_of(letters: Tensor) -> str:
+    return letters.numpy().tobytes().decode()

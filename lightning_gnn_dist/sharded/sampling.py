@@ -14,7 +14,6 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batch import LABELS, Arrays, PoolOf, assemble
 from lightning_gnn_dist.batches.pool import Widen, gather_joined
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.engine.row_kernels import join_hop
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.torch_rng import keys_of
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
@@ -109,7 +108,7 @@ def sample_bulk(
             torch.cat(frontiers), batch_of, words, fanout, replace=sampler.replace, weight=sampler.weight
         )
         for batch, own in zip(growing, _divided(drawn, sizes), strict=True):
-            _grow(batch, own)
+            batch.join(own.senders, own.counts, own.edge_ids)
     return [batch.sample() for batch in growing]
 
 
@@ -119,13 +118,6 @@ def _divided(drawn: Drawn, sizes: list[int]) -> list[Drawn]:
     lengths = [int(some.sum()) for some in counts]
     ids = [None] * len(sizes) if drawn.edge_ids is None else drawn.edge_ids.split(lengths)
     return [Drawn(*found) for found in zip(counts, drawn.senders.split(lengths), ids, strict=True)]
-
-
-def _grow(batch: GrowingBatch, drawn: Drawn) -> None:
-    """Add a hop to a batch: what was drawn for the nodes that were found last."""
-    known, work, table = batch.open(drawn.senders, len(drawn.senders))
-    found = batch.checked(join_hop(known, drawn.senders.numpy(), work, table))
-    batch.add(found, work, drawn.counts, drawn.edge_ids)
 
 
 def check_sampler(sampler: object, types: TypedBounds | None = None) -> ShardedSampler:

@@ -16,7 +16,6 @@ from lightning_gnn_dist.batches.batch import LABELS, PoolOf
 from lightning_gnn_dist.batches.hetero import SampledHeteroData, TypedArrays, assemble_typed
 from lightning_gnn_dist.batches.pool import Widen, gather_joined
 from lightning_gnn_dist.engine.rng import typed_keys
-from lightning_gnn_dist.engine.row_kernels import join_hop
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.typed.apart import Apart, by_types
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
@@ -105,9 +104,7 @@ def sample_typed(
         of_batches = torch.from_numpy(np.stack([of_batch[hop] for of_batch in words]))
         drawn = graph.draw_types(torch.cat(frontiers), batch_of, of_batches, of_hop, replace=sampler.replace)
         for batch, own in zip(growing, drawn.divided(sizes), strict=True):
-            known, work, table = batch.open(own.senders, len(own.senders))
-            found = batch.checked(join_hop(known, own.senders.numpy(), work, table))
-            batch.add(found, work, own.counts, own.edge_ids, kinds=own.kinds)
+            batch.join(own.senders, own.counts, own.edge_ids, own.kinds)
     return [batch.sample() for batch in growing]
 
 

@@ -14,9 +14,9 @@ from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, as_integers, so
 from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
-from lightning_gnn_dist.sharded.owner import DRAW, EDGES, NODES, narrow
+from lightning_gnn_dist.sharded.owner import DRAW, EDGES, NODES, letters_of, narrow
 from lightning_gnn_dist.sharded.remote_graph import Route, ShardedGraph
-from lightning_gnn_dist.sharded.typed.owner import DEGREES, TIMES, Seen, TypedOwner, draw_of, letters_of
+from lightning_gnn_dist.sharded.typed.owner import DEGREES, TIMES, Seen, TypedOwner, draw_of
 from lightning_gnn_dist.sharded.typed.tables import Caches, Table
 from lightning_gnn_dist.wire.channel import Channel
 

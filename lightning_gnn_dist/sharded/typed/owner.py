@@ -5,20 +5,20 @@ Nodes travel as rows of the owner's shard, edges as places among the owner's edg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.pool import Pool, gather_rows
+from lightning_gnn_dist.batches.pool import Pool
 from lightning_gnn_dist.engine.rng import first_words
 from lightning_gnn_dist.engine.temporal.order import TimeOrder
 from lightning_gnn_dist.engine.typed.apart import places_of
 from lightning_gnn_dist.engine.typed.rows import NO_ORDER, Asked, draw_of_types
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.owner import DRAW, EDGES, NODES, Message, narrow
+from lightning_gnn_dist.sharded.owner import DRAW, EDGES, NODES, Message, gathered, letters_of, name_of, narrow
 
 DEGREES, TIMES = EDGES + 1, EDGES + 2  # two more kinds of questions
 
@@ -67,7 +67,7 @@ class TypedOwner:
         local, batches = rows.to(torch.int64), torch.arange(len(counts)).repeat_interleave(counts)
         nodes, words = self._bounds.to_whole(self._index, local), keys.numpy().view(np.uint64)
         of_batch, seeds, after, upto = trees.numpy()
-        time, order = _name(name), NO_ORDER
+        time, order = name_of(name), NO_ORDER
         if time:  # what a tree draws does not depend on the other trees of its batch
             words, order = first_words(words[of_batch], seeds[:, None]), self.orders[time]
         replace, latest = map(bool, flags)
@@ -94,18 +94,14 @@ class TypedOwner:
 
     def _times(self, rows: Tensor, number: Tensor, name: Tensor) -> Message:
         """One array of a node type, by places in it."""
-        return [self._types.node_arrays[self._types.node_types[int(number)]][_name(name)][rows.to(torch.int64)]]
+        return [self._types.node_arrays[self._types.node_types[int(number)]][name_of(name)][rows.to(torch.int64)]]
 
     def _nodes(self, rows: Tensor, number: Tensor) -> Message:
         """Rows of the arrays of a node type, by their places in it."""
-        return self._gathered(self._types.node_arrays[self._types.node_types[int(number)]], rows)
+        return gathered(self._types.node_arrays[self._types.node_types[int(number)]], rows, self._pool)
 
     def _edges(self, rows: Tensor, number: Tensor) -> Message:
-        return self._gathered(self._types.edge_arrays[self._types.edge_types[int(number)]], rows)
-
-    def _gathered(self, arrays: Mapping[str, Tensor], rows: Tensor) -> Message:
-        local = rows.to(torch.int64)
-        return [gather_rows(arrays[name], local, self._pool) for name in sorted(arrays)]
+        return gathered(self._types.edge_arrays[self._types.edge_types[int(number)]], rows, self._pool)
 
 
 def draw_of(
@@ -125,12 +121,4 @@ def draw_of(
     trees = keys.new_empty(4, 0) if seen is None else seen.trees
     counts = torch.bincount(batches, minlength=len(keys) if seen is None else trees.shape[1])
     flags = torch.tensor([replace, seen is not None and seen.latest])
-    return [narrow(rows, most), counts, keys, fanouts, flags, trees, letters_of("" if seen is None else seen.time)]
-
-
-def letters_of(name: str) -> Tensor:
-    return torch.tensor(list(name.encode()), dtype=torch.uint8)
-
-
-def _name(letters: Tensor) -> str:
-    return letters.numpy().tobytes().decode()
+    return [narrow(rows, most), counts, keys, fanouts, flags, trees, letters_of(None if seen is None else seen.time)]

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.rng import typed_keys
-from lightning_gnn_dist.engine.row_kernels import join_hop
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.temporal.hops import SEED_TIME, View, check_comparable, seen_by
 from lightning_gnn_dist.engine.temporal.times import node_times
@@ -44,9 +43,7 @@ def sample_timed(
         drawn = graph.draw_types(nodes, torch.cat(trees), of_batches, of_hop, replace=sampler.replace, seen=seen)
         for batch, of, own in zip(growing, frontiers, drawn.divided(list(map(len, frontiers))), strict=True):
             senders = own.senders.to(torch.int64) | ((of >> bits) << bits).repeat_interleave(own.counts)
-            known, work, table = batch.open(senders, len(senders))
-            found = batch.checked(join_hop(known, senders.numpy(), work, table))
-            batch.add(found, work, own.counts, own.edge_ids, kinds=own.kinds)
+            batch.join(senders, own.counts, own.edge_ids, own.kinds)
     return [_named(batch.sample(), bits, of) for batch, of in zip(growing, times.split(sizes), strict=True)]
 
 
