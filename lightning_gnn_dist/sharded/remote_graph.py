@@ -8,10 +8,10 @@ The few methods that are collective say so: all ranks of a channel call them tog
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,10 +25,12 @@ from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.rows import bytes_per_row, take_rows
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.owner import DRAW, EDGES, NODES, ROWS, Answers, Message, Owner, draw_of, narrow, rows_of
+from lightning_gnn_dist.sharded.tables import Table
 from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel
 
 _BYTES_OF_A_ROUND = 1 << 26
+AnyDrawn = TypeVar("AnyDrawn", bound=Any)  # a NamedTuple that begins with counts
 
 
 class Drawn(NamedTuple):
@@ -65,38 +67,6 @@ class FetchedRows(NamedTuple):
         assert self.first_edges is not None
         row = torch.searchsorted(self.starts, positions, right=True) - 1
         return self.first_edges[row] + positions - self.starts[row]
-
-
-class Sought(NamedTuple):
-    """Rows of the whole graph that are needed.
-
-    Attributes:
-        places: The places of the own ones among the own rows.
-        is_other: Which of them others own.
-        distinct: The ids of those, each once, increasing.
-        inverse: Where each of those stands in ``distinct``.
-    """
-
-    places: Tensor
-    is_other: Tensor
-    distinct: Tensor
-    inverse: Tensor
-
-
-class Found(NamedTuple):
-    """Where rows of the whole graph are: below each other, the own rows, those held in the cache, and those fetched.
-
-    Attributes:
-        places: The place of each row.
-        own: The own rows of every array, by name.
-        held: The rows in the cache.
-        fetched: The rows that were fetched.
-    """
-
-    places: Tensor
-    own: dict[str, Tensor]
-    held: dict[str, Tensor]
-    fetched: dict[str, Tensor]
 
 
 class Route:
@@ -242,40 +212,23 @@ class ShardedGraph:
         local = zip(route.pieces(nodes), route.pieces(batches), bounds.tolist(), bounds.diff().tolist(), strict=False)
         questions = [draw_of(ids - low, of, keys, fanout, replace, weight, most) for ids, of, low, most in local]
         answers = self._answers(DRAW, questions)
-        sizes = [answer[0].to(torch.int64) for answer in answers]
-        counts = route.restore(sizes)
-        starts = counts.cumsum(0) - counts
-        senders = self._checked(route.joined(sizes, [answer[1] for answer in answers], starts))
-        edge_ids = None
+        (counts, senders, join), edge_ids = self._drawn(route, answers), None
         if self.has_edge_arrays:
             begins = self.shard.bounds.edges.tolist()
-            ids = [answer[2].to(torch.int64) + begin for answer, begin in zip(answers, begins, strict=False)]
-            edge_ids = route.joined(sizes, ids, starts)
+            edge_ids = join([answer[2].to(torch.int64) + begin for answer, begin in zip(answers, begins, strict=False)])
         return Drawn(counts, senders, edge_ids)
 
-    def seek(self, ids: Tensor) -> Sought:
-        """Return what is to be known of some nodes before their rows are fetched. Nobody is asked."""
-        return sought_among(ids, self.shard.first_node, self.shard.rows.num_nodes)
+    @cached_property
+    def nodes(self) -> Table:
+        """The arrays of nodes."""
+        return Table(self.shard.rows.node_arrays, self.shard.first_node, self.shard.rows.num_nodes, self.cache)
 
-    def find(self, sought: Sought, coming: Sequence[Tensor] = ()) -> Found:
-        """Fetch the rows of nodes that others own, each once.
-
-        Args:
-            sought: What :meth:`seek` returned.
-            coming: The ``distinct`` of what will be sought next, as far as it is known.
-        """
+    @cached_property
+    def edges(self) -> Table:
+        """The arrays of edges, of which none is held."""
         rows = self.shard.rows
-        at, fetched = self.cache.look_up(sought.distinct, coming)
-        sought.places[sought.is_other] = rows.num_nodes + at[sought.inverse]
-        return Found(sought.places, rows.node_arrays, self.cache.rows, fetched)
-
-    def find_edges(self, ids: Tensor) -> Found:
-        """Fetch the rows of edges that others own, each once."""
-        rows = self.shard.rows
-        sought = sought_among(ids, self.shard.first_edge, rows.num_edges)
-        sought.places[sought.is_other] = rows.num_edges + sought.inverse
-        nothing = {name: array[:0] for name, array in rows.edge_arrays.items()}
-        return Found(sought.places, rows.edge_arrays, nothing, self.fetch_edges(sought.distinct))
+        nothing_held = RowCache(rows.edge_arrays, 0, self.fetch_edges)
+        return Table(rows.edge_arrays, self.shard.first_edge, rows.num_edges, nothing_held)
 
     def fetch_edges(self, ids: Tensor) -> dict[str, Tensor]:
         """Return the rows of every edge array, by name, for some edge ids, which are increasing."""
@@ -333,6 +286,16 @@ class ShardedGraph:
         answers = {name: [take_rows(array, rows) for rows in asked] for name, array in sorted(arrays.items())}
         return {name: route.restore(self.channel.exchange(rows, route.sizes)) for name, rows in answers.items()}
 
+    def _drawn(self, route: Route, answers: list[Message]) -> tuple[Tensor, Tensor, Callable[[list[Tensor]], Tensor]]:
+        """Bring what owners have drawn into the order of the request.
+
+        Returns how many edges each row has, their senders, and what brings another number of each edge into order.
+        """
+        lengths = [answer[0].to(torch.int64) for answer in answers]
+        counts = route.restore(lengths)
+        join = partial(route.joined, lengths, starts=counts.cumsum(0) - counts)
+        return counts, self._checked(join([answer[1] for answer in answers])), join
+
     def _route(self, ids: Tensor, bounds: Tensor) -> Route:
         return Route(torch.searchsorted(bounds, ids, right=True) - 1, self.channel.size)
 
@@ -372,17 +335,19 @@ class ShardedGraph:
         return senders.to(torch.int64), counts
 
 
+def divided(drawn: AnyDrawn, sizes: list[int]) -> list[AnyDrawn]:
+    """Return what was drawn for each batch, given how many nodes it asked for: the counts, and numbers of each edge."""
+    counts, *columns = drawn
+    parts = counts.split(sizes)
+    lengths, make = [int(some.sum()) for some in parts], type(drawn)
+    split = [[None] * len(sizes) if column is None else column.split(lengths) for column in columns]
+    return [make(*found) for found in zip(parts, *split, strict=True)]
+
+
 def union(vectors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
     """Return the distinct entries of several vectors, increasing, and the places of each vector's entries in them."""
     distinct, inverse = torch.cat(list(vectors)).unique(return_inverse=True)
     return distinct, inverse.split([vector.numel() for vector in vectors])
-
-
-def sought_among(ids: Tensor, first: int, num_own: int) -> Sought:
-    """Return what is to be known of rows, of which so many are own ones, from an id on, before they are fetched."""
-    places = ids - first
-    is_other = (places < 0) | (places >= num_own)
-    return Sought(places, is_other, *ids[is_other].unique(return_inverse=True))
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:

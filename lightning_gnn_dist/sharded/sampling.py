@@ -23,7 +23,8 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, sample_layer_wise
-from lightning_gnn_dist.sharded.remote_graph import Drawn, Found, ShardedGraph, Sought
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph, divided
+from lightning_gnn_dist.sharded.tables import Found, Sought
 from lightning_gnn_dist.sharded.typed import batches as typed
 from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 
@@ -50,7 +51,7 @@ def begin(graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor],
     if isinstance(graph, TypedShardedGraph):
         return typed.begin_typed(graph, _of_types(sampler), seeds, keys)
     samples = sample_bulk(graph, sampler, seeds, keys)
-    return Bulk(samples, graph.seek(torch.cat([sample.nodes for sample in samples])))
+    return Bulk(samples, graph.nodes.seek(torch.cat([sample.nodes for sample in samples])))
 
 
 def finish(
@@ -69,12 +70,12 @@ def finish(
         return list(typed.finish_typed(graph, drawn, others, pool_of, widen=widen, all_labels=all_labels))
     assert isinstance(bulk, Bulk)
     samples = bulk.samples
-    nodes = graph.find(bulk.nodes, [other.nodes.distinct for other in coming if isinstance(other, Bulk)])
+    nodes = graph.nodes.find(bulk.nodes, [other.nodes.distinct for other in coming if isinstance(other, Bulk)])
     at_node = nodes.places.split([len(sample.nodes) for sample in samples])
     edges, at_edge = Found(torch.empty(0), {}, {}, {}), [torch.empty(0)] * len(samples)
     if graph.has_edge_arrays:
         ids = [sample.edge_ids for sample in samples if sample.edge_ids is not None]
-        edges = graph.find_edges(torch.cat(ids))
+        edges = graph.edges.find(graph.edges.seek(torch.cat(ids)))
         at_edge = list(edges.places.split(list(map(len, ids))))
     made: list[Any] = []
     for sample, rows, positions in zip(samples, at_node, at_edge, strict=True):
@@ -107,17 +108,9 @@ def sample_bulk(
         drawn = graph.draw(
             torch.cat(frontiers), batch_of, words, fanout, replace=sampler.replace, weight=sampler.weight
         )
-        for batch, own in zip(growing, _divided(drawn, sizes), strict=True):
+        for batch, own in zip(growing, divided(drawn, sizes), strict=True):
             batch.join(own.senders, own.counts, own.edge_ids)
     return [batch.sample() for batch in growing]
-
-
-def _divided(drawn: Drawn, sizes: list[int]) -> list[Drawn]:
-    """Return what was drawn for each batch, given how many nodes it asked for."""
-    counts = drawn.counts.split(sizes)
-    lengths = [int(some.sum()) for some in counts]
-    ids = [None] * len(sizes) if drawn.edge_ids is None else drawn.edge_ids.split(lengths)
-    return [Drawn(*found) for found in zip(counts, drawn.senders.split(lengths), ids, strict=True)]
 
 
 def check_sampler(sampler: object, types: TypedBounds | None = None) -> ShardedSampler:

@@ -21,7 +21,8 @@ from lightning_gnn_dist.engine.typed.apart import Apart, by_types
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.growing import GrowingBatch
-from lightning_gnn_dist.sharded.remote_graph import Found, Sought
+from lightning_gnn_dist.sharded.remote_graph import divided
+from lightning_gnn_dist.sharded.tables import Found, Sought
 from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 from lightning_gnn_dist.sharded.typed.temporal import sample_timed
 
@@ -103,7 +104,7 @@ def sample_typed(
         batch_of = torch.arange(len(growing)).repeat_interleave(torch.tensor(sizes))
         of_batches = torch.from_numpy(np.stack([of_batch[hop] for of_batch in words]))
         drawn = graph.draw_types(torch.cat(frontiers), batch_of, of_batches, of_hop, replace=sampler.replace)
-        for batch, own in zip(growing, drawn.divided(sizes), strict=True):
+        for batch, own in zip(growing, divided(drawn, sizes), strict=True):
             batch.join(own.senders, own.counts, own.edge_ids, own.kinds)
     return [batch.sample() for batch in growing]
 

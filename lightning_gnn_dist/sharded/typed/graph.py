@@ -16,8 +16,9 @@ from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sharded.owner import DRAW, EDGES, NODES, letters_of, narrow
 from lightning_gnn_dist.sharded.remote_graph import Route, ShardedGraph
+from lightning_gnn_dist.sharded.tables import Table
 from lightning_gnn_dist.sharded.typed.owner import DEGREES, TIMES, Seen, TypedOwner, draw_of
-from lightning_gnn_dist.sharded.typed.tables import Caches, Table
+from lightning_gnn_dist.sharded.typed.tables import Caches
 from lightning_gnn_dist.wire.channel import Channel
 
 
@@ -35,14 +36,6 @@ class TypedDrawn(NamedTuple):
     senders: Tensor
     kinds: Tensor
     edge_ids: Tensor | None
-
-    def divided(self, sizes: list[int]) -> list[TypedDrawn]:
-        """Return what was drawn for each batch, given how many nodes it asked for."""
-        counts = self.counts.split(sizes)
-        lengths = [int(some.sum()) for some in counts]
-        ids = [None] * len(sizes) if self.edge_ids is None else self.edge_ids.split(lengths)
-        of_edges = self.senders.split(lengths), self.kinds.split(lengths), ids
-        return [TypedDrawn(*found) for found in zip(counts, *of_edges, strict=True)]
 
 
 class TypedShardedGraph(ShardedGraph):
@@ -95,14 +88,10 @@ class TypedShardedGraph(ShardedGraph):
         pieces = zip(route.pieces(rows), route.pieces(batches), sizes, strict=True)
         how = keys, fanouts, replace, seen
         answers = self._answers(DRAW, [draw_of(some, of, *how, most) for some, of, most in pieces])
-        lengths = [answer[0].to(torch.int64) for answer in answers]
-        counts = route.restore(lengths)
-        starts = counts.cumsum(0) - counts
-        senders = self._checked(route.joined(lengths, [answer[1] for answer in answers], starts))
-        kinds, edge_ids = route.joined(lengths, [answer[2] for answer in answers], starts), None
+        counts, senders, join = self._drawn(route, answers)
+        kinds, edge_ids = join([answer[2] for answer in answers]), None
         if self.has_edge_arrays:
-            ids = [self._edge_ids(answer[3], answer[2], rank) for rank, answer in enumerate(answers)]
-            edge_ids = route.joined(lengths, ids, starts)
+            edge_ids = join([self._edge_ids(answer[3], answer[2], rank) for rank, answer in enumerate(answers)])
         return TypedDrawn(counts, senders, kinds, edge_ids)
 
     def whole_rows(self, nodes: Tensor) -> TypedDrawn:

@@ -18,6 +18,7 @@ from lightning_gnn_dist.engine.temporal.times import node_times
 from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.growing import GrowingBatch
+from lightning_gnn_dist.sharded.remote_graph import divided
 from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 from lightning_gnn_dist.sharded.typed.owner import Seen
 
@@ -41,7 +42,7 @@ def sample_timed(
         names, trees = torch.cat(frontiers), [(of >> bits) + low for of, low in zip(frontiers, first, strict=False)]
         nodes, of_batches = names & ((1 << bits) - 1), torch.from_numpy(words[:, hop].copy())
         drawn = graph.draw_types(nodes, torch.cat(trees), of_batches, of_hop, replace=sampler.replace, seen=seen)
-        for batch, of, own in zip(growing, frontiers, drawn.divided(list(map(len, frontiers))), strict=True):
+        for batch, of, own in zip(growing, frontiers, divided(drawn, list(map(len, frontiers))), strict=True):
             senders = own.senders.to(torch.int64) | ((of >> bits) << bits).repeat_interleave(own.counts)
             batch.join(senders, own.counts, own.edge_ids, own.kinds)
     return [_named(batch.sample(), bits, of) for batch, of in zip(growing, times.split(sizes), strict=True)]
