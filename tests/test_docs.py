@@ -129,7 +129,7 @@ def test_the_wire_is_worked_out_right() -> None:
         least = 1.5 * 4e-6 * count * 8
         assert int(parameters.replace(",", "")) == count and float(megabytes) == pytest.approx(4e-6 * count, rel=0.01)
         assert (float(slow), float(fast)) == pytest.approx((least, least / 10), rel=0.01)
-    assert (len(wires), len(models)) == (4, 2)
+    assert (len(wires), len(models)) == (4, 3)
 
 
 def test_messages_are_those_of_the_code() -> None:

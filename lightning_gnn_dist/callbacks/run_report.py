@@ -40,8 +40,9 @@ class RunReport(Callback):
 
     Args:
         path: The directory of the file. Default: that of the logger; without a logger nothing is written.
-        progress_bar: The figures in the progress bar, out of ``round``, ``MB_sent``, ``meetings_s`` and ``data_s``
-            (seconds that rank 0 spent in exchanges and waited for data), ``cut`` (share of the edges), ``coverage``.
+        progress_bar: The figures in the progress bar, out of ``round`` (of strategies that have any), ``MB_sent``,
+            ``meetings_s`` and ``data_s`` (seconds that rank 0 spent in exchanges and waited for data), ``cut`` (share
+            of the edges), ``coverage``.
         monitor: The metric of the table. Default: that of the fit's checkpoints or early stopping, otherwise the first
             whose name contains "acc", otherwise the first.
     """
@@ -135,7 +136,7 @@ class RunReport(Callback):
         if not _is_counted(trainer):  # otherwise the strategy has logged them
             figures |= of_data | collectives.traffic.boundary_figures
         bar = {
-            "round": float(_round_of(trainer)),
+            "round": float(_round_of(trainer)) if isinstance(trainer.strategy, RoundStrategy) else None,
             "MB_sent": (collectives.traffic.bytes_sent - self._sent_before) / 1e6 if _is_counted(trainer) else None,
             "meetings_s": collectives.traffic.seconds - self._stood_before if _is_counted(trainer) else None,
             "data_s": _waited(trainer),
