@@ -1,4 +1,4 @@
-r"""Rows of tables that ranks have touched, put together. Only those rows travel, with their ids.
+r"""Rows of tables that ranks have touched: their means and their sums.
 
 Of replicas the mean, of gradients the sum. With :math:`\theta_{p,i}` row :math:`i` on rank :math:`p`, and
 :math:`a_{p,i}` what it counts for,
@@ -12,61 +12,15 @@ ranks get the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.rounds.rows.tables import no_rows, of_rows, touched
+from lightning_gnn_dist.rounds.rows.touches import Rows, gather_touches, put_together, short
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.pieces import all_gather_pieces
-
-_MOST_SHORT = 2**31 - 1  # the largest id of four bytes
-
-
-class Rows(NamedTuple):
-    """Some rows of one table, and of tensors that have a row for each of the table's.
-
-    Attributes:
-        ids: Which rows: each once, increasing.
-        values: For each tensor, these rows. All ranks have the same tensors.
-    """
-
-    ids: Tensor
-    values: list[Tensor]
-
-
-def all_gather_touched(
-    of_tables: Sequence[Rows], flags: Sequence[int] = ()
-) -> tuple[list[list[Rows]], list[list[int]]]:
-    """Return for each table the rows of each rank, and the flags of each rank. Collective.
-
-    A row takes four bytes for its id (eight in a table of more than 2**31 rows), and those of its values.
-    """
-    pieces = [torch.tensor(flags, dtype=torch.int32, device=of_tables[0].ids.device)]
-    for rows in of_tables:
-        pieces += [rows.ids, *rows.values]
-    found, whats = [list[Rows]() for _ in of_tables], []
-    for theirs in all_gather_pieces(pieces):
-        whats.append(theirs[0].tolist())
-        start = 1
-        for ranks, own in zip(found, of_tables, strict=True):
-            ids, *values = theirs[start : start + 1 + len(own.values)]
-            ranks.append(Rows(ids.long(), values))
-            start += 1 + len(own.values)
-    return found, whats
-
-
-def short(ids: Tensor, table: Tensor) -> Tensor:
-    """Return ids of rows of a table as they travel."""
-    return ids.int() if len(table) <= _MOST_SHORT else ids
-
-
-def ids_of_all(ranks: Iterable[Rows]) -> Tensor:
-    """Return the ids that any rank has: each once, increasing."""
-    found: Tensor = torch.cat([rows.ids for rows in ranks]).unique()
-    return found
 
 
 @torch.no_grad()
@@ -77,22 +31,71 @@ def sum_gradients(tables: Sequence[Tensor], gradients: Sequence[Tensor | None]) 
         tables: The tables, the same on all ranks.
         gradients: Of each table this rank's gradient, coalesced. None counts as one without rows.
     """
-    own = []
-    for table, gradient in zip(tables, gradients, strict=True):
-        ids, values = touched(no_rows(table) if gradient is None else gradient)
-        own.append(Rows(short(ids, table), [values]))
-    found, whats = all_gather_touched(own, [int(gradient is not None) for gradient in gradients])
+    pairs = zip(tables, gradients, strict=True)
+    own = [touched(no_rows(table) if gradient is None else gradient) for table, gradient in pairs]
+    flags = [int(gradient is not None) for gradient in gradients]
+    touches, whats = gather_touches(tables, [ids for ids, _ in own], flags)
     has_any = [any(flags) for flags in zip(*whats, strict=True)]
-    sums = zip(tables, found, has_any, strict=True)
-    return [_summed(table, ranks) if has else None for table, ranks, has in sums]
+    sums = zip(tables, touches, put_together(touches, [[values] for _, values in own], _sum), has_any, strict=True)
+    return [of_rows(table, each.ids, total) if has else None for table, each, (total,), has in sums]
 
 
-def _summed(table: Tensor, ranks: list[Rows]) -> Tensor:
-    ids = ids_of_all(ranks)
-    total = ranks[0].values[0].new_zeros((len(ids), *table.shape[1:]))
+def _sum(ids: Tensor, ranks: list[Rows]) -> list[Tensor]:
+    like = ranks[0].values[0]
+    total = like.new_zeros((len(ids), *like.shape[1:]))
     for rows in ranks:
         total.index_add_(0, torch.searchsorted(ids, rows.ids), rows.values[0])
-    return of_rows(table, ids, total)
+    return [total]
+
+
+@torch.no_grad()
+def mean_rows(
+    tables: Sequence[Sequence[Tensor]], steps: Sequence[Tensor], weights: Sequence[float]
+) -> tuple[list[Rows], list[Tensor]]:
+    """Return for each table the means of the rows that count, and the ids of touched rows that do not. Collective.
+
+    Args:
+        tables: For each table, itself and what else has a row for each of its rows. All ranks have the same tensors.
+        steps: For each table and each of its rows, how many local steps of this rank have touched it.
+        weights: What each rank counts for. A row that ranks of weight 0 alone have touched does not count.
+    """
+    own = [counts.nonzero().flatten() for counts in steps]
+    touches, _ = gather_touches([tensors[0] for tensors in tables], own)
+    values = [
+        [counts[ids], *(tensor[ids] for tensor in tensors)]
+        for ids, counts, tensors in zip(own, steps, tables, strict=True)
+    ]
+
+    def mean(ids: Tensor, ranks: list[Rows]) -> list[Tensor]:
+        counting = [
+            (rows, weight) for rows, weight in zip(ranks, weights, strict=True) if weight > 0
+        ]  # else NaN, perhaps
+        return _means(ids, counting, ranks[0].values[1:])
+
+    made = put_together(touches, values, mean)
+    found, left = [], []
+    for each, tensors in zip(touches, made, strict=True):
+        counts = each.touched_by([rank for rank, weight in enumerate(weights) if weight > 0])
+        found.append(Rows(each.ids[counts], [tensor[counts] for tensor in tensors]))
+        left.append(each.ids[~counts])
+    return found, left
+
+
+def _means(ids: Tensor, ranks: Sequence[tuple[Rows, float]], like: Sequence[Tensor]) -> list[Tensor]:
+    """Return the means of rows, of which each counts as often as its rank has touched it, times the rank's weight."""
+    places = [torch.searchsorted(ids, rows.ids) for rows, _ in ranks]
+    total = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
+    for (rows, weight), place in zip(ranks, places, strict=True):
+        total.index_add_(0, place, weight * rows.values[0].double())
+    means = []
+    for number, tensor in enumerate(like, start=1):
+        dtype = torch.promote_types(tensor.dtype, torch.float32)
+        mean = torch.zeros((len(ids), *tensor.shape[1:]), dtype=dtype, device=ids.device)
+        for (rows, weight), place in zip(ranks, places, strict=True):
+            share = (weight * rows.values[0].double() / total[place]).to(dtype)
+            mean.index_add_(0, place, share[:, None] * rows.values[number].to(dtype))
+        means.append(mean.to(tensor.dtype))
+    return means
 
 
 @torch.no_grad()
@@ -113,10 +116,10 @@ def weights_of_ranks(weight: float, device: torch.device) -> list[float]:
 @torch.no_grad()
 def take_rows_(tables: Sequence[Tensor], ids: Sequence[Tensor], source: int) -> None:
     """Replace rows of tables, in place, by those of rank ``source``, whose ids count. Collective."""
-    own = []
+    pieces = []
     for table, which in zip(tables, ids, strict=True):
         mine = which if collectives.rank() == source else which[:0]
-        own.append(Rows(short(mine, table), [table.detach()[mine]]))
-    for table, ranks in zip(tables, all_gather_touched(own)[0], strict=True):
-        for rows in ranks:
-            table.detach().index_copy_(0, rows.ids, rows.values[0])
+        pieces += [short(mine, table), table.detach()[mine]]
+    theirs = iter(all_gather_pieces(pieces)[source])
+    for table in tables:
+        table.detach().index_copy_(0, next(theirs).long(), next(theirs))

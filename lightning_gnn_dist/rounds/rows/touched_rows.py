@@ -8,7 +8,6 @@ is, on all ranks alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -17,14 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.rounds.lightning_internals import module_of
-from lightning_gnn_dist.rounds.rows.merging import (
-    Rows,
-    all_gather_touched,
-    ids_of_all,
-    short,
-    take_rows_,
-    weights_of_ranks,
-)
+from lightning_gnn_dist.rounds.rows.merging import mean_rows, take_rows_, weights_of_ranks
 from lightning_gnn_dist.rounds.rows.tables import coalesced, refuse_other_sparse, tables_of
 from lightning_gnn_dist.wire import collectives
 
@@ -77,9 +69,10 @@ class TouchedRows:
         tables = [[table.detach(), *self._moments.of_rows(table)] for table in named.values()]
         weights = weights_of_ranks(weight, tables[0][0].device)
         collectives.check_total(sum(weights))
-        own = [_touched(steps, tensors) for steps, tensors in zip(counters, tables, strict=True)]
-        found, _ = all_gather_touched(own)
-        left = [_merge_(tensors, ranks, weights) for tensors, ranks in zip(tables, found, strict=True)]
+        found, left = mean_rows(tables, counters, weights)
+        for tensors, rows in zip(tables, found, strict=True):
+            for tensor, mean in zip(tensors, rows.values, strict=True):
+                tensor.index_copy_(0, rows.ids, mean)
         source = next(rank for rank, each in enumerate(weights) if each > 0)
         for tensors, ids in zip(tables, left, strict=True):
             if len(ids):  # on all ranks alike: touched by ranks without weight alone, so the others have it as it was
@@ -91,27 +84,3 @@ class TouchedRows:
         if name not in self._steps:
             self._steps[name] = torch.zeros(len(table), dtype=torch.int32, device=table.device)
         return self._steps[name]
-
-
-def _touched(steps: Tensor, tensors: Sequence[Tensor]) -> Rows:
-    ids = steps.nonzero().flatten()
-    return Rows(short(ids, tensors[0]), [steps[ids], *(tensor[ids] for tensor in tensors)])
-
-
-def _merge_(tensors: Sequence[Tensor], ranks: list[Rows], weights: Sequence[float]) -> Tensor:
-    """Put the means into the tensors; return the ids of the rows that ranks without weight alone have touched."""
-    ids = ids_of_all(ranks)
-    places = [torch.searchsorted(ids, rows.ids) for rows in ranks]
-    total = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
-    for rows, place, weight in zip(ranks, places, weights, strict=True):
-        total.index_add_(0, place, weight * rows.values[0].double())
-    counts = total > 0
-    for number, tensor in enumerate(tensors, start=1):
-        dtype = torch.promote_types(tensor.dtype, torch.float32)
-        mean = torch.zeros((len(ids), *tensor.shape[1:]), dtype=dtype, device=tensor.device)
-        for rows, place, weight in zip(ranks, places, weights, strict=True):
-            if weight > 0:  # else they may be NaN
-                share = (weight * rows.values[0].double() / total[place]).to(dtype)
-                mean.index_add_(0, place, share[:, None] * rows.values[number].to(dtype))
-        tensor.index_copy_(0, ids[counts], mean[counts].to(tensor.dtype))
-    return ids[~counts]

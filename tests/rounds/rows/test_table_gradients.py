@@ -93,11 +93,15 @@ def test_steps_are_those_of_one_process_on_all_batches(
 
 @pytest.mark.slow
 def test_the_ledger_counts_the_bytes_of_touched_rows() -> None:
-    rows = sum(len(batch[1].unique()) for rank in range(2) for batch in batches_of(rank, BATCHES))
-    with_rows, without = (run_ranks(sent, 2, flag)[0] for flag in (True, False))
-    of_steps = BATCHES * (8 * 3 + 4 * 2 / 2)  # the lengths of three pieces, and a flag of each rank
-    of_start = 12 * WIDTH * 8 / 2
-    assert with_rows - without == pytest.approx(rows * (4 + 8 * WIDTH) / 2 + of_steps + of_start)
+    """Ids go to all, a row of both ranks goes to one of them, and each sum to the other."""
+    with_rows, without = (run_ranks(sent, 2, flag) for flag in (True, False))
+    more = sum(own - other for own, other in zip(with_rows, without, strict=True))
+    expected = 2 * BATCHES * (8 * 2 + 4 * 2 / 2)  # of each rank and step: two lengths, and the flags
+    expected += 2 * 12 * WIDTH * 8 / 2  # the table, at the start
+    for batch, other in zip(*(batches_of(rank, BATCHES) for rank in range(2)), strict=True):
+        own, theirs = set(batch[1].flatten().tolist()), set(other[1].flatten().tolist())
+        expected += (len(own) + len(theirs)) * 4 + len(own & theirs) * 8 * WIDTH + len(own | theirs) * 8 * WIDTH
+    assert more == pytest.approx(expected)
 
 
 def sent(rank: int, world_size: int, trains: bool) -> float:
