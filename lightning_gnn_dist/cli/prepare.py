@@ -23,6 +23,7 @@ from lightning_gnn_dist.prepare.files.typed_tables import TypedTables, is_typed
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation, Prepared
 from lightning_gnn_dist.prepare.prepare_shard import ShardPreparation
 from lightning_gnn_dist.prepare.prepare_typed import TypedPreparation
+from lightning_gnn_dist.prepare.prepare_typed_shard import TypedShardPreparation
 from lightning_gnn_dist.prepare.shard import shard_name
 
 
@@ -131,13 +132,16 @@ def _preparation(options: argparse.Namespace) -> Preparation:
         "memory_bytes": options.out_of_core or DEFAULT_MEMORY,
         "overwrite": options.overwrite,
     }
+    of_types = {"time": options.time, "reverse": options.reverse}
     if options.shard is None and is_typed(options.source):
-        del settings["undirected"]
-        return TypedPreparation(options.source, options.out, **settings, time=options.time, reverse=options.reverse)
+        return TypedPreparation(options.source, options.out, **settings, **of_types)
     if options.shard is None:
         return Preparation(options.source, options.out, **settings, nodes=options.nodes)
     whose = {"index": options.shard, "num_shards": options.num_shards, "assignment": options.assignment}
-    return ShardPreparation(options.source, options.out / shard_name(options.shard), **settings, **whose)
+    out = options.out / shard_name(options.shard)
+    if is_typed(options.source):
+        return TypedShardPreparation(options.source, out, **settings, **of_types, **whose)
+    return ShardPreparation(options.source, out, **settings, **whose)
 
 
 def _compile(options: argparse.Namespace) -> None:

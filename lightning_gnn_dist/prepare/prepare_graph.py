@@ -167,7 +167,7 @@ class Preparation:
         if is_typed(self.source) and not self.takes_types:
             raise ValueError(
                 f"source ({self.source}) holds tables of several types: prepare_typed_graph(source, out) takes them, "
-                "and lightning-gnn-dist prepare without --shard."
+                "and for one shard prepare_typed_shard(source, folder, index, num_shards)."
             )
 
     @property

@@ -153,10 +153,10 @@ def bounds_of(types: GraphTypes, shards: Sequence[tuple[Sequence[int], Sequence[
     """The bounds of shards of a graph, of which each has so many nodes and edges of each type."""
     nodes, edges = (torch.tensor(counts).T for counts in zip(*shards, strict=True))
     nodes, edges = (torch.cat([counts[:, :1] * 0, counts.cumsum(1)], 1) for counts in (nodes, edges))
-    return TypedBounds(types.node_types, types.edge_types, nodes, edges, _seeds_of(types))
+    return TypedBounds(types.node_types, types.edge_types, nodes, edges, seeds_of(types))
 
 
-def _seeds_of(types: GraphTypes) -> str | None:
+def seeds_of(types: GraphTypes) -> str | None:
     """The node type that is learned from, if one is chosen or is the only one that can be."""
     try:
         return types.seed_type()
