@@ -38,7 +38,7 @@ from lightning_gnn_dist.prepare.files.graph_files import GraphFiles
 from lightning_gnn_dist.prepare.files.raw import SPLITS
 from lightning_gnn_dist.prepare.files.table_files import is_table
 from lightning_gnn_dist.prepare.files.text_tables import Progress
-from lightning_gnn_dist.prepare.files.typed_source import with_reverse
+from lightning_gnn_dist.prepare.files.typed_source import NO_LABELS, with_reverse
 from lightning_gnn_dist.prepare.files.typed_tables import TypedTables, is_typed
 from lightning_gnn_dist.prepare.journal import Journal
 from lightning_gnn_dist.prepare.numbering import Numbering, Part
@@ -81,10 +81,11 @@ def prepare_typed_graph(
     """Turn tables and arrays into a saved graph with types, in bounded memory. The same call goes on after a kill.
 
     Args:
-        source: A folder with folders ``nodes`` and ``edges``. In ``nodes`` there is a folder for each type, with
-            ``x.npy`` (or a folder ``x``), ``y.npy``, ``train_mask.npy``, ..., ``num_nodes.npy``; in ``edges`` one for
-            each type, called ``<source type>__<name>__<destination type>``, with ``edge_index.npy`` and what edges
-            carry, or a table of the two ends. Ids count from 0 in each type.
+        source: A folder with folders ``nodes`` and ``edges``. In ``nodes`` there is for each type a table, text or
+            Parquet, with an id in each row, or a folder with ``x.npy`` (or a folder ``x``), ``y.npy``,
+            ``train_mask.npy``, ..., ``num_nodes.npy``; in ``edges`` for each type, called
+            ``<source type>__<name>__<destination type>``, a table, or a folder with ``edge_index.npy`` and what edges
+            carry. Where nodes are in a folder, their ids count from 0.
         out: The directory to write.
         time: The array in whose order the edges of one type into a node come, see :class:`GraphTypes`.
         reverse: Add an edge type ``rev_<name>`` for each, with the same arrays.
@@ -92,7 +93,8 @@ def prepare_typed_graph(
         seed: Decides the split.
         drop: Names of arrays to leave out.
         float_labels: Accept a floating point ``y`` with one value per node, for regression.
-        memory_bytes: Bytes that sorting and copying may take, beside arrays of one entry per node.
+        memory_bytes: Bytes that reading, sorting and copying may take, beside arrays of one entry per node, ids among
+            them.
         overwrite: Replace a saved graph.
         on_progress: Called with the name of the stage and the share of it that is done.
     """
@@ -146,6 +148,8 @@ class TypedPreparation(Preparation):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
             self._draft.mkdir()
         parts = self._read_tables(tables, on_progress)
+        if self.split and not any("y" in self._files_of(*table).arrays for table in tables.nodes.items()):
+            raise ValueError(NO_LABELS)
         are_targets = {kind: _has_fractions(self._files_of(kind, path)) for kind, path in tables.nodes.items()}
         if self.float_labels and not any(are_targets.values()):
             raise ValueError("float_labels says that a y is a target of regression, but no type has a y of fractions.")

@@ -132,12 +132,17 @@ BAD: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
         {},
         r"time has shape \(1,\), and there are 40",
     ),
-    "a text with weights": (
-        text("edges/venue__by__paper.csv", "a,b,w\n0,1,2\n"),
+    "a text with words": (
+        text("edges/venue__by__paper.csv", "a,b,w\n0,1,far\n"),
         {},
-        "has the column 'w' beside the two",
+        r"'by', 'paper'\]: .*column 'w' holds 'far' in row 1, which is no finite number",
     ),
-    "nodes in a table": (text("nodes/film.csv", "id\n1\n"), {}, "film.csv is read in memory alone"),
+    "an archive": (text("nodes/film.npz", ""), {}, "film.npz is no archive of arrays, or is damaged"),
+    "no labels to deal": (
+        lambda folder: (folder / "nodes" / "paper" / "y.npy").unlink(),
+        {"split": (0.5, 0.25, 0.25), "drop": ("train_mask",)},
+        "no node type has a label",
+    ),
     "weights that are NaN": (replaced(f"{CITES}/w.npy", [np.nan] * 40), {}, r"'cites', 'paper'\]: w holds NaN"),
     "times that are NaN": (replaced("nodes/paper/time.npy", [np.nan] * 12), {"time": "time"}, "time of node 0 is NaN"),
     "times in columns": (

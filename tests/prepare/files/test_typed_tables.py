@@ -218,8 +218,11 @@ BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
         "rev_writes.*already",
     ),
     "undirected": (nothing, ("--undirected",), "--reverse, no --undirected"),
-    "out of core": (nothing, ("--out-of-core",), "author.tsv is read in memory alone"),
-    "a shard": (nothing, ("--shard", "0", "--num-shards", "2"), "holds tables of several types: prepare_typed_graph"),
+    "one file of parts": (
+        nothing,
+        ("--shard", "0", "--num-shards", "2", "--assignment", "parts.npy"),
+        r"assignment \(parts.npy\) must be a folder with one .npy for each node type",
+    ),
     "no labels": (
         with_text("nodes/paper.csv", "id\n10\n20\n30\n"),
         ("--split", "1", "0", "0"),
