@@ -221,15 +221,17 @@ class TypedPreparation(Preparation):
             check_time({str(self.time): torch.from_numpy(times := rows.load())}, self.time, "node")
             save(folder / "times.npy", times)
         draft.mkdir(exist_ok=True)
-        self._nodes_of(path, files, part, is_target, draft).copy(files, part.num_all, journal, progress)
+        self._nodes_of(part, draft, self._settings_of(path, files, is_target)).copy(
+            files, part.num_all, journal, progress
+        )
         if (folder / "own" / "x.npy").exists():
             os.rename(folder / "own" / "x.npy", draft / "nodes" / "x.npy")
         (self._draft / "nodes").mkdir(exist_ok=True)
         os.rename(draft / "nodes", self._draft / "nodes" / kind)
 
-    def _nodes_of(self, path: Path, files: GraphFiles, part: Part, is_target: bool, draft: Path) -> NodesOfType:
+    def _nodes_of(self, part: Part, draft: Path, settings: dict[str, Any]) -> NodesOfType:
         """What copies the arrays of one type."""
-        return NodesOfType(draft=draft, **self._settings_of(path, files, is_target))
+        return NodesOfType(draft=draft, **settings)
 
     def _settings_of(self, path: Path, files: GraphFiles, is_target: bool) -> dict[str, Any]:
         return {

@@ -181,8 +181,8 @@ class TypedShardPreparation(TypedPreparation):
             raise ValueError(f"No node belongs to shard {self.index} of {self.num_shards}: every shard needs one.")
         return parts
 
-    def _nodes_of(self, path: Path, files: GraphFiles, part: Part, is_target: bool, draft: Path) -> NodesOfType:
-        return NodesOfShard(draft=draft, part=part, **self._settings_of(path, files, is_target))
+    def _nodes_of(self, part: Part, draft: Path, settings: dict[str, Any]) -> NodesOfType:
+        return NodesOfShard(draft=draft, part=part, **settings)
 
     def _must_gather(self, path: Path) -> bool:
         return True

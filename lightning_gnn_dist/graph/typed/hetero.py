@@ -46,7 +46,7 @@ def tables_of(
     found, links = {}, {}
     for kind, content in nodes.items():
         with within(kind):
-            found[kind] = _nodes(content, check_features, float_labels)
+            found[kind] = _nodes(kind, content, check_features, float_labels)
     labels = [table.arrays["y"] for table in found.values() if "y" in table.arrays]
     if float_labels and not any(y.is_floating_point() for y in labels):
         raise ValueError("float_labels says that a y is a target of regression, but no node type has a y of fractions.")
@@ -56,7 +56,7 @@ def tables_of(
     return found, links
 
 
-def _nodes(content: Content, check_features: bool, float_labels: bool) -> NodeTable:
+def _nodes(kind: str, content: Content, check_features: bool, float_labels: bool) -> NodeTable:
     tensors = dict(convert.tensors_of(content))
     count = _count(content, tensors)
     arrays: dict[str, Tensor] = {}
@@ -70,7 +70,7 @@ def _nodes(content: Content, check_features: bool, float_labels: bool) -> NodeTa
     convert.check_rows("node", arrays, count)
     is_target = float_labels and "y" in arrays and arrays["y"].is_floating_point()
     convert.check_arrays(arrays, check_features=check_features, float_labels=is_target)
-    arrays = convert.without_unlabelled(arrays)
+    arrays = convert.without_unlabelled(arrays, f"type {kind!r}")
     convert.warn_of_overlaps(arrays)
     return NodeTable(count, arrays)
 
