@@ -195,7 +195,7 @@ def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
         if array.dim() == 0 or len(array) != length:
             raise ValueError(
                 f"{name} has shape {tuple(array.shape)}, but the graph has {length} {kind}s: "
-                f"a {kind} array needs one row per {kind}."
+                f"an array of {kind}s needs one row per {kind}."
             )
         if array.shape[1:].numel() == 0:
             raise ValueError(f"{name} has shape {tuple(array.shape)}, rows without a number: leave it out.")

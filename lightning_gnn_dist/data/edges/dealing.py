@@ -15,6 +15,10 @@ SPLIT, FALSE_ENDS = range(2)  # what is drawn
 def dealt(total: int, shares: Mapping[str, float], seed: int) -> dict[str, Tensor]:
     """Return which of all pairs are held back under each name, if any are."""
     counts = {name: round(share * total) for name, share in shares.items()}
+    if not total and any(shares.values()):
+        raise ValueError(
+            "There are no edges to hold back (or pairs, without loops): choose an edge type that has some."
+        )
     for name, share in shares.items():
         if share and not counts[name]:
             raise ValueError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least
+from lightning_gnn_dist.checks import check_at_least, check_tensor
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, check_names, within
@@ -31,6 +31,15 @@ def contents_of(data: HeteroData) -> tuple[dict[str, Content], dict[EdgeType, Co
     if stray := [name for name, value in data._global_store.items() if isinstance(value, Tensor)]:
         raise ValueError(f"{stray} belong to no type: set them on one, as in data['paper'].x, or remove them.")
     return {k: data[k].to_dict() for k in data.node_types}, {k: data[k].to_dict() for k in data.edge_types}
+
+
+def check_times(nodes: Mapping[str, Content], edges: Mapping[EdgeType, Content], time: str | None) -> None:
+    """Refuse times that are no tensor: other things that a type holds are left out."""
+    kinds: list[tuple[str | EdgeType, Content]] = [*nodes.items(), *edges.items()]
+    for kind, content in kinds:
+        if time is not None and content.get(time) is not None:
+            with within(kind):
+                check_tensor(f"data.{time}", content[time], "one number for each node, or each edge")
 
 
 def tables_of(

@@ -155,6 +155,8 @@ class Places:
 
 def _check_whole(column: Column | None, table: Path | None) -> None:
     """Refuse ids that are neither whole numbers nor words."""
+    if column is not None and column.dtype.kind == "U" and (column == "").any():
+        raise ValueError(f"{table} has a row with an empty cell for the id of a node: fill it, or remove such rows.")
     if column is not None and column.dtype.kind == "f":
         row = int((~(np.abs(column) < 2**53) | (column % 1 != 0)).argmax())
         raise ValueError(

@@ -89,7 +89,9 @@ def read_ends(path: Path) -> Iterator[Callable[[], tuple[Column, Column]]]:
 def places_of_ends(names: Sequence[str], path: Path) -> tuple[int, int]:
     """The positions of the columns of senders and receivers: those with such names, otherwise the first two."""
     if len(names) < 2:
-        raise ValueError(f"{path} has {len(names)} columns, but an edge has two ends.")
+        raise ValueError(
+            f"{path} has one column, {names[0]!r}, but an edge has two ends: write one for each, such as source,target."
+        )
     places = {name.lower(): place for place, name in enumerate(names)}
     for name in places.keys() & {end for ends in ENDS for end in ends}:
         if len(twice := [other for other in names if other.lower() == name]) > 1:
@@ -226,7 +228,10 @@ def _wider_kinds(lines: Sequence[str], separator: str, kinds: Sequence[int], whe
     rows = list(csv.reader(lines, **_csv(separator)))
     ragged = next((at for at, row in enumerate(rows) if len(row) != len(kinds)), None)
     if ragged is not None:
-        raise ValueError(f"{where.format(ragged)}: {len(rows[ragged])} cells, but there are {len(kinds)} columns.")
+        raise ValueError(
+            f"{where.format(ragged)}: {len(rows[ragged])} cells, but there are {len(kinds)} columns: "
+            "give each row a cell for each."
+        )
     columns = list(zip(*rows, strict=True))
     return [
         next(kind for kind in range(least, len(KINDS)) if all(fits(cell, KINDS[kind]) for cell in column))

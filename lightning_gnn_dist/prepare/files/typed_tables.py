@@ -66,6 +66,7 @@ class TypedTables(TypedSource):
                     "author__writes__paper.csv. Rename it."
                 )
             edges[parts[0], parts[1], parts[2]] = path
+        _check_ends(nodes, edges, folder)
         check_names(tuple(nodes), tuple(edges))
         tables = cls(nodes, edges, frozenset(drop), time)
         names = {name: path for path in (*nodes.values(), *edges.values()) for name in _names(path)}
@@ -132,6 +133,20 @@ class TypedTables(TypedSource):
         if self.time is None or self.time not in table:
             return {}
         return {self.time: times_of(self.time, table.pop(self.time), path)}
+
+
+def _check_ends(nodes: Mapping[str, Path], edges: Mapping[EdgeType, Path], folder: Path) -> None:
+    """Refuse edges of types whose nodes are nowhere, and a folder without any."""
+    for name, found in (("nodes", nodes), ("edges", edges)):
+        if not found:
+            raise ValueError(f"{folder / name} holds no table: a graph with types needs one of nodes and one of edges.")
+    for edge_type, path in edges.items():
+        for end in edge_type[::2]:
+            if end not in nodes:
+                raise ValueError(
+                    f"{path} names the node type {end!r}, and {folder / 'nodes'} has {shown(list(nodes))}: add a table "
+                    f"of it, {end}.csv, or a folder {end} with num_nodes.npy, or rename the edges."
+                )
 
 
 def _files(folder: Path) -> dict[str, Path]:

@@ -176,7 +176,7 @@ BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
     "an unknown type": (
         with_text("edges/paper__by__x.csv", "a,b\n10,1\n"),
         (),
-        "names the node type 'x', which is not",
+        r"names the node type 'x', and .*nodes has \['author', 'paper', 'venue'\]: add a table of it",
     ),
     "a name of two words": (
         with_text("edges/writes__paper.csv", "a,b\n"),
