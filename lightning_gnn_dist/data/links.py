@@ -297,8 +297,7 @@ def split_edges(
 
     Args:
         graph: All edges. The result leaves out its masks, which split nodes.
-        val: Share of the edges (or pairs) for validation; or the name of an edge array, such as ``"val_mask"``, that
-            marks them with True: all edges between the two nodes of a marked one are held.
+        val: Share of the edges (or pairs) for validation, or the name of a boolean edge array that marks them.
         test: The same for testing: a share if ``val`` is one, or a name or 0.
         seed: The same seed gives the same split.
         negatives: False edges for each true one. Default: 100.
@@ -318,9 +317,7 @@ def split_edges(
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
     graph.check_whole()
     edge_type = checked_edge_type(graph, edge_type)
-    _check_numbers(val, test, seed, negatives, has_labels=labels is not None)
-    if time is not None and (isinstance(val, str) or isinstance(test, str)):
-        raise ValueError(f"time={shown(time)} decides which edges are held: give val and test as shares, or no time.")
+    _check_numbers(val, test, seed, negatives, time, has_labels=labels is not None)
     _check_flags(edge_type, undirected, hide)
     seed, count = int(seed), 100 if negatives is None else int(negatives)
     graph, name = named_labels(graph, edge_type, labels)
@@ -329,8 +326,7 @@ def split_edges(
     if time is not None:
         check_times_of_edges(graph, edge_type, time, name, hide=hide)
         check_reverse_times(graph, edge_type, back, time, is_sure=reverse != "auto")
-        of_time = {name: share for name, share in shares.items() if not isinstance(share, Tensor)}
-        events = TimedEdges(graph, edge_type, back, name, undirected, time).held_back(of_time, seed, count)
+        events = TimedEdges(graph, edge_type, back, name, undirected, time).held_back(shares, seed, count)
         return LinkSplit(*events[:4], edge_type, back, name, events.arrays, time=time)
     if name is not None:
         found = LabelledEdges(graph, edge_type, back, name, undirected).held_back(shares, seed, hide=hide)
@@ -362,7 +358,9 @@ def _split_links(
     return LinkSplit(*split_links(graph, shares, seed, negatives, both, edge_type, reverse), both, edge_type, reverse)
 
 
-def _check_numbers(val: float | str, test: float | str, seed: int, negatives: int | None, *, has_labels: bool) -> None:
+def _check_numbers(
+    val: float | str, test: float | str, seed: int, negatives: int | None, time: str | None, *, has_labels: bool
+) -> None:
     if has_labels:
         check_no_negatives(given=negatives is not None)
     if isinstance(val, str) or isinstance(test, str):
@@ -371,6 +369,8 @@ def _check_numbers(val: float | str, test: float | str, seed: int, negatives: in
                 f"val and test must be two shares, or two names of edge arrays that mark edges (or one, and 0 for the "
                 f"other), got {shown(val)} and {shown(test)}."
             )
+        if time is not None:
+            raise ValueError(f"time={shown(time)} decides which edges are held: give val and test as shares.")
     elif not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
         raise ValueError(f"val and test are shares that leave edges to train on, got {shown(val)} and {shown(test)}.")
     check_seed(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,12 +44,12 @@ def without_labels(graph: Graph, edge_type: EdgeType | None, name: str) -> Graph
 
 def taken_masks(
     graph: Graph, edge_type: EdgeType | None, shares: Mapping[str, float | str]
-) -> tuple[Graph, dict[str, float | Tensor]]:
+) -> tuple[Graph, dict[str, Any]]:
     """The graph without the masks that ``shares`` names arrays of, and for each name of a split its share or mask."""
     named = {name: share for name, share in shares.items() if isinstance(share, str)}
     if not named:
-        return graph, dict(shares)  # type: ignore[arg-type]
-    arrays, taken = arrays_of_edges(graph, edge_type), dict[str, float | Tensor]()
+        return graph, dict(shares)
+    arrays, taken = arrays_of_edges(graph, edge_type), dict[str, Tensor]()
     for name, array in named.items():
         if array not in arrays:
             whose = "Edges" if edge_type is None else f"Edges of type {edge_type}"
