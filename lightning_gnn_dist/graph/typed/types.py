@@ -351,7 +351,8 @@ def within(kind: str | EdgeType) -> Iterator[None]:
         yield
     except (ValueError, TypeError) as error:
         kind_of_error = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind_of_error(f"{place}: {str(error).replace('data.', f'{place}.')}") from error
+        said = str(error).replace("data.", f"{place}.")
+        raise kind_of_error(said if said.startswith(f"{place}.") else f"{place}: {said}") from error
 
 
 def _sizes(rows: Sequence[Sequence[Any]], num_words: int) -> list[tuple[tuple[str, ...], int]]:
