@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
     from lightning_gnn_dist.prepare.prepare_shard import prepare_shard
     from lightning_gnn_dist.prepare.prepare_typed import prepare_typed_graph
+    from lightning_gnn_dist.prepare.prepare_typed_shard import prepare_typed_shard
     from lightning_gnn_dist.prepare.shard import save_shards
     from lightning_gnn_dist.rounds.clock import (
         AdaptiveSteps,
@@ -175,6 +176,7 @@ __all__ = [
     "prepare_graph",
     "prepare_shard",
     "prepare_typed_graph",
+    "prepare_typed_shard",
     "quantize_rows",
     "save_shards",
     "split_by_time",
@@ -257,6 +259,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "prepare_graph": "prepare.prepare_graph",
     "prepare_shard": "prepare.prepare_shard",
     "prepare_typed_graph": "prepare.prepare_typed",
+    "prepare_typed_shard": "prepare.prepare_typed_shard",
     "quantize_rows": "graph.quantize",
     "save_shards": "prepare.shard",
     "split_by_time": "data.temporal.split",

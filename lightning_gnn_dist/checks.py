@@ -300,3 +300,9 @@ def check_each(least: int, name: str, values: Iterable[int]) -> None:
     """Refuse a list with an entry that is no integer of at least ``least``."""
     for value in values:
         check_at_least(least, **{f"{name}: an entry": value})
+
+
+def without_way_out(error: Exception) -> str:
+    """What an error says, without what to do after its last colon: of a damaged file that is to copy it again."""
+    what, colon, _ = str(error).rpartition(": ")
+    return what if colon else str(error).rstrip(".")

@@ -356,6 +356,12 @@ def _of_functions(world: World) -> Calls:
         "predict_by_layer": lambda: {"trainer": trainer, "model": model, "graph": graph, "path": world.new(".npy")},
         "prepare_graph": lambda: {"source": arrays, "out": world.new()},
         "prepare_typed_graph": lambda: {"source": world.folder / "typed", "out": world.new()},
+        "prepare_typed_shard": lambda: {
+            "source": world.folder / "typed",
+            "folder": world.new(),
+            "index": 0,
+            "num_shards": 2,
+        },
         "prepare_shard": lambda: {"source": arrays, "folder": world.new(), "index": 0, "num_shards": 2},
         "quantize_rows": lambda: {"x": torch.ones(3, 2)},
         "save_shards": lambda: {"graph": graph, "partition": world.partition, "folder": world.new()},

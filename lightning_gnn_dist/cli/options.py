@@ -89,7 +89,11 @@ def _add_prepare(commands: Commands) -> None:
     )
     prepare.add_argument("--num-shards", type=positive, metavar="P", help="how many shards there are in all")
     prepare.add_argument(
-        "--assignment", type=Path, metavar="NPY", help="the shard of each node (default: ranges of equal length)"
+        "--assignment",
+        type=Path,
+        metavar="NPY",
+        help="the shard of each node (default: ranges of equal length); of several types a folder with a file for each "
+        "node type, paper.npy, ...",
     )
     prepare.add_argument("--overwrite", action="store_true", help="replace a saved graph")
     prepare.set_defaults(module="prepare")

@@ -23,7 +23,10 @@ from lightning_gnn_dist.prepare.files.typed_tables import TypedTables, is_typed
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation, Prepared
 from lightning_gnn_dist.prepare.prepare_shard import ShardPreparation
 from lightning_gnn_dist.prepare.prepare_typed import TypedPreparation
+from lightning_gnn_dist.prepare.prepare_typed_shard import TypedShardPreparation
 from lightning_gnn_dist.prepare.shard import shard_name
+
+IN_MEMORY = {".pt", ".pth", ".npz"}
 
 
 def run(options: argparse.Namespace) -> None:
@@ -131,13 +134,16 @@ def _preparation(options: argparse.Namespace) -> Preparation:
         "memory_bytes": options.out_of_core or DEFAULT_MEMORY,
         "overwrite": options.overwrite,
     }
+    of_types = {"time": options.time, "reverse": options.reverse}
     if options.shard is None and is_typed(options.source):
-        del settings["undirected"]
-        return TypedPreparation(options.source, options.out, **settings, time=options.time, reverse=options.reverse)
+        return TypedPreparation(options.source, options.out, **settings, **of_types)
     if options.shard is None:
         return Preparation(options.source, options.out, **settings, nodes=options.nodes)
     whose = {"index": options.shard, "num_shards": options.num_shards, "assignment": options.assignment}
-    return ShardPreparation(options.source, options.out / shard_name(options.shard), **settings, **whose)
+    out = options.out / shard_name(options.shard)
+    if is_typed(options.source):
+        return TypedShardPreparation(options.source, out, **settings, **of_types, **whose)
+    return ShardPreparation(options.source, out, **settings, **whose)
 
 
 def _compile(options: argparse.Namespace) -> None:
@@ -148,9 +154,14 @@ def _compile(options: argparse.Namespace) -> None:
 
 
 def _check_shard(options: argparse.Namespace) -> None:
+    in_pieces = "--out-of-core" if options.shard is None else "--shard"
+    if options.source.suffix in IN_MEMORY and not (options.out_of_core is None and options.shard is None):
+        raise ValueError(
+            f"{options.source} is read in memory alone: leave {in_pieces} out, or write its arrays to folders of .npy."
+        )
     if (options.shard is None) != (options.num_shards is None):
         raise ValueError("--shard and --num-shards belong together: which shard, and of how many.")
-    if options.nodes and options.shard is not None:
+    if options.nodes and options.shard is not None and not is_typed(options.source):
         raise ValueError("--shard knows no table of nodes: number them 0, 1, 2, ... and give y.npy, x.npy, ...")
     if options.assignment and options.shard is None:
         raise ValueError("--assignment says whose nodes a shard has: add --shard and --num-shards.")

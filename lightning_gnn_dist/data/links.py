@@ -22,7 +22,7 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.data.edges.checks import check_apart, check_held, check_rivals
-from lightning_gnn_dist.data.edges.labels import check_no_negatives, named_labels
+from lightning_gnn_dist.data.edges.labels import check_no_negatives, named_labels, taken_masks
 from lightning_gnn_dist.data.edges.leaks import check_no_copies, check_other_types
 from lightning_gnn_dist.data.edges.plain import is_undirected, settled, split_links
 from lightning_gnn_dist.data.edges.saved import names_to_save, saved_names
@@ -274,8 +274,8 @@ def _flag(array: Tensor, path: Path) -> bool:
 
 def split_edges(
     graph: Graph,
-    val: float = 0.05,
-    test: float = 0.1,
+    val: float | str = 0.05,
+    test: float | str = 0.1,
     seed: int = 0,
     *,
     negatives: int | None = None,
@@ -297,8 +297,8 @@ def split_edges(
 
     Args:
         graph: All edges. The result leaves out its masks, which split nodes.
-        val: Share of the edges (or pairs) for validation.
-        test: Share for testing.
+        val: Share of the edges (or pairs) for validation, or the name of a boolean edge array that marks them.
+        test: The same for testing: a share if ``val`` is one, or a name or 0.
         seed: The same seed gives the same split.
         negatives: False edges for each true one. Default: 100.
         undirected: Whether the graph holds both directions of every edge, with the same arrays if there are labels, so
@@ -317,10 +317,11 @@ def split_edges(
     check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
     graph.check_whole()
     edge_type = checked_edge_type(graph, edge_type)
-    _check_numbers(val, test, seed, negatives, has_labels=labels is not None)
+    _check_numbers(val, test, seed, negatives, time, has_labels=labels is not None)
     _check_flags(edge_type, undirected, hide)
-    shares, seed, count = {"val": val, "test": test}, int(seed), 100 if negatives is None else int(negatives)
+    seed, count = int(seed), 100 if negatives is None else int(negatives)
     graph, name = named_labels(graph, edge_type, labels)
+    graph, shares = taken_masks(graph, edge_type, {"val": val, "test": test})
     back = checked_reverse(graph, edge_type, reverse)
     if time is not None:
         check_times_of_edges(graph, edge_type, time, name, hide=hide)
@@ -342,7 +343,7 @@ def _check_flags(edge_type: EdgeType | None, undirected: bool | None, hide: bool
 
 def _split_links(
     graph: Graph,
-    shares: Mapping[str, float],
+    shares: Mapping[str, float | Tensor],
     seed: int,
     negatives: int,
     undirected: bool | None,
@@ -357,10 +358,20 @@ def _split_links(
     return LinkSplit(*split_links(graph, shares, seed, negatives, both, edge_type, reverse), both, edge_type, reverse)
 
 
-def _check_numbers(val: float, test: float, seed: int, negatives: int | None, *, has_labels: bool) -> None:
+def _check_numbers(
+    val: float | str, test: float | str, seed: int, negatives: int | None, time: str | None, *, has_labels: bool
+) -> None:
     if has_labels:
         check_no_negatives(given=negatives is not None)
-    if not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
+    if isinstance(val, str) or isinstance(test, str):
+        if not all(isinstance(share, str) or (is_number(share) and share == 0) for share in (val, test)):
+            raise ValueError(
+                f"val and test must be two shares, or two names of edge arrays that mark edges (or one, and 0 for the "
+                f"other), got {shown(val)} and {shown(test)}."
+            )
+        if time is not None:
+            raise ValueError(f"time={shown(time)} decides which edges are held: give val and test as shares.")
+    elif not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
         raise ValueError(f"val and test are shares that leave edges to train on, got {shown(val)} and {shown(test)}.")
     check_seed(seed)
     check_at_least_if_given(1, **{"negatives, for each held edge,": negatives})

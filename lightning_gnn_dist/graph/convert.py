@@ -155,16 +155,33 @@ def mask_of(name: str, ids: Tensor, num_nodes: int, own: Any) -> Tensor:
     return mask
 
 
-def without_unlabelled(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The arrays with masks that leave out nodes whose label is NaN in every column: NaN stands for no label."""
-    y, masks = arrays.get("y"), [name for name in MASKS if name in arrays]
-    if y is None or not y.is_floating_point() or y.dim() == 0 or not masks:
+def without_unlabelled(arrays: dict[str, Tensor], of: str = "the graph") -> dict[str, Tensor]:
+    """The arrays with masks that leave out nodes whose label is NaN in every column: NaN stands for no label.
+
+    ``of`` says in words what these are arrays of.
+    """
+    y = arrays.get("y")
+    if y is None or not y.is_floating_point() or y.dim() == 0:
         return arrays
-    is_labelled = ~y.isnan().reshape(len(y), -1).all(1)
-    unlabelled = {name: int((arrays[name] & ~is_labelled).sum()) for name in masks}
+    return without_nodes(arrays, is_unlabelled(y), of)
+
+
+def is_unlabelled(y: Tensor) -> Tensor:
+    """Which rows of labels are NaN in every column."""
+    return y.isnan().reshape(len(y), -1).all(1)
+
+
+def without_nodes(arrays: dict[str, Tensor], without: Tensor, of: str) -> dict[str, Tensor]:
+    """The arrays with masks that leave out nodes without a label, and a warning that counts them."""
+    masks = [name for name in MASKS if name in arrays]
+    unlabelled = {name: int((arrays[name] & without).sum()) for name in masks}
     if found := [f"{count:,} nodes of {name}" for name, count in unlabelled.items() if count]:
-        log.info("%s have NaN for a label, and are left out of it: they are in no loss and no metric", ", ".join(found))
-    return arrays | {name: arrays[name] & is_labelled for name in masks}
+        log.warning(
+            "%s of %s have NaN for a label, and are left out of it: they are in no loss and no metric",
+            ", ".join(found),
+            of,
+        )
+    return arrays | {name: arrays[name] & ~without for name in masks}
 
 
 def _is_meant(name: str) -> bool:
@@ -178,7 +195,7 @@ def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
         if array.dim() == 0 or len(array) != length:
             raise ValueError(
                 f"{name} has shape {tuple(array.shape)}, but the graph has {length} {kind}s: "
-                f"a {kind} array needs one row per {kind}."
+                f"an array of {kind}s needs one row per {kind}."
             )
         if array.shape[1:].numel() == 0:
             raise ValueError(f"{name} has shape {tuple(array.shape)}, rows without a number: leave it out.")

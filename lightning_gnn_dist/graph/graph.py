@@ -139,6 +139,7 @@ class Graph:
         if hetero.is_hetero(data):
             flags = {"check_features": check_features, "float_labels": float_labels, "edge_ids": edge_ids}
             nodes_of, edges_of = hetero.contents_of(data)
+            hetero.check_times(nodes_of, edges_of, time)
             return typed_graph(*build(*hetero.tables_of(nodes_of, edges_of, **flags), time))
         if time is not None:
             raise ValueError(f"time ({shown(time)}) orders the edges of a HeteroData: leave it out for a Data.")

@@ -156,7 +156,7 @@ class ExternalSort:
 
     def finish(self) -> None:
         """Write ``indptr.npy``, and the number of edges into the headers of the other files."""
-        num_nodes, num_edges = self.journal.get("num_nodes"), self.journal.get("kept")
+        num_nodes, num_edges = self.journal.get("num_nodes"), self.journal.get("kept", 0)
         indptr = np.zeros(num_nodes + 1, np.int64)
         np.cumsum(np.fromfile(self._rows, np.int64), out=indptr[1:])
         save(self.out / "indptr.npy", indptr)

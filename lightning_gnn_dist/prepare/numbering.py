@@ -32,6 +32,11 @@ class Numbering:
         """Parts of consecutive nodes, with equally many or one more in each."""
         if num_nodes < num_parts:
             raise ValueError(f"{num_nodes} nodes cannot be divided into {num_parts} shards: take fewer.")
+        return cls.spread(num_nodes, num_parts)
+
+    @classmethod
+    def spread(cls, num_nodes: int, num_parts: int) -> Numbering:
+        """The same, where parts may be empty."""
         sizes = np.full(num_parts, num_nodes // num_parts)
         sizes[: num_nodes % num_parts] += 1
         return cls(np.concatenate([[0], sizes.cumsum()]))
@@ -72,6 +77,17 @@ class Numbering:
         places = np.flatnonzero(self.assignment[nodes] == part)
         return places, self.number[nodes[places]] - self.bounds[part]
 
+    def count(self, nodes: Column) -> Column:
+        """How many of ``nodes`` are of each part."""
+        parts = (
+            np.searchsorted(self.bounds, nodes, side="right") - 1 if self.assignment is None else self.assignment[nodes]
+        )
+        return np.bincount(parts, minlength=len(self.bounds) - 1)
+
+    def renumbered(self, nodes: Column) -> Column:
+        """The new numbers of some nodes."""
+        return nodes if self.number is None else self.number[nodes]
+
     @property
     def digest(self) -> str:
         """A hash of the parts' sizes and of the assignment."""
@@ -79,6 +95,38 @@ class Numbering:
         if self.assignment is not None:
             told.update(self.assignment.data)
         return told.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One part of a numbering: those of some nodes that are kept.
+
+    Args:
+        numbering: Which part owns each node.
+        index: The number of the part.
+    """
+
+    numbering: Numbering
+    index: int = 0
+
+    @property
+    def num_all(self) -> int:
+        """How many nodes all parts have."""
+        return int(self.numbering.bounds[-1])
+
+    @property
+    def size(self) -> int:
+        """How many nodes the part has."""
+        return int(self.numbering.bounds[self.index + 1] - self.numbering.bounds[self.index])
+
+    @property
+    def nodes(self) -> Column:
+        """The nodes of the part, by their old numbers."""
+        return self.numbering.owned(self.index)
+
+    def rows(self, nodes: Column) -> tuple[Column, Column]:
+        """The positions of the part's nodes in ``nodes``, and their numbers within the part, from 0."""
+        return self.numbering.rows(self.index, nodes)
 
 
 def _number(assignment: Column, bounds: Column) -> Column:

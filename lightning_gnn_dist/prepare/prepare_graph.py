@@ -167,7 +167,7 @@ class Preparation:
         if is_typed(self.source) and not self.takes_types:
             raise ValueError(
                 f"source ({self.source}) holds tables of several types: prepare_typed_graph(source, out) takes them, "
-                "and lightning-gnn-dist prepare without --shard."
+                "and for one shard prepare_typed_shard(source, folder, index, num_shards)."
             )
 
     @property
@@ -304,8 +304,19 @@ class Preparation:
         if self.split:
             raw = raw.with_split(self.split, self.seed)
         convert.check_arrays(raw.node_arrays, check_features=True, float_labels=self.float_labels)
-        convert.warn_of_overlaps(raw.node_arrays)
-        return raw.node_arrays
+        arrays = self._without_unlabelled(raw.node_arrays, files.arrays.get("y"))
+        convert.warn_of_overlaps(arrays)
+        return arrays
+
+    def _without_unlabelled(self, arrays: dict[str, Tensor], y: RowFiles | None) -> dict[str, Tensor]:
+        """The arrays with masks that leave out nodes whose label is NaN, also if ``y`` is not in memory."""
+        if y is None or y.files[0].dtype.kind != "f":
+            return arrays
+        if "y" in arrays:
+            return convert.without_unlabelled(arrays, str(self.source))
+        pieces = y.pieces(0, min(self.memory_bytes // 4, MAX_BYTES_AT_ONCE))
+        without = torch.cat([convert.is_unlabelled(torch.from_numpy(piece)) for piece in pieces])
+        return convert.without_nodes(arrays, without, str(self.source))
 
     def _copy(self, name: str, rows: RowFiles, journal: Journal, progress: Progress) -> None:
         target, copied = self._draft / "nodes" / f"{name}.npy", journal.get("copied", {})

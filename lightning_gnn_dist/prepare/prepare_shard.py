@@ -6,7 +6,7 @@ edge files, read by every host -> edges into own nodes -> sorted on disk -> shar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -231,11 +231,8 @@ class ShardPreparation(Preparation):
     def _digest(self, edges: list[str]) -> str:
         """A hash of all that the shards of a graph must have in common."""
         digest = hashlib.blake2b(repr((edges, self._numbering.digest, self.undirected)).encode(), digest_size=16)
-        for name, array in sorted(super()._small_arrays(self._source_files, self._num_nodes).items()):
-            digest.update(f"{name} {array.dtype}".encode())
-            digest.update(array.contiguous().numpy().data)
-        for name, rows in sorted(self._source_files.arrays.items()):
-            digest.update(f"{name} {rows.files[0].dtype} {rows.shape}".encode())
+        files = self._source_files
+        tell_arrays(digest, super()._small_arrays(files, self._num_nodes), files.arrays)
         return digest.hexdigest()
 
     def _check_bounds(self) -> None:
@@ -248,13 +245,7 @@ class ShardPreparation(Preparation):
             )
 
     def _write_index(self, fingerprint: str) -> None:
-        there = self.out.parent / INDEX
-        if there.exists() and Bounds.read(there.parent).fingerprint != fingerprint:
-            raise ValueError(
-                f"{there} describes shards of other edges, labels or settings than these: choose another directory, "
-                "or make all shards from the same files."
-            )
-        write_index(there.parent, {"fingerprint": fingerprint, "nodes": self._numbering.bounds.tolist()})
+        write_new_index(self.out.parent, {"fingerprint": fingerprint, "nodes": self._numbering.bounds.tolist()})
 
     def _inputs(self) -> dict[str, Any]:
         return super()._inputs() | {"index": self.index, "num_shards": self.num_shards, "parts": self._numbering.digest}
@@ -285,6 +276,26 @@ class ShardPreparation(Preparation):
         if own.size == 0:
             raise ValueError(f"No node belongs to shard {self.index} of {self.num_shards}: every shard needs one.")
         return own
+
+
+def tell_arrays(digest: Any, small: Mapping[str, Tensor], others: Mapping[str, RowFiles]) -> None:
+    """Update a hash with the content of small arrays, and with types and shapes of others."""
+    for name, array in sorted(small.items()):
+        digest.update(f"{name} {array.dtype}".encode())
+        digest.update(array.contiguous().numpy().data)
+    for name, rows in sorted(others.items()):
+        digest.update(f"{name} {rows.files[0].dtype} {rows.shape}".encode())
+
+
+def write_new_index(folder: Path, about: dict[str, Any]) -> None:
+    """Write where each shard begins; refuse a folder with shards of another graph."""
+    there = folder / INDEX
+    if there.exists() and Bounds.read(folder).fingerprint != about["fingerprint"]:
+        raise ValueError(
+            f"{there} describes shards of other edges, labels or settings than these: choose another directory, "
+            "or make all shards from the same files."
+        )
+    write_index(folder, about)
 
 
 def _check_ids(piece: Piece, num_nodes: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.checks import shown, without_way_out
 from lightning_gnn_dist.graph.storage.files import check_entries
 from lightning_gnn_dist.graph.typed.report import aligned
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, check_names, offsets_of
@@ -55,10 +55,13 @@ class TypedBounds:
         if not all(_is_right(row, words, num_shards) for rows, words in ((nodes, 1), (edges, 3)) for row in rows):
             raise ValueError(f"{file} is damaged (of each type it must say where it begins in each shard). {_WAY_OUT}")
         kinds, edge_kinds = tuple(row[0] for row in nodes), tuple((row[0], row[1], row[2]) for row in edges)
-        check_names(kinds, edge_kinds)
-        of_nodes, of_edges = (torch.tensor([row[-1] for row in rows]) for rows in (nodes, edges))
-        found = cls(kinds, edge_kinds, of_nodes, of_edges)
-        return found if about["seeds"] is None else found.with_seeds(about["seeds"])
+        try:
+            check_names(kinds, edge_kinds)
+            of_nodes, of_edges = (torch.tensor([row[-1] for row in rows]) for rows in (nodes, edges))
+            found = cls(kinds, edge_kinds, of_nodes, of_edges)
+            return found if about["seeds"] is None else found.with_seeds(about["seeds"])
+        except ValueError as error:
+            raise ValueError(f"{file} is damaged ({without_way_out(error)}). {_WAY_OUT}") from error
 
     @property
     def about(self) -> dict[str, Any]:
@@ -153,10 +156,10 @@ def bounds_of(types: GraphTypes, shards: Sequence[tuple[Sequence[int], Sequence[
     """The bounds of shards of a graph, of which each has so many nodes and edges of each type."""
     nodes, edges = (torch.tensor(counts).T for counts in zip(*shards, strict=True))
     nodes, edges = (torch.cat([counts[:, :1] * 0, counts.cumsum(1)], 1) for counts in (nodes, edges))
-    return TypedBounds(types.node_types, types.edge_types, nodes, edges, _seeds_of(types))
+    return TypedBounds(types.node_types, types.edge_types, nodes, edges, seeds_of(types))
 
 
-def _seeds_of(types: GraphTypes) -> str | None:
+def seeds_of(types: GraphTypes) -> str | None:
     """The node type that is learned from, if one is chosen or is the only one that can be."""
     try:
         return types.seed_type()

@@ -101,7 +101,9 @@ def test_what_cannot_be_prepared_out_of_core_says_so(edges: Path, tmp_path: Path
     out = str(tmp_path / "graph")
     assert "read from Parquet alone" in refused(str(edges), out, "--nodes", str(edges), "--out-of-core")
     torch.save(Data(edge_index=torch.tensor([[0], [1]]), num_nodes=3), tmp_path / "data.pt")
-    assert "holds no edges: give a .npy" in refused(str(tmp_path / "data.pt"), out, "--out-of-core")
+    assert "is read in memory alone: leave --out-of-core out" in refused(
+        str(tmp_path / "data.pt"), out, "--out-of-core"
+    )
     assert "nowhere does not exist" in refused("nowhere", out, "--out-of-core")
 
 

@@ -208,7 +208,7 @@ def test_what_is_judged_is_true_once_and_its_rivals_are_false(
 @pytest.mark.parametrize(
     ("num_edges", "val", "test", "message"),
     [
-        (0, 0.05, 0.1, "val=0.05 of 0 edges"),
+        (0, 0.05, 0.1, "There are no edges to hold back"),
         (1, 0.05, 0.1, "val=0.05 of 1 edges"),
         (1, 0, 0.1, "test=0.1 of 1 edges"),
         (1, 0, 0.9, "val and test would hold all 1 edges"),

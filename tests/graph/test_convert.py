@@ -227,10 +227,10 @@ def test_a_label_that_is_nan_is_no_label(columns: tuple[int, ...], caplog: pytes
     y[1] = y[3] = torch.nan
     if columns:
         y[0, 0] = torch.nan  # it has another
-    with caplog.at_level("INFO"):
+    with caplog.at_level("WARNING"):
         graph = Graph.from_pyg(small(y=y, test_mask=torch.tensor([False, False, True, True])), float_labels=True)
     assert [graph.split(split).tolist() for split in ("train", "test")] == [[0], [2]]
-    assert "1 nodes of train_mask, 1 nodes of test_mask have NaN for a label" in caplog.text
+    assert "1 nodes of train_mask, 1 nodes of test_mask of the graph have NaN for a label" in caplog.text
 
 
 def test_classes_with_nan_are_told_how_to_become_integers() -> None:

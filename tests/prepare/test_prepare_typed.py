@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ def check_equal(path: Path, expected: Graph) -> None:
     assert found.types is not None and expected.types is not None and found.types.about == expected.types.about
     assert found.fingerprint == expected.fingerprint and found.arrays.keys() == expected.arrays.keys()
     for name, array in expected.arrays.items():
-        assert found.arrays[name].dtype == array.dtype and torch.equal(found.arrays[name], array), name
+        assert found.arrays[name].dtype == array.dtype, name
+        np.testing.assert_array_equal(found.arrays[name], array, name)  # NaN equals NaN
 
 
 @pytest.mark.parametrize("memory_bytes", [1_500, 2_000_000_000])
@@ -108,6 +110,24 @@ def test_an_array_in_several_files_and_a_split(folder: Path, capsys: pytest.Capt
     check_equal(folder.parent / "graph", in_memory(folder, None, split=(0.5, 0.25, 0.25)))
 
 
+@pytest.mark.parametrize("columns", [(), (2,)])
+def test_a_label_that_is_nan_is_no_label(
+    columns: tuple[int, ...], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    y = np.random.default_rng(0).random((12, *columns))
+    y[[0, 3, 4]] = np.nan
+    np.save(folder / "nodes" / "paper" / "y.npy", y)
+    np.save(folder / "nodes" / "author" / "y.npy", np.ones(7))
+    settings: dict[str, Any] = {"float_labels": True}
+    expected = in_memory(folder, None, **settings)
+    assert "2 nodes of train_mask of type 'paper' have NaN for a label, and are left out of it" in caplog.text
+    assert expected.types is not None
+    assert expected.types.node_arrays["paper"]["train_mask"].nonzero().view(-1).tolist() == [2, 6, 8, 10]
+    prepare_typed_graph(folder, folder.parent / "graph", **settings)
+    check_equal(folder.parent / "graph", expected)
+    assert re.search(r"2 nodes of train_mask of .*paper have NaN for a label", caplog.text)
+
+
 def replaced(name: str, array: Any) -> Callable[[Path], None]:
     return lambda folder: np.save(folder / name, np.array(array))
 
@@ -132,12 +152,17 @@ BAD: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
         {},
         r"time has shape \(1,\), and there are 40",
     ),
-    "a text with weights": (
-        text("edges/venue__by__paper.csv", "a,b,w\n0,1,2\n"),
+    "a text with words": (
+        text("edges/venue__by__paper.csv", "a,b,w\n0,1,far\n"),
         {},
-        "has the column 'w' beside the two",
+        r"'by', 'paper'\]: .*column 'w' holds 'far' in row 1, which is no finite number",
     ),
-    "nodes in a table": (text("nodes/film.csv", "id\n1\n"), {}, "film.csv is read in memory alone"),
+    "an archive": (text("nodes/film.npz", ""), {}, "film.npz is no archive of arrays, or is damaged"),
+    "no labels to deal": (
+        lambda folder: (folder / "nodes" / "paper" / "y.npy").unlink(),
+        {"split": (0.5, 0.25, 0.25), "drop": ("train_mask",)},
+        "no node type has a label",
+    ),
     "weights that are NaN": (replaced(f"{CITES}/w.npy", [np.nan] * 40), {}, r"'cites', 'paper'\]: w holds NaN"),
     "times that are NaN": (replaced("nodes/paper/time.npy", [np.nan] * 12), {"time": "time"}, "time of node 0 is NaN"),
     "times in columns": (

@@ -13,6 +13,8 @@ from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage.npy import NpyFile
+from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, save_shards
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
@@ -79,13 +81,21 @@ STARTS = [["paper", [0, 1, 11, 12]], ["author", [0, 3, 7, 7]], ["venue", [0, 0, 
     ("entries", "message"),
     [
         ({"nodes": 3}, "the entry 'nodes' is 3"),
-        ({"nodes": STARTS[:2]}, "which is not there"),
+        ({"nodes": STARTS[:2]}, r"shares\.json is damaged \(.*'venue', which is not there .*\)\. Copy it again\.$"),
+        (
+            {"nodes": []},
+            r"shares\.json is damaged \(A typed graph needs a node type and an edge type at least\)\. Copy",
+        ),
+        ({"nodes": [*STARTS, STARTS[0]]}, r"shares\.json is damaged \('paper' and 'paper' would have one folder"),
         ({"nodes": [[name, starts[:-1]] for name, starts in STARTS]}, "where it begins in each shard"),
         ({"nodes": [["paper", [0, 12, 11, 12]], *STARTS[1:]]}, "where it begins in each shard"),
         ({"nodes": [["paper", "author", [0, 1, 11, 12]], *STARTS[1:]]}, "where it begins in each shard"),
         ({"nodes": [["paper", [0, 0, 0, 1]], *STARTS[1:]]}, "types do not add up to all nodes"),
-        ({"nodes": [["pa/per", [0, 1, 11, 12]], *STARTS[1:]]}, "cannot be the name of a type"),
-        ({"seeds": "papers"}, "seed_type must be one of"),
+        (
+            {"nodes": [["pa/per", [0, 1, 11, 12]], *STARTS[1:]]},
+            r"damaged \('pa/per' cannot be the name of a type, .*\)\. Copy",
+        ),
+        ({"seeds": "papers"}, r"shares\.json is damaged \(seed_type must be one of .*'papers'\)\. Copy it again"),
         ({"seeds": 3}, "the entry 'seeds' is 3"),
     ],
 )
@@ -93,6 +103,27 @@ def test_a_damaged_index_is_refused(folder: Path, entries: dict[str, Any], messa
     change(folder, **entries)
     with pytest.raises(ValueError, match=message):
         Bounds.read(folder)
+
+
+@pytest.mark.parametrize("has_types", [True, False])
+def test_a_flipped_bit_is_found(has_types: bool, tmp_path: Path) -> None:
+    """Arrays of one number per row when a shard is opened; features, which may be large, when somebody asks."""
+    graph = some_graph() if has_types else communities(100)
+    save_shards(graph, some_partition(graph, 3), tmp_path / "shards")
+    files = [file for file in (tmp_path / "shards" / "share-00000").rglob("*.npy") if file.stat().st_size > 128]
+    assert len(files) > 4
+    for file in files:
+        content = file.read_bytes()
+        damaged = bytearray(content)
+        damaged[-1] ^= 1
+        file.chmod(0o644)
+        file.write_bytes(damaged)
+        if NpyFile.of(file).shape[1:] == ():
+            with pytest.raises(ValueError, match=r"npy is (damaged|not the file that was saved)"):
+                Shard.open(tmp_path / "shards", 0)
+        with pytest.raises(SystemExit, match=r"npy is (damaged|not the file that was saved)"):
+            main(["inspect", "--check", str(tmp_path / "shards")])
+        file.write_bytes(content)
 
 
 def test_shards_of_two_divisions_are_not_mixed(folder: Path, tmp_path: Path) -> None:

@@ -15,6 +15,10 @@ SPLIT, FALSE_ENDS = range(2)  # what is drawn
 def dealt(total: int, shares: Mapping[str, float], seed: int) -> dict[str, Tensor]:
     """Return which of all pairs are held back under each name, if any are."""
     counts = {name: round(share * total) for name, share in shares.items()}
+    if not total and any(shares.values()):
+        raise ValueError(
+            "There are no edges to hold back (or pairs, without loops): choose an edge type that has some."
+        )
     for name, share in shares.items():
         if share and not counts[name]:
             raise ValueError(
@@ -28,6 +32,36 @@ def dealt(total: int, shares: Mapping[str, float], seed: int) -> dict[str, Tenso
     order = permutation(total, seed + Purpose.LINKS, SPLIT)[: sum(counts.values())]
     held = dict(zip(counts, order.split(list(counts.values())), strict=True))
     return {name: which for name, which in held.items() if len(which)}
+
+
+def held_pairs(
+    shares: Mapping[str, float | Tensor], can_be_held: Tensor, pair_of_edge: Tensor, seed: int
+) -> dict[str, Tensor]:
+    """Return which pairs of nodes are held back under each name: a share of them, or those of edges that are marked.
+
+    Args:
+        shares: For each name the share, or a boolean for each edge.
+        can_be_held: The pairs that shares are of.
+        pair_of_edge: The pair of each edge, -1 for loops.
+        seed: Decides which pairs a share is.
+    """
+    marked = {name: share for name, share in shares.items() if isinstance(share, Tensor)}
+    if not marked:
+        dealt_out = dealt(can_be_held.numel(), {name: float(share) for name, share in shares.items()}, seed)
+        return {name: can_be_held[which] for name, which in dealt_out.items()}
+    held = {name: pair_of_edge[mask & (pair_of_edge >= 0)].unique() for name, mask in marked.items()}
+    held = {name: pairs[torch.isin(pairs, can_be_held)] for name, pairs in held.items()}
+    if empty := [name for name, pairs in held.items() if not pairs.numel()]:
+        raise ValueError(f"{empty[0]} marks no edge that can be held back (loops, and edges without a label, cannot).")
+    together, counts = torch.cat(list(held.values())).unique(return_counts=True)
+    if bool((counts > 1).any()):
+        raise ValueError(
+            f"val and test both mark edges between the same two nodes ({int((counts > 1).sum())} such pairs): both "
+            "directions and all copies are held back together, so mark a pair in one of them."
+        )
+    if together.numel() == can_be_held.numel():
+        raise ValueError("val and test mark all edges, and none is left to train on: mark fewer.")
+    return held
 
 
 def numbers_of(links: Tensor, num_nodes: int, *, undirected: bool) -> Tensor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_word, shown
@@ -38,6 +40,28 @@ def without_labels(graph: Graph, edge_type: EdgeType | None, name: str) -> Graph
     shown = with_edge_arrays(graph, edge_type, left)
     shown.path = graph.path
     return shown
+
+
+def taken_masks(
+    graph: Graph, edge_type: EdgeType | None, shares: Mapping[str, float | str]
+) -> tuple[Graph, dict[str, Any]]:
+    """The graph without the masks that ``shares`` names arrays of, and for each name of a split its share or mask."""
+    named = {name: share for name, share in shares.items() if isinstance(share, str)}
+    if not named:
+        return graph, dict(shares)
+    arrays, taken = arrays_of_edges(graph, edge_type), dict[str, Tensor]()
+    for name, array in named.items():
+        if array not in arrays:
+            whose = "Edges" if edge_type is None else f"Edges of type {edge_type}"
+            raise ValueError(
+                f"{name} names {shown(array)}, and {whose[0].lower()}{whose[1:]} carry no array of that name (they "
+                f"have: {shown(sorted(arrays))}): set it in the data, a boolean per edge, or give a share such as 0.1."
+            )
+        if arrays[array].dtype != torch.bool or arrays[array].dim() != 1:
+            raise ValueError(f"{name}: {array} must hold one boolean for each edge, got {shown(arrays[array])}.")
+        taken[name] = arrays[array]
+    left = {name: rows for name, rows in arrays.items() if name not in named.values()}
+    return with_edge_arrays(graph, edge_type, left), taken
 
 
 def named_labels(graph: Graph, edge_type: EdgeType | None, labels: str | Tensor | None) -> tuple[Graph, str | None]:

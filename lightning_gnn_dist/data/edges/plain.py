@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.data.edges.dealing import FALSE_ENDS, dealt, decoded, numbers_of, pairs_of
+from lightning_gnn_dist.data.edges.dealing import FALSE_ENDS, decoded, held_pairs, numbers_of, pairs_of
 from lightning_gnn_dist.data.typed.links import LinkEnds, ends_of, links_of, without_edges
 from lightning_gnn_dist.engine.rng import Purpose, key
 from lightning_gnn_dist.graph.graph import Graph
@@ -19,7 +19,7 @@ _FEW = 0.1  # of the links of a graph that was meant to be undirected
 
 def split_links(
     graph: Graph,
-    shares: Mapping[str, float],
+    shares: Mapping[str, float | Tensor],
     seed: int,
     negatives: int,
     undirected: bool,
@@ -29,7 +29,7 @@ def split_links(
     """Return the graph without held edges, these by the ids in their types, and false receivers for each."""
     (at, links), size = links_of(graph, edge_type), graph.num_nodes
     pairs, pair_of_edge = pairs_of(links, size, undirected)
-    held = dealt(pairs.numel(), shares, seed)
+    held = held_pairs(shares, torch.arange(pairs.numel()), pair_of_edge, seed)
     is_held = torch.zeros(pairs.numel() + 1, dtype=torch.bool)  # loops are pair -1
     is_held[torch.cat([*held.values(), pairs[:0]])] = True
     kept = torch.ones(graph.num_edges, dtype=torch.bool)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_arrays, shown
-from lightning_gnn_dist.data.edges.dealing import SPLIT, dealt, numbers_of
+from lightning_gnn_dist.data.edges.dealing import SPLIT, held_pairs, numbers_of
 from lightning_gnn_dist.data.edges.labels import (
     arrays_of_edges,
     check_classes,
@@ -66,8 +66,8 @@ class LabelledEdges:
     labels: str
     undirected: bool | None
 
-    def held_back(self, shares: Mapping[str, float], seed: int, *, hide: bool) -> HeldBack:
-        """Hold shares of the pairs of nodes with a label back.
+    def held_back(self, shares: Mapping[str, float | Tensor], seed: int, *, hide: bool) -> HeldBack:
+        """Hold shares of the pairs of nodes with a label back, or those of edges that are marked.
 
         Both directions of a pair of nodes, and all of its copies, are held back together.
         """
@@ -82,9 +82,9 @@ class LabelledEdges:
         chosen = known & one_direction(links, pairs, pair_of_edge, seed) if undirected else known
         arrays, ends = arrays_of_edges(self.graph, self.edge_type), ends_of(self.graph, self.edge_type)
         edges, carried, is_held = dict[str, Tensor](), dict[str, Arrays](), torch.zeros_like(has_label)
-        for name, which in dealt(can_be_held.numel(), shares, seed).items():
+        for name, which in held_pairs(shares, can_be_held, pair_of_edge, seed).items():
             of_name = torch.zeros_like(has_label)
-            of_name[can_be_held[which]] = True
+            of_name[which] = True
             rows = (of_name[pair_of_edge] & chosen).nonzero().view(-1)
             edges[name], carried[name] = ends.in_types(links[:, rows]), {n: a[rows] for n, a in arrays.items()}
             is_held |= of_name

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_gnn_dist.boundary.boundary import Boundary, History
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.data.settings import BatchSettings
-from lightning_gnn_dist.engine.temporal.times import sources_of
+from lightning_gnn_dist.engine.temporal.times import node_times, range_of, sources_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler, check_event_graph
@@ -30,6 +30,8 @@ def check_temporal(graph: Graph, settings: BatchSettings, boundary: Boundary) ->
             )
     if isinstance(ours := settings.of_parts(), TemporalSampler):  # the others have its times
         _tell(graph, ours.time)
+        if graph.num_senders == graph.num_nodes:  # a shard may have few of the events
+            _check_units(graph, ours)
 
 
 def sampler_of_events(sampler: Sampler | None, time: str | None) -> Sampler | None:
@@ -68,6 +70,26 @@ def check_event_samplers(graph: Graph, settings: BatchSettings, time: str | None
             )
         check_event_graph(sampler, graph)
     _tell(graph, time)
+
+
+def _check_units(graph: Graph, sampler: TemporalSampler) -> None:
+    """Refuse times of which no seed is later than any event; say if all seeds are later than all events."""
+    kind = None if graph.types is None else graph.types.seed_type()
+    seeds, events = node_times(graph, sampler.seed_time or sampler.time, kind), range_of(graph, sampler.time)
+    if events is None or not seeds.numel():
+        return
+    first, last = events
+    earliest, latest = seeds.min().item(), seeds.max().item()
+    if latest < first or (latest == first and not sampler.equal):
+        raise ValueError(
+            f"No seed sees an event: the latest seed is at {latest} ({sampler.seed_time or sampler.time}), and the "
+            f"earliest event at {first} ({sampler.time}). Give both in one unit, such as seconds since 1970."
+        )
+    if earliest > last:
+        rank_zero_info(
+            f"All seeds see all events: the earliest seed is at {earliest} ({sampler.seed_time or sampler.time}), and "
+            f"the last event at {last} ({sampler.time}). If that cannot be, their units differ."
+        )
 
 
 def _tell(graph: Graph, name: str) -> None:

@@ -48,10 +48,15 @@ def split_by_time(graph: Graph, time: str = "time", *, val: float = 0.15, test: 
 
 def _labelled_type(types: GraphTypes, time: str) -> str:
     found = [kind for kind, arrays in types.node_arrays.items() if "y" in arrays and time in arrays]
-    if len(found) != 1:
+    if not found:
         raise ValueError(
-            f"time: {len(found)} node types have labels and {time!r} ({shown(found)}), and one is split: choose it, as "
-            f"in graph.with_seeds({types.node_types[0]!r})."
+            f"time names the array {shown(time)}, and no node type with labels has it: set it in the data of the type, "
+            f"as in data[{types.node_types[0]!r}], or choose a type without labels by graph.with_seeds(...)."
+        )
+    if len(found) > 1:
+        raise ValueError(
+            f"{len(found)} node types have labels and {shown(time)} ({shown(found)}), and one is split: choose it, as "
+            f"in graph.with_seeds({found[0]!r})."
         )
     return found[0]
 

@@ -160,6 +160,7 @@ def checked_reverse(
             f"reverse={kind} is not {edge_type} turned round: it must be another edge type, from {target!r} to "
             f"{source!r}."
         )
+    _check_turned(graph, edge_type, kind, held)
     return kind
 
 
@@ -221,6 +222,17 @@ def _found(graph: Graph, types: GraphTypes, edge_type: EdgeType, held: Sequence[
             "is asked for: leave all but one out of the graph, or name the one to hide, reverse=..."
         )
     return found.pop() if found else None
+
+
+def _check_turned(graph: Graph, edge_type: EdgeType, kind: EdgeType, held: Sequence[Tensor]) -> None:
+    """Refuse a type that was named as the reverse and has none of the links."""
+    links, turned = links_of(graph, edge_type)[1], links_of(graph, kind)[1].flip(0)
+    numbers = torch.cat([_numbers(graph, some) for some in (links, *held)])
+    if numbers.numel() and turned.numel() and not bool(torch.isin(_numbers(graph, turned), numbers).any()):
+        raise ValueError(
+            f"reverse={kind} has none of the links of {edge_type} turned round: name the type that has them, or "
+            "reverse=None if there is none."
+        )
 
 
 def _refuse_if_alike(edge_type: EdgeType, kind: EdgeType, links: Tensor, turned: Tensor) -> None:

@@ -49,6 +49,18 @@ def sources_of(graph: Graph, name: str) -> list[Source | None]:
     return remembered_of(graph, ("times", name), arrays_of(graph, name), lambda: _checked_sources(graph, name))
 
 
+def range_of(graph: Graph, name: str) -> tuple[float, float] | None:
+    """The earliest and the latest of the times called ``name``; None if there are no events."""
+    return remembered_of(graph, ("range of times", name), arrays_of(graph, name), lambda: _range(graph, name))
+
+
+def _range(graph: Graph, name: str) -> tuple[float, float] | None:
+    found = [source.times for source in sources_of(graph, name) if source is not None and source.times.numel()]
+    if not found:
+        return None
+    return min(times.min().item() for times in found), max(times.max().item() for times in found)
+
+
 def arrays_of(graph: Graph, name: str) -> list[Tensor | None]:
     """The arrays of all edges and nodes that are called ``name``, None where there is none."""
     types = graph.types

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import without_way_out
 from lightning_gnn_dist.graph.storage import contents, marks
 from lightning_gnn_dist.graph.storage.bus_error import explain_bus_errors
 from lightning_gnn_dist.graph.storage.drafts import folder_beside, unused_name
@@ -99,7 +100,8 @@ def _types(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Tensor]) ->
     try:
         return GraphTypes.saved(meta["types"], arrays)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path / 'meta.json'} does not fit the arrays beside it ({error}). {_WAY_OUT}") from error
+        said = without_way_out(error)
+        raise ValueError(f"{path / 'meta.json'} does not fit the arrays beside it ({said}). {_WAY_OUT}") from error
 
 
 def verify(path: Path, prefix: str = "") -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least
+from lightning_gnn_dist.checks import check_at_least, check_tensor
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, check_names, within
@@ -33,6 +33,15 @@ def contents_of(data: HeteroData) -> tuple[dict[str, Content], dict[EdgeType, Co
     return {k: data[k].to_dict() for k in data.node_types}, {k: data[k].to_dict() for k in data.edge_types}
 
 
+def check_times(nodes: Mapping[str, Content], edges: Mapping[EdgeType, Content], time: str | None) -> None:
+    """Refuse times that are no tensor: other things that a type holds are left out."""
+    kinds: list[tuple[str | EdgeType, Content]] = [*nodes.items(), *edges.items()]
+    for kind, content in kinds:
+        if time is not None and content.get(time) is not None:
+            with within(kind):
+                check_tensor(f"data.{time}", content[time], "one number for each node, or each edge")
+
+
 def tables_of(
     nodes: Mapping[str, Content],
     edges: Mapping[EdgeType, Content],
@@ -46,7 +55,7 @@ def tables_of(
     found, links = {}, {}
     for kind, content in nodes.items():
         with within(kind):
-            found[kind] = _nodes(content, check_features, float_labels)
+            found[kind] = _nodes(kind, content, check_features, float_labels)
     labels = [table.arrays["y"] for table in found.values() if "y" in table.arrays]
     if float_labels and not any(y.is_floating_point() for y in labels):
         raise ValueError("float_labels says that a y is a target of regression, but no node type has a y of fractions.")
@@ -56,7 +65,7 @@ def tables_of(
     return found, links
 
 
-def _nodes(content: Content, check_features: bool, float_labels: bool) -> NodeTable:
+def _nodes(kind: str, content: Content, check_features: bool, float_labels: bool) -> NodeTable:
     tensors = dict(convert.tensors_of(content))
     count = _count(content, tensors)
     arrays: dict[str, Tensor] = {}
@@ -70,7 +79,7 @@ def _nodes(content: Content, check_features: bool, float_labels: bool) -> NodeTa
     convert.check_rows("node", arrays, count)
     is_target = float_labels and "y" in arrays and arrays["y"].is_floating_point()
     convert.check_arrays(arrays, check_features=check_features, float_labels=is_target)
-    arrays = convert.without_unlabelled(arrays)
+    arrays = convert.without_unlabelled(arrays, f"type {kind!r}")
     convert.warn_of_overlaps(arrays)
     return NodeTable(count, arrays)
 

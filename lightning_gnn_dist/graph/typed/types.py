@@ -203,16 +203,16 @@ class GraphTypes:
     @classmethod
     def saved(cls, about: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> GraphTypes:
         """Make the types of a saved graph from what ``meta.json`` says and the arrays by the names of their files."""
-        sizes = [(name, int(count)) for name, count in about["nodes"]]
-        edges = {(source, name, target): int(count) for source, name, target, count in about["edges"]}
+        sizes, of_edges = _sizes(about["nodes"], 1), _sizes(about["edges"], 3)
+        edges = {(source, name, target): count for (source, name, target), count in of_edges}
         found = arrays.get("edge_type", torch.zeros(1, dtype=torch.uint8).expand(max(sum(edges.values()), 0)))
         types = cls(
-            tuple(name for name, _ in sizes),
+            tuple(name for (name,), _ in sizes),
             offsets_of([count for _, count in sizes]),
             tuple(edges),
             tuple(edges.values()),
             found,
-            {name: _below(f"nodes/{name}/", arrays) for name, _ in sizes},
+            {name: _below(f"nodes/{name}/", arrays) for (name,), _ in sizes},
             {edge_type: _below(f"edges/{folder_of(edge_type)}/", arrays) for edge_type in edges},
             about["time"],
             sender_offsets=tuple(about["senders"]) if "senders" in about else None,
@@ -351,7 +351,19 @@ def within(kind: str | EdgeType) -> Iterator[None]:
         yield
     except (ValueError, TypeError) as error:
         kind_of_error = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind_of_error(f"{place}: {str(error).replace('data.', f'{place}.')}") from error
+        said = str(error).replace("data.", f"{place}.")
+        raise kind_of_error(said if said.startswith(f"{place}.") else f"{place}: {said}") from error
+
+
+def _sizes(rows: Sequence[Sequence[Any]], num_words: int) -> list[tuple[tuple[str, ...], int]]:
+    """The words of types, and how many nodes or edges there are of each, as ``meta.json`` has them."""
+    for row in rows:
+        *words, count = row or [None]
+        if len(words) != num_words or not all(isinstance(word, str) for word in words) or type(count) is not int:
+            raise ValueError(f"of each type it must give the name and how many there are, got {shown(list(row))}.")
+    if len(twice := {tuple(row[:-1]) for row in rows}) < len(rows):
+        raise ValueError(f"it names {len(rows)} types, of which only {len(twice)} differ.")
+    return [(tuple(row[:-1]), row[-1]) for row in rows]
 
 
 def _number(kind: Any, kinds: tuple[Any, ...], of: str) -> int:

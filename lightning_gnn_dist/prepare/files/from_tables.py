@@ -94,32 +94,76 @@ def edge_columns(columns: Mapping[str, Column], edges: Path, first: int = 0) -> 
 
 def places_of(ends: Column, ids: Column | None, edges: Path, nodes: Path | None) -> Column:
     """The node of each end of an edge: its row in the table of nodes, or the end itself without one."""
-    for column, table in ((ends, edges), (ids, nodes)):
-        if column is not None and column.dtype.kind == "f":
-            row = int((~(np.abs(column) < 2**53) | (column % 1 != 0)).argmax())
-            raise ValueError(
-                f"{table} names nodes by numbers with a fraction, or beyond 2**63 (such as {column[row]}): an id is a "
-                "whole number or a word. Empty cells become such numbers: remove those rows, and cast the column to "
-                "whole numbers."
-            )
-    if ids is None:
-        if ends.dtype != np.int64 or ends.min(initial=0) < 0:
-            raise ValueError(
-                f"{edges} names nodes by {'words' if ends.dtype.kind == 'U' else 'other things than 0, 1, 2, ...'}: "
-                "give the table of nodes that lists them (--nodes)."
-            )
-        return ends
-    if ids.dtype != ends.dtype:
-        ids, ends = ids.astype(np.str_), ends.astype(np.str_)
-    order = np.argsort(ids, kind="stable")
-    in_order = ids[order]
-    if (twice := in_order[1:][in_order[1:] == in_order[:-1]]).size:
-        raise ValueError(f"{nodes} lists node {twice[0]} twice: every node has one row.")
-    at = np.searchsorted(in_order, ends).clip(max=len(ids) - 1)
-    if (unknown := ends[in_order[at] != ends]).size:
-        raise ValueError(f"{edges} names node {unknown[0]}, which {nodes} does not list: add a row for it.")
-    places: Column = order[at]
-    return places
+    return Places(ids, nodes)(ends, edges)
+
+
+def carried_of(table: dict[str, Column], edges: Path, first: int = 0) -> dict[str, Column]:
+    """What the edges of a type carry: labels, masks, and numbers in all other columns."""
+    of_splits = {name: table.pop(name) for name in list(table) if purpose_of(name) == "y" or _is_split(name)}
+    return node_columns(of_splits, edges, first) | edge_columns(table, edges, first)
+
+
+def _is_split(name: str) -> bool:
+    return name == "split" or name.endswith("_mask")
+
+
+class Places:
+    """Finds the nodes that edges name.
+
+    Args:
+        ids: The id of each node, in the order of the table of nodes; None if nodes are numbered 0, 1, 2, ...
+        nodes: The table of nodes.
+    """
+
+    def __init__(self, ids: Column | None, nodes: Path | None) -> None:
+        _check_whole(ids, nodes)
+        self._ids, self._nodes = ids, nodes
+        self._in_order: tuple[Column, Column] | None = None
+
+    def __call__(self, ends: Column, edges: Path) -> Column:
+        """The node of each end of an edge of the table ``edges``."""
+        _check_whole(ends, edges)
+        if self._ids is None:
+            if ends.dtype != np.int64 or ends.min(initial=0) < 0:
+                what = "words" if ends.dtype.kind == "U" else "other things than 0, 1, 2, ..."
+                raise ValueError(f"{edges} names nodes by {what}: give the table of nodes that lists them (--nodes).")
+            return ends
+        if self._ids.dtype.kind != ends.dtype.kind:
+            ends, self._ids = ends.astype(np.str_), self._as_words(self._ids)
+        order, in_order = self._sorted()
+        at = np.searchsorted(in_order, ends).clip(max=len(in_order) - 1)
+        if (unknown := ends[in_order[at] != ends]).size:
+            raise ValueError(f"{edges} names node {unknown[0]}, which {self._nodes} does not list: add a row for it.")
+        places: Column = order[at]
+        return places
+
+    def _as_words(self, ids: Column) -> Column:
+        self._in_order = self._in_order if ids.dtype.kind == "U" else None
+        return ids.astype(np.str_)
+
+    def _sorted(self) -> tuple[Column, Column]:
+        """The order of the ids, and the ids in it."""
+        if self._in_order is None:
+            assert self._ids is not None
+            order = np.argsort(self._ids, kind="stable")
+            in_order = self._ids[order]
+            if (twice := in_order[1:][in_order[1:] == in_order[:-1]]).size:
+                raise ValueError(f"{self._nodes} lists node {twice[0]} twice: every node has one row.")
+            self._in_order = order, in_order
+        return self._in_order
+
+
+def _check_whole(column: Column | None, table: Path | None) -> None:
+    """Refuse ids that are neither whole numbers nor words."""
+    if column is not None and column.dtype.kind == "U" and (column == "").any():
+        raise ValueError(f"{table} has a row with an empty cell for the id of a node: fill it, or remove such rows.")
+    if column is not None and column.dtype.kind == "f":
+        row = int((~(np.abs(column) < 2**53) | (column % 1 != 0)).argmax())
+        raise ValueError(
+            f"{table} names nodes by numbers with a fraction, or beyond 2**63 (such as {column[row]}): an id is a "
+            "whole number or a word. Empty cells become such numbers: remove those rows, and cast the column to "
+            "whole numbers."
+        )
 
 
 def node_columns(columns: Mapping[str, Column], nodes: Path | None, first: int = 0) -> dict[str, Column]:
@@ -130,7 +174,7 @@ def node_columns(columns: Mapping[str, Column], nodes: Path | None, first: int =
     features = []
     for name, column in columns.items():
         if ALIASES.get(name, name) == "y":
-            _check_labels(name, column, nodes, first)
+            check_labels(name, column, nodes, first)
             arrays["y"] = np.unique(column, return_inverse=True)[1] if column.dtype.kind == "U" else column
         elif name == "split":
             arrays |= _split_column(column, nodes)
@@ -189,10 +233,25 @@ def _flags(name: str, column: Column, table: Path | None, first: int) -> Column:
     return marked
 
 
-def _check_labels(name: str, column: Column, table: Path | None, first: int) -> None:
+def check_labels(name: str, column: Column, table: Path | None, first: int) -> None:
     """Refuse empty words, which would become a class of their own."""
     if column.dtype.kind == "U" and (column == "").any():
         raise ValueError(
             f"{table}: column {name!r} is empty in row {first + int((column == '').argmax()) + 1}. Give that node a "
             "class; where classes are whole numbers, -1 says that a node has none."
         )
+
+
+def times_of(name: str, column: Column, table: Path, first: int = 0) -> Column:
+    """Refuse a column of times that is not one number for each row; ``first`` is the number of the first row."""
+    if column.dtype.kind not in "iuf" or column.ndim != 1:
+        raise ValueError(
+            f"{table}: column {name!r} holds {str(column[0])!r} in row {first + 1}, and times are numbers, such as "
+            "days or seconds since 1970."
+        )
+    if column.dtype.kind == "f" and np.isnan(column).any():
+        raise ValueError(
+            f"{table}: column {name!r} is empty or NaN in row {first + int(np.isnan(column).argmax()) + 1}, and every "
+            "row needs a time: remove the row, or give one."
+        )
+    return column

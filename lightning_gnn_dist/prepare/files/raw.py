@@ -76,7 +76,8 @@ class RawGraph:
         """The :class:`Graph`, after the checks of :meth:`Graph.from_pyg`."""
         convert.check_arrays(self.node_arrays, check_features=True, float_labels=float_labels)
         convert.check_edge_arrays(self.edge_arrays)
-        return Graph.from_edge_index(self.edge_index, self.num_nodes, self.node_arrays, self.edge_arrays)
+        arrays = convert.without_unlabelled(self.node_arrays)
+        return Graph.from_edge_index(self.edge_index, self.num_nodes, arrays, self.edge_arrays)
 
     def _labelled(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         y = self.node_arrays.get("y")

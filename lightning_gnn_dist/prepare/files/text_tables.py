@@ -47,14 +47,34 @@ def _read(path: Path, heading: Heading, kinds: list[int], on_progress: Progress)
         try:
             pieces.append(_parse(lines, heading.separator, kinds))
         except ValueError as error:
-            wider = _wider_kinds(lines, heading.separator, kinds, f"{path}, {{}} lines after line {first_line}")
-            if wider == kinds:
-                raise ValueError(f"{path}, after line {first_line}: {error}") from error
-            kinds[:] = wider
+            kinds[:] = _widened(path, lines, heading, kinds, first_line, error)
             return None
     if not pieces:
         raise ValueError(f"{path} has a heading and no rows.")
     return pieces
+
+
+def scan(path: Path, rows_at_once: int, on_progress: Progress) -> tuple[list[int], int]:
+    """Read a whole table, and return which of ``KINDS`` each column is of, and the number of rows."""
+    heading = _heading(path)
+    kinds, num_rows = [0] * len(heading.names), 0
+    for first_line, lines in _pieces(path, heading, on_progress, rows_at_once):
+        try:
+            _parse(lines, heading.separator, kinds)
+        except ValueError as error:
+            kinds = _widened(path, lines, heading, kinds, first_line, error)
+        num_rows += len(lines)
+    if not num_rows:
+        raise ValueError(f"{path} has a heading and no rows.")
+    return kinds, num_rows
+
+
+def read_pieces(path: Path, kinds: Sequence[int], rows_at_once: int) -> Iterator[dict[str, Column]]:
+    """Yield the columns by name, of the ``kinds`` that :func:`scan` found, ``rows_at_once`` rows at a time."""
+    heading = _heading(path)
+    for _, lines in _pieces(path, heading, lambda share: None, rows_at_once):
+        if lines:
+            yield dict(zip(heading.names, _parse(lines, heading.separator, kinds), strict=True))
 
 
 def read_ends(path: Path) -> Iterator[Callable[[], tuple[Column, Column]]]:
@@ -69,7 +89,9 @@ def read_ends(path: Path) -> Iterator[Callable[[], tuple[Column, Column]]]:
 def places_of_ends(names: Sequence[str], path: Path) -> tuple[int, int]:
     """The positions of the columns of senders and receivers: those with such names, otherwise the first two."""
     if len(names) < 2:
-        raise ValueError(f"{path} has {len(names)} columns, but an edge has two ends.")
+        raise ValueError(
+            f"{path} has one column, {names[0]!r}, but an edge has two ends: write one for each, such as source,target."
+        )
     places = {name.lower(): place for place, name in enumerate(names)}
     for name in places.keys() & {end for ends in ENDS for end in ends}:
         if len(twice := [other for other in names if other.lower() == name]) > 1:
@@ -177,16 +199,28 @@ def _heading(path: Path) -> Heading:
     return Heading(cells, separator, skipped + 1, True)
 
 
-def _pieces(path: Path, heading: Heading, on_progress: Progress) -> Iterator[tuple[int, list[str]]]:
+def _pieces(
+    path: Path, heading: Heading, on_progress: Progress, lines_at_once: int = LINES_AT_ONCE
+) -> Iterator[tuple[int, list[str]]]:
     size = max(path.stat().st_size, 1)
     with _open(path) as (text, raw):
         for _ in range(heading.num_lines):
             text.readline()
         line = 1 + heading.num_lines
-        while lines := list(islice(text, LINES_AT_ONCE)):
+        while lines := list(islice(text, min(lines_at_once, LINES_AT_ONCE))):
             yield line, [row for row in lines if not row.isspace()]
             on_progress(min(raw.tell() / size, 1.0))
             line += len(lines)
+
+
+def _widened(
+    path: Path, lines: Sequence[str], heading: Heading, kinds: list[int], first_line: int, error: ValueError
+) -> list[int]:
+    """The kinds that lines need which could not be parsed as ``error`` says; the error if these are no wider."""
+    wider = _wider_kinds(lines, heading.separator, kinds, f"{path}, {{}} lines after line {first_line}")
+    if wider == kinds:
+        raise ValueError(f"{path}, after line {first_line}: {error}") from error
+    return wider
 
 
 def _wider_kinds(lines: Sequence[str], separator: str, kinds: Sequence[int], where: str) -> list[int]:
@@ -194,7 +228,10 @@ def _wider_kinds(lines: Sequence[str], separator: str, kinds: Sequence[int], whe
     rows = list(csv.reader(lines, **_csv(separator)))
     ragged = next((at for at, row in enumerate(rows) if len(row) != len(kinds)), None)
     if ragged is not None:
-        raise ValueError(f"{where.format(ragged)}: {len(rows[ragged])} cells, but there are {len(kinds)} columns.")
+        raise ValueError(
+            f"{where.format(ragged)}: {len(rows[ragged])} cells, but there are {len(kinds)} columns: "
+            "give each row a cell for each."
+        )
     columns = list(zip(*rows, strict=True))
     return [
         next(kind for kind in range(least, len(KINDS)) if all(fits(cell, KINDS[kind]) for cell in column))

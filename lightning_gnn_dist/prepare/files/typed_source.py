@@ -20,6 +20,7 @@ from lightning_gnn_dist.prepare.files.raw import RAM_PER_EDGE, RawGraph, check_d
 from lightning_gnn_dist.prepare.files.text_tables import Progress
 
 T = TypeVar("T")
+NO_LABELS = "--split deals labelled nodes, and no node type has a label (a column or array y, or label)."
 Contents = tuple[dict[str, Content], dict[EdgeType, Content]]
 
 
@@ -120,7 +121,7 @@ def _split(nodes: dict[str, Content], shares: Sequence[float], seed: int) -> dic
     """The nodes with masks that deal the labelled ones of each type."""
     labelled = [kind for kind, content in nodes.items() if "y" in content]
     if not labelled:
-        raise ValueError("--split deals labelled nodes, and no node type has a label (a column or array y, or label).")
+        raise ValueError(NO_LABELS)
     none = torch.zeros(2, 0, dtype=torch.int64)
     for kind in labelled:
         arrays = {name: array for name, array in nodes[kind].items() if name != "num_nodes"}

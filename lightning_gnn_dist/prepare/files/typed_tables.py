@@ -19,7 +19,7 @@ from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.graph.typed.hetero import Content
 from lightning_gnn_dist.graph.typed.types import EdgeType, check_names
 from lightning_gnn_dist.prepare.files.from_arrays import ALIASES, node_tensors, num_nodes_of, purpose_of, told
-from lightning_gnn_dist.prepare.files.from_tables import edge_columns, id_of, node_columns, places_of
+from lightning_gnn_dist.prepare.files.from_tables import carried_of, id_of, node_columns, places_of, times_of
 from lightning_gnn_dist.prepare.files.raw import check_drop, check_purposes
 from lightning_gnn_dist.prepare.files.table_files import (
     about_headings,
@@ -66,6 +66,7 @@ class TypedTables(TypedSource):
                     "author__writes__paper.csv. Rename it."
                 )
             edges[parts[0], parts[1], parts[2]] = path
+        _check_ends(nodes, edges, folder)
         check_names(tuple(nodes), tuple(edges))
         tables = cls(nodes, edges, frozenset(drop), time)
         names = {name: path for path in (*nodes.values(), *edges.values()) for name in _names(path)}
@@ -124,26 +125,28 @@ class TypedTables(TypedSource):
             for end, kind in zip(ends, edge_type[::2], strict=True)
         ]
         times = self._times(table, path)
-        of_splits = {name: table.pop(name) for name in list(table) if purpose_of(name) == "y" or _is_split(name)}
-        made = node_columns(of_splits, path) | edge_columns(table, path)
+        made = carried_of(table, path)
         return {"edge_index": torch.from_numpy(np.stack(places)), **_tensors(made | times)}
 
     def _times(self, table: dict[str, Column], path: Path) -> dict[str, Column]:
         """The column of times, taken out of a table."""
         if self.time is None or self.time not in table:
             return {}
-        times = table.pop(self.time)
-        if times.dtype.kind not in "iuf" or times.ndim != 1:
-            raise ValueError(
-                f"{path}: column {self.time!r} holds {str(times[0])!r} in row 1, and times are numbers, such as days "
-                "or seconds since 1970."
-            )
-        if times.dtype.kind == "f" and np.isnan(times).any():
-            raise ValueError(
-                f"{path}: column {self.time!r} is empty or NaN in row {int(np.isnan(times).argmax()) + 1}, and every "
-                "row needs a time: remove the row, or give one."
-            )
-        return {self.time: times}
+        return {self.time: times_of(self.time, table.pop(self.time), path)}
+
+
+def _check_ends(nodes: Mapping[str, Path], edges: Mapping[EdgeType, Path], folder: Path) -> None:
+    """Refuse edges of types whose nodes are nowhere, and a folder without any."""
+    for name, found in (("nodes", nodes), ("edges", edges)):
+        if not found:
+            raise ValueError(f"{folder / name} holds no table: a graph with types needs one of nodes and one of edges.")
+    for edge_type, path in edges.items():
+        for end in edge_type[::2]:
+            if end not in nodes:
+                raise ValueError(
+                    f"{path} names the node type {end!r}, and {folder / 'nodes'} has {shown(list(nodes))}: add a table "
+                    f"of it, {end}.csv, or a folder {end} with num_nodes.npy, or rename the edges."
+                )
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -202,14 +205,15 @@ def _tensors(arrays: Mapping[str, Column]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
 
-def _is_split(name: str) -> bool:
-    return name == "split" or name.endswith("_mask")
-
-
 def _places(ends: Column, ids: Column | None, path: Path, nodes: Path) -> Column:
-    if ids is None and ends.dtype.kind == "U":
+    check_numbered(ends, ids is None, path, nodes)
+    return places_of(ends, ids, path, nodes)
+
+
+def check_numbered(ends: Column, are_numbered: bool, path: Path, nodes: Path) -> None:
+    """Refuse words as ends of edges if the nodes are numbered."""
+    if are_numbered and ends.dtype.kind == "U":
         raise ValueError(
             f"{path} names nodes by words, such as {str(ends[0])!r}, and {nodes} numbers them 0, 1, 2, ...: give these "
             "numbers, or a table of nodes with their ids."
         )
-    return places_of(ends, ids, path, nodes)

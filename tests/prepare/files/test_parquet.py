@@ -187,7 +187,7 @@ def no_partner(folder: Path) -> str:
 
 def one_column(folder: Path) -> str:
     write(folder / "e.parquet", {"source": [0]})
-    return "has 1 columns, but an edge has two ends"
+    return "has one column, .*, but an edge has two ends"
 
 
 def no_parquet(folder: Path) -> str:

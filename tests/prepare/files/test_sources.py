@@ -147,7 +147,7 @@ def test_a_split_is_dealt_among_labelled_nodes(tmp_path: Path) -> None:
     [
         ("a,b\nn1,n2\n", None, r"names nodes by words: give the table of nodes that lists them \(--nodes\)"),
         ("a,b\n-1,2\n", None, "names nodes by other things than 0, 1, 2"),
-        ("a\n1\n", None, "has 1 columns, but an edge has two ends"),
+        ("a\n1\n", None, "has one column, 'a', but an edge has two ends"),
         ("a,b\nn1,n9\n", "id,f\nn1,1\nn2,2\n", "edges.csv names node n9, which .*nodes.csv does not list"),
         ("a,b\n1,2\n", "id,f\n1,1\n1,2\n", "lists node 1 twice"),
         ("a,b\n1,2\n", "id,f\n1,1\n2,tall\n", r"'f' holds 'tall' in row 2.*--drop f"),

@@ -176,7 +176,7 @@ BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
     "an unknown type": (
         with_text("edges/paper__by__x.csv", "a,b\n10,1\n"),
         (),
-        "names the node type 'x', which is not",
+        r"names the node type 'x', and .*nodes has \['author', 'paper', 'venue'\]: add a table of it",
     ),
     "a name of two words": (
         with_text("edges/writes__paper.csv", "a,b\n"),
@@ -218,8 +218,11 @@ BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
         "rev_writes.*already",
     ),
     "undirected": (nothing, ("--undirected",), "--reverse, no --undirected"),
-    "out of core": (nothing, ("--out-of-core",), "author.tsv is read in memory alone"),
-    "a shard": (nothing, ("--shard", "0", "--num-shards", "2"), "holds tables of several types: prepare_typed_graph"),
+    "one file of parts": (
+        nothing,
+        ("--shard", "0", "--num-shards", "2", "--assignment", "parts.npy"),
+        r"assignment \(parts.npy\) must be a folder with one .npy for each node type",
+    ),
     "no labels": (
         with_text("nodes/paper.csv", "id\n10\n20\n30\n"),
         ("--split", "1", "0", "0"),

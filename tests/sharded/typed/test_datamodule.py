@@ -244,6 +244,18 @@ def test_nodes_of_one_type_are_learned_from(tmp_path: Path) -> None:
         module.teardown("fit")
 
 
+def test_features_that_are_nan_are_found_before_the_first_step(tmp_path: Path) -> None:
+    graph = some_graph().with_seeds("paper")
+    assert graph.types is not None
+    graph.types.node_arrays["author"]["x"][3] = torch.nan
+    save_shards(graph, Partition(torch.zeros(22).int(), 1), tmp_path / "shards")
+    data = ShardedDataModule(tmp_path / "shards", batch_size=4, sampler=NeighborSampler([2]))
+    data.setup("fit")
+    with pytest.raises(ValueError, match=r"x of node 3 of type 'author' is NaN or infinite\. Repair it, or switch"):
+        next(iter(data.train_dataloader()))
+    data.on_exception(ValueError())
+
+
 def start(rank: int, world_size: int, folder: str, **options: Any) -> None:
     model = HeteroSAGE([("paper", "cites", "paper")])
     trainer = pl.Trainer(

@@ -16,6 +16,7 @@ from lightning_gnn_dist.graph.storage.npy import Column, append, save, write_hea
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.graph.typed.types import EdgeType, edge_type_dtype, folder_of, offsets_of
 from lightning_gnn_dist.prepare.files.text_tables import Progress
+from lightning_gnn_dist.prepare.numbering import Part
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,22 +65,22 @@ class SortedEdges:
         return row, senders if order is None else senders[order]
 
 
-def merge(draft: Path, found: Mapping[EdgeType, SortedEdges], counts: Mapping[str, int], progress: Progress) -> None:
+def merge(draft: Path, found: Mapping[EdgeType, SortedEdges], parts: Mapping[str, Part], progress: Progress) -> None:
     """Write ``indptr``, ``indices``, ``edge_type`` and what edges carry. What was there of it is removed.
 
     Args:
         draft: The directory of the graph.
         found: The edges of each type.
-        counts: The number of nodes of each type.
+        parts: The nodes of each type that are written.
         progress: Called with the share of the edges that is written.
     """
     shutil.rmtree(draft / "edges", ignore_errors=True)
-    offsets = offsets_of(list(counts.values()))
+    offsets = offsets_of([part.num_all for part in parts.values()])
     total, numbers = (
         sum(edges.senders.size for edges in found.values()),
         dict(zip(found, range(len(found)), strict=True)),
     )
-    first = dict(zip(counts, offsets, strict=False))
+    first = dict(zip(parts, offsets, strict=False))
     dtypes = {"indices": index_dtype(offsets[-1]), "edge_type": edge_type_dtype(len(found))}
     kinds = {name: torch.empty(0, dtype=dtype).numpy().dtype for name, dtype in dtypes.items()}
     for name, dtype in kinds.items():
@@ -88,13 +89,16 @@ def merge(draft: Path, found: Mapping[EdgeType, SortedEdges], counts: Mapping[st
     for edge_type, edges in found.items():
         edges.begin(draft / "edges" / folder_of(edge_type))
     ends, done = [np.zeros(1, np.int64)], 0
-    for kind, count in counts.items():
+    for kind, part in parts.items():
         into = [edge_type for edge_type in found if edge_type[2] == kind]
-        indptr = sum((found[edge_type].indptr for edge_type in into), np.zeros(count + 1, np.int64))
+        indptr = sum((found[edge_type].indptr for edge_type in into), np.zeros(part.size + 1, np.int64))
         for rows in row_slices(torch.from_numpy(indptr)):
             pieces = [found[edge_type].rows(rows, draft / "edges" / folder_of(edge_type)) for edge_type in into]
             order = np.argsort(_joined([row for row, _ in pieces], np.dtype(np.int64)), kind="stable")
-            senders = [ids + np.int64(first[of[0]]) for (_, ids), of in zip(pieces, into, strict=True)]
+            senders = [
+                parts[of[0]].numbering.renumbered(ids) + np.int64(first[of[0]])
+                for (_, ids), of in zip(pieces, into, strict=True)
+            ]
             types = [np.full(ids.size, numbers[of]) for (_, ids), of in zip(pieces, into, strict=True)]
             for name, columns in (("indices", senders), ("edge_type", types)):
                 append(draft / f"{name}.npy", _joined(columns, kinds[name])[order])

@@ -1,0 +1,357 @@
+"""A shard made of typed tables is that of the whole graph, divided, also after kills; bad input is refused."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.graph import rows as rows_module
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.prepare import journal as journal_module
+from lightning_gnn_dist.prepare.files.typed_tables import TypedTables
+from lightning_gnn_dist.prepare.prepare_shard import prepare_shard
+from lightning_gnn_dist.prepare.prepare_typed import prepare_typed_graph
+from lightning_gnn_dist.prepare.prepare_typed_shard import prepare_typed_shard
+from lightning_gnn_dist.prepare.shard import Shard, save_shards
+from tests.graph.typed.graphs import small
+
+PARTS, COUNTS = 3, {"author": 7, "paper": 12, "venue": 3}  # in the order of the files
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> Path:
+    """The small graph in arrays; the edges of one type, and the nodes of another, as tables."""
+    data = small()
+    for place, stores in (("nodes", data.node_types), ("edges", data.edge_types)):
+        for kind in stores:
+            target = tmp_path / "source" / place / (kind if isinstance(kind, str) else "__".join(kind))
+            target.mkdir(parents=True)
+            for name, array in data[kind].to_dict().items():
+                np.save(target / name, array.numpy() if isinstance(array, torch.Tensor) else np.array(array))
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """Text and Parquet with ids of all kinds, labels in words, splits, times and weights; one type in arrays."""
+    generator, folder = np.random.default_rng(0), tmp_path / "source"
+    for place in ("nodes", "edges"):
+        (folder / place).mkdir(parents=True)
+    papers, authors = generator.permutation(900)[:12] + 100, [f"author {chr(97 + i) * (1 + i % 3)}" for i in range(7)]
+    splits = ["train", "val", "", "test"]
+    rows = [f"{i},{'cab'[n % 3]},{splits[n % 4]},{n % 5}.5,{n * n},{n}" for n, i in enumerate(papers)]
+    (folder / "nodes" / "paper.csv").write_text("id,label,split,year,pages,words\n" + "\n".join(rows) + "\n")
+    rows = [f"{name}\t{20 + n}\t{n / 8}" for n, name in enumerate(authors)]
+    (folder / "nodes" / "author.tsv").write_text("name\tage\tfame\n" + "\n".join(rows) + "\n")
+    (folder / "nodes" / "venue").mkdir()
+    np.save(folder / "nodes" / "venue" / "num_nodes.npy", np.array(3))
+    ends = [(generator.choice(authors), generator.choice(papers)) for _ in range(30)]
+    rows = [f"{a},{generator.random():.3f},{p}" for a, p in ends]
+    (folder / "edges" / "author__writes__paper.csv").write_text("source,share,target\n" + "\n".join(rows) + "\n")
+    rows = [f"{generator.choice(papers)};{generator.choice(papers)};{n % 4};{['no', 'yes'][n % 2]}" for n in range(40)]
+    (folder / "edges" / "paper__cites__paper.csv").write_text("old;new;year;label\n" + "\n".join(rows) + "\n")
+    (folder / "edges" / "paper__in__venue.csv").write_text(f"paper,venue\n{papers[3]},2\n{papers[8]},0\n")
+    return folder
+
+
+def partition_of(by: str) -> Partition:
+    """Consecutive nodes of each type, or parts of which one has none of a type."""
+    generator = np.random.default_rng(5)
+    if by == "ranges":
+        owners = [np.sort(np.arange(count) % PARTS) for count in COUNTS.values()]
+    else:
+        owners = [generator.integers(0, PARTS - (kind == "venue"), count) for kind, count in COUNTS.items()]
+    return Partition(torch.from_numpy(np.concatenate(owners).astype(np.int32)), PARTS)
+
+
+def assignment_of(by: str, folder: Path) -> Path | None:
+    if by == "ranges":
+        return None
+    folder.mkdir()
+    for kind, owners in zip(COUNTS, partition_of(by).assignment.split(list(COUNTS.values())), strict=True):
+        np.save(folder / f"{kind}.npy", owners.numpy())
+    return folder
+
+
+def divided(source: Path, folder: Path, by: str, time: str | None, **options: Any) -> Path:
+    """The shards by way of the whole graph, in memory."""
+    graph = TypedTables.of(source, time=time).read(lambda share: None, **options)
+    save_shards(graph, partition_of(by), folder)
+    return folder
+
+
+def check_equal(found: Path, expected: Path, index: int) -> None:
+    """All files of a shard are the same, to the byte, and the index but for who made it."""
+    shards = [folder / f"share-0000{index}" for folder in (found, expected)]
+    names = [{str(file.relative_to(shard)) for file in shard.rglob("*.npy")} for shard in shards]
+    assert names[0] == names[1]
+    for name in names[0]:
+        assert (shards[0] / name).read_bytes() == (shards[1] / name).read_bytes(), name
+    described = [json.loads((shard / "meta.json").read_text()) for shard in shards]
+    assert described[0] == described[1]
+    ours, theirs = (json.loads((path / "shares.json").read_text()) for path in (found, expected))
+    assert {key: ours[key] for key in ("nodes", "edges", "types")} == {
+        key: theirs[key] for key in ("nodes", "edges", "types")
+    }
+
+
+@pytest.mark.parametrize(
+    ("by", "time", "reverse", "memory_bytes"),
+    [
+        ("ranges", "time", False, 2_000_000_000),
+        ("parts", "time", True, 1_500),
+        pytest.param("parts", None, False, 2_000_000_000, marks=pytest.mark.slow),
+        pytest.param("ranges", None, True, 1_500, marks=pytest.mark.slow),
+    ],
+)
+def test_of_arrays_it_is_the_shard_of_the_divided_graph(
+    arrays: Path,
+    tmp_path: Path,
+    by: str,
+    time: str | None,
+    reverse: bool,
+    memory_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rows_module, "EDGES_PER_PIECE", 5)
+    expected = divided(arrays, tmp_path / "expected", by, time, reverse=reverse)
+    settings: dict[str, Any] = {"assignment": assignment_of(by, tmp_path / "parts"), "memory_bytes": memory_bytes}
+    for index in (2, 0, 1):
+        host = tmp_path / f"host{index}"
+        prepare_typed_shard(arrays, host, index, PARTS, time=time, reverse=reverse, **settings)
+        check_equal(host, expected, index)
+        assert Shard.open(host, index).rows.num_edges
+        assert sorted(path.name for path in host.iterdir()) == [f"share-0000{index}", "shares.json"]
+    assert len({(tmp_path / f"host{index}" / "shares.json").read_text() for index in range(PARTS)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("by", "time", "memory_bytes"),
+    [
+        ("parts", "year", 3_000),
+        pytest.param("ranges", "year", 2_000_000_000, marks=pytest.mark.slow),
+        pytest.param("parts", None, 2_000_000_000, marks=pytest.mark.slow),
+        pytest.param("ranges", None, 3_000, marks=pytest.mark.slow),
+    ],
+)
+def test_of_tables_it_is_the_shard_of_the_divided_graph(
+    tables: Path, tmp_path: Path, by: str, time: str | None, memory_bytes: int
+) -> None:
+    expected = divided(tables, tmp_path / "expected", by, time, reverse=True)
+    assignment = assignment_of(by, tmp_path / "parts")
+    for index in range(PARTS):
+        settings: dict[str, Any] = {"assignment": assignment, "memory_bytes": memory_bytes}
+        prepare_typed_shard(tables, tmp_path / "found", index, PARTS, time=time, reverse=True, **settings)
+        check_equal(tmp_path / "found", expected, index)
+
+
+def test_the_shards_are_these(tmp_path: Path) -> None:
+    """By hand: users 0, 1 | 2 and films 0 | 1, and who saw what."""
+    files = {
+        "nodes/user.csv": "id,age\nu,1\nv,2\nw,3\n",
+        "nodes/film.csv": "id,y\n7,0\n5,1\n",
+        "edges/user__saw__film.csv": "user,film,stars\nw,5,3\nu,7,5\nw,7,4\nv,5,1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / name).write_text(text)
+    for index in range(2):
+        prepare_typed_shard(tmp_path / "source", tmp_path / "shards", index, 2, reverse=True)
+    first, second = (Shard.open(tmp_path / "shards", index).rows for index in range(2))
+    assert first.types is not None and second.types is not None
+    assert first.types.node_types == ("film", "user") and first.types.sender_offsets == (0, 2, 5)
+    assert first.indptr.tolist() == [0, 2, 3, 4] and first.indices.tolist() == [2, 4, 0, 1]
+    assert second.indptr.tolist() == [0, 2, 4] and second.indices.tolist() == [3, 4, 0, 1]
+    assert second.types.edge_type.tolist() == [0, 0, 1, 1]
+    stars = ("user", "saw", "film"), ("film", "rev_saw", "user")
+    assert [second.types.edge_arrays[kind]["edge_stars"].tolist() for kind in stars] == [[1, 3], [4, 3]]
+    assert second.types.node_arrays["user"]["x"].tolist() == [[3]]
+    assert second.types.node_arrays["user"]["n_id"].tolist() == [2]
+    assert second.types.node_arrays["film"]["y"].tolist() == [1]
+
+
+def test_a_split_is_the_same_on_all_hosts(tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (tables / "nodes" / "paper.csv").read_text().replace("split", "kind of split")
+    (tables / "nodes" / "paper.csv").write_text(text)
+    options = ["--split", "0.5", "0.25", "0.25", "--seed", "4", "--drop", "kind of split", "--time", "year"]
+    for index in range(PARTS):
+        command = ["prepare", str(tables), str(tmp_path / "shards"), "--shard", str(index), "--num-shards", str(PARTS)]
+        main([*command, *options])
+    assert "paper train" in capsys.readouterr().out
+    graph = TypedTables.of(tables, ["kind of split"], "year").read(lambda share: None, split=(0.5, 0.25, 0.25), seed=4)
+    save_shards(graph, partition_of("ranges"), tmp_path / "expected")
+    for index in range(PARTS):
+        check_equal(tmp_path / "shards", tmp_path / "expected", index)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "tables"])
+def test_it_goes_on_after_any_kill(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = request.getfixturevalue(kind)
+    monkeypatch.setattr(journal_module, "RECORD_SECONDS", 0.0)
+    settings: dict[str, Any] = {"time": "time" if kind == "arrays" else "year", "reverse": True, "memory_bytes": 3_000}
+    host, kills = tmp_path / "host", 0
+    stages: list[str] = []
+
+    def killed(stage: str, share: float) -> None:
+        stages.append(stage)
+        if len(stages) > kills:
+            raise KeyboardInterrupt
+
+    while not (host / "share-00001").exists():
+        kills += 5
+        stages.clear()
+        try:
+            prepare_typed_shard(source, host, 1, PARTS, **settings, on_progress=killed)
+        except KeyboardInterrupt:
+            assert kills < 400
+    assert kills > 10 and stages[-1] == "taking the fingerprint"
+    expected = divided(source, tmp_path / "expected", "ranges", settings["time"], reverse=True)
+    check_equal(host, expected, 1)
+
+
+def test_the_whole_graph_of_tables_out_of_core(tables: Path, tmp_path: Path) -> None:
+    prepare_typed_graph(tables, tmp_path / "graph", time="year", reverse=True, memory_bytes=3_000)
+    found, expected = (
+        Graph.open(tmp_path / "graph"),
+        TypedTables.of(tables, time="year").read(lambda _: None, reverse=True),
+    )
+    assert found.fingerprint == expected.fingerprint and found.arrays.keys() == expected.arrays.keys()
+    for name, array in expected.arrays.items():
+        assert found.arrays[name].dtype == array.dtype and torch.equal(found.arrays[name], array), name
+
+
+def test_parquet_is_read_as_text_is(tables: Path, tmp_path: Path) -> None:
+    csv, parquet = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
+    expected = divided(tables, tmp_path / "expected", "ranges", "year")
+    for name, separator in (("nodes/author.tsv", "\t"), ("edges/author__writes__paper.csv", ",")):
+        file = tables / name
+        read = csv.read_csv(file, parse_options=csv.ParseOptions(delimiter=separator))
+        parquet.write_table(read, file.with_suffix(".parquet"), row_group_size=5)
+        file.unlink()
+    prepare_typed_shard(tables, tmp_path / "host", 1, PARTS, time="year", memory_bytes=3_000)
+    check_equal(tmp_path / "host", expected, 1)
+
+
+def test_shards_of_other_files_do_not_join(arrays: Path, tmp_path: Path) -> None:
+    prepare_typed_shard(arrays, tmp_path / "host", 0, PARTS)
+    with pytest.raises(ValueError, match=r"describes 3 shards that are not these 2"):
+        prepare_typed_shard(arrays, tmp_path / "host", 1, 2)
+    with pytest.raises(ValueError, match="shards of other edges, labels or settings"):
+        prepare_typed_shard(arrays, tmp_path / "host", 1, PARTS, time="time")
+    np.save(arrays / "nodes" / "paper" / "train_mask.npy", np.arange(12) % 3 == 0)
+    with pytest.raises(ValueError, match="shards of other edges, labels or settings"):
+        prepare_typed_shard(arrays, tmp_path / "host", 2, PARTS)
+    assert not list((tmp_path / "host").glob("share-0000[12]"))
+
+
+def replaced(name: str, content: Any) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        if isinstance(content, str):
+            (folder / name).write_text(content)
+        elif content is not None:
+            (folder / name).parent.mkdir(exist_ok=True)
+            np.save(folder / name, np.array(content))
+
+    return write
+
+
+WRITES = "source/edges/author__writes__paper.csv"
+BAD: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
+    "no file for a type": (
+        replaced("parts/venue.npy", None),
+        {"assignment": "parts"},
+        r"lacks venue\.npy: give the shard",
+    ),
+    "a file for no type": (replaced("parts/films.npy", [0]), {"assignment": "parts"}, r"has films\.npy"),
+    "one file for all": (replaced("all.npy", [0] * 22), {"assignment": "all.npy"}, "must be a folder with one .npy"),
+    "another length": (
+        replaced("parts/venue.npy", [0, 1]),
+        {"assignment": "parts"},
+        r"data\['venue'\]: .*part of each of 3 nodes",
+    ),
+    "another shard": (replaced("parts/venue.npy", [0, 1, 3]), {"assignment": "parts"}, "names parts 0 to 3, but"),
+    "no shard of that number": (lambda folder: None, {"index": 3}, "index must be below 3"),
+    "an unknown end": (
+        replaced(WRITES, "source,target\nnobody,1\n"),
+        {},
+        r"'writes', 'paper'\]: .*names node nobody, which .*author\.tsv does not list",
+    ),
+    "a word for a number": (replaced("source/edges/paper__in__venue.csv", "a,b\n1,x\n"), {}, "does not list|by words"),
+    "a number too large": (
+        replaced("source/edges/venue__near__venue.csv", "a,b\n0,3\n"),
+        {},
+        "names the receiver 3, but there are 3 nodes",
+    ),
+    "no time": (
+        replaced("source/nodes/author.tsv", "name\tyear\na\t1.5\nb\tnan\n"),
+        {"time": "year"},
+        r"column 'year' is empty or NaN in row 2",
+    ),
+    "a feature in words": (
+        replaced("source/nodes/author.tsv", "name\tage\na\t1.5\nb\told\n"),
+        {},
+        r"column 'age' holds '1.5' in row 1|column 'age' holds 'old' in row 2",
+    ),
+    "an id twice": (replaced("source/nodes/author.tsv", "name\tage\na\t1\na\t2\n"), {}, "lists node a twice"),
+    "no rows": (replaced("source/nodes/author.tsv", "name\tage\n"), {}, "has a heading and no rows"),
+    "an archive": (replaced("source/nodes/film.npz", "no archive"), {}, "no archive of arrays|read in memory alone"),
+}
+
+
+@pytest.mark.parametrize(("change", "options", "message"), BAD.values(), ids=BAD)
+def test_what_cannot_be_right_is_refused(
+    tables: Path, tmp_path: Path, change: Callable[[Path], None], options: dict[str, Any], message: str
+) -> None:
+    assignment_of("parts", tmp_path / "parts")
+    change(tmp_path)
+    options = {name: tmp_path / value if name == "assignment" else value for name, value in options.items()}
+    with pytest.raises(ValueError, match=message):
+        prepare_typed_shard(tables, tmp_path / "host", options.pop("index", 0), PARTS, **options)
+    assert not list((tmp_path / "host").glob("share*")) if (tmp_path / "host").exists() else True
+
+
+def test_a_shard_without_nodes_is_refused(tables: Path, tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    for kind, count in COUNTS.items():
+        np.save(tmp_path / "parts" / f"{kind}.npy", np.zeros(count, np.int64))
+    with pytest.raises(ValueError, match="No node belongs to shard 1 of 3"):
+        prepare_typed_shard(tables, tmp_path / "host", 1, PARTS, assignment=tmp_path / "parts")
+
+
+def test_the_untyped_function_names_this_one(tables: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds tables of several types: prepare_typed_graph\(source, out\).*_shard"):
+        prepare_shard(tables, tmp_path / "host", 0, PARTS)
+
+
+def test_memory_does_not_grow_with_the_edges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six times the edges in text and in arrays, the same peak."""
+    monkeypatch.setattr(rows_module, "EDGES_PER_PIECE", 5_000)
+    peaks = []
+    for count in (30_000, 180_000):
+        source, generator = tmp_path / str(count), np.random.default_rng(0)
+        for folder in ("nodes/a", "edges/a__to__a"):
+            (source / folder).mkdir(parents=True)
+        np.save(source / "nodes" / "a" / "num_nodes.npy", np.array(1000))
+        np.save(source / "edges" / "a__to__a" / "edge_index.npy", generator.integers(0, 1000, (2, count), np.int32))
+        np.save(source / "edges" / "a__to__a" / "edge_attr.npy", generator.random((count, 4), np.float32))
+        pairs = generator.integers(0, 1000, (count // 6, 3))
+        np.savetxt(source / "edges" / "a__by__a.csv", pairs, "%d", ",", header="a,b,w", comments="")
+        prepare_typed_shard(source, tmp_path / f"first{count}", 0, 4, memory_bytes=500_000)  # compiles
+        tracemalloc.start()
+        prepare_typed_shard(source, tmp_path / f"host{count}", 1, 4, memory_bytes=500_000)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert max(peaks) < 3_000_000
+    assert peaks[1] < 1.5 * peaks[0]

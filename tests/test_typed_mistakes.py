@@ -1,0 +1,238 @@
+"""What users get wrong about graphs with types and times: each is refused by one sentence that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+
+from lightning_gnn_dist import (
+    Exchange,
+    Graph,
+    PartitionedDataModule,
+    ShardedDataModule,
+    TemporalSampler,
+    WholePartSampler,
+    prepare_typed_graph,
+    prepare_typed_shard,
+    save_shards,
+    split_by_time,
+    split_edges,
+)
+from lightning_gnn_dist.cli.main import main
+from tests.graph.typed.graphs import small
+from tests.sharded.typed.graphs import some_graph, some_partition
+
+CITES, WRITES, BY = ("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "by", "author")
+
+
+def data_with(**arrays: Any) -> HeteroData:
+    """The small graph with arrays of papers; those of citations begin with ``cites_``."""
+    data = small()
+    del data["author"].train_mask
+    for name, array in arrays.items():
+        data[CITES if name.startswith("cites_") else "paper"][name.removeprefix("cites_")] = array
+    return data
+
+
+def links_apart() -> Graph:
+    """Authors write papers, and others get answers: no pair of the one type is one of the other, turned round."""
+    data = data_with()
+    data[WRITES].edge_index, data[WRITES].edge_attr = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 3]]), torch.ones(4, 2)
+    data[BY].edge_index = torch.tensor([[4, 5, 6], [4, 5, 6]])
+    return Graph.from_pyg(data)
+
+
+def by_time(**arrays: Any) -> PartitionedDataModule:
+    return PartitionedDataModule(Graph.from_pyg(data_with(**arrays)), sampler=TemporalSampler([2], "time", "at"))
+
+
+SECONDS = 1_700_000_000 + torch.arange(12)
+OF_GRAPHS: dict[str, tuple[Callable[[], Any], str]] = {
+    "times in words": (
+        lambda: Graph.from_pyg(data_with(time=["monday"] * 12), time="time"),
+        r"data\['paper'\]\.time must be a tensor of one number for each node, or each edge, got \['monday'",
+    ),
+    "times as dates": (
+        lambda: Graph.from_pyg(data_with(time=np.zeros(12, "datetime64[s]")), time="time"),
+        r"got a numpy array of datetime64\[s\] .*astype\('int64'\)",
+    ),
+    "seeds in seconds, events in milliseconds": (
+        lambda: by_time(at=SECONDS, time=SECONDS * 1000, cites_time=torch.full((40,), 1_700_000_000_000)),
+        r"No seed sees an event: the latest seed is at 1700000011 \(at\), and the earliest event at 1700000000000 "
+        r"\(time\)\. Give both in one unit",
+    ),
+    "a split by times of no type": (
+        lambda: split_by_time(Graph.from_pyg(data_with()), "when"),
+        "time names the array 'when', and no node type with labels has it: set it in the data of the type",
+    ),
+    "a split by times of two types": (
+        lambda: split_by_time(Graph.from_pyg(_of_two_types())),
+        r"2 node types have labels and 'time' \(\['paper', 'author'\]\), and one is split: choose it, as in .*'paper'",
+    ),
+    "links of a type without edges": (
+        lambda: split_edges(links_apart(), edge_type=("paper", "in", "venue")),
+        "There are no edges to hold back .*: choose an edge type that has some",
+    ),
+    "a reverse type that is none": (
+        lambda: split_edges(links_apart(), edge_type=WRITES, val=0.25, test=0.25, reverse=BY),
+        r"reverse=\('paper', 'by', 'author'\) has none of the links of .* turned round: name the type that has them",
+    ),
+    "nodes out of order": (
+        lambda: links_apart().induced(torch.tensor([20, 1])),
+        r"nodes must be in the order of their types, .*: give nodes\.sort\(\)\.values",
+    ),
+}
+
+
+def _of_two_types() -> HeteroData:
+    data = data_with()
+    data["author"].y, data["author"].time = torch.zeros(7).long(), torch.arange(7)
+    return data
+
+
+@pytest.mark.parametrize(("act", "message"), OF_GRAPHS.values(), ids=OF_GRAPHS)
+def test_mistakes_about_graphs(act: Callable[[], Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message) as stop:
+        act()
+    check_sentence(str(stop.value))
+
+
+def check_sentence(said: str) -> None:
+    assert "\n" not in said and said.endswith((".", "...", "?"))
+
+
+def test_seeds_that_see_everything_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("lightning_gnn_dist.data.temporal.checks.rank_zero_info", told.append)
+    by_time(at=torch.full((12,), 90), time=torch.arange(12), cites_time=torch.arange(40))
+    assert told[-1] == (
+        "All seeds see all events: the earliest seed is at 90 (at), and the last event at 39 (time). If that cannot "
+        "be, their units differ."
+    )
+
+
+def test_mistakes_about_shards(tmp_path: Path) -> None:
+    graph = some_graph()
+    graph.save(tmp_path / "graph")
+    save_shards(graph, some_partition(graph, 3), tmp_path / "shards")
+    exchange: dict[str, Any] = {"boundary": Exchange(), "sampler": WholePartSampler(1)}
+    for path, options, message in (
+        (
+            "graph",
+            {},
+            r"is a whole graph, not a folder of shards: train on it with PartitionedDataModule, or divide it",
+        ),
+        ("shards", {"seed_type": 3}, r"seed_type must be one of \['paper', 'author', 'venue'\], got 3\."),
+        ("shards", {"seed_type": "papers"}, r"seed_type must be one of .*, got 'papers'\."),
+        (
+            "shards",
+            exchange,
+            r"boundary=Exchange\(\) is for graphs without types: take Isolated\(\), Halo\(\) or Fetch",
+        ),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=message) as stop:
+            ShardedDataModule(tmp_path / path, **options)
+        check_sentence(str(stop.value))
+
+
+TABLES = {
+    "nodes/a.csv": "id,v\n1,2\n2,3\n",
+    "nodes/b.csv": "id,v\nx,2\ny,3\n",
+    "edges/a__to__b.csv": "source,target\n1,x\n2,y\n",
+}
+OF_TABLES: dict[str, tuple[dict[str, str | None], tuple[str, ...], str]] = {
+    "edges of an unknown type": (
+        {"edges/a__to__c.csv": "source,target\n1,x\n"},
+        (),
+        r"a__to__c\.csv names the node type 'c', and .*nodes has \['a', 'b'\]: add a table of it, c\.csv, or",
+    ),
+    "no edges": ({"edges/a__to__b.csv": None}, (), "edges holds no table: a graph with types needs one of nodes and"),
+    "one end": (
+        {"edges/a__to__b.csv": "source\n1\n"},
+        (),
+        r"has one column, 'source', but an edge has two ends: write one for each, such as source,target",
+    ),
+    "a row too short": (
+        {"edges/a__to__b.csv": "source,target\n1,x\n2\n"},
+        (),
+        "1 cells, but there are 2 columns: give each row a cell for each",
+    ),
+    "an id is missing": (
+        {"nodes/b.csv": "id,v\nx,2\n,3\n"},
+        (),
+        r"nodes/b\.csv has a row with an empty cell for the id of a node: fill it, or remove such rows",
+    ),
+    "an end is missing": (
+        {"edges/a__to__b.csv": "source,target\n1,x\n2,\n"},
+        (),
+        r"a__to__b\.csv has a row with an empty cell for the id of a node",
+    ),
+    "ids of fractions": ({"nodes/a.csv": "id,v\n1.5,2\n2,3\n"}, (), "an id is a whole number or a word"),
+    "a word in a feature": (
+        {"nodes/a.csv": "id,v\n1,2\n2,red\n"},
+        (),
+        r"column 'v' holds '(2|red)' in row [12], which is no finite number.*--drop v",
+    ),
+    "an unknown split": (
+        {"nodes/a.csv": "id,split\n1,train\n2,tset\n"},
+        (),
+        "into the split 'tset': train, val, test or nothing is known",
+    ),
+    "a table of nodes apart": ({}, ("--nodes", "nodes.csv"), r"their nodes are known \(no --nodes\)"),
+    "a label in two columns": (
+        {"nodes/a.csv": "id,y,label\n1,0,1\n2,1,1\n"},
+        (),
+        r"holds two arrays for one purpose, 'y' and 'label'.*\(--drop label\)",
+    ),
+    "times in words": (
+        {"edges/a__to__b.csv": "source,target,when\n1,x,monday\n2,y,friday\n"},
+        ("--time", "when"),
+        "column 'when' holds 'monday' in row 1, and times are numbers, such as days or seconds since 1970",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", [(), ("--out-of-core",), ("--shard", "0", "--num-shards", "2")], ids=str)
+@pytest.mark.parametrize(("changes", "options", "message"), OF_TABLES.values(), ids=OF_TABLES)
+def test_mistakes_in_tables(
+    changes: dict[str, str | None], options: tuple[str, ...], message: str, how: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name, text in (TABLES | changes).items():
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        if text is not None:
+            (tmp_path / "source" / name).write_text(text)
+    with pytest.raises(SystemExit, match=message) as stop:
+        main(["prepare", str(tmp_path / "source"), str(tmp_path / "out"), *how, *options])
+    check_sentence(str(stop.value))
+    assert not (tmp_path / "out" / "share-00000").exists() and not (tmp_path / "out" / "meta.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--out-of-core",), r"data\.pt is read in memory alone: leave --out-of-core out, or write its arrays to"),
+        (("--shard", "0", "--num-shards", "2"), r"data\.pt is read in memory alone: leave --shard out, or write"),
+    ],
+)
+def test_a_file_of_pyg_is_read_in_memory(options: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    torch.save(small(), tmp_path / "data.pt")
+    with pytest.raises(SystemExit, match=message):
+        main(["prepare", str(tmp_path / "data.pt"), str(tmp_path / "out"), *options])
+
+
+def test_too_little_memory_and_shards_that_are_not_there(tmp_path: Path) -> None:
+    for name, text in TABLES.items():
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / name).write_text(text)
+    with pytest.raises(ValueError, match=r"which take 16 bytes to sort: memory_bytes=1 are too few\."):
+        prepare_typed_graph(tmp_path / "source", tmp_path / "graph", memory_bytes=1)
+    with pytest.raises(ValueError, match=r"index must be below 2, the number of shards, got 2: they count from 0\."):
+        prepare_typed_shard(tmp_path / "source", tmp_path / "shards", 2, 2)
+    with pytest.raises(ValueError, match="No node belongs to shard 3 of 4"):
+        prepare_typed_shard(tmp_path / "source", tmp_path / "shards", 3, 4)
