@@ -49,9 +49,9 @@ def drawn(rank: int, world_size: int, folders: list[str], sampler: NeighborSampl
         shard = Shard.open(folder, rank)
         graph = TypedShardedGraph(shard, open_channel(world_size), cache_bytes=cache)
         seeds = seeds_of(rank, world_size, graph.types.nodes_of(graph.types.seed_type()))
-        bulks = [begin(graph, sampler, seeds, keys_of(rank, bulk, len(seeds))) for bulk in range(2)]
-        made = finish(graph, bulks[0], bulks[1:], all_labels=rank == 0)
-        made += finish(graph, bulks[1], all_labels=rank == 0)
+        bulks = [graph.answered(begin(graph, sampler, seeds, keys_of(rank, bulk, len(seeds)))) for bulk in range(2)]
+        made = graph.answered(finish(graph, bulks[0], bulks[1:], all_labels=rank == 0))
+        made += graph.answered(finish(graph, bulks[1], all_labels=rank == 0))
         graph.close()
         found.append(([contents(batch) for batch in made], graph.cache.hits))
     dist.destroy_process_group()
