@@ -113,8 +113,8 @@ class AheadSource(ABC, Generic[Bulk]):
         """
         line, beside = deque[Drawing[Bulk]](), 0
         for made in count(1):
-            known = min(made, MOST_KNOWN) if self._cache.num_rows else 1
-            self._admit(line, bulks, 2, known, beside)
+            known = min(made + beside, MOST_KNOWN) if self._cache.num_rows else 1
+            self._admit(line, bulks, 3, known, beside)
             if not line:
                 return
             turns = self._draw_first(line)
