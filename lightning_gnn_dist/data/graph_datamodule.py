@@ -35,7 +35,7 @@ from lightning_gnn_dist.checks import (
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, refuse_sparse_gradients
 from lightning_gnn_dist.data.settings import BatchSettings
-from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader
+from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.evaluation.budget import DEFAULT_BYTES, budget, ranks_here
 from lightning_gnn_dist.evaluation.choice import Evaluated
@@ -164,6 +164,7 @@ class GraphDataModule(LightningDataModule, ABC):
             batch_level=self._is_cut() and self.coverage is not None and self.coverage.level == "batch",
             overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
             num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
+            num_left=lambda: passes_left(self.trainer, self._num_batches()),
         )
         self._loaders.append(self._train_loader)
         return self._train_loader

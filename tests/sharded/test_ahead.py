@@ -47,8 +47,10 @@ def passes(source: BatchSource, rank: int) -> list[dict[str, Any]]:
     loader = BatchLoader(source, seeds, 5 + rank, seed=rank, bulk_size=3)
     held = BatchLoader(source, seeds, 2, seed=0, shuffle=False, bulk_size=3)
     whole = GlobalBatches(source, torch.arange(300), 32, 0, 3, None, True, in_background=True)
-    found = [*loader, *held]
-    pass_again = iter(loader)
+    size = len(loader)
+    found = [*loader.between(0, size, [range(size, 2 * size), range(2 * size, 3 * size)]), *held]
+    found += loader.between(size, 2 * size, [range(2 * size, 3 * size)])
+    pass_again = loader.between(2 * size, 3 * size)
     found += [next(pass_again) for _ in range(2 + rank)]
     found += [*held, *whole.of_round(1, rank, 4, start=1, stop=6)]
     pass_again.close()
@@ -120,6 +122,8 @@ ENDS: dict[str, dict[str, Any]] = {
     "limit": {"limit_train_batches": 3, "max_epochs": 2},
     "validation": {"val_check_interval": 3, "limit_val_batches": 1.0, "max_epochs": 2},
     "stopping": {"callbacks": "stopping", "val_check_interval": 2, "limit_val_batches": 1.0},
+    "passes": {"max_epochs": 3, "limit_val_batches": 1.0},
+    "stopping between": {"callbacks": "stopping", "max_epochs": 9, "limit_val_batches": 1.0},
     "exception": {},
     "SIGTERM": {},
 }
