@@ -273,13 +273,17 @@ class Ahead(Generic[Item, Result]):
         self.check()
         if self._threads is None:
             return next(map(self._work, self._items), None)
-        # The item that is consumed next, and `depth` ahead of it.
-        for item in islice(self._items, max(0, self._depth() + 1 - len(self._pending))):
-            self._pending.append(self._threads.submit(self._work, item))
+        self.begin()
         try:
             return self._pending.popleft().result() if self._pending else None
         except CancelledError as error:  # by close() in another thread
             raise RuntimeError(CLOSED) from error
+
+    def begin(self) -> None:
+        """Begin the item that is consumed next, and `depth` ahead of it. Without threads nothing is begun."""
+        if self._threads is not None:
+            for item in islice(self._items, max(0, self._depth() + 1 - len(self._pending))):
+                self._pending.append(self._threads.submit(self._work, item))
 
     def close(self) -> None:
         """Cancel work that has not begun, and wait for the rest. Raises nothing, as an exception may be under way."""

@@ -185,6 +185,8 @@ class GraphDataModule(LightningDataModule, ABC):
         for loader in self._loaders:
             loader.close()
         self._loaders.clear()
+        if self._whole is not None:
+            self._whole.close()
         self._anchors = self._whole = None
 
     def on_exception(self, exception: BaseException) -> None:
@@ -262,7 +264,7 @@ class GraphDataModule(LightningDataModule, ABC):
             size = self.global_batching.batch_size or self.batch_size * self._world_size()
             source = self._whole_source(self._whole_sampler())
             bulk_size = self.loading.bulk_size if source.is_remote else 1  # one question for many batches
-            more = self._dtype(), self._has_inputs, self.loading.num_threads > 0
+            more = self._dtype(), self._has_inputs, self.loading.num_threads > 0, lambda: passes_left(self.trainer) > 0
             self._whole = batches_of(source, self._correction_seeds(), size, self.seed, bulk_size, *more)
         return self._whole
 

@@ -193,8 +193,8 @@ class TrainLoader:
         return batch
 
 
-def passes_left(trainer: Trainer | None, num_batches: int) -> float:
-    """Return how many passes a trainer begins after the running one, which has so many batches, if nothing stops it."""
+def passes_left(trainer: Trainer | None, num_batches: int = 1) -> float:
+    """Return how many passes, or rounds, of so many batches at least a trainer begins later, if nothing stops it."""
     if trainer is None or not trainer.training or trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
         return 0
     left = math.inf

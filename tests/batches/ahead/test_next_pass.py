@@ -13,6 +13,7 @@ import torch
 
 from lightning_gnn_dist.batches.ahead.disk_rows import DiskRows
 from lightning_gnn_dist.batches.ahead.file_source import FileSource
+from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import GraphSource
@@ -141,3 +142,33 @@ def test_passes_of_the_same_part_follow(options: dict[str, Any], then: list[rang
     assert list(loader) == []
     start = 0 if options.get("overfits") else 4
     assert asked == [(start, start + 4, then)]
+
+
+def test_the_next_round_is_begun_when_a_round_is_over(setting: Setting) -> None:
+    makes: Any = setting.loader._source
+    still = [True]
+    batches = GlobalBatches(makes, SEEDS, 80, 3, 2, in_background=True, follows=lambda: still[0])
+    expected = GlobalBatches(setting.expected._source, SEEDS, 80, 3)
+
+    def take(round_idx: int, start: int, stop: int) -> None:
+        found = list(map(contents, batches.of_round(round_idx, 0, 2, start, stop)))
+        assert_same(found, list(map(contents, expected.of_round(round_idx, 0, 2, start, stop))))
+
+    take(0, 1, 4)
+    assert len(threads()) == 1 and wait_until(lambda: 5 + 1 in setting.sampler.asked)
+    asked = len(setting.sampler.asked)
+    take(1, 1, 1)  # takes none
+    take(1, 1, 3)  # of which the first one was there
+    assert len(threads()) == 1 and wait_until(lambda: len(setting.sampler.asked) == asked + 2)
+    take(7, 0, 2)  # which nobody expected
+    take(8, 0, 1)
+    still[0] = False
+    take(9, 0, 4)
+    assert not threads()
+    still[0] = True
+    take(10, 0, 4)
+    batches.close()
+    assert not threads()
+    next(batches.of_round(11, 0, 2, 0, 4))
+    gc.collect()
+    assert not threads()
