@@ -108,7 +108,7 @@ class AheadSource(ABC, Generic[Bulk]):
         """Make one bulk after the other; the next ones are drawn beside it.
 
         Of these there are as many as a bulk is drawn in exchanges, and with a cache some more, so that it knows what is
-        needed soonest, in no more memory than it takes. The first bulk is drawn alone, so that nobody waits long for it.
+        needed soonest, in no more memory than it takes. The first bulk is drawn alone, so that it comes soon.
         """
         line, beside = deque[Drawing[Bulk]](), 0
         for made in count(1):
