@@ -162,10 +162,15 @@ class BatchLoader:
                     run.ahead.check()
         finally:
             if run.left or not run.then:
-                run.ahead.close()
-                self._running.discard(run.ahead)
+                self._end(run)
             else:
+                self._end(self._kept)  # of another iterator
                 self._kept = run
+
+    def _end(self, run: _Run | None) -> None:
+        if run is not None:
+            run.ahead.close()
+            self._running.discard(run.ahead)
 
     def _run_of(self, numbers: Iterable[int], then: Sequence[range]) -> _Run:
         """Return what makes some batches in the background: what made those before, if it knew of these."""
@@ -174,9 +179,7 @@ class BatchLoader:
         if kept is not None and kept.then[0] == numbers and kept.ahead.is_open:
             kept.then, kept.left = kept.then[1:], left
             return kept
-        if kept is not None:
-            kept.ahead.close()
-            self._running.discard(kept.ahead)
+        self._end(kept)
         run = self._begun(numbers, then if self._source.is_remote and self._num_threads else (), left)
         self._running.add(run.ahead)
         return run

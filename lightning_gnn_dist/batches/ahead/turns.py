@@ -30,7 +30,7 @@ class Work(Generic[Result]):
     def __init__(self, steps: Steps[Result]) -> None:
         self._steps, self.asks, self.is_done = steps, list[Any](), False
         self._result: Result | None = None
-        self._go_on(None)
+        self.tell(None)
 
     @property
     def result(self) -> Result:
@@ -38,19 +38,16 @@ class Work(Generic[Result]):
         assert self.is_done
         return self._result  # type: ignore[return-value]
 
-    def tell(self, answers: list[Any]) -> None:
-        """Answer what it asks."""
-        self._go_on(answers)
-
-    def close(self) -> None:
-        """Give it up."""
-        self._steps.close()
-
-    def _go_on(self, answers: Any) -> None:
+    def tell(self, answers: Any) -> None:
+        """Answer what it asks, and let it go on; None begins it."""
         try:
             self.asks = self._steps.send(answers)
         except StopIteration as end:
             self.asks, self.is_done, self._result = [], True, end.value
+
+    def close(self) -> None:
+        """Give it up."""
+        self._steps.close()
 
 
 def take_turn(works: Sequence[Work[Any]], ask: Ask) -> None:
