@@ -34,6 +34,7 @@ from lightning_gnn_dist import (
     Isolated,
     Launch,
     LLCGStrategy,
+    Loading,
     LocalSGDStrategy,
     MetisPartitioner,
     NeighborSampler,
@@ -47,7 +48,7 @@ from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.prepare.files.raw import RawGraph
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.sampling import begin, finish
+from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.collectives import traffic
 
@@ -177,10 +178,11 @@ def drawing(graph: Graph, scratch: Path) -> None:
     save_shards(graph, RandomPartitioner()(graph, 1, seed=0), scratch / "one")
     whole = ShardedGraph(Shard.open(scratch / "one", 0), Channel(None, 1, 0))
     seeds = torch.randperm(graph.num_nodes)[: 16 * 1024].sort().values.view(-1, 1024)
-    finish(whole, begin(whole, NeighborSampler([15, 10]), [seeds[0]], [BatchKey(0, 0, 0)]))
+    source = ShardedSource(whole, NeighborSampler([15, 10]), Loading())
+    next(source.make([seeds[0]], [BatchKey(0, 0, 0)]))
     start, edges, nodes = time.process_time(), 0, 0
     for number, own in enumerate(seeds):
-        (made,) = finish(whole, begin(whole, NeighborSampler([15, 10]), [own], [BatchKey(0, 0, number)]))
+        (made,) = source.make([own], [BatchKey(0, 0, number)])
         edges, nodes = edges + sum(made.num_sampled_edges), nodes + made.num_nodes
     seconds = time.process_time() - start
     rows = nodes * Measured().gather_ns * 1e-9

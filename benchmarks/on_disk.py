@@ -211,9 +211,10 @@ def caches(options: argparse.Namespace) -> None:
     print("|---|---|---|---|---|---|---|")
     for share in (0.1, 0.25, 0.5):
         room = int(share * graph.num_nodes)
-        cache = RowCache({}, room, lambda ids: {}, degrees.__getitem__)
+        cache = RowCache({}, room, degrees.__getitem__)
         for number, bulk in enumerate(bulks):
-            cache.look_up(bulk, bulks[number + 1 : number + KNOWN])
+            _, missing = cache.look_up(bulk, bulks[number + 1 : number + KNOWN])
+            cache.offer(missing, {})
         found = cache.hits, of_latest(bulks, room), of_most(bulks, degrees, room)
         cells = [f"{hits / asked:.0%} | {(asked - hits) * width / len(bulks) / 1e6:.1f}" for hits in found]
         print(f"| {share:.0%} | {' | '.join(cells)} |", flush=True)

@@ -63,6 +63,7 @@ from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.layerwise.sharded_layers import ShardedWork
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.owner import Message
+from lightning_gnn_dist.sharded.questions import Question
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import ShardedSampler
 from lightning_gnn_dist.sharded.source import ShardedSource
@@ -114,9 +115,9 @@ class CountingGraph(ShardedGraph):
 
     turns = 0
 
-    def _answers(self, kind: int, questions: list[Message]) -> list[Message]:
+    def ask(self, questions: list[Question]) -> list[list[Message]]:
         self.turns += 1
-        return super()._answers(kind, questions)
+        return super().ask(questions)
 
 
 def measure(rank: int, folder: str, shards: int, kind: str, bulk: int, cache: int, num_batches: int, file: str) -> None:
@@ -223,9 +224,10 @@ def compare_caches(graph: Graph, num_batches: int) -> None:
     print("| room | needed soonest | LRU | most edges |\n|---|---|---|---|")
     for share in (0.1, 0.25, 0.5):
         room = int(share * num_others)
-        cache = RowCache({}, room, lambda ids: {}, edges.__getitem__)
+        cache = RowCache({}, room, edges.__getitem__)
         for number, bulk in enumerate(bulks):
-            cache.look_up(bulk, bulks[number + 1 : number + 9])
+            _, missing = cache.look_up(bulk, bulks[number + 1 : number + 9])
+            cache.offer(missing, {})
         others = of_latest(bulks, room), of_most(bulks, edges, room)
         latest, most = (f"{hits / cache.asked:.0%}" for hits in others)
         print(f"| {share:.0%} | {cache.hit_rate:.0%} | {latest} | {most} |")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, in_type
-from lightning_gnn_dist.batches.loader import chunks_of, made_in_turn, slice_of
-from lightning_gnn_dist.batches.source import Asked, BatchSource
+from lightning_gnn_dist.batches.loader import Ahead, chunks_of, made_in_turn, slice_of
+from lightning_gnn_dist.batches.source import Asked, BatchSource, Made
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 
@@ -37,7 +37,9 @@ class GlobalBatches:
         bulk_size: Batches that are made together; this does not change what is drawn.
         dtype: The type of all floating point numbers. Default: as the source makes them.
         has_inputs: Give batches an ``input_id``: where each seed stands in ``seeds``.
-        in_background: Whether bulks that other ranks are asked for are made before they are due, within a round.
+        in_background: Whether bulks that other ranks are asked for are made before they are due: within a round, and
+            the first batch of the next one when a round has taken its last.
+        follows: Returns whether another round follows, as far as it is known.
     """
 
     source: BatchSource
@@ -48,6 +50,8 @@ class GlobalBatches:
     dtype: torch.dtype | None = None
     has_inputs: bool = False
     in_background: bool = False
+    follows: Callable[[], bool] = lambda: False
+    _begun: dict[tuple[int, int, int, int], Ahead[Any, Made]] = field(default_factory=dict, init=False)
 
     @property
     def num_batches(self) -> int:
@@ -58,17 +62,40 @@ class GlobalBatches:
         self, round_idx: int, rank: int = 0, num_slices: int = 1, start: int = 0, stop: int | None = None
     ) -> Iterator[SampledData]:
         """Yield the slices of ``rank`` of the round's batches ``start`` to ``stop``, or without end."""
-        is_ahead = self.in_background and self.source.is_remote and self.source.depth(1) > 0
+        if stop is not None and start >= stop:
+            return
+        place, runs = (rank, num_slices, start), list[Ahead[Any, Made]]()
+        if (first := self._begun.pop((round_idx, *place), None)) is not None:
+            runs, start = [first], start + 1
+        self.close()  # what was begun for another round
         numbers = count(start) if stop is None else range(start, stop)
-        chunks = chunks_of(numbers, self.bulk_size, grows=is_ahead)
-        asked = map(partial(self._asked, round_idx, rank, num_slices), chunks)
-        ahead = made_in_turn(self.source, asked, int(is_ahead), lambda: self.source.depth(1))
+        runs.append(self._made(round_idx, rank, num_slices, numbers))
         try:
-            while made := ahead.next():
-                for _ in range(made[0]):
-                    yield in_type(next(made[1]), self.dtype)  # the batch is not held here
+            runs[-1].begin()
+            for run in runs:
+                while made := run.next():
+                    for _ in range(made[0]):
+                        yield in_type(next(made[1]), self.dtype)  # the batch is not held here
         finally:
-            ahead.close()
+            for run in runs:
+                run.close()
+        if self._is_ahead and self.follows():
+            self._begun[round_idx + 1, *place] = self._made(round_idx + 1, rank, num_slices, [place[-1]])
+            self._begun[round_idx + 1, *place].begin()
+
+    def close(self) -> None:
+        """End what was begun for the next round."""
+        while self._begun:
+            self._begun.popitem()[1].close()
+
+    @property
+    def _is_ahead(self) -> bool:
+        return self.in_background and self.source.is_remote and self.source.depth(1) > 0
+
+    def _made(self, round_idx: int, rank: int, num_slices: int, numbers: Iterable[int]) -> Ahead[Any, Made]:
+        chunks = chunks_of(numbers, self.bulk_size, grows=self._is_ahead)
+        asked = map(partial(self._asked, round_idx, rank, num_slices), chunks)
+        return made_in_turn(self.source, asked, int(self._is_ahead), lambda: self.source.depth(1))
 
     def _asked(self, round_idx: int, rank: int, num_slices: int, bulk: list[int]) -> Asked:
         places = [self._slice(round_idx, index, rank, num_slices) for index in bulk]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from itertools import count, islice, repeat
+from dataclasses import dataclass
+from itertools import chain, count, islice, repeat
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -46,7 +48,9 @@ class BatchLoader:
     Iterating starts nothing before the first batch is asked for, and no thread outlives its iterator. Beside the
     batches that the user keeps, at most ``(prefetch + 1) * bulk_size + 1`` exist at a time, and as many buffers for
     each large array. If a source sends batches to a device, at most ``prefetch + 3`` of those made on the CPU are on
-    it, and all of those made there. A source may decide otherwise on how many bulks are made ahead.
+    it, and all of those made there. A source may decide otherwise on how many bulks are made ahead. Where it asks other
+    ranks or reads files, and the next passes are known, their first bulks are made during the last batches of a pass:
+    then a thread stays until the next pass, or until the loader is closed.
 
     Args:
         source: Makes the batches.
@@ -96,6 +100,7 @@ class BatchLoader:
         self._next_pass = 0
         self._orders: dict[int, Tensor] = {}
         self._running: set[Ahead[Any, Made]] = set()
+        self._kept: _Run | None = None
         self.num_ranks, self._dtype, self._inputs = num_ranks, dtype, inputs
         self.waited_seconds = 0.0  # how long consumers have waited for batches, since the loader was made
 
@@ -130,33 +135,63 @@ class BatchLoader:
         """The endless stream from batch ``start`` on; :meth:`set_epoch` has no effect on it."""
         return self.between(start, None)
 
-    def between(self, start: int, stop: int | None) -> Batches:
-        """The stream's batches ``start`` to ``stop``, or without end."""
+    def between(self, start: int, stop: int | None, then: Sequence[range] = ()) -> Batches:
+        """The stream's batches ``start`` to ``stop``, or without end.
+
+        Args:
+            start: The number of the first one.
+            stop: The number after the last one, or None.
+            then: Those that will be asked for afterwards, pass by pass.
+        """
         check_at_least(0, start=start)
-        return self._batches(count(start) if stop is None else range(start, stop))
+        return self._batches(count(start) if stop is None else range(start, stop), then)
 
     def close(self) -> None:
         """End the work in the background and free the buffers. Open iterators raise an error from now on."""
         for ahead in list(self._running):
             ahead.close()
+        self._kept = None
         self._source.close()
 
-    def _batches(self, numbers: Iterable[int]) -> Batches:
-        grows = self._source.is_remote and self._num_threads > 0
-        chunks, depth = chunks_of(numbers, self._bulk_size, grows=grows), lambda: self._source.depth(self._prefetch)
-        if self._source.is_remote:
-            ahead = made_in_turn(self._source, map(self._asked, chunks), self._num_threads, depth)
-        else:
-            ahead = Ahead(self._make, chunks, self._num_threads, depth)
-        self._running.add(ahead)
+    def _batches(self, numbers: Iterable[int], then: Sequence[range] = ()) -> Batches:
+        run = self._run_of(numbers, then)
         try:
-            while made := self._wait_for(ahead):
+            while run.left and (made := self._wait_for(run.ahead)):
                 for _ in range(made[0]):
-                    yield in_type(next(made[1]), self._dtype)  # the batch is not held here
-                    ahead.check()
+                    yield in_type(run.taken(made[1]), self._dtype)  # the batch is not held here
+                    run.ahead.check()
         finally:
-            ahead.close()
-            self._running.discard(ahead)
+            if run.left or not run.then:
+                self._end(run)
+            else:
+                self._end(self._kept)  # of another iterator
+                self._kept = run
+
+    def _end(self, run: _Run | None) -> None:
+        if run is not None:
+            run.ahead.close()
+            self._running.discard(run.ahead)
+
+    def _run_of(self, numbers: Iterable[int], then: Sequence[range]) -> _Run:
+        """Return what makes some batches in the background: what made those before, if it knew of these."""
+        kept, self._kept = self._kept, None
+        left = len(numbers) if isinstance(numbers, range) else math.inf
+        if kept is not None and kept.then[0] == numbers and kept.ahead.is_open:
+            kept.then, kept.left = kept.then[1:], left
+            return kept
+        self._end(kept)
+        run = self._begun(numbers, then if self._source.is_remote and self._num_threads else (), left)
+        self._running.add(run.ahead)
+        return run
+
+    def _begun(self, numbers: Iterable[int], then: Sequence[range], left: float) -> _Run:
+        grows, depth = self._source.is_remote and self._num_threads > 0, lambda: self._source.depth(self._prefetch)
+        chunks = chunks_of(numbers, self._bulk_size, grows=grows)
+        if not self._source.is_remote:
+            return _Run(Ahead(self._make, chunks, self._num_threads, depth), then, left)
+        later = chain.from_iterable(chunks_of(more, self._bulk_size) for more in then)
+        asked = map(self._asked, chain(chunks, later))
+        return _Run(made_in_turn(self._source, asked, self._num_threads, depth), then, left)
 
     def _wait_for(self, ahead: Ahead[Any, Made]) -> Made | None:
         start = time.perf_counter()
@@ -193,6 +228,26 @@ class BatchLoader:
         return order
 
 
+@dataclass
+class _Run:
+    """What makes the batches of a pass, and maybe of those after it.
+
+    Attributes:
+        ahead: Makes them in the background.
+        then: The numbers of the batches that it will make, pass by pass.
+        left: How many of the running pass are to be taken.
+    """
+
+    ahead: Ahead[Any, Made]
+    then: Sequence[range]
+    left: float
+
+    def taken(self, made: Iterator[SampledData]) -> SampledData:
+        batch = next(made)
+        self.left -= 1
+        return batch
+
+
 class Ahead(Generic[Item, Result]):
     """Applies ``work`` to items ahead of their consumer, in order, on threads that end with it."""
 
@@ -203,6 +258,11 @@ class Ahead(Generic[Item, Result]):
         self._threads = ThreadPoolExecutor(num_threads, THREAD_NAME) if num_threads else None
         self._pending: deque[Future[Result | None]] = deque()
         self._closed, self._process = False, os.getpid()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process may ask for more."""
+        return not self._closed and self._process == os.getpid()
 
     def check(self) -> None:
         """Raise if this was closed, or made in another process."""
@@ -216,13 +276,17 @@ class Ahead(Generic[Item, Result]):
         self.check()
         if self._threads is None:
             return next(map(self._work, self._items), None)
-        # The item that is consumed next, and `depth` ahead of it.
-        for item in islice(self._items, max(0, self._depth() + 1 - len(self._pending))):
-            self._pending.append(self._threads.submit(self._work, item))
+        self.begin()
         try:
             return self._pending.popleft().result() if self._pending else None
         except CancelledError as error:  # by close() in another thread
             raise RuntimeError(CLOSED) from error
+
+    def begin(self) -> None:
+        """Begin the item that is consumed next, and `depth` ahead of it. Without threads nothing is begun."""
+        if self._threads is not None:
+            for item in islice(self._items, max(0, self._depth() + 1 - len(self._pending))):
+                self._pending.append(self._threads.submit(self._work, item))
 
     def close(self) -> None:
         """Cancel work that has not begun, and wait for the rest. Raises nothing, as an exception may be under way."""

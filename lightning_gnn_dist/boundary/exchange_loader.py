@@ -74,8 +74,11 @@ class ExchangeLoader:
         self._batch = PartBatch.of(batch.to(device), _LayerRun(plan, self._exchange, weight))
         self._written = writes_of(self._batch)
 
-    def between(self, start: int, stop: int | None) -> Batches:
-        """Yield the batch as often as the stream has batches from ``start`` to ``stop``, or without end."""
+    def between(self, start: int, stop: int | None, then: Sequence[range] = ()) -> Batches:
+        """Yield the batch as often as the stream has batches from ``start`` to ``stop``, or without end.
+
+        It is there before it is asked for, whatever comes ``then``.
+        """
         while stop is None or start < stop:
             if writes_of(self._batch) != self._written:
                 raise RuntimeError(WRITTEN)

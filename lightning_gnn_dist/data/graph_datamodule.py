@@ -35,7 +35,7 @@ from lightning_gnn_dist.checks import (
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, refuse_sparse_gradients
 from lightning_gnn_dist.data.settings import BatchSettings
-from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader
+from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.evaluation.budget import DEFAULT_BYTES, budget, ranks_here
 from lightning_gnn_dist.evaluation.choice import Evaluated
@@ -164,6 +164,7 @@ class GraphDataModule(LightningDataModule, ABC):
             batch_level=self._is_cut() and self.coverage is not None and self.coverage.level == "batch",
             overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
             num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
+            num_left=lambda: passes_left(self.trainer, self._num_batches()),
         )
         self._loaders.append(self._train_loader)
         return self._train_loader
@@ -184,6 +185,8 @@ class GraphDataModule(LightningDataModule, ABC):
         for loader in self._loaders:
             loader.close()
         self._loaders.clear()
+        if self._whole is not None:
+            self._whole.close()
         self._anchors = self._whole = None
 
     def on_exception(self, exception: BaseException) -> None:
@@ -261,7 +264,7 @@ class GraphDataModule(LightningDataModule, ABC):
             size = self.global_batching.batch_size or self.batch_size * self._world_size()
             source = self._whole_source(self._whole_sampler())
             bulk_size = self.loading.bulk_size if source.is_remote else 1  # one question for many batches
-            more = self._dtype(), self._has_inputs, self.loading.num_threads > 0
+            more = self._dtype(), self._has_inputs, self.loading.num_threads > 0, lambda: passes_left(self.trainer) > 0
             self._whole = batches_of(source, self._correction_seeds(), size, self.seed, bulk_size, *more)
         return self._whole
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 import torch
+from lightning.pytorch import Trainer
 
 from lightning_gnn_dist.batches.batch import SampledData, device_of_batch
 from lightning_gnn_dist.batches.loader import NoSeedsError
 from lightning_gnn_dist.graph.graph import Graph
 
 log = logging.getLogger(__name__)
+
+MOST_PASSES = 1000  # that are known ahead; the first bulk of the next one is waited for
 
 Batches = Generator[SampledData, None, None]
 
@@ -32,8 +35,8 @@ class PassLoader(Protocol):
         """Seconds that the consumer has waited for batches."""
         ...
 
-    def between(self, start: int, stop: int | None) -> Batches:
-        """The stream's batches ``start`` to ``stop``, or without end."""
+    def between(self, start: int, stop: int | None, then: Sequence[range] = ()) -> Batches:
+        """The stream's batches ``start`` to ``stop``, or without end; ``then`` are those of the passes that follow."""
         ...
 
     def close(self) -> None:
@@ -55,6 +58,7 @@ class TrainLoader:
         batch_level: Whether all nodes of a batch get the mean coverage of its seeds.
         num_used: Returns how many batches of a pass the trainer takes, infinity without a limit.
         overfits: Whether every pass repeats the first one.
+        num_left: Returns how many passes will follow the one that begins, as far as it is known.
     """
 
     batch_sampler = None  # Lightning asks any loader that has a sampler for this too
@@ -70,10 +74,11 @@ class TrainLoader:
         batch_level: bool = False,
         num_used: Callable[[], float] = lambda: math.inf,
         overfits: bool = False,
+        num_left: Callable[[], float] = lambda: 0,
     ) -> None:
         self._part_at, self._make_loader = part_at, make_loader
         self._num_batches, self._every, self._num_used = num_batches, every, num_used
-        self._batch_level, self._overfits = batch_level, overfits
+        self._batch_level, self._overfits, self._num_left = batch_level, overfits, num_left
         self._running: tuple[int, PassLoader] | None = None
         self._next_pass = self._skipped = self._done = 0
         self._waited_before = 0.0
@@ -121,7 +126,7 @@ class TrainLoader:
         # the iterator of its first epoch before it calls set_epoch, and of a resumed one too.
         begin, skipped = 0 if self._overfits else self._next_pass * len(self), self._skipped
         self._next_pass, self._skipped, self._done = self._next_pass + 1, 0, skipped
-        for batch in self._between(begin + skipped, begin + len(self)):
+        for batch in self._between(begin + skipped, begin + len(self), self._passes_after(begin)):
             self._done += 1
             yield batch
 
@@ -149,10 +154,18 @@ class TrainLoader:
             self._running[1].close()
         self._running = None
 
-    def _between(self, start: int, stop: int | None) -> Batches:
+    def _passes_after(self, begin: int) -> list[range]:
+        """Return the numbers of the batches of the passes that will follow, as long as the part stays the same."""
+        if self._overfits or self._num_used() < len(self):
+            return []
+        firsts = [begin + (number + 1) * len(self) for number in range(int(min(self._num_left(), MOST_PASSES)))]
+        here = self.super_epoch(begin)
+        return [range(first, first + len(self)) for first in firsts if self.super_epoch(first) == here]
+
+    def _between(self, start: int, stop: int | None, then: Sequence[range] = ()) -> Batches:
         self._began = time.perf_counter() if self._began is None else self._began
         loader = self._loader(self.super_epoch(start))
-        num_seeds, batches = loader.num_seeds, loader.between(start, stop)
+        num_seeds, batches = loader.num_seeds, loader.between(start, stop, then)
         del loader  # or the part before would be held here after a switch
         for number, batch in enumerate(batches, start):
             if number + 1 == stop:
@@ -178,3 +191,16 @@ class TrainLoader:
             mean = batch.coverage[: batch.batch_size].mean()
             batch.coverage = mean.repeat(batch.num_nodes)  # a number would make the host wait for a device
         return batch
+
+
+def passes_left(trainer: Trainer | None, num_batches: int = 1) -> float:
+    """Return how many passes, or rounds, of so many batches at least a trainer begins later, if nothing stops it."""
+    if trainer is None or not trainer.training or trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
+        return 0
+    left = math.inf
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        left = trainer.max_epochs - trainer.current_epoch - 1
+    if trainer.max_steps >= 0:
+        steps = -(-num_batches // trainer.accumulate_grad_batches)
+        left = min(left, -(-(trainer.max_steps - trainer.global_step) // steps) - 1)
+    return max(0, left)

@@ -345,7 +345,8 @@ class ShardedDataModule(ExchangingDataModule):
     def _fits(self, seeds: Tensor, sampler: Sampler) -> bool:
         """Return whether batches of each rank's seeds fit the budgets of all ranks. Collective."""
         graph = self._whole_graph()
-        (sample,) = sample_bulk(graph, check_sampler(sampler, self.bounds.types), [seeds], [BatchKey(0, 0, 0)])
+        drawn = sample_bulk(graph, check_sampler(sampler, self.bounds.types), [seeds], [BatchKey(0, 0, 0)])
+        (sample,) = graph.answered(drawn)
         needed = bytes_of_batch(graph.shard.rows, widest_row(self._module()), len(sample.nodes), len(sample.indices))
         return int(all_gather_rows(torch.tensor([needed])).max()) <= self._eval_bytes
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.layer_kernels import Layers, sample_layer
 from lightning_gnn_dist.engine.rng import key
@@ -32,13 +33,13 @@ LayerWise = LadiesSampler | FastGCNSampler
 
 def sample_layer_wise(
     graph: ShardedGraph, sampler: LayerWise, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
-) -> list[Sample]:
-    """Return what ``sampler`` draws from the whole graph, one sample for each batch. Collective the first time."""
+) -> Steps[list[Sample]]:
+    """Draw what ``sampler`` draws from the whole graph, one sample for each batch. Collective the first time."""
     importance = importance_of(graph, sampler)
     batches = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
     for hop in range(sampler.num_hops):
         nodes, positions = union([batch.frontier for batch in batches])
-        rows = graph.rows(nodes, sampler.weight)
+        rows = yield from graph.rows(nodes, sampler.weight)
         values = NONE if rows.weights is None else rows.weights.numpy()
         layers = Layers(np.array(sampler.num_nodes, np.int64), values, *importance, sampler.normalize)
         for batch, at, batch_key in zip(batches, positions, keys, strict=True):

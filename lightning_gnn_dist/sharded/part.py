@@ -62,9 +62,10 @@ class _ShardRows(RowReading):
         if nodes is self._residents:
             own = self._graph.shard.rows
             return PartRows(own.indptr, own.indices, own.edge_arrays)
-        rows, edges = self._graph.rows(nodes, weight=None), dict[str, Tensor]()
+        rows, edges = self._graph.answered(self._graph.rows(nodes, weight=None)), dict[str, Tensor]()
         if self._graph.has_edge_arrays:
-            edges = self._graph.fetch_edges(rows.edge_ids(torch.arange(rows.senders.numel())))
+            ids = rows.edge_ids(torch.arange(rows.senders.numel()))
+            edges = self._graph.answered(self._graph.fetch_edges(ids))
         return PartRows(rows.starts, rows.senders, edges)
 
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.ahead.row_cache import RowCache
+from lightning_gnn_dist.batches.ahead.row_cache import RowCache, Rows
+from lightning_gnn_dist.batches.ahead.turns import Result, Steps, answered
 from lightning_gnn_dist.batches.pool import BufferPool, Pool
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
@@ -25,6 +26,7 @@ from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.rows import bytes_per_row, take_rows
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sharded.owner import DRAW, EDGES, NODES, ROWS, Answers, Message, Owner, draw_of, narrow, rows_of
+from lightning_gnn_dist.sharded.questions import Question, answer_of, ask_owners
 from lightning_gnn_dist.sharded.tables import Table
 from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel
@@ -123,7 +125,7 @@ class ShardedGraph:
         self.shard, self.channel = shard, channel
         pool = BufferPool(2 * channel.size)  # for rows on their way, so that the system need not clear new memory
         self._owner = self._new_owner(pool)
-        self._asking = Asking(channel, self._owner.answer, pool.take)
+        self._asking = Asking(channel, partial(answer_of, self._owner), pool.take)
         self._splits: dict[str, Tensor] = {}
         self._norms: dict[str | None, Tensor] = {}
         self.cache, self.making = self._new_cache(cache_bytes), Lock()
@@ -153,7 +155,15 @@ class ShardedGraph:
         self._asking.abort()
         self.channel.close()
 
-    def rows(self, nodes: Tensor, weight: str | None) -> FetchedRows:
+    def ask(self, questions: list[Question]) -> list[list[Message]]:
+        """Return for each question the answer of each rank, the own one too, in one exchange."""
+        return ask_owners(self._asking, self._owner, questions)
+
+    def answered(self, steps: Steps[Result]) -> Result:
+        """Do at once what asks other ranks."""
+        return answered(steps, self.ask)
+
+    def rows(self, nodes: Tensor, weight: str | None) -> Steps[FetchedRows]:
         """Return all edges of some nodes, for samplers that look at many rows at once.
 
         Args:
@@ -161,7 +171,7 @@ class ShardedGraph:
             weight: The name of the edge array that weighs edges, or None.
         """
         questions = [rows_of(local, weight, most) for local, most in self._local(nodes, self.shard.bounds.nodes)]
-        answers = self._answers(ROWS, questions)
+        (answers,) = yield [Question(ROWS, questions)]
         counts, senders = (torch.cat([answer[i] for answer in answers]) for i in (0, 1))
         weights = None if weight is None else torch.cat([answer[2] for answer in answers])
         firsts = None
@@ -196,7 +206,7 @@ class ShardedGraph:
 
     def draw(
         self, nodes: Tensor, batches: Tensor, keys: Tensor, fanout: int, *, replace: bool, weight: str | None = None
-    ) -> Drawn:
+    ) -> Steps[Drawn]:
         """Let the ranks that own the rows draw neighbours of some nodes.
 
         Args:
@@ -211,7 +221,7 @@ class ShardedGraph:
         route = self._route(nodes, bounds)
         local = zip(route.pieces(nodes), route.pieces(batches), bounds.tolist(), bounds.diff().tolist(), strict=False)
         questions = [draw_of(ids - low, of, keys, fanout, replace, weight, most) for ids, of, low, most in local]
-        answers = self._answers(DRAW, questions)
+        (answers,) = yield [Question(DRAW, questions)]
         (counts, senders, join), edge_ids = self._drawn(route, answers), None
         if self.has_edge_arrays:
             begins = self.shard.bounds.edges.tolist()
@@ -221,16 +231,17 @@ class ShardedGraph:
     @cached_property
     def nodes(self) -> Table:
         """The arrays of nodes."""
-        return Table(self.shard.rows.node_arrays, self.shard.first_node, self.shard.rows.num_nodes, self.cache)
+        rows = self.shard.rows
+        return Table(rows.node_arrays, self.shard.first_node, rows.num_nodes, self.cache, self._fetch_nodes)
 
     @cached_property
     def edges(self) -> Table:
         """The arrays of edges, of which none is held."""
         rows = self.shard.rows
-        nothing_held = RowCache(rows.edge_arrays, 0, self.fetch_edges)
-        return Table(rows.edge_arrays, self.shard.first_edge, rows.num_edges, nothing_held)
+        nothing_held = RowCache(rows.edge_arrays, 0)
+        return Table(rows.edge_arrays, self.shard.first_edge, rows.num_edges, nothing_held, self.fetch_edges)
 
-    def fetch_edges(self, ids: Tensor) -> dict[str, Tensor]:
+    def fetch_edges(self, ids: Tensor) -> Steps[Rows]:
         """Return the rows of every edge array, by name, for some edge ids, which are increasing."""
         return self._fetched(EDGES, ids, self.shard.bounds.edges, self.shard.rows.edge_arrays)
 
@@ -252,15 +263,13 @@ class ShardedGraph:
                 full[name][num_own:][at] = rows
         return full
 
-    def _fetch_nodes(self, ids: Tensor) -> dict[str, Tensor]:
+    def _fetch_nodes(self, ids: Tensor) -> Steps[Rows]:
         return self._fetched(NODES, ids, self.shard.bounds.nodes, self.shard.rows.node_arrays)
 
-    def _fetched(
-        self, kind: int, ids: Tensor, bounds: Tensor, arrays: dict[str, Tensor], *more: Tensor
-    ) -> dict[str, Tensor]:
+    def _fetched(self, kind: int, ids: Tensor, bounds: Tensor, arrays: Rows, *more: Tensor) -> Steps[Rows]:
         """Return the rows of each array for increasing ids; the question goes on with ``more``."""
         local = self._local(ids, bounds)
-        answers = self._answers(kind, [[narrow(some, most), *more] for some, most in local])
+        (answers,) = yield [Question(kind, [[narrow(some, most), *more] for some, most in local])]
         return {name: _joined([answer[at] for answer in answers]) for at, name in enumerate(sorted(arrays))}
 
     def _local(self, ids: Tensor, bounds: Tensor) -> list[tuple[Tensor, int]]:
@@ -270,13 +279,6 @@ class ShardedGraph:
         return [
             (some - low, most) for some, low, most in zip(pieces, bounds.tolist(), bounds.diff().tolist(), strict=False)
         ]
-
-    def _answers(self, kind: int, questions: list[Message]) -> list[Message]:
-        """Return the answer of each rank, the own one too. Nobody is asked about nothing: that is answered here."""
-        asked, own = [question if len(question[0]) else None for question in questions], self.shard.index
-        answers, mine = self._asking.ask(kind, asked, lambda: self._owner.answer(kind, questions[own]))
-        answers[own] = mine
-        return [self._owner.answer(kind, q) if a is None else a for a, q in zip(answers, questions, strict=True)]
 
     def _ask(self, ids: Tensor, bounds: Tensor, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Send each id to its owner, and return the rows of each array that owners answer with. Collective."""
@@ -320,7 +322,7 @@ class ShardedGraph:
         arrays = self.shard.rows.node_arrays
         num_rows = num_bytes // max(1, bytes_per_row(arrays))
         most = self.num_nodes - self.shard.rows.num_nodes
-        return RowCache(arrays, min(num_rows, most), self._fetch_nodes, self._count_edges_from)
+        return RowCache(arrays, min(num_rows, most), self._count_edges_from)
 
     def _count_edges_from(self, ids: Tensor) -> Tensor:
         """Return how many edges of the shard come from each of some nodes that others own."""

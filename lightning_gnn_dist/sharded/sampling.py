@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.ahead.turns import Steps, together
 from lightning_gnn_dist.batches.batch import LABELS, Arrays, PoolOf, assemble
 from lightning_gnn_dist.batches.pool import Widen, gather_joined
 from lightning_gnn_dist.checks import shown
@@ -46,11 +47,13 @@ class Bulk(NamedTuple):
 AnyBulk = Bulk | typed.TypedBulk
 
 
-def begin(graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> AnyBulk:
-    """Draw the batches of a bulk."""
+def begin(
+    graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
+) -> Steps[AnyBulk]:
+    """Draw the batches of a bulk: one turn a hop."""
     if isinstance(graph, TypedShardedGraph):
-        return typed.begin_typed(graph, _of_types(sampler), seeds, keys)
-    samples = sample_bulk(graph, sampler, seeds, keys)
+        return (yield from typed.begin_typed(graph, _of_types(sampler), seeds, keys))
+    samples = yield from sample_bulk(graph, sampler, seeds, keys)
     return Bulk(samples, graph.nodes.seek(torch.cat([sample.nodes for sample in samples])))
 
 
@@ -62,21 +65,19 @@ def finish(
     *,
     widen: Widen = True,
     all_labels: bool = True,
-) -> list[Any]:
-    """Return the batches of a bulk with their arrays. The next bulks say what will be needed again."""
+) -> Steps[list[Any]]:
+    """Return the batches of a bulk with their arrays, in one turn. The next bulks say what will be needed again."""
     if isinstance(graph, TypedShardedGraph):
         drawn: Any = bulk
         others: Any = coming
-        return list(typed.finish_typed(graph, drawn, others, pool_of, widen=widen, all_labels=all_labels))
+        return (yield from typed.finish_typed(graph, drawn, others, pool_of, widen=widen, all_labels=all_labels))
     assert isinstance(bulk, Bulk)
     samples = bulk.samples
-    nodes = graph.nodes.find(bulk.nodes, [other.nodes.distinct for other in coming if isinstance(other, Bulk)])
+    ids = [sample.nodes[:0] if sample.edge_ids is None else sample.edge_ids for sample in samples]
+    rows_of_nodes = graph.nodes.find(bulk.nodes, [other.nodes.distinct for other in coming if isinstance(other, Bulk)])
+    nodes, edges = yield from together([rows_of_nodes, graph.edges.find(graph.edges.seek(torch.cat(ids)))])
     at_node = nodes.places.split([len(sample.nodes) for sample in samples])
-    edges, at_edge = Found(torch.empty(0), {}, {}, {}), [torch.empty(0)] * len(samples)
-    if graph.has_edge_arrays:
-        ids = [sample.edge_ids for sample in samples if sample.edge_ids is not None]
-        edges = graph.edges.find(graph.edges.seek(torch.cat(ids)))
-        at_edge = list(edges.places.split(list(map(len, ids))))
+    at_edge = edges.places.split(list(map(len, ids)))
     made: list[Any] = []
     for sample, rows, positions in zip(samples, at_node, at_edge, strict=True):
         labelled = {} if all_labels else {LABELS: rows[: sample.num_sampled_nodes[0]]}
@@ -92,12 +93,12 @@ def _rows(found: Found, name: str, places: Tensor, pool_of: PoolOf) -> Tensor:
 
 def sample_bulk(
     graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
-) -> list[Sample]:
-    """Return what ``sampler`` draws from the whole graph, one sample for each batch."""
+) -> Steps[list[Sample]]:
+    """Draw what ``sampler`` draws from the whole graph, one sample for each batch."""
     if isinstance(graph, TypedShardedGraph):
-        return typed.sample_typed(graph, _of_types(sampler), seeds, keys)
+        return (yield from typed.sample_typed(graph, _of_types(sampler), seeds, keys))
     if isinstance(sampler, LayerWise):
-        return sample_layer_wise(graph, sampler, seeds, keys)
+        return (yield from sample_layer_wise(graph, sampler, seeds, keys))
     assert isinstance(sampler, NeighborSampler)
     growing = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
     for hop, fanout in enumerate(sampler.per_hop):
@@ -105,7 +106,7 @@ def sample_bulk(
         sizes = list(map(len, frontiers))
         batch_of = torch.arange(len(growing)).repeat_interleave(torch.tensor(sizes))
         words = keys_of(keys, hop, batch_of.device)
-        drawn = graph.draw(
+        drawn = yield from graph.draw(
             torch.cat(frontiers), batch_of, words, fanout, replace=sampler.replace, weight=sampler.weight
         )
         for batch, own in zip(growing, divided(drawn, sizes), strict=True):

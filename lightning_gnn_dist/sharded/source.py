@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.source import AheadSource
+from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, importance_of
+from lightning_gnn_dist.sharded.owner import Message
+from lightning_gnn_dist.sharded.questions import Question
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import AnyBulk, begin, check_sampler, finish
 from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
@@ -53,13 +56,17 @@ class ShardedSource(AheadSource[AnyBulk]):
     def order(self, seeds: Tensor, seed: int, epoch: int) -> None:
         """Return None, for any order: no sampler of shards groups its seeds."""
 
-    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> AnyBulk:
+    def _ask(self, questions: list[Question]) -> list[list[Message]]:
+        return self._graph.ask(questions)
+
+    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[AnyBulk]:
         return begin(self._graph, self._sampler, seeds, keys)
 
-    def _fill(self, bulk: AnyBulk, coming: Sequence[AnyBulk]) -> list[SampledData]:
+    def _fill(self, bulk: AnyBulk, coming: Sequence[AnyBulk]) -> Steps[list[SampledData]]:
         widen, all_labels = self._widen, self._loading.all_labels
         with self._graph.making:  # what the cache holds stays until the bulk has it
-            return finish(self._graph, bulk, coming, self._pool_of, widen=widen, all_labels=all_labels)
+            made = finish(self._graph, bulk, coming, self._pool_of, widen=widen, all_labels=all_labels)
+            return (yield from made)
 
     def spare_memory(self) -> None:
         """Do nothing: only rows of the own shard are memory-mapped, and few of them are held."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.row_cache import RowCache, Rows
+from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.batches.pool import gather_joined
 
 
@@ -50,28 +51,33 @@ class Table:
         own: The own rows of every array, by name.
         first: The id of the first own one.
         num_own: How many there are.
-        cache: Holds rows of other ranks, and fetches them.
+        cache: Holds rows of other ranks.
+        fetch: Asks other ranks for the rows of every array for some increasing ids.
     """
 
-    def __init__(self, own: Rows, first: int, num_own: int, cache: RowCache) -> None:
-        self.own, self.cache = own, cache
+    def __init__(
+        self, own: Rows, first: int, num_own: int, cache: RowCache, fetch: Callable[[Tensor], Steps[Rows]]
+    ) -> None:
+        self.own, self.cache, self._fetch = own, cache, fetch
         self._first, self._num_own = first, num_own
 
     def seek(self, ids: Tensor) -> Sought:
         """Return what is to be known of some rows before they are fetched. Nobody is asked."""
         return sought_among(ids, self._first, self._num_own)
 
-    def find(self, wanted: Sought, coming: Sequence[Tensor] = ()) -> Found:
+    def find(self, wanted: Sought, coming: Sequence[Tensor] = ()) -> Steps[Found]:
         """Fetch the rows that others own, each once; ``coming`` are the ``distinct`` of what will be sought next."""
-        at, fetched = self.cache.look_up(wanted.distinct, coming)
+        at, missing = self.cache.look_up(wanted.distinct, coming)
+        fetched = yield from self._fetch(missing)
+        self.cache.offer(missing, fetched)
         wanted.places[wanted.is_other] = self._num_own + at[wanted.inverse]
         return Found(wanted.places, self.own, self.cache.rows, fetched)
 
-    def take(self, ids: Tensor) -> Rows:
+    def take(self, ids: Tensor) -> Steps[Rows]:
         """Return the rows of all arrays for some ids, in their order, past the cache."""
         wanted = self.seek(ids)
         wanted.places[wanted.is_other] = self._num_own + wanted.inverse
-        fetched = self.cache.fetch(wanted.distinct)
+        fetched = yield from self._fetch(wanted.distinct)
         return {name: gather_joined(own, own[:0], fetched[name], wanted.places) for name, own in self.own.items()}
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
+from lightning_gnn_dist.sharded.sampling import ShardedSampler, begin, finish
 
 
 def small_graph(num_nodes: int = 300, num_edges: int = 3000, *, edge_arrays: bool = False) -> Graph:
@@ -42,3 +49,10 @@ def in_order_of_parts(graph: Graph, partition: Partition) -> Graph:
     edges = {name: array[torch.cat(at)] for name, array in graph.edge_arrays.items()}
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     return Graph(indptr, number[torch.cat(rows)].to(graph.indices.dtype), nodes, edges)
+
+
+def made_of(
+    graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey], **options: Any
+) -> list[Any]:
+    """The batches of a bulk, made at once."""
+    return graph.answered(finish(graph, graph.answered(begin(graph, sampler, seeds, keys)), **options))

@@ -22,13 +22,15 @@ from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
-from lightning_gnn_dist.boundary.boundary import Fetch
+from lightning_gnn_dist.boundary.boundary import Fetch, Isolated
 from lightning_gnn_dist.data.settings import Evaluation
 from lightning_gnn_dist.prepare.shard import Shard, save_shards
+from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import ShardedSource
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks, start_ranks
@@ -46,11 +48,15 @@ def passes(source: BatchSource, rank: int) -> list[dict[str, Any]]:
     seeds = torch.arange(20 * rank, 20 * rank + 60)
     loader = BatchLoader(source, seeds, 5 + rank, seed=rank, bulk_size=3)
     held = BatchLoader(source, seeds, 2, seed=0, shuffle=False, bulk_size=3)
-    whole = GlobalBatches(source, torch.arange(300), 32, 0, 3, None, True, in_background=True)
-    found = [*loader, *held]
-    pass_again = iter(loader)
+    whole = GlobalBatches(source, torch.arange(300), 32, 0, 3, None, True, True, lambda: True)
+    size = len(loader)
+    found = [*loader.between(0, size, [range(size, 2 * size), range(2 * size, 3 * size)]), *held]
+    found += loader.between(size, 2 * size, [range(2 * size, 3 * size)])
+    pass_again = loader.between(2 * size, 3 * size)
     found += [next(pass_again) for _ in range(2 + rank)]
-    found += [*held, *whole.of_round(1, rank, 4, start=1, stop=6)]
+    found += [*held, *whole.of_round(1, rank, 4, start=1, stop=6), *whole.of_round(2, rank, 4, start=1, stop=4)]
+    found += [*whole.of_round(3, rank, 4, start=1, stop=2), *whole.of_round(5, rank, 4, start=1, stop=3)]
+    whole.close()
     pass_again.close()
     found += loader.between(7, 9)
     loader.close()
@@ -120,6 +126,9 @@ ENDS: dict[str, dict[str, Any]] = {
     "limit": {"limit_train_batches": 3, "max_epochs": 2},
     "validation": {"val_check_interval": 3, "limit_val_batches": 1.0, "max_epochs": 2},
     "stopping": {"callbacks": "stopping", "val_check_interval": 2, "limit_val_batches": 1.0},
+    "passes": {"max_epochs": 3, "limit_val_batches": 1.0},
+    "stopping between": {"callbacks": "stopping", "max_epochs": 9, "limit_val_batches": 1.0},
+    "corrections": {"corrects": True, "callbacks": "stopping", "max_epochs": 9, "limit_val_batches": 1.0},
     "exception": {},
     "SIGTERM": {},
 }
@@ -127,11 +136,13 @@ ENDS: dict[str, dict[str, Any]] = {
 
 def fit(folder: str, world_size: int, how: str, options: dict[str, Any]) -> str:
     """Fit once; return what it raised."""
+    options, corrects = dict(options), options.get("corrects", False)
+    options.pop("corrects", None)
     data = ShardedDataModule(
         folder,
         sampler=SAMPLER,
         batch_size=4,
-        boundary=Fetch(),
+        boundary=Isolated() if corrects else Fetch(),
         evaluation=Evaluation(batch_size=20),
         loading=Loading(bulk_size=2),
     )
@@ -139,7 +150,9 @@ def fit(folder: str, world_size: int, how: str, options: dict[str, Any]) -> str:
     options = {"max_epochs": 1, "limit_val_batches": 0, "num_sanity_val_steps": 0} | options
     if options.get("callbacks"):
         options["callbacks"] = [pl.callbacks.EarlyStopping("loss", patience=1, mode="max", min_delta=1e9)]
-    strategy = DDPStrategy(timeout=PATIENCE["launch"].timeout)
+    strategy: Any = DDPStrategy(timeout=PATIENCE["launch"].timeout)
+    if corrects:
+        strategy = LLCGStrategy(EverySteps(2), correction_steps=2, **PATIENCE)
     trainer = pl.Trainer(
         accelerator="cpu", devices=world_size, strategy=strategy, enable_checkpointing=False, **options, **quiet
     )
@@ -174,7 +187,8 @@ def test_a_fit_leaves_nothing_however_it_ends(shares: str) -> None:
         said = {how: text for how, (text, *_) in found.items()}
         assert {how: left for how, (_, *left) in found.items()} == {how: [0, 0] for how in ENDS}
         assert (said["max_steps"], said["limit"], said["stopping"]) == ("4 steps", "6 steps", "4 steps")
-        assert said["validation"].endswith("steps")
+        assert said["validation"].endswith("steps") and said["passes"].endswith("steps")
+        assert said["stopping between"].endswith("steps") and said["corrections"].endswith("steps")
         assert said["exception"].startswith("ZeroDivisionError") and said["SIGTERM"].startswith("SIGTERMException")
 
 

@@ -53,7 +53,7 @@ class DiskRows:
         self._nodes = {name: MergedReads(array, maps) for name, array in nodes.items()}
         self._edges = {name: MergedReads(array, maps) for name, array in edges.items()}
         num_rows = min(cache_bytes // max(1, bytes_per_row(nodes)), graph.num_nodes)
-        self.cache, self.making = RowCache(nodes, num_rows, self._fetch, self._count), Lock()
+        self.cache, self.making = RowCache(nodes, num_rows, self._count), Lock()
 
     @classmethod
     def of(cls, graph: Graph, cache_bytes: int) -> Self | None:
@@ -80,7 +80,9 @@ class DiskRows:
             inverse: Where each row that is asked for stands among them.
             coming: The ``distinct`` of what will be asked next, as far as it is known.
         """
-        at, read = self.cache.look_up(distinct, coming)
+        at, missing = self.cache.look_up(distinct, coming)
+        read = {name: reads.take(missing) for name, reads in self._nodes.items()}
+        self.cache.offer(missing, read)
         return FoundRows(at[inverse], self.cache.rows, read)
 
     def edge_rows(self, edges: Tensor) -> Rows:
@@ -95,9 +97,6 @@ class DiskRows:
         with self.making:
             for reads in (*self._nodes.values(), *self._edges.values()):
                 reads.close()
-
-    def _fetch(self, ids: Tensor) -> Rows:
-        return {name: reads.take(ids) for name, reads in self._nodes.items()}
 
     def _count(self, ids: Tensor) -> Tensor:
         """Return the in-degrees of nodes: in most graphs, who receives much sends much."""

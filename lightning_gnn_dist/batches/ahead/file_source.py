@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.disk_rows import DiskRows, FoundRows
 from lightning_gnn_dist.batches.ahead.source import AheadSource
+from lightning_gnn_dist.batches.ahead.turns import Steps, at_once
 from lightning_gnn_dist.batches.batch import LABELS, Arrays, SampledData, assemble
 from lightning_gnn_dist.batches.device_stream import DeviceStream
 from lightning_gnn_dist.batches.loading import Loading
@@ -70,18 +71,19 @@ class FileSource(AheadSource[DrawnNodes]):
     def spare_memory(self) -> None:
         self._mapped = [MappedRows(self._graph.indptr), MappedRows(self._graph.indices)]
 
-    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> DrawnNodes:
+    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[DrawnNodes]:
         samples = self._sampler.sample_bulk(self._graph, seeds, keys)
         for array in self._mapped:
             array.release()
-        return DrawnNodes(samples, *torch.cat([sample.nodes for sample in samples]).unique(return_inverse=True))
+        nodes = torch.cat([sample.nodes for sample in samples])
+        return at_once(DrawnNodes(samples, *nodes.unique(return_inverse=True)))
 
-    def _fill(self, bulk: DrawnNodes, coming: Sequence[DrawnNodes]) -> list[SampledData]:
+    def _fill(self, bulk: DrawnNodes, coming: Sequence[DrawnNodes]) -> Steps[list[SampledData]]:
         samples = bulk.samples
         with self._rows.making:  # what the cache holds stays until the bulk has it
             found = self._rows.find(bulk.distinct, bulk.inverse, [other.distinct for other in coming])
             at_node = found.places.split([len(sample.nodes) for sample in samples])
-            return [self._filled(sample, found, at) for sample, at in zip(samples, at_node, strict=True)]
+            return at_once([self._filled(sample, found, at) for sample, at in zip(samples, at_node, strict=True)])
 
     def _filled(self, sample: Sample, found: FoundRows, at: Tensor) -> SampledData:
         num_labels = None if self._loading.all_labels else sample.num_sampled_nodes[0]

@@ -68,10 +68,11 @@ def forecast(
         bulks.append(nodes if is_near is None else nodes[~is_near[nodes]])
         drawn += len(keys)
     rows = sum(map(len, bulks))
-    caches = [RowCache({}, room, lambda ids: {}, count) for room in rooms]
+    caches = [RowCache({}, room, count) for room in rooms]
     for cache in caches:
         for number, bulk in enumerate(bulks):
-            cache.look_up(bulk, bulks[number + 1 : number + MOST_KNOWN])
+            _, missing = cache.look_up(bulk, bulks[number + 1 : number + MOST_KNOWN])
+            cache.offer(missing, {})
     return Forecast(drawn, num_batches, rows * num_batches / drawn, [cache.hit_rate for cache in caches])
 
 

@@ -28,7 +28,6 @@ class RowCache:
     Args:
         arrays: Arrays with rows like those to hold, by name.
         num_rows: How many rows it may hold.
-        fetch: Returns the rows of every array for some increasing ids.
         count: Returns how likely each of some ids is to be needed at all, such as how many edges come from it.
 
     Attributes:
@@ -41,10 +40,9 @@ class RowCache:
         self,
         arrays: Rows,
         num_rows: int,
-        fetch: Callable[[Tensor], Rows],
         count: Callable[[Tensor], Tensor] = torch.zeros_like,
     ) -> None:
-        self.num_rows, self.fetch, self._count = num_rows, fetch, count
+        self.num_rows, self._count = num_rows, count
         self.rows = {name: array.new_empty((num_rows, *array.shape[1:])) for name, array in arrays.items()}
         nothing = torch.empty(0, dtype=torch.int64)
         self._ids, self._slots, self._counts = nothing, nothing, nothing
@@ -66,10 +64,10 @@ class RowCache:
         """Bytes of the rows that it may hold."""
         return self.num_rows * self.bytes_per_row
 
-    def look_up(self, ids: Tensor, coming: Sequence[Tensor]) -> tuple[Tensor, Rows]:
-        """Return where the rows of some ids are, and those that were fetched for it, which stand below the held ones.
+    def look_up(self, ids: Tensor, coming: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return where the rows of some ids are, and which are to be fetched: these stand below the held ones.
 
-        What is held stays as it is until the next call.
+        What is held stays as it is until the next call. Before it, :meth:`offer` is given what was fetched.
 
         Args:
             ids: Distinct ids, increasing.
@@ -77,7 +75,7 @@ class RowCache:
         """
         if not self.num_rows:
             self.asked += len(ids)
-            return torch.arange(len(ids)), self.fetch(ids)
+            return torch.arange(len(ids)), ids
         self._settle([ids, *coming])
         places = torch.full_like(ids, -1)
         find_places(ids.numpy(), self._ids.numpy(), places.numpy(), -1)
@@ -86,8 +84,12 @@ class RowCache:
         rest = ids[~is_held]
         places[~is_held] = torch.arange(len(rest)) + self.num_rows
         self.asked, self.hits = self.asked + len(ids), self.hits + len(ids) - len(rest)
-        self._last = rest, self._count(rest), self.fetch(rest)
-        return places, self._last[2]
+        return places, rest
+
+    def offer(self, ids: Tensor, rows: Rows) -> None:
+        """Take what was fetched, by name: the next call of :meth:`look_up` chooses what is held of it."""
+        if self.num_rows:
+            self._last = ids, self._count(ids), rows
 
     def _settle(self, coming: Sequence[Tensor]) -> None:
         """Choose what to hold, of what is held and what was fetched last, now that the next uses of both are known."""
@@ -105,6 +107,7 @@ class RowCache:
         merge_order(self._ids[old].numpy(), fetched[new].numpy(), order.numpy())
         self._ids, self._counts = ids[is_kept][order], counts[is_kept][order]
         self._slots = torch.cat([self._slots[old], taken])[order]
+        self._last = fetched[:0], counts[:0], {}
 
     def _needed_last(self, fetched: Tensor, coming: Sequence[Tensor], counts: Tensor) -> Tensor:
         """Return the places, among the held and the fetched, of those for which there is no room."""

@@ -1,6 +1,9 @@
 """The base of sources whose batches need rows that lie elsewhere: bulks are drawn some way ahead of their rows.
 
 seeds of the coming bulks -> what they draw -> the rows of the first of them, those that others need again are kept
+
+Where other ranks are asked, an exchange asks for the rows of a bulk, the last hop of the next one, the hop before of
+the one after, and so on: a bulk goes through an exchange for each hop and one for its rows, and takes one on average.
 """
 
 from __future__ import annotations
@@ -9,12 +12,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import count
-from typing import Generic, Protocol, TypeVar
+from itertools import count, takewhile
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.ahead.turns import Steps, Work, take_turn
 from lightning_gnn_dist.batches.batch import SampledData, bytes_of
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.hetero import SampledHeteroData
@@ -51,12 +55,13 @@ class Held(Protocol):
 
 
 Bulk = TypeVar("Bulk", bound=DrawnBulk)
+Drawing = tuple[Work[Bulk], Inputs | None]
 
 
 class AheadSource(ABC, Generic[Bulk]):
     """Makes batches bulk after bulk, in one thread, and knows what the next bulks draw when it asks for rows.
 
-    A subclass says how a bulk is drawn, and how it gets its arrays.
+    A subclass says how a bulk is drawn, how it gets its arrays, and who answers what this asks.
 
     Args:
         cache: Holds rows that come again.
@@ -74,12 +79,16 @@ class AheadSource(ABC, Generic[Bulk]):
         self._num_buffers = self._bulk_bytes = 0
 
     @abstractmethod
-    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Bulk:
+    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[Bulk]:
         """Draw the batches of a bulk."""
 
     @abstractmethod
-    def _fill(self, bulk: Bulk, coming: Sequence[Bulk]) -> list[SampledData]:
+    def _fill(self, bulk: Bulk, coming: Sequence[Bulk]) -> Steps[list[SampledData]]:
         """Return the batches of a bulk with their arrays. The next bulks say what will be needed again."""
+
+    def _ask(self, questions: list[Any]) -> Sequence[Any]:
+        """Answer what drawing and filling bulks ask, in one exchange."""
+        return []
 
     def depth(self, prefetch: int) -> int:
         """Return how many bulks of the largest size so far fit into ``ahead_bytes``, one at least; 0 for no bytes."""
@@ -96,32 +105,54 @@ class AheadSource(ABC, Generic[Bulk]):
         return next(self.make_in_turn(iter([(seeds, keys, inputs)])))[1]
 
     def make_in_turn(self, bulks: Iterator[Asked]) -> Iterator[Made]:
-        """Make one bulk after the other. With a cache, bulks are drawn some way ahead of those that are made.
+        """Make one bulk after the other; the next ones are drawn beside it.
 
-        They are two at first for each that is made, so that nobody waits long for the first one, and no more than take
-        as much memory as the cache, beside two.
+        Of these there are as many as a bulk is drawn in exchanges, and with a cache some more, so that it knows what is
+        needed soonest, in no more memory than it takes. The first bulk is drawn alone, so that it comes soon.
         """
-        drawn: deque[tuple[Bulk, Inputs | None]] = deque()
+        line, beside = deque[Drawing[Bulk]](), 0
         for made in count(1):
-            looks = min(made, MOST_KNOWN) if self._cache.num_rows else 1
-            while len(drawn) < looks and (len(drawn) < 2 or self._have_room(drawn)):
-                asked = next(bulks, None)
-                if asked is None:
-                    break
-                drawn.append((self._draw(*asked[:2]), asked[2]))
-            if not drawn:
+            known = min(made + beside, MOST_KNOWN) if self._cache.num_rows else 1
+            self._admit(line, bulks, 3, known, beside)
+            if not line:
                 return
-            bulk, inputs = drawn.popleft()
-            coming = [other for other, _ in drawn]
-            yield len(bulk.samples), handed_out(partial(self._made, bulk, inputs, coming), self._stream)
+            turns = self._draw_first(line)
+            if made == 1 and self._loading.ahead_bytes:
+                beside = turns
+                self._admit(line, bulks, 1, known, beside)
+            work, inputs = line.popleft()
+            others = [other for other, _ in line]
+            yield len(work.result.samples), handed_out(partial(self._made, work.result, inputs, others), self._stream)
 
-    def _have_room(self, drawn: deque[tuple[Bulk, Inputs | None]]) -> bool:
+    def _draw_first(self, line: deque[Drawing[Bulk]]) -> int:
+        """Draw all of the first bulk, and more of the next ones; return in how many exchanges."""
+        turns = 0
+        while not line[0][0].is_done:
+            take_turn([work for work, _ in line], self._ask)
+            turns += 1
+        return turns
+
+    def _admit(self, line: deque[Drawing[Bulk]], bulks: Iterator[Asked], count: int, known: int, beside: int) -> None:
+        """Begin some bulks more, as long as there are not so many to be known and, beside them, to be drawn."""
+        for _ in range(count):
+            if len(line) >= known + beside or (len(line) >= 2 + beside and not self._have_room(line)):
+                return
+            asked = next(bulks, None)
+            if asked is None:
+                return
+            line.append((Work(self._draw(*asked[:2])), asked[2]))
+
+    def _have_room(self, line: deque[Drawing[Bulk]]) -> bool:
         """Return whether draws take less memory than the cache."""
-        held = sum(bytes_of_draw(sample) for bulk, _ in drawn for sample in bulk.samples)
+        held = sum(bytes_of_draw(sample) for work, _ in line if work.is_done for sample in work.result.samples)
         return held < self._cache.num_bytes
 
-    def _made(self, bulk: Bulk, inputs: Inputs | None, coming: Sequence[Bulk]) -> list[SampledData]:
-        made = self._fill(bulk, coming)
+    def _made(self, bulk: Bulk, inputs: Inputs | None, others: Sequence[Work[Bulk]]) -> list[SampledData]:
+        coming = [work.result for work in takewhile(lambda work: work.is_done, others)]
+        filling = Work(self._fill(bulk, coming))
+        while not filling.is_done:
+            take_turn([filling, *others], self._ask)
+        made = filling.result
         for batch, given in zip(made, inputs or (), strict=inputs is not None):
             store = batch[batch.seed_type] if isinstance(batch, SampledHeteroData) else batch
             store.input_id = given

@@ -5,13 +5,14 @@ frontier -> its owners draw neighbours of each edge type, hop by hop -> taken ap
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.ahead.turns import Steps, together
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf
 from lightning_gnn_dist.batches.hetero import SampledHeteroData, TypedArrays, assemble_typed
 from lightning_gnn_dist.batches.pool import Widen, gather_joined
@@ -45,9 +46,9 @@ class TypedBulk(NamedTuple):
 
 def begin_typed(
     graph: TypedShardedGraph, sampler: TypedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
-) -> TypedBulk:
+) -> Steps[TypedBulk]:
     """Draw the batches of a bulk."""
-    samples = sample_typed(graph, sampler, seeds, keys)
+    samples = yield from sample_typed(graph, sampler, seeds, keys)
     apart = [_apart(graph, sample) for sample in samples]
     nodes = [
         table.seek(torch.cat([of_batch.nodes[number] for of_batch in apart]))
@@ -64,16 +65,23 @@ def finish_typed(
     *,
     widen: Widen = True,
     all_labels: bool = True,
-) -> list[SampledHeteroData]:
-    """Return the batches of a bulk with their arrays. The next bulks say what will be needed again."""
-    nodes = [
-        table.find(wanted, [other.nodes[number].distinct for other in coming])
-        for number, (table, wanted) in enumerate(zip(graph.of_nodes, bulk.nodes, strict=True))
-    ]
+) -> Steps[list[SampledHeteroData]]:
+    """Return the batches of a bulk with their arrays. The next bulks say what will be needed again.
+
+    The owners are asked for the rows of all types at once.
+    """
+    numbers = [number for number, table in enumerate(graph.of_edges) if table.own]
+    nodes, of_edge_types = yield from together(
+        [together(_nodes(graph, bulk, coming)), together([_edges(graph, bulk, number) for number in numbers])]
+    )
+    edges = dict(zip(numbers, of_edge_types, strict=True))
     at_node = [
         found.places.split([len(apart.nodes[number]) for apart in bulk.apart]) for number, found in enumerate(nodes)
     ]
-    edges, at_edge = _find_edges(graph, bulk)
+    at_edge = {
+        number: found.places.split([len(apart.rows[number].edge_ids) for apart in bulk.apart])
+        for number, found in edges.items()
+    }
     made = []
     for batch, (sample, apart) in enumerate(zip(bulk.samples, bulk.apart, strict=True)):
         of_nodes = {
@@ -91,10 +99,10 @@ def finish_typed(
 
 def sample_typed(
     graph: TypedShardedGraph, sampler: TypedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
-) -> list[Sample]:
-    """Return what the sampler draws from the whole graph; the samples' ``edge_ids`` count in the edges' types."""
+) -> Steps[list[Sample]]:
+    """Draw what the sampler draws from the whole graph; the samples' ``edge_ids`` count in the edges' types."""
     if isinstance(sampler, TemporalSampler):
-        return sample_timed(graph, sampler, seeds, keys)
+        return (yield from sample_timed(graph, sampler, seeds, keys))
     fanouts = torch.from_numpy(sampler.of_types(graph.types))  # (hops, types)
     words = [typed_keys(*key, *fanouts.shape).view(np.int64) for key in keys]
     growing = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
@@ -103,7 +111,8 @@ def sample_typed(
         sizes = list(map(len, frontiers))
         batch_of = torch.arange(len(growing)).repeat_interleave(torch.tensor(sizes))
         of_batches = torch.from_numpy(np.stack([of_batch[hop] for of_batch in words]))
-        drawn = graph.draw_types(torch.cat(frontiers), batch_of, of_batches, of_hop, replace=sampler.replace)
+        given = torch.cat(frontiers), batch_of, of_batches, of_hop
+        drawn = yield from graph.draw_types(*given, replace=sampler.replace)
         for batch, own in zip(growing, divided(drawn, sizes), strict=True):
             batch.join(own.senders, own.counts, own.edge_ids, own.kinds)
     return [batch.sample() for batch in growing]
@@ -119,15 +128,18 @@ def _apart(graph: TypedShardedGraph, sample: Sample) -> Apart:
     return apart
 
 
-def _find_edges(graph: TypedShardedGraph, bulk: TypedBulk) -> tuple[Mapping[int, Found], Mapping[int, list[Tensor]]]:
-    """Fetch the rows of edges, for each edge type with arrays, and return where those of each batch are."""
-    edges, places = {}, {}
-    for number, table in enumerate(graph.of_edges):
-        if table.own:
-            ids = [apart.rows[number].edge_ids for apart in bulk.apart]
-            edges[number] = table.find(table.seek(torch.cat(ids)))
-            places[number] = list(edges[number].places.split(list(map(len, ids))))
-    return edges, places
+def _nodes(graph: TypedShardedGraph, bulk: TypedBulk, coming: Sequence[TypedBulk]) -> list[Steps[Found]]:
+    """Fetch the rows of each node type."""
+    return [
+        table.find(wanted, [other.nodes[number].distinct for other in coming])
+        for number, (table, wanted) in enumerate(zip(graph.of_nodes, bulk.nodes, strict=True))
+    ]
+
+
+def _edges(graph: TypedShardedGraph, bulk: TypedBulk, number: int) -> Steps[Found]:
+    """Fetch the rows of an edge type."""
+    table = graph.of_edges[number]
+    return table.find(table.seek(torch.cat([apart.rows[number].edge_ids for apart in bulk.apart])))
 
 
 def _rows(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.row_cache import RowCache, Rows
+from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.batches.pool import Pool
 from lightning_gnn_dist.engine.temporal.order import ordered
 from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, as_integers, sources_of
@@ -15,6 +16,7 @@ from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sharded.owner import DRAW, EDGES, NODES, letters_of, narrow
+from lightning_gnn_dist.sharded.questions import Question
 from lightning_gnn_dist.sharded.remote_graph import Route, ShardedGraph
 from lightning_gnn_dist.sharded.tables import Table
 from lightning_gnn_dist.sharded.typed.owner import DEGREES, TIMES, Seen, TypedOwner, draw_of
@@ -72,7 +74,7 @@ class TypedShardedGraph(ShardedGraph):
         *,
         replace: bool,
         seen: Seen | None = None,
-    ) -> TypedDrawn:
+    ) -> Steps[TypedDrawn]:
         """Let the ranks that own the rows draw neighbours of some nodes, of each edge type so many.
 
         Args:
@@ -87,7 +89,7 @@ class TypedShardedGraph(ShardedGraph):
         route, sizes = Route(owners, self.channel.size), self.shard.bounds.nodes.diff().tolist()
         pieces = zip(route.pieces(rows), route.pieces(batches), sizes, strict=True)
         how = keys, fanouts, replace, seen
-        answers = self._answers(DRAW, [draw_of(some, of, *how, most) for some, of, most in pieces])
+        (answers,) = yield [Question(DRAW, [draw_of(some, of, *how, most) for some, of, most in pieces])]
         counts, senders, join = self._drawn(route, answers)
         kinds, edge_ids = join([answer[2] for answer in answers]), None
         if self.has_edge_arrays:
@@ -97,7 +99,7 @@ class TypedShardedGraph(ShardedGraph):
     def whole_rows(self, nodes: Tensor) -> TypedDrawn:
         """Return all edges of some nodes, in their order."""
         keys, batches = torch.zeros(1, len(self.types.edge_types), dtype=torch.int64), torch.zeros_like(nodes)
-        return self.draw_types(nodes, batches, keys, torch.full_like(keys[0], -1), replace=False)
+        return self.answered(self.draw_types(nodes, batches, keys, torch.full_like(keys[0], -1), replace=False))
 
     def degrees(self, nodes: Tensor) -> Tensor:
         """Return the in-degrees of some nodes, in their order."""
@@ -105,15 +107,16 @@ class TypedShardedGraph(ShardedGraph):
         route = Route(owners, self.channel.size)
         sizes = self.shard.bounds.nodes.diff().tolist()
         questions = [[narrow(some, most)] for some, most in zip(route.pieces(rows), sizes, strict=True)]
-        return route.restore([answer[0] for answer in self._answers(DEGREES, questions)])
+        (answers,) = self.ask([Question(DEGREES, questions)])
+        return route.restore([answer[0] for answer in answers])
 
-    def times_of(self, number: int, name: str, ids: Tensor) -> Tensor:
+    def times_of(self, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
         """Return the rows of one array of a node type, for ids in it in any order."""
         bounds = self.types.nodes[number]
         owners = torch.searchsorted(bounds, ids.contiguous(), right=True) - 1
         route, more = Route(owners, self.channel.size), [torch.tensor([number]), letters_of(name)]
         pieces = zip(route.pieces(ids - bounds[owners]), bounds.diff().tolist(), strict=True)
-        answers = self._answers(TIMES, [[narrow(some, most), *more] for some, most in pieces])
+        (answers,) = yield [Question(TIMES, [[narrow(some, most), *more] for some, most in pieces])]
         return route.restore([answer[0] for answer in answers])
 
     def prepare_times(self, name: str) -> None:
@@ -131,7 +134,8 @@ class TypedShardedGraph(ShardedGraph):
                 ids, inverse = (rows.indices[at].to(torch.int64) - self.types.nodes_of(sender).start).unique(
                     return_inverse=True
                 )
-                times[at] = as_integers(self.times_of(own.node_types.index(sender), name, ids))[inverse]
+                found = self.answered(self.times_of(own.node_types.index(sender), name, ids))
+                times[at] = as_integers(found)[inverse]
         self._of_types.orders[name] = ordered(rows, name, times)
         self.channel.exchange([torch.empty(0)] * self.channel.size)  # from now on each rank answers
 
@@ -162,10 +166,7 @@ class TypedShardedGraph(ShardedGraph):
         first, end = bounds[self.shard.index : self.shard.index + 2].tolist()
         offset = self.types.offsets[number] if kind == NODES else 0
         most = min(cache_bytes // max(1, bytes_per_row(own)), int(bounds[-1]) - (end - first))
-        cache = RowCache(
-            own,
-            most,
-            lambda ids: self._fetched(kind, ids, bounds, own, torch.tensor([number])),
-            lambda ids: self._count_edges_from(ids + offset),
+        cache = RowCache(own, most, lambda ids: self._count_edges_from(ids + offset))
+        return Table(
+            own, first, end - first, cache, lambda ids: self._fetched(kind, ids, bounds, own, torch.tensor([number]))
         )
-        return Table(own, first, end - first, cache)

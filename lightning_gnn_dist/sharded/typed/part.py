@@ -8,13 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.ahead.turns import together
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.typed.part import weights_of_part
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.rows import Lookup, edge_positions
-from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
+from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, offsets_of
 from lightning_gnn_dist.sharded.typed.graph import TypedDrawn, TypedShardedGraph
 
 
@@ -85,14 +86,15 @@ def _types(graph: TypedShardedGraph, nodes: Tensor, kinds: Tensor, edge_ids: Ten
     whole = graph.types
     begins = torch.searchsorted(nodes, torch.tensor(whole.offsets))
     local = [some - first for some, first in zip(nodes.split(begins.diff().tolist()), whole.offsets, strict=False)]
-    node_arrays = {
-        kind: table.take(ids) for kind, table, ids in zip(whole.node_types, graph.of_nodes, local, strict=True)
-    }
-    edge_arrays = {
-        kind: graph.of_edges[number].take(edge_ids[kinds == number])
-        if edge_ids is not None and graph.of_edges[number].own
-        else {}
-        for number, kind in enumerate(whole.edge_types)
+    of_nodes = [table.take(ids) for table, ids in zip(graph.of_nodes, local, strict=True)]
+    numbers = [number for number, table in enumerate(graph.of_edges) if edge_ids is not None and table.own]
+    edge_ids = kinds[:0] if edge_ids is None else edge_ids
+    of_edges = [graph.of_edges[number].take(edge_ids[kinds == number]) for number in numbers]
+    found = graph.answered(together([*of_nodes, *of_edges]))
+    node_arrays = dict(zip(whole.node_types, found, strict=False))
+    edge_arrays: dict[EdgeType, dict[str, Tensor]] = {kind: {} for kind in whole.edge_types}
+    edge_arrays |= {
+        whole.edge_types[number]: rows for number, rows in zip(numbers, found[len(of_nodes) :], strict=True)
     }
     num_edges = torch.bincount(kinds, minlength=len(whole.edge_types)).tolist()
     own = graph.shard.rows.types

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.temporal.hops import SEED_TIME, View, check_comparable, seen_by
@@ -25,8 +26,8 @@ from lightning_gnn_dist.sharded.typed.owner import Seen
 
 def sample_timed(
     graph: TypedShardedGraph, sampler: TemporalSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
-) -> list[Sample]:
-    """Return what the sampler draws from the whole graph; the samples' ``edge_ids`` count in the edges' types.
+) -> Steps[list[Sample]]:
+    """Draw what the sampler draws from the whole graph; the samples' ``edge_ids`` count in the edges' types.
 
     Collective, the first time for each name of times.
     """
@@ -34,21 +35,22 @@ def sample_timed(
     fanouts, view = torch.from_numpy(sampler.of_types(graph.types)), sampler.view  # (hops, types)
     words = np.stack([typed_keys(*key, *fanouts.shape).view(np.int64) for key in keys])
     sizes, bits = list(map(len, seeds)), max(1, (graph.num_nodes - 1).bit_length())
-    times = _times_of(graph, seeds, view)
+    times = yield from _times_of(graph, seeds, view)
     first, seen = torch.tensor([0, *sizes]).cumsum(0).tolist(), _seen(seeds, times, view)
     growing = [GrowingBatch((torch.arange(len(ids)) << bits) + ids, max(1, len(ids)) << bits) for ids in seeds]
     for hop, of_hop in enumerate(fanouts):
         frontiers = [batch.frontier for batch in growing]
         names, trees = torch.cat(frontiers), [(of >> bits) + low for of, low in zip(frontiers, first, strict=False)]
         nodes, of_batches = names & ((1 << bits) - 1), torch.from_numpy(words[:, hop].copy())
-        drawn = graph.draw_types(nodes, torch.cat(trees), of_batches, of_hop, replace=sampler.replace, seen=seen)
+        given = nodes, torch.cat(trees), of_batches, of_hop
+        drawn = yield from graph.draw_types(*given, replace=sampler.replace, seen=seen)
         for batch, of, own in zip(growing, frontiers, divided(drawn, list(map(len, frontiers))), strict=True):
             senders = own.senders.to(torch.int64) | ((of >> bits) << bits).repeat_interleave(own.counts)
             batch.join(senders, own.counts, own.edge_ids, own.kinds)
     return [_named(batch.sample(), bits, of) for batch, of in zip(growing, times.split(sizes), strict=True)]
 
 
-def _times_of(graph: TypedShardedGraph, seeds: Sequence[Tensor], view: View) -> Tensor:
+def _times_of(graph: TypedShardedGraph, seeds: Sequence[Tensor], view: View) -> Steps[Tensor]:
     """Return the time of each seed of all batches."""
     for ids in seeds:
         check_seeds(ids, graph.num_nodes)
@@ -58,7 +60,7 @@ def _times_of(graph: TypedShardedGraph, seeds: Sequence[Tensor], view: View) -> 
     if ids.numel() and not of_type.start <= int(ids.min()) <= int(ids.max()) < of_type.stop:
         raise ValueError(f"The seeds of a batch by time must be nodes of type {kind!r}, which the shards learn from.")
     node_times(rows, view.seed_time, kind)  # refuses an array that is not there
-    times = graph.times_of(graph.types.node_types.index(kind), view.seed_time, ids - of_type.start)
+    times = yield from graph.times_of(graph.types.node_types.index(kind), view.seed_time, ids - of_type.start)
     check_comparable(rows, times, view)
     return times
 

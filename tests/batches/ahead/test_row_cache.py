@@ -39,13 +39,13 @@ def held_by_belady(num_rows: int, known: int) -> list[int]:
 def test_it_holds_what_is_needed_soonest(num_rows: int, known: int) -> None:
     x = torch.randn(NUM_NODES, 3, generator=torch.Generator().manual_seed(1))
     arrays, none = {"x": x, "y": torch.arange(NUM_NODES)}, {"x": x[:0], "y": torch.arange(0)}
-    cache = RowCache(
-        none, num_rows, lambda ids: {name: array[ids] for name, array in arrays.items()}, lambda ids: NUM_NODES - ids
-    )
+    cache = RowCache(none, num_rows, lambda ids: NUM_NODES - ids)
     bulks, hits = some_bulks(), []
     for number, bulk in enumerate(bulks):
         before = cache.hits
-        places, fetched = cache.look_up(bulk, bulks[number + 1 : number + known + 1])
+        places, missing = cache.look_up(bulk, bulks[number + 1 : number + known + 1])
+        fetched = {name: array[missing] for name, array in arrays.items()}
+        cache.offer(missing, fetched)
         hits.append(cache.hits - before)
         for name, array in arrays.items():
             assert gather_joined(none[name], cache.rows[name], fetched[name], places).equal(array[bulk])
@@ -54,10 +54,11 @@ def test_it_holds_what_is_needed_soonest(num_rows: int, known: int) -> None:
 
 
 def test_without_room_everything_is_fetched() -> None:
-    cache = RowCache({"x": torch.empty(0, 2)}, 0, lambda ids: {"x": ids.view(-1, 1).expand(-1, 2).float()})
+    cache = RowCache({"x": torch.empty(0, 2)}, 0)
     for bulk in some_bulks():
-        places, fetched = cache.look_up(bulk, [])
-        assert fetched["x"][places][:, 0].equal(bulk.float())
+        places, missing = cache.look_up(bulk, [])
+        cache.offer(missing, {"x": missing.view(-1, 1).expand(-1, 2).float()})
+        assert missing[places].equal(bulk)
     assert cache.hits == 0
 
 

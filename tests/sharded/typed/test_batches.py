@@ -41,17 +41,28 @@ def keys_of(rank: int, bulk: int, count: int) -> list[BatchKey]:
     return [BatchKey(7 + rank, bulk, i) for i in range(count)]
 
 
+class CountingGraph(TypedShardedGraph):
+    """Knows how often it asked other ranks something."""
+
+    turns = 0
+
+    def ask(self, questions: list[Any]) -> list[Any]:
+        self.turns += 1
+        return super().ask(questions)
+
+
 def drawn(rank: int, world_size: int, folders: list[str], sampler: NeighborSampler, cache: int) -> list[Any]:
     """Of each graph the contents of the batches of two bulks, and how many rows were held."""
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     found = []
     for folder in folders:
         shard = Shard.open(folder, rank)
-        graph = TypedShardedGraph(shard, open_channel(world_size), cache_bytes=cache)
+        graph = CountingGraph(shard, open_channel(world_size), cache_bytes=cache)
         seeds = seeds_of(rank, world_size, graph.types.nodes_of(graph.types.seed_type()))
-        bulks = [begin(graph, sampler, seeds, keys_of(rank, bulk, len(seeds))) for bulk in range(2)]
-        made = finish(graph, bulks[0], bulks[1:], all_labels=rank == 0)
-        made += finish(graph, bulks[1], all_labels=rank == 0)
+        bulks = [graph.answered(begin(graph, sampler, seeds, keys_of(rank, bulk, len(seeds)))) for bulk in range(2)]
+        made = graph.answered(finish(graph, bulks[0], bulks[1:], all_labels=rank == 0))
+        made += graph.answered(finish(graph, bulks[1], all_labels=rank == 0))
+        assert graph.turns == 2 * (sampler.num_hops + 1)  # the rows of all types at once
         graph.close()
         found.append(([contents(batch) for batch in made], graph.cache.hits))
     dist.destroy_process_group()

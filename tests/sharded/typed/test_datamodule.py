@@ -108,6 +108,7 @@ def fit(rank: int, world_size: int, folder: str, name: str, kind: str, more: dic
 
 FITS: dict[str, tuple[str, dict[str, Any]]] = {
     "llcg": ("llcg", {}),
+    "llcg of own seeds": ("llcg", {"global_batching": GlobalBatching(deal="own", batch_size=30)}),
     "llcg with halos": ("llcg", {"boundary": Halo(2, neighbors=3)}),
     "grappa": ("grappa", {}),
     "grappa with halos": ("grappa", {"boundary": Halo(1)}),

@@ -17,11 +17,11 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import Shard, save_shards
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
-from lightning_gnn_dist.sharded.sampling import begin, finish
 from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.ranks import run_ranks
 from tests.sampling.temporal_graphs import typed
+from tests.sharded.graphs import made_of
 from tests.sharded.typed.graphs import check_equal, contents, in_order_of_shards, some_partition
 
 SIGHTS: list[dict[str, Any]] = [
@@ -47,7 +47,7 @@ def drawn(rank: int, world_size: int, folders: list[str], samplers: list[Tempora
     for folder in folders:
         graph = TypedShardedGraph(Shard.open(folder, rank), open_channel(world_size))
         bulk = bulk_of(rank, world_size, graph.types.nodes_of("a"))
-        made = [finish(graph, begin(graph, sampler, *bulk)) for sampler in samplers]
+        made = [made_of(graph, sampler, *bulk) for sampler in samplers]
         graph.close()
         found.append([contents(batch) for batches in made for batch in batches])
     dist.destroy_process_group()
