@@ -28,6 +28,7 @@ from lightning_gnn_dist.rounds.lightning_internals import (
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.averaging import Averaging, summary
 from lightning_gnn_dist.rounds.rows.touched_rows import TouchedRows
+from lightning_gnn_dist.rounds.walking import parameters_of
 from lightning_gnn_dist.wire import collectives
 
 
@@ -130,7 +131,7 @@ class Peers:
         strategy, module = self._strategy, module_of(self._strategy)
         sums = strategy.averaging.checksums() if collectives.world_size() > 1 else []
         num_values = strategy.averaging.num_values(gradients=strategy.shares_gradients)
-        num_parameters = len(list(module.parameters()))
+        num_parameters = len(parameters_of(module))
         mine = [finite.tell(batches, trained_parameters(module)), num_values, num_parameters, summary(sums)]
         rows = collectives.gather_numbers(mine, strategy.root_device)
         for sizes in ([row[1] for row in rows], [row[2] for row in rows]):

@@ -9,6 +9,7 @@ What a rank has rounded away it adds to what it sends next time (error feedback,
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from lightning_gnn_dist.wire.codec import Codec
 from lightning_gnn_dist.wire.collectives import check_total
 
 ROW = 256  # numbers that share one range
+_NUMBERS_AT_ONCE = 1 << 18
 
 
 class RoundedMean:
@@ -52,10 +54,12 @@ class RoundedMean:
         weights = self._weights(weight)
         received = self._channel.exchange(self._rounded(own, 0, chance, counts=weight != 0), [rows] * size)
         mean = torch.zeros(1, rows, ROW)
-        for piece, share in zip(received, (weights / weights.sum()).tolist(), strict=True):
-            mean[0].add_(self._codec.unpack(piece, mean[0]), alpha=share)
+        shares = iter((weights / weights.sum()).tolist())
+        for pieces in self._at_once(received):
+            for piece in self._unpacked(pieces):
+                mean[0].add_(piece, alpha=next(shares))
         means = self._channel.exchange(self._rounded(mean, 1, chance) * size, [rows] * size)
-        return torch.cat([self._codec.unpack(piece, mean[0]) for piece in means]).view(-1)[: self.length]
+        return torch.cat([self._unpacked(each) for each in self._at_once(means)]).view(-1)[: self.length]
 
     def moved(self, channel: Channel) -> RoundedMean:
         """Return the same for other ranks. What was lost of the mean is kept by who averages the same piece."""
@@ -86,8 +90,20 @@ class RoundedMean:
     def _rounded(self, pieces: Tensor, which: int, chance: torch.Generator, *, counts: bool = True) -> list[Tensor]:
         """Return pieces, with what was lost of those before, as bytes, and note what is lost of them, if they count."""
         pieces = pieces + self.lost[which]
-        packed = [self._codec.pack(piece, chance) for piece in pieces]
+        packed: list[Tensor] = []
+        for some in self._at_once(pieces.unbind()):
+            octets = self._codec.pack(torch.cat(list(some)), chance)
+            packed += octets.view(len(some), self._rows, octets.shape[1]).unbind()
         if self._keeps_lost and counts:
-            kept = [self._codec.unpack(each, piece) for each, piece in zip(packed, pieces, strict=True)]
-            self.lost[which] = (pieces - torch.stack(kept)).nan_to_num_(0.0, 0.0, 0.0)  # of NaN nothing is kept
+            kept = torch.cat([self._unpacked(some) for some in self._at_once(packed)])
+            self.lost[which] = (pieces - kept).nan_to_num_(0.0, 0.0, 0.0)  # of NaN nothing is kept
         return packed
+
+    def _unpacked(self, pieces: Sequence[Tensor]) -> Tensor:
+        """The numbers of pieces that came as bytes, shape ``(pieces, rows, ROW)``."""
+        return self._codec.unpack(torch.cat(list(pieces)), torch.empty(0, ROW)).view(len(pieces), self._rows, ROW)
+
+    def _at_once(self, pieces: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        """Small pieces together, as each call of torch takes its time, and large ones one after the other."""
+        step = max(1, _NUMBERS_AT_ONCE // max(1, self._rows * ROW))
+        return [pieces[start : start + step] for start in range(0, len(pieces), step)]

@@ -1,0 +1,52 @@
+"""All modules, parameters and buffers of a module: what torch's own walks give, in their order, several times as fast.
+
+Ranks ask at every meeting and at some steps. In between a user may freeze, replace or add parts, so nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+Kind = TypeVar("Kind", bound=Tensor)
+
+
+def modules_of(module: nn.Module) -> list[nn.Module]:
+    """Return what ``module.modules()`` yields."""
+    found: dict[int, nn.Module] = {}
+    _walk(module, found)
+    return list(found.values())
+
+
+def parameters_of(module: nn.Module) -> list[nn.Parameter]:
+    """Return what ``module.parameters()`` yields."""
+    own = type(module)
+    if own.parameters is not nn.Module.parameters or own.named_parameters is not nn.Module.named_parameters:
+        return list(module.parameters())  # a class of its own says which they are
+    return _each_once(child._parameters for child in modules_of(module))
+
+
+def buffers_of(module: nn.Module) -> list[Tensor]:
+    """Return what ``module.buffers()`` yields."""
+    own = type(module)
+    if own.buffers is not nn.Module.buffers or own.named_buffers is not nn.Module.named_buffers:
+        return list(module.buffers())
+    return _each_once(child._buffers for child in modules_of(module))
+
+
+def _walk(module: nn.Module, found: dict[int, nn.Module]) -> None:
+    if id(module) in found:
+        return
+    if type(module).named_modules is not nn.Module.named_modules:
+        found.update((id(each), each) for each in module.modules() if id(each) not in found)
+        return
+    found[id(module)] = module
+    for child in module._modules.values():
+        if child is not None:
+            _walk(child, found)
+
+
+def _each_once(groups: Iterable[Mapping[str, Kind | None]]) -> list[Kind]:
+    return list({id(each): each for group in groups for each in group.values() if each is not None}.values())
