@@ -9,7 +9,6 @@ What a rank has rounded away it adds to what it sends next time (error feedback,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from lightning_gnn_dist.wire.codec import Codec
 from lightning_gnn_dist.wire.collectives import check_total
 
 ROW = 256  # numbers that share one range
-_NUMBERS_AT_ONCE = 1 << 18
+_ROWS_AT_ONCE = 1 << 12  # bounds what is held beside the numbers
 
 
 class RoundedMean:
@@ -52,14 +51,12 @@ class RoundedMean:
         chance = torch.Generator().manual_seed(number * size + self._channel.rank)
         own = self._in_pieces(vector.cpu().float())
         weights = self._weights(weight)
-        received = self._channel.exchange(self._rounded(own, 0, chance, counts=weight != 0), [rows] * size)
+        received = self._channel.exchange_equal(self._rounded(own, 0, chance, counts=weight != 0))
         mean = torch.zeros(1, rows, ROW)
-        shares = iter((weights / weights.sum()).tolist())
-        for pieces in self._at_once(received):
-            for piece in self._unpacked(pieces):
-                mean[0].add_(piece, alpha=next(shares))
-        means = self._channel.exchange(self._rounded(mean, 1, chance) * size, [rows] * size)
-        return torch.cat([self._unpacked(each) for each in self._at_once(means)]).view(-1)[: self.length]
+        for piece, share in zip(self._unpacked(received), (weights / weights.sum()).tolist(), strict=True):
+            mean[0].add_(piece, alpha=share)
+        means = self._channel.exchange_equal(self._rounded(mean, 1, chance).expand(size, -1, -1))
+        return self._unpacked(means).view(-1)[: self.length]
 
     def moved(self, channel: Channel) -> RoundedMean:
         """Return the same for other ranks. What was lost of the mean is kept by who averages the same piece."""
@@ -73,8 +70,8 @@ class RoundedMean:
     def _weights(self, weight: float) -> Tensor:
         """The weights of all ranks; refuse ranks that average other numbers. All ranks raise or none."""
         size = self._channel.size
-        told = self._channel.exchange([torch.tensor([[weight, self.length]], dtype=torch.float64)] * size, [1] * size)
-        weights, lengths = torch.cat(told).unbind(1)
+        own = torch.tensor([[weight, self.length]], dtype=torch.float64)
+        weights, lengths = self._channel.exchange_equal(own.expand(size, -1)).unbind(1)
         if len(set(lengths.tolist())) > 1:
             raise RuntimeError(
                 f"The ranks are about to average different numbers of values: {list(map(int, lengths))}, in order of "
@@ -87,23 +84,17 @@ class RoundedMean:
         size, rows = self._channel.size, self._rows
         return torch.nn.functional.pad(vector, (0, size * rows * ROW - self.length)).view(size, rows, ROW)
 
-    def _rounded(self, pieces: Tensor, which: int, chance: torch.Generator, *, counts: bool = True) -> list[Tensor]:
+    def _rounded(self, pieces: Tensor, which: int, chance: torch.Generator, *, counts: bool = True) -> Tensor:
         """Return pieces, with what was lost of those before, as bytes, and note what is lost of them, if they count."""
         pieces = pieces + self.lost[which]
-        packed: list[Tensor] = []
-        for some in self._at_once(pieces.unbind()):
-            octets = self._codec.pack(torch.cat(list(some)), chance)
-            packed += octets.view(len(some), self._rows, octets.shape[1]).unbind()
+        some = pieces.view(-1, ROW).split(_ROWS_AT_ONCE)
+        packed = torch.cat([self._codec.pack(rows, chance) for rows in some])
+        packed = packed.view(len(pieces), self._rows, packed.shape[1])
         if self._keeps_lost and counts:
-            kept = torch.cat([self._unpacked(some) for some in self._at_once(packed)])
-            self.lost[which] = (pieces - kept).nan_to_num_(0.0, 0.0, 0.0)  # of NaN nothing is kept
+            self.lost[which] = (pieces - self._unpacked(packed)).nan_to_num_(0.0, 0.0, 0.0)  # of NaN nothing is kept
         return packed
 
-    def _unpacked(self, pieces: Sequence[Tensor]) -> Tensor:
-        """The numbers of pieces that came as bytes, shape ``(pieces, rows, ROW)``."""
-        return self._codec.unpack(torch.cat(list(pieces)), torch.empty(0, ROW)).view(len(pieces), self._rows, ROW)
-
-    def _at_once(self, pieces: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-        """Small pieces together, as each call of torch takes its time, and large ones one after the other."""
-        step = max(1, _NUMBERS_AT_ONCE // max(1, self._rows * ROW))
-        return [pieces[start : start + step] for start in range(0, len(pieces), step)]
+    def _unpacked(self, packed: Tensor) -> Tensor:
+        """Return the numbers of pieces that are bytes."""
+        some, like = packed.view(-1, packed.shape[2]).split(_ROWS_AT_ONCE), torch.empty(0, ROW)
+        return torch.cat([self._codec.unpack(rows, like) for rows in some]).view(*packed.shape[:2], ROW)
