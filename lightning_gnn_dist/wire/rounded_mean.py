@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.codec import Codec
-from lightning_gnn_dist.wire.collectives import check_total
+from lightning_gnn_dist.wire.collectives import check_total, octets
 
 ROW = 256  # numbers that share one range
 _ROWS_AT_ONCE = 1 << 12  # bounds what is held beside the numbers
@@ -39,19 +39,25 @@ class RoundedMean:
         self._rows = math.ceil(length / ROW / channel.size)  # of a piece
         self.lost = [torch.zeros(channel.size, self._rows, ROW), torch.zeros(1, self._rows, ROW)]
 
-    def __call__(self, vector: Tensor, weight: float, number: int) -> Tensor:
+    def __call__(self, vector: Tensor, weight: float, number: int, *, is_agreed: bool = False) -> Tensor:
         """Return the mean of the vectors of all ranks, float32 on the CPU. Collective.
 
         Args:
             vector: This rank's.
             weight: What it counts for. The sum of all weights must be positive.
             number: How many means were taken before: it decides how numbers are rounded.
+            is_agreed: Whether all ranks are known to have vectors of this length. Then weights travel with the numbers;
+                otherwise ranks tell each other lengths and weights before, which takes an exchange.
         """
         size, rows = self._channel.size, self._rows
         chance = torch.Generator().manual_seed(number * size + self._channel.rank)
         own = self._in_pieces(vector.cpu().float())
-        weights = self._weights(weight)
-        received = self._channel.exchange_equal(self._rounded(own, 0, chance, counts=weight != 0))
+        weights = None if is_agreed else self._weights(weight)
+        packed = self._rounded(own, 0, chance, counts=weight != 0)
+        if weights is None:
+            weights, received = self._exchange_with_weights(packed, weight)
+        else:
+            received = self._channel.exchange_equal(packed)
         mean = torch.zeros(1, rows, ROW)
         for piece, share in zip(self._unpacked(received), (weights / weights.sum()).tolist(), strict=True):
             mean[0].add_(piece, alpha=share)
@@ -79,6 +85,15 @@ class RoundedMean:
             )
         check_total(float(weights.sum()))
         return weights
+
+    def _exchange_with_weights(self, packed: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+        """Return the weights of all ranks, and the pieces that they have sent here."""
+        own = octets(torch.tensor([weight], dtype=torch.float64)).expand(self._channel.size, -1)
+        received = self._channel.exchange_equal(torch.cat([packed.flatten(1), own], 1))
+        pieces, told = received.split([received.shape[1] - own.shape[1], own.shape[1]], 1)
+        weights = told.contiguous().view(torch.float64).flatten()
+        check_total(float(weights.sum()))
+        return weights, pieces.contiguous().view(packed.shape)
 
     def _in_pieces(self, vector: Tensor) -> Tensor:
         size, rows = self._channel.size, self._rows
