@@ -16,7 +16,16 @@ Kind = TypeVar("Kind", bound=Tensor)
 def modules_of(module: nn.Module) -> list[nn.Module]:
     """Return what ``module.modules()`` yields."""
     found: dict[int, nn.Module] = {}
-    _walk(module, found)
+    left = [module]
+    while left:
+        each = left.pop()
+        if id(each) in found:
+            continue
+        if type(each).named_modules is nn.Module.named_modules:
+            found[id(each)] = each
+            left += [child for child in reversed(each._modules.values()) if child is not None]
+        else:  # a class of its own says which they are
+            found.update((id(child), child) for child in each.modules() if id(child) not in found)
     return list(found.values())
 
 
@@ -24,7 +33,7 @@ def parameters_of(module: nn.Module) -> list[nn.Parameter]:
     """Return what ``module.parameters()`` yields."""
     own = type(module)
     if own.parameters is not nn.Module.parameters or own.named_parameters is not nn.Module.named_parameters:
-        return list(module.parameters())  # a class of its own says which they are
+        return list(module.parameters())
     return _each_once(child._parameters for child in modules_of(module))
 
 
@@ -34,18 +43,6 @@ def buffers_of(module: nn.Module) -> list[Tensor]:
     if own.buffers is not nn.Module.buffers or own.named_buffers is not nn.Module.named_buffers:
         return list(module.buffers())
     return _each_once(child._buffers for child in modules_of(module))
-
-
-def _walk(module: nn.Module, found: dict[int, nn.Module]) -> None:
-    if id(module) in found:
-        return
-    if type(module).named_modules is not nn.Module.named_modules:
-        found.update((id(each), each) for each in module.modules() if id(each) not in found)
-        return
-    found[id(module)] = module
-    for child in module._modules.values():
-        if child is not None:
-            _walk(child, found)
 
 
 def _each_once(groups: Iterable[Mapping[str, Kind | None]]) -> list[Kind]:
