@@ -145,6 +145,10 @@ def main() -> None:
     options = parser.parse_args()
     if not (options.graph / "meta.json").exists():
         parser.error(f"{options.graph} is no graph that lightning-gnn-dist prepare has saved")
+    if not 0 < options.target < 1:
+        parser.error(f"--target is a share of the test nodes between 0 and 1, got {options.target}")
+    if options.repeats < 1 or options.passes < 2 or options.num_nodes < 1000:
+        parser.error("--repeats must be at least 1, --passes 2 (the first is not counted), and --num-nodes 1000")
     environment = Environment(options.folder.resolve())
     print(f"{machine()}\n{versions(environment)}")
     sizes = f"{options.num_nodes:,} nodes and {options.num_edges:,} edges generated"

@@ -153,11 +153,30 @@ def test_what_fails_ends_the_run_with_what_it_said(tmp_path: Path) -> None:
     assert "torch==" in run.versions(environment) and "cores" in run.machine()
 
 
-def test_a_folder_that_is_no_graph_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["run.py", str(tmp_path / "new"), str(tmp_path), "--target", "0.5"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--target", "0.5"], "graph is no graph that lightning-gnn-dist prepare has saved"),
+        (["--target", "72"], r"--target is a share of the test nodes between 0 and 1, got 72\.0"),
+        (["--target", "0.5", "--repeats", "0"], "--repeats must be at least 1"),
+        (["--target", "0.5", "--passes", "1"], r"--passes 2 \(the first is not counted\)"),
+        (["--target", "0.5", "--only", "speed"], "invalid choice: 'speed'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_anything_is_installed(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if "no graph" not in said:
+        (tmp_path / "graph").mkdir()
+        (tmp_path / "graph" / "meta.json").touch()
+    monkeypatch.setattr(sys, "argv", ["run.py", str(tmp_path / "new"), str(tmp_path / "graph"), *words])
     with pytest.raises(SystemExit, match="2"):
         run.main()
-    assert not (tmp_path / "new").exists(), "nothing was installed"
+    assert re.search(said, capsys.readouterr().err) and not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow
