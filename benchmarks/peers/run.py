@@ -1,6 +1,6 @@
 """This package, DGL and PyG side by side, by one command. It installs what they need into a folder of its own.
 
-    python benchmarks/peers/run.py FOLDER GRAPH --target 0.72 | tee benchmarks/results/peers.txt    # half an hour
+    python benchmarks/peers/run.py FOLDER GRAPH --target 0.72 | tee benchmarks/results/peers.txt    # 20 minutes
     python benchmarks/peers/run.py FOLDER GRAPH --target 0.72 --only batches partitions accuracy
     python benchmarks/peers/picture.py benchmarks/results/peers.txt docs/assets/peers.svg
 
@@ -100,14 +100,14 @@ def table_of(environment: Environment, script: Path, *words: str) -> str:
     return "\n".join(line for line in said.splitlines() if line.startswith("|") or "left out" in line)
 
 
-def on_two_hosts(environment: Environment, graph: Path, rates: list[str], passes: int, repeats: int) -> Iterator[str]:
+def on_two_hosts(environment: Environment, graph: Path, rates: list[str], passes: int, runs: int) -> Iterator[str]:
     """A row for each way and rate: seconds and CPU seconds of a pass but the first, and bytes of host 1."""
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
         yield "Left out: network namespaces need Linux and root."
         return
     names = [name for name in WAYS if name != "DistDGL" or environment.has("dgl")]
     found: dict[tuple[str, str], list[tuple[float, float, float]]] = {(n, r): [] for r in rates for n in names}
-    for _ in range(repeats):
+    for _ in range(runs):
         for (name, rate), rows in found.items():
             script, more = ("epoch_dgl.py", []) if name == "DistDGL" else ("epoch_ours.py", ["--way", name])
             command = [
@@ -140,19 +140,23 @@ def main() -> None:
     parser.add_argument("--num-nodes", type=int, default=200_000, help="of the graph of batches and partitions")
     parser.add_argument("--num-edges", type=int, default=4_000_000)
     parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--passes", type=int, default=3, help="on two hosts, of which the first is not counted")
+    parser.add_argument("--passes", type=int, default=2, help="on two hosts, of which the first is not counted")
+    parser.add_argument("--runs", type=int, default=1, help="on two hosts, of each way")
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
     if not (options.graph / "meta.json").exists():
         parser.error(f"{options.graph} is no graph that lightning-gnn-dist prepare has saved")
     if not 0 < options.target < 1:
         parser.error(f"--target is a share of the test nodes between 0 and 1, got {options.target}")
-    if options.repeats < 1 or options.passes < 2 or options.num_nodes < 1000:
-        parser.error("--repeats must be at least 1, --passes 2 (the first is not counted), and --num-nodes 1000")
+    if min(options.repeats, options.runs) < 1 or options.passes < 2 or options.num_nodes < 1000:
+        parser.error(
+            "--repeats and --runs must be at least 1, --passes 2 (the first is not counted), and --num-nodes 1000"
+        )
     environment = Environment(options.folder.resolve())
     print(f"{machine()}\n{versions(environment)}")
     sizes = f"{options.num_nodes:,} nodes and {options.num_edges:,} edges generated"
-    print(f"{options.graph.name}, target {options.target}; {sizes}; {options.repeats} repeats, {options.passes} passes")
+    of_hosts = f"{options.runs} runs of {options.passes} passes on two hosts"
+    print(f"{options.graph.name}, target {options.target}; {sizes}; {options.repeats} repeats, {of_hosts}")
     size = ["--num-nodes", str(options.num_nodes), "--num-edges", str(options.num_edges)]
     graph, again = options.graph.resolve(), ["--repeats", str(options.repeats)]
     for part in options.only:
@@ -167,7 +171,7 @@ def main() -> None:
             print(table_of(environment, HERE / "accuracy.py", *words))
         else:
             rates = ["none", options.rate]
-            for row in on_two_hosts(environment, graph, rates, options.passes, options.repeats):
+            for row in on_two_hosts(environment, graph, rates, options.passes, options.runs):
                 print(row, flush=True)
         minutes = (time.monotonic() - start) / 60
         print(f"\n{minutes:.1f} minutes, at a load of {load:.1f} before and {os.getloadavg()[0]:.1f} after", flush=True)
