@@ -1,8 +1,10 @@
 """This package, DGL and PyG side by side, by one command. It installs what they need into a folder of its own.
 
-    python benchmarks/peers/run.py FOLDER GRAPH --target 0.7        # an hour; GRAPH: saved by prepare, with masks
-    python benchmarks/peers/run.py FOLDER GRAPH --target 0.7 --only batches partitions accuracy
+    python benchmarks/peers/run.py FOLDER GRAPH --target 0.72 | tee benchmarks/results/peers.txt    # 20 minutes
+    python benchmarks/peers/run.py FOLDER GRAPH --target 0.72 --only batches partitions accuracy
+    python benchmarks/peers/picture.py benchmarks/results/peers.txt docs/assets/peers.svg
 
+GRAPH is one that prepare has saved, with features, labels and masks; the target is an accuracy that models reach on it.
 All share one environment, so that torch is the same: torch as constraints.txt has it, this checkout, DGL 2.1 and, where
 pip finds them, pyg-lib or torch-sparse, without which PyG draws no neighbours. What cannot be installed is left out,
 and a line says so. Ways take turns in every part:
@@ -23,6 +25,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,14 +100,14 @@ def table_of(environment: Environment, script: Path, *words: str) -> str:
     return "\n".join(line for line in said.splitlines() if line.startswith("|") or "left out" in line)
 
 
-def on_two_hosts(environment: Environment, graph: Path, rates: list[str], passes: int, repeats: int) -> Iterator[str]:
+def on_two_hosts(environment: Environment, graph: Path, rates: list[str], passes: int, runs: int) -> Iterator[str]:
     """A row for each way and rate: seconds and CPU seconds of a pass but the first, and bytes of host 1."""
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
         yield "Left out: network namespaces need Linux and root."
         return
     names = [name for name in WAYS if name != "DistDGL" or environment.has("dgl")]
     found: dict[tuple[str, str], list[tuple[float, float, float]]] = {(n, r): [] for r in rates for n in names}
-    for _ in range(repeats):
+    for _ in range(runs):
         for (name, rate), rows in found.items():
             script, more = ("epoch_dgl.py", []) if name == "DistDGL" else ("epoch_ours.py", ["--way", name])
             command = [
@@ -134,20 +137,31 @@ def main() -> None:
     parser.add_argument("graph", type=Path, help="a graph that prepare has saved, with x, y and masks")
     parser.add_argument("--target", type=float, required=True, help="the accuracy to reach")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--num-nodes", type=int, default=1_000_000, help="of the graph of batches and partitions")
-    parser.add_argument("--num-edges", type=int, default=20_000_000)
+    parser.add_argument("--num-nodes", type=int, default=200_000, help="of the graph of batches and partitions")
+    parser.add_argument("--num-edges", type=int, default=4_000_000)
     parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--passes", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--passes", type=int, default=2, help="on two hosts, of which the first is not counted")
+    parser.add_argument("--runs", type=int, default=1, help="on two hosts, of each way")
+    parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
     if not (options.graph / "meta.json").exists():
         parser.error(f"{options.graph} is no graph that lightning-gnn-dist prepare has saved")
+    if not 0 < options.target < 1:
+        parser.error(f"--target is a share of the test nodes between 0 and 1, got {options.target}")
+    if min(options.repeats, options.runs) < 1 or options.passes < 2 or options.num_nodes < 1000:
+        parser.error(
+            "--repeats and --runs must be at least 1, --passes 2 (the first is not counted), and --num-nodes 1000"
+        )
     environment = Environment(options.folder.resolve())
     print(f"{machine()}\n{versions(environment)}")
+    sizes = f"{options.num_nodes:,} nodes and {options.num_edges:,} edges generated"
+    of_hosts = f"{options.runs} runs of {options.passes} passes on two hosts"
+    print(f"{options.graph.name}, target {options.target}; {sizes}; {options.repeats} repeats, {of_hosts}")
     size = ["--num-nodes", str(options.num_nodes), "--num-edges", str(options.num_edges)]
     graph, again = options.graph.resolve(), ["--repeats", str(options.repeats)]
     for part in options.only:
         print(f"\n{part}\n", flush=True)
+        start, load = time.monotonic(), os.getloadavg()[0]
         if part == "batches":
             print(table_of(environment, HERE.parent / "sampling_peers.py", *size, *again))
         elif part == "partitions":
@@ -157,8 +171,10 @@ def main() -> None:
             print(table_of(environment, HERE / "accuracy.py", *words))
         else:
             rates = ["none", options.rate]
-            for row in on_two_hosts(environment, graph, rates, options.passes, options.repeats):
+            for row in on_two_hosts(environment, graph, rates, options.passes, options.runs):
                 print(row, flush=True)
+        minutes = (time.monotonic() - start) / 60
+        print(f"\n{minutes:.1f} minutes, at a load of {load:.1f} before and {os.getloadavg()[0]:.1f} after", flush=True)
 
 
 if __name__ == "__main__":

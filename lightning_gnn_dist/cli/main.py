@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             os.environ.setdefault(LARGE_PAGES, "1")  # ranks inherit it
         from lightning_gnn_dist.cli import train  # takes seconds, as Lightning does
 
+        _keep_imports(arguments)
         train.run(arguments)
         return
     options = parser().parse_args(arguments)
-    import_module(f"lightning_gnn_dist.cli.{options.module}").run(options)
+    module = import_module(f"lightning_gnn_dist.cli.{options.module}")
+    _keep_imports(arguments)
+    module.run(options)
+
+
+def _keep_imports(arguments: Sequence[str] | None) -> None:
+    """Let no collection of garbage walk through what was imported, if this process is the command."""
+    if arguments is None:
+        gc.freeze()

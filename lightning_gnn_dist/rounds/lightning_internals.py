@@ -289,23 +289,24 @@ def log_numbers(module: LightningModule, numbers: Mapping[str, float]) -> None:
     """Log the mean of each number over the epoch, as ``log_dict`` does; not collective, and no warning says so.
 
     Lightning walks through all that it keeps of a name whenever the name is logged, which takes a millisecond. Here
-    the first name of a call alone is logged so, once all of them are known. A module with a ``log`` of its own hears
-    each.
+    it does so once for each name, when the name is new. A module with a ``log`` of its own hears each number.
     """
     flags: dict[str, Any] = {"on_step": False, "on_epoch": True, "batch_size": 1}
     flags |= {"sync_dist": True, "rank_zero_only": True}  # with both Lightning neither sends nor complains
     is_lightnings = getattr(module.log, "__func__", None) is LightningModule.log
-    results: Mapping[str, Any] = module.trainer._results or {}
-    known = [results[key] for name in numbers if (key := f"{module._current_fx_name}.{name}") in results]
+    results: Any = module.trainer._results or {}
+    connector, hook = module.trainer._logger_connector, module._current_fx_name
+    known = [results[key] for name in numbers if (key := f"{hook}.{name}") in results]
     if len(known) < len(numbers) or not is_lightnings:
         module.log_dict(numbers, **flags)
         return
-    for i, (metric, (name, number)) in enumerate(zip(known, numbers.items(), strict=True)):
-        if i == 0:
-            module.log(name, number, **flags)  # it also begins the means of a new epoch
-        else:
-            metric.forward(metric.value.new_tensor(number), 1)
-            metric.has_reset = False
+    assert hook is not None
+    if connector.should_reset_tensors(hook):
+        results.reset(metrics=False, fx=hook)  # begins the means of a new epoch
+    for metric, number in zip(known, numbers.values(), strict=True):
+        metric.forward(metric.value.new_tensor(number), 1)
+        metric.has_reset = False
+    connector._current_fx = hook
 
 
 def loop_state(trainer: Trainer) -> dict[str, Any]:

@@ -27,7 +27,9 @@ from lightning_gnn_dist.rounds.lightning_internals import (
 )
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.averaging import Averaging, summary
+from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.rows.touched_rows import TouchedRows
+from lightning_gnn_dist.rounds.walking import parameters_of
 from lightning_gnn_dist.wire import collectives
 
 
@@ -60,6 +62,7 @@ class HoldsMeetings(HasModule, Protocol):
 
     state: RoundState
     averaging: Averaging
+    means: Means
     drift_correction: DriftCorrection
     touched_rows: TouchedRows
     nonfinite: str
@@ -72,6 +75,7 @@ class HoldsMeetings(HasModule, Protocol):
     def root_device(self) -> torch.device: ...
     @property
     def shares_gradients(self) -> bool: ...
+    def lengths_of_means(self) -> list[int]: ...
     def begin_round(self) -> None: ...
     def meet(self, batches: int) -> list[Votes]: ...
     def end_round(self) -> None: ...
@@ -130,12 +134,14 @@ class Peers:
         strategy, module = self._strategy, module_of(self._strategy)
         sums = strategy.averaging.checksums() if collectives.world_size() > 1 else []
         num_values = strategy.averaging.num_values(gradients=strategy.shares_gradients)
-        num_parameters = len(list(module.parameters()))
-        mine = [finite.tell(batches, trained_parameters(module)), num_values, num_parameters, summary(sums)]
-        rows = collectives.gather_numbers(mine, strategy.root_device)
+        num_parameters = len(parameters_of(module))
+        lengths = strategy.lengths_of_means()
+        told, known = finite.tell(batches, trained_parameters(module)), summary([*lengths, *sums])
+        rows = collectives.gather_numbers([told, num_values, num_parameters, known], strategy.root_device)
         for sizes in ([row[1] for row in rows], [row[2] for row in rows]):
             refusals.check_sizes(sizes)
         all_equal = len({row[-1] for row in rows}) == 1
+        strategy.means.agree(lengths if all_equal else [])
         strategy.averaging.compare([] if all_equal else collectives.gather_numbers(sums, strategy.root_device))
         return [row[0] for row in rows]
 

@@ -22,13 +22,13 @@ from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, take_ov
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.averaging import Averaging, Moments, check_moments
 from lightning_gnn_dist.rounds.means.finite import Nonfinite
-from lightning_gnn_dist.rounds.means.means import Means
+from lightning_gnn_dist.rounds.means.means import Means, is_rounded
 from lightning_gnn_dist.rounds.means.outer import Outer, OuterStep, check_outer
 from lightning_gnn_dist.rounds.meeting import MeetingCallback, Peers, RoundState, Votes
 from lightning_gnn_dist.rounds.pace import Pace
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.round_loader import RoundLoader
-from lightning_gnn_dist.rounds.rows.tables import warn_of_dense_tables
+from lightning_gnn_dist.rounds.rows.tables import dense_parameters, warn_of_dense_tables
 from lightning_gnn_dist.rounds.rows.touched_rows import TouchedRows
 from lightning_gnn_dist.wire import collectives
 
@@ -146,6 +146,11 @@ class RoundStrategy(PartitionedStrategy):
         average = self.means.average_gradient_
         finite.average_gradient_(shared, self.own_weight(), self.nonfinite, "anchor gradient", average)
         return shared
+
+    def lengths_of_means(self) -> list[int]:
+        """Return how many numbers the means of a meeting have that go in fewer bits: of weights and of moments."""
+        moments = [each for each in self.averaging.moments() if is_rounded(each)]
+        return self.means.lengths(dense_parameters(self._module()), moments)
 
     @property
     def shares_gradients(self) -> bool:

@@ -225,7 +225,12 @@ def _take_over_state(optimizer: Optimizer, former: Optimizer) -> None:
 def _copy_states(optimizers: Sequence[Optimizer], local: Sequence[Optimizer]) -> None:
     for own, other in zip(optimizers, local, strict=True):
         for parameter, state in other.state.items():
-            own.state[parameter] = copy.deepcopy(state)
+            # A deep copy of a tensor takes several times as long.
+            own.state[parameter] = {name: _copied(value) for name, value in state.items()}
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
 def _average_states(optimizers: Sequence[Optimizer]) -> None:

@@ -45,6 +45,7 @@ from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.rows.table_gradients import TableGradients
 from lightning_gnn_dist.rounds.rows.tables import dense_parameters, explain_other_sparse
+from lightning_gnn_dist.rounds.walking import buffers_of, parameters_of
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters
@@ -136,7 +137,7 @@ class GrappaStrategy(PartitionedStrategy):
     def average_buffers(self) -> None:
         """Average the buffers, if asked for and if steps were taken since the last average. Collective."""
         if self.buffers == "average" and self._has_stepped:
-            collectives.average_(self._module().buffers())
+            collectives.average_(buffers_of(self._module()))
         self._has_stepped = False
 
     def has_validated(self) -> None:
@@ -267,7 +268,7 @@ class GrappaStrategy(PartitionedStrategy):
         self._losses_finite = True
 
     def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self._module().parameters() if parameter.grad is not None]
+        return [parameter.grad for parameter in parameters_of(self._module()) if parameter.grad is not None]
 
     def _watch(self, trainer: Trainer) -> Leaving:
         leaving = Leaving(

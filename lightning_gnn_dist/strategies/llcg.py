@@ -39,6 +39,7 @@ from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy, Weights
 from lightning_gnn_dist.rounds.rows.merging import take_rows_
 from lightning_gnn_dist.rounds.rows.tables import dense_parameters, no_rows, refuse_average_of_moments, tables_of
+from lightning_gnn_dist.rounds.walking import buffers_of
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode, Schedule
 from lightning_gnn_dist.wire import collectives
 
@@ -162,7 +163,7 @@ class LLCGStrategy(RoundStrategy):
                 self._prepare_correction()
                 (self._correct_together if self.correction == "sliced" else self._correct_on_rank0)(steps)
             if self.buffers != "local":  # each rank's forwards have moved its own
-                collectives.average_(self._module().buffers())
+                collectives.average_(buffers_of(self._module()))
         if self.buffers == "global":
             reestimate_statistics(self, self._batches(sliced=True, stop=(self.drift or Drift()).anchor_steps))
 

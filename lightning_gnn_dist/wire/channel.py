@@ -59,6 +59,16 @@ class Channel:
         rows = received.view(empty.dtype).view(-1, *empty.shape[1:])
         return list(rows.split(list(lengths)))
 
+    def exchange_equal(self, pieces: Tensor) -> Tensor:
+        """Send ``pieces[i]`` to rank ``i``; return what each rank sent here, all of the same shape on the CPU."""
+        if self.size == 1:
+            return pieces
+        sent = octets(pieces)
+        received, sizes = torch.empty_like(sent), [len(sent) // self.size] * self.size
+        with counted(len(sent) - sizes[0], waits=self.is_waited_for, of_boundary=self.is_of_boundary):
+            self._all_to_all(received, sent, sizes, sizes)
+        return received.view(pieces.dtype).view(pieces.shape)
+
     def who_is_gone(self) -> str:
         """After an exchange has failed: name the ranks that do not say so, too, within some seconds."""
         told: list[int] = []

@@ -13,6 +13,7 @@ import io
 import os
 import socket
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -59,7 +60,7 @@ _PATIENCE = timedelta(minutes=5)  # torch's default for a store
 _BACKLOG = 2048  # connections that wait to be taken
 INTERFACE = "GLOO_SOCKET_IFNAME"  # the variable that names the network interface of gloo
 _keeps_on_host = False  # whether channels open their ports to this host alone
-_ELEMENTS_AT_ONCE = 1 << 22  # bounds what a checksum holds beside the tensors
+_WORDS_AT_ONCE = 1 << 22  # bounds what a checksum holds beside the tensors
 
 
 def world_size() -> int:
@@ -193,16 +194,9 @@ def broadcast_(tensors: Iterable[Tensor], source: int = 0) -> None:
 def checksum(tensors: Iterable[Tensor]) -> int:
     """A hash of the bits of tensors, below 2**62. Nothing is exchanged."""
     total = 0
-    for tensor in tensors:
-        for piece in tensor.detach().resolve_conj().contiguous().view(-1).split(_ELEMENTS_AT_ONCE):
-            if not piece.numel():
-                continue
-            content = piece.view(torch.uint8)
-            words = torch.nn.functional.pad(content, (0, -len(content) % 8)).view(torch.int64)
-            place = torch.arange(1, 2 * len(words), 2, device=words.device)
-            # Folded before it is multiplied, so that every bit counts, even the sign of the last number.
-            mixed = (words ^ ((words >> 32) & 0xFFFFFFFF) ^ (words >> 7)) * (place * 0x9E3779B1 + 1 | 1)
-            total = (total * 31 + int((mixed ^ (mixed >> 32)).sum())) % (1 << 62)
+    for tensor in (each for each in tensors if each.numel()):
+        plain = tensor.detach().resolve_conj()
+        total = (total * 31 + (_hash_here(plain) if plain.device.type == "cpu" else _hash_there(plain))) % (1 << 62)
     return total
 
 
@@ -353,6 +347,22 @@ def octets(tensor: Tensor) -> Tensor:
     if not tensor.numel():  # numpy's empty arrays have a stride of 0, which no view survives
         return torch.empty(0, dtype=torch.uint8)
     return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _hash_here(tensor: Tensor) -> int:
+    content = octets(tensor).numpy().data
+    return zlib.crc32(content) << 16 ^ zlib.adler32(content)
+
+
+def _hash_there(tensor: Tensor) -> int:
+    total = 0
+    for content in octets(tensor).split(8 * _WORDS_AT_ONCE):
+        words = torch.nn.functional.pad(content, (0, -len(content) % 8)).view(torch.int64)
+        place = torch.arange(1, 2 * len(words), 2, device=words.device)
+        # Folded before it is multiplied, so that every bit counts, even the sign of the last number.
+        mixed = (words ^ ((words >> 32) & 0xFFFFFFFF) ^ (words >> 7)) * (place * 0x9E3779B1 + 1 | 1)
+        total = (total * 31 + int((mixed ^ (mixed >> 32)).sum())) % (1 << 62)
+    return total
 
 
 def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:

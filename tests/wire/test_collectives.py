@@ -89,8 +89,10 @@ def test_bytes_are_those_of_a_ring() -> None:
     assert run_ranks(grouped, 4, count) == [2 * 4000 * 3 / 4] * 4
 
 
+@pytest.mark.parametrize("where", ["here", "there"], ids=["cpu", "as on a device"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.cfloat])
-def test_a_checksum_sees_every_bit(dtype: torch.dtype) -> None:
+def test_a_checksum_sees_every_bit(dtype: torch.dtype, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "_hash_here", getattr(collectives, f"_hash_{where}"))
     tensor = torch.randn(37, generator=torch.Generator().manual_seed(0)).to(dtype)
     sums = {collectives.checksum([torch.zeros(3), tensor])}
     octets = tensor.view(torch.uint8)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.wire import rounded_mean
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.codec import Codec
 from lightning_gnn_dist.wire.rounded_mean import RoundedMean
@@ -24,9 +27,11 @@ def seated(names: str, start: Callable[[str, Channel], RoundedMean]) -> Means:
     return {name: start(name, Seated(table, place)) for place, name in enumerate(names)}
 
 
-def meet(means: Means, vectors: dict[str, Tensor], weights: dict[str, float], number: int) -> list[Tensor]:
+def meet(
+    means: Means, vectors: dict[str, Tensor], weights: dict[str, float], number: int, **agreed: bool
+) -> list[Tensor]:
     with ThreadPoolExecutor(len(means)) as pool:
-        told = [pool.submit(mean, vectors[name], weights[name], number) for name, mean in means.items()]
+        told = [pool.submit(mean, vectors[name], weights[name], number, **agreed) for name, mean in means.items()]
         return [each.result() for each in told]
 
 
@@ -88,3 +93,40 @@ def test_who_does_not_count_changes_nothing_and_owes_what_it_owed() -> None:
         found.append(meet(again, drawn(1, "ab") | {"c": vector}, WEIGHTS | {"c": 0.0}, 1)[0])
         assert torch.equal(again["c"].lost[0], owed)
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_weights_that_travel_with_the_numbers_change_no_bit(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchanges = Counter[int]()
+    exchange = Seated._all_to_all
+
+    def counted(channel: Seated, *args: Any) -> None:
+        exchanges[channel.rank] += 1
+        exchange(channel, *args)
+
+    monkeypatch.setattr(Seated, "_all_to_all", counted)
+    asked, told = (seated("abc", lambda name, channel: RoundedMean(channel, Codec(bits), LENGTH)) for _ in range(2))
+    for number in range(3):
+        weights = WEIGHTS | ({"b": 0.0} if number == 2 else {})
+        before, between = meet(asked, drawn(number, "abc"), weights, number), exchanges.copy()
+        after = meet(told, drawn(number, "abc"), weights, number, is_agreed=True)
+        assert all(torch.equal(each, before[0]) for each in before + after)
+        assert set((exchanges - between).values()) == {2} and set(between.values()) == {5 * number + 3}
+    for name in "abc":
+        assert all(torch.equal(*pair) for pair in zip(asked[name].lost, told[name].lost, strict=True))
+
+
+@pytest.mark.parametrize("is_agreed", [False, True])
+def test_without_any_weight_all_members_refuse(is_agreed: bool) -> None:
+    means = seated("ab", lambda name, channel: RoundedMean(channel, Codec(8), LENGTH))
+    with pytest.raises(ValueError, match=r"add up to 0\.0"):
+        meet(means, drawn(0, "ab"), {"a": 0.0, "b": 0.0}, 0, is_agreed=is_agreed)
+
+
+def test_many_rows_are_rounded_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for at_once in (1, 2, 1 << 12):
+        monkeypatch.setattr(rounded_mean, "_ROWS_AT_ONCE", at_once)
+        means = seated("abc", lambda name, channel: RoundedMean(channel, Codec(8), LENGTH))
+        found.append([meet(means, drawn(number, "abc"), WEIGHTS, number)[0] for number in range(2)])
+    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))

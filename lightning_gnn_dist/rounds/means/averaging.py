@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from lightning.pytorch.strategies import Strategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import shown
@@ -25,6 +25,7 @@ from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.rounds.replica_state import optimizer_tensors
 from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
 from lightning_gnn_dist.rounds.rows.tables import tables_of
+from lightning_gnn_dist.rounds.walking import buffers_of, parameters_of
 from lightning_gnn_dist.wire import collectives
 
 Moments = bool | Literal["momentum", "variance"]
@@ -107,7 +108,8 @@ class Averaging:
 
     def checksums(self) -> list[int]:
         """Return a checksum of 48 bits for each frozen parameter, and -1 for each trained one."""
-        return [_TRAINED if each.requires_grad else _checksum(each.detach()) for each in self._parameters()]
+        parameters = self._parameters()
+        return [_TRAINED if each.requires_grad else collectives.checksum([each]) % (1 << 48) for each in parameters]
 
     def compare(self, rows: Sequence[Sequence[int]]) -> None:
         """Average, until the next call, the parameters whose checksums differ; a row holds one rank's checksums."""
@@ -121,11 +123,11 @@ class Averaging:
     def _tables(self) -> list[Tensor]:
         return list(tables_of(module_of(self._strategy)).values())
 
-    def _parameters(self) -> list[Tensor]:
-        return list(module_of(self._strategy).parameters())
+    def _parameters(self) -> list[nn.Parameter]:
+        return parameters_of(module_of(self._strategy))
 
     def _averaged_buffers(self) -> list[Tensor]:
-        return list(module_of(self._strategy).buffers()) if self._buffers else []
+        return buffers_of(module_of(self._strategy)) if self._buffers else []
 
 
 def summary(numbers: Sequence[int]) -> int:
@@ -135,10 +137,3 @@ def summary(numbers: Sequence[int]) -> int:
 
 def _holds(optimizer: Optimizer, parameter: Tensor) -> bool:
     return any(each is parameter for group in optimizer.param_groups for each in group["params"])
-
-
-def _checksum(tensor: Tensor) -> int:
-    if tensor.device.type != "cpu":
-        return collectives.checksum([tensor]) % (1 << 48)
-    octets = collectives.octets(tensor).numpy().data  # the checksum of all ranks' models is ten times slower
-    return zlib.crc32(octets) << 16 ^ zlib.adler32(octets)

@@ -37,6 +37,7 @@ class Means:
         self._moves = False
         self._restored: list[Tensor] = []
         self._number = 0
+        self._agreed: set[int] = set()
 
     def begin(self) -> None:
         """Open connections for a fit, unless they are. Collective."""
@@ -56,6 +57,14 @@ class Means:
     def begin_meeting(self, round_idx: int) -> None:
         """Note the number of the meeting, which decides how numbers are rounded."""
         self._number = round_idx << 16
+
+    def lengths(self, *groups: Sequence[Tensor]) -> list[int]:
+        """Return how many numbers there are in each group of tensors whose mean a meeting takes in fewer bits."""
+        return [] if self._channel is None else [_length(_real(group)) for group in groups]
+
+    def agree(self, lengths: Sequence[int]) -> None:
+        """Note, until the next call, that all ranks have groups of these lengths."""
+        self._agreed = set(lengths)
 
     def average_ways_(self, ways: Sequence[Tensor], weight: float) -> None:
         """Replace, in place, how far this rank's replica has come by the mean over ranks. Collective."""
@@ -85,6 +94,7 @@ class Means:
     def forget(self) -> None:
         """Forget the fit before."""
         self._channel = self._of_ways = self._kept = None
+        self._agreed = set()
         self._restored = []
 
     def lost(self) -> list[Tensor]:
@@ -105,9 +115,10 @@ class Means:
         if self._channel is None:
             collectives.average_(tensors, weight)
         elif tensors:
-            real = [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
+            real = _real(tensors)
             flat = torch.cat([each.detach().reshape(-1) for each in real])
-            collectives.scatter_back(mean(flat.numel())(flat, weight, self._number), real)
+            taken, is_agreed = mean(flat.numel()), flat.numel() in self._agreed
+            collectives.scatter_back(taken(flat, weight, self._number, is_agreed=is_agreed), real)
             self._number += 1
 
     def _new_mean(self, bits: int | None, length: int, *, keeps_lost: bool = False) -> RoundedMean:
@@ -121,6 +132,14 @@ class Means:
                 self._of_ways.lost = self._restored
             self._restored = []
         return self._of_ways
+
+
+def _real(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.view_as_real(each) if each.is_complex() else each for each in tensors]
+
+
+def _length(tensors: Sequence[Tensor]) -> int:
+    return sum(each.numel() for each in tensors)
 
 
 def is_rounded(moment: Tensor) -> bool:

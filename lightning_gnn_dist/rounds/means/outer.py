@@ -34,6 +34,7 @@ from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.means.momentum import AgreeingMomentum
 from lightning_gnn_dist.rounds.rows.tables import tables_of
+from lightning_gnn_dist.rounds.walking import parameters_of
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.codec import Bits
 
@@ -202,7 +203,7 @@ class OuterStep:
         """All but tables, of which ranks put together the rows that they have touched."""
         module = module_of(self._strategy)
         tables = {id(table) for table in tables_of(module, frozen=True).values()}
-        return [each for each in module.parameters() if id(each) not in tables]
+        return [each for each in parameters_of(module) if id(each) not in tables]
 
 
 def _distance(own: list[Tensor], mean: list[Tensor], *, counts: bool) -> float:

@@ -10,6 +10,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_gnn_dist.rounds.walking import modules_of, parameters_of
+
+_KINDS = (nn.Embedding, nn.EmbeddingBag)  # that can be tables
 # Optimizers of torch that raise where a gradient is sparse.
 _DENSE = (
     torch.optim.Adam,
@@ -33,9 +36,11 @@ def tables_of(module: nn.Module, *, frozen: bool = False) -> dict[str, Tensor]:
 
     A table is the weight of an ``nn.Embedding`` or ``nn.EmbeddingBag`` with ``sparse=True``.
     """
+    if not any(isinstance(child, _KINDS) and child.sparse for child in modules_of(module)):
+        return {}
     found: dict[Tensor, str] = {}
     for name, child in module.named_modules():
-        is_one = isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse
+        is_one = isinstance(child, _KINDS) and child.sparse
         if is_one and (frozen or child.weight.requires_grad):
             found.setdefault(child.weight, f"{name}.weight" if name else "weight")
     return {name: weight for weight, name in found.items()}
@@ -44,13 +49,13 @@ def tables_of(module: nn.Module, *, frozen: bool = False) -> dict[str, Tensor]:
 def dense_parameters(module: nn.Module) -> list[Tensor]:
     """Return the trained parameters that are no tables, in the same order on every rank."""
     tables = {id(table) for table in tables_of(module).values()}
-    return [each for each in module.parameters() if each.requires_grad and id(each) not in tables]
+    return [each for each in parameters_of(module) if each.requires_grad and id(each) not in tables]
 
 
 def check_tables(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
     """Refuse tables that no exchange of rows keeps equal, and optimizers that do not take their gradients."""
     for name, child in module.named_modules():
-        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse and child.max_norm is not None:
+        if isinstance(child, _KINDS) and child.sparse and child.max_norm is not None:
             raise ValueError(
                 f"{name} has sparse=True and max_norm={child.max_norm}, which changes rows in every forward, also in "
                 "a validation, where no rank hears of it: leave max_norm out."

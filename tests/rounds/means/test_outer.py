@@ -103,10 +103,8 @@ def test_fewer_bits_are_fewer_bytes_and_nearly_the_same() -> None:
         assert 0 < differs(exact, eight) < 3e-2
         assert differs(eight, of_ranks[0][0][2]) == differs(sixteen, of_ranks[0][0][1]) == 0.0
         rest = whole - 4 * (1 + sum(tensor.numel() for tensor in exact.values()))  # the ring of two ranks
-        assert half - rest == 16 + 2 * (
-            2 * ROW
-        )  # weight and length; a row to the other rank, and the mean of the own row
-        assert quarter - rest == 16 + 2 * (ROW + 8)
+        assert half - rest == 8 + 2 * (2 * ROW)  # the weight; a row to the other rank, and the mean of the own row
+        assert quarter - rest == 8 + 2 * (ROW + 8)
 
 
 def stopped_and_resumed(rank: int, world_size: int, folder: Path) -> tuple[State, State]:

@@ -1,0 +1,49 @@
+"""All modules, parameters and buffers of a module: what torch's own walks give, in their order, several times as fast.
+
+Ranks ask at every meeting and at some steps. In between a user may freeze, replace or add parts, so nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+Kind = TypeVar("Kind", bound=Tensor)
+
+
+def modules_of(module: nn.Module) -> list[nn.Module]:
+    """Return what ``module.modules()`` yields."""
+    found: dict[int, nn.Module] = {}
+    left = [module]
+    while left:
+        each = left.pop()
+        if id(each) in found:
+            continue
+        if type(each).named_modules is nn.Module.named_modules:
+            found[id(each)] = each
+            left += [child for child in reversed(each._modules.values()) if child is not None]
+        else:  # a class of its own says which they are
+            found.update((id(child), child) for child in each.modules() if id(child) not in found)
+    return list(found.values())
+
+
+def parameters_of(module: nn.Module) -> list[nn.Parameter]:
+    """Return what ``module.parameters()`` yields."""
+    own = type(module)
+    if own.parameters is not nn.Module.parameters or own.named_parameters is not nn.Module.named_parameters:
+        return list(module.parameters())
+    return _each_once(child._parameters for child in modules_of(module))
+
+
+def buffers_of(module: nn.Module) -> list[Tensor]:
+    """Return what ``module.buffers()`` yields."""
+    own = type(module)
+    if own.buffers is not nn.Module.buffers or own.named_buffers is not nn.Module.named_buffers:
+        return list(module.buffers())
+    return _each_once(child._buffers for child in modules_of(module))
+
+
+def _each_once(groups: Iterable[Mapping[str, Kind | None]]) -> list[Kind]:
+    return list({id(each): each for group in groups for each in group.values() if each is not None}.values())
