@@ -113,6 +113,15 @@ class Channel:
         return lengths
 
 
+def all_to_all_bytes(sent: Sequence[Tensor], to_receive: Sequence[int]) -> list[Tensor]:
+    """Send the bytes ``sent[i]`` to rank ``i``; return those that each sent here, ``to_receive[i]`` from rank ``i``."""
+    sizes = [len(each) for each in sent]
+    received = sent[0].new_empty(sum(to_receive))
+    with counted(sum(sizes) - sizes[rank()]):
+        dist.all_to_all_single(received, torch.cat(list(sent)), list(to_receive), sizes)
+    return list(received.split(list(to_receive)))
+
+
 def open_channel(size: int) -> Channel:
     """Divide the ranks into channels of ``size`` consecutive ranks, and return this rank's. Collective."""
     if world_size() % size:

@@ -210,15 +210,6 @@ def all_gather_rows(row: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def all_to_all_bytes(sent: Sequence[Tensor], to_receive: Sequence[int]) -> list[Tensor]:
-    """Send the bytes ``sent[i]`` to rank ``i``; return those that each sent here, ``to_receive[i]`` from rank ``i``."""
-    sizes = [len(each) for each in sent]
-    received = sent[0].new_empty(sum(to_receive))
-    with counted(sum(sizes) - sizes[rank()]):
-        dist.all_to_all_single(received, torch.cat(list(sent)), list(to_receive), sizes)
-    return list(received.split(list(to_receive)))
-
-
 def gather_numbers(numbers: Sequence[int], device: torch.device) -> list[list[int]]:
     """The numbers of all ranks, on every rank: a list for each rank. All ranks must pass equally many."""
     rows: list[list[int]] = all_gather_rows(torch.tensor([int(number) for number in numbers], device=device)).tolist()

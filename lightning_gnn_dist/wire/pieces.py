@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.channel import all_to_all_bytes
 
 
 @torch.no_grad()
@@ -63,7 +64,7 @@ def exchange_pieces(
         for source in ranks
     ]
     packed = [_packed([] if to == rank else to_ranks[to], own[0].device) for to in ranks]
-    received = collectives.all_to_all_bytes(packed, to_receive)
+    received = all_to_all_bytes(packed, to_receive)
     return [own if source == rank else _unpacked(received[source], lengths[source][rank], own) for source in ranks]
 
 
