@@ -44,7 +44,7 @@ from lightning_gnn_dist.prepare.prepare_graph import (
 )
 from lightning_gnn_dist.prepare.shard import INDEX, Bounds, shard_name, write_index
 
-SECONDS_PER_EDGE = 60e-9  # to read an edge of another shard; measured on one core: benchmarks/scale.md
+_SECONDS_PER_EDGE = 60e-9  # to read an edge of another shard; measured on one core: benchmarks/scale.md
 
 
 def prepare_shard(
@@ -97,6 +97,17 @@ def prepare_shard(
     shard.run(on_progress)
 
 
+def of_one_shard(whole: Estimate, num_shards: int) -> Estimate:
+    """Estimate one of so many shards of a graph, as if all were of one size."""
+    return Estimate(
+        num_edges=whole.num_edges,
+        disk_bytes=whole.disk_bytes // num_shards,
+        stored_bytes=whole.stored_bytes // num_shards,
+        seconds=whole.seconds / num_shards + _SECONDS_PER_EDGE * whole.num_edges,
+        headings=whole.headings,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class OwnEdges(EdgeFiles):
     """The edges of a list into nodes of one part. Receivers are numbered in the part, senders as in the files.
@@ -143,15 +154,7 @@ class ShardPreparation(Preparation):
             raise ValueError(f"{self.num_shards} shards are numbered from 0, so there is no shard {self.index}.")
 
     def estimate(self) -> Estimate:
-        """Estimate as if all shards were of one size."""
-        whole = super().estimate()
-        return Estimate(
-            num_edges=whole.num_edges,
-            disk_bytes=whole.disk_bytes // self.num_shards,
-            stored_bytes=whole.stored_bytes // self.num_shards,
-            seconds=whole.seconds / self.num_shards + SECONDS_PER_EDGE * whole.num_edges,
-            headings=whole.headings,
-        )
+        return of_one_shard(super().estimate(), self.num_shards)
 
     def run(self, on_progress: OnProgress) -> Prepared:
         self._check_bounds()

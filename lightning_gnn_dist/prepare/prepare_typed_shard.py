@@ -31,7 +31,7 @@ from lightning_gnn_dist.prepare.files.typed_tables import TypedTables
 from lightning_gnn_dist.prepare.journal import Journal
 from lightning_gnn_dist.prepare.numbering import Numbering, Part
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Estimate, OnProgress, Preparation, Prepared
-from lightning_gnn_dist.prepare.prepare_shard import SECONDS_PER_EDGE, ShardPreparation, tell_arrays, write_new_index
+from lightning_gnn_dist.prepare.prepare_shard import ShardPreparation, of_one_shard, tell_arrays, write_new_index
 from lightning_gnn_dist.prepare.prepare_typed import TypedPreparation
 from lightning_gnn_dist.prepare.shard import INDEX, Bounds, shard_name
 from lightning_gnn_dist.prepare.typed.estimate import estimate_of
@@ -126,15 +126,7 @@ class TypedShardPreparation(TypedPreparation):
             self._check_assignment(self.assignment)
 
     def estimate(self) -> Estimate:
-        """Estimate as if all shards were of one size."""
-        whole = estimate_of(self._tables(), self.reverse, gathers=True)
-        return Estimate(
-            num_edges=whole.num_edges,
-            disk_bytes=whole.disk_bytes // self.num_shards,
-            stored_bytes=whole.stored_bytes // self.num_shards,
-            seconds=whole.seconds / self.num_shards + SECONDS_PER_EDGE * whole.num_edges,
-            headings=whole.headings,
-        )
+        return of_one_shard(estimate_of(self._tables(), self.reverse, gathers=True), self.num_shards)
 
     def run(self, on_progress: OnProgress) -> Prepared:
         there = self.out.parent
