@@ -291,6 +291,8 @@ def log_numbers(module: LightningModule, numbers: Mapping[str, float]) -> None:
     Lightning walks through all that it keeps of a name whenever the name is logged, which takes a millisecond. Here
     it does so once for each name, when the name is new. A module with a ``log`` of its own hears each number.
     """
+    if not numbers:
+        return
     flags: dict[str, Any] = {"on_step": False, "on_epoch": True, "batch_size": 1}
     flags |= {"sync_dist": True, "rank_zero_only": True}  # with both Lightning neither sends nor complains
     is_lightnings = getattr(module.log, "__func__", None) is LightningModule.log

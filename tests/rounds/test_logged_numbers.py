@@ -29,6 +29,9 @@ class Numbers(pl.LightningModule):
         else:
             self.log_dict(numbers, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, rank_zero_only=True)
 
+    def on_train_start(self) -> None:
+        self._log()  # nothing, when nothing is known
+
     def on_train_batch_end(self, outputs: Any, batch: Tensor, batch_idx: int) -> None:
         step = self.global_step
         self._log(**{"round/a": step / 3, "round/b": 1e9 + step}, **({"late": 2.0 * step} if step > 3 else {}))
