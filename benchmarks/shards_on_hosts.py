@@ -19,7 +19,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import DDPStrategy
-from peers.epoch_ours import Net
+from peers.epoch_ours import Net, trainer_on_two_hosts
 from sampling import power_law_communities
 
 from lightning_gnn_dist import (
@@ -98,18 +98,7 @@ def run(folder: Path, options: argparse.Namespace) -> None:
     os.sched_setaffinity(0, {cores[-1 - rank]})
     torch.set_num_threads(1)
     strategy = GrappaStrategy() if options.way == "grappa" else DDPStrategy()
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        num_nodes=2,
-        strategy=strategy,
-        max_epochs=options.passes,
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = trainer_on_two_hosts(strategy, options.passes)
     pl.seed_everything(0, verbose=False)
     trainer.fit(Telling(), data_of(folder, options))
 

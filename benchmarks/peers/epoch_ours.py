@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
@@ -67,6 +68,22 @@ class Net(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), 0.003)
 
 
+def trainer_on_two_hosts(strategy: Strategy, passes: int) -> pl.Trainer:
+    """A trainer of one rank on each host that does nothing beside the training."""
+    return pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        num_nodes=2,
+        strategy=strategy,
+        max_epochs=passes,
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("graph", type=Path)
@@ -78,18 +95,7 @@ def main() -> None:
     strategy, boundary = WAYS[options.way]
     sampling: dict[str, Any] = {"sampler": NeighborSampler([15, 10]), "batch_size": 1024, "boundary": boundary}
     data = PartitionedDataModule(graph, partitioner=MetisPartitioner(), **sampling)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        num_nodes=2,
-        strategy=strategy(),
-        max_epochs=options.passes,
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = trainer_on_two_hosts(strategy(), options.passes)
     pl.seed_everything(0, verbose=False)
     trainer.fit(Net(graph.node_arrays["x"].shape[1], max(int(graph.node_arrays["y"].max()) + 1, 32)), data)
 

@@ -336,7 +336,7 @@ def own_interface() -> dict[str, str]:
 def octets(tensor: Tensor) -> Tensor:
     """The bytes of a tensor, one after the other, uint8."""
     if not tensor.numel():  # numpy's empty arrays have a stride of 0, which no view survives
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import all_to_all_bytes
+from lightning_gnn_dist.wire.collectives import octets
 
 
 @torch.no_grad()
@@ -63,14 +64,9 @@ def exchange_pieces(
         else sum(length * width for length, width in zip(lengths[source][rank], widths, strict=True))
         for source in ranks
     ]
-    packed = [_packed([] if to == rank else to_ranks[to], own[0].device) for to in ranks]
+    packed = [torch.cat([octets(piece[:0] if to == rank else piece) for piece in to_ranks[to]]) for to in ranks]
     received = all_to_all_bytes(packed, to_receive)
     return [own if source == rank else _unpacked(received[source], lengths[source][rank], own) for source in ranks]
-
-
-def _packed(pieces: Sequence[Tensor], device: torch.device) -> Tensor:
-    bytes_of = [piece.contiguous().view(-1).view(torch.uint8) for piece in pieces if piece.numel()]
-    return torch.cat(bytes_of) if bytes_of else torch.empty(0, dtype=torch.uint8, device=device)
 
 
 def _unpacked(packed: Tensor, lengths: Sequence[int], like: Sequence[Tensor]) -> list[Tensor]:

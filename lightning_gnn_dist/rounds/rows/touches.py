@@ -44,6 +44,8 @@ class Touches:
     Attributes:
         ids: Those of all ranks: each once, increasing.
         homes: For each of them, the rank that puts it together. It has touched it.
+        homes_of: The same for what each rank has touched.
+        num_sent: How many rows each rank sends to each of these.
     """
 
     def __init__(self, of_ranks: Sequence[Tensor]) -> None:
@@ -54,6 +56,8 @@ class Touches:
         starts = counts.cumsum(0) - counts
         by_id = ranks[joined.argsort(stable=True)]
         self.homes = by_id[starts + self.ids % counts]
+        self.homes_of = [self.homes[torch.searchsorted(self.ids, ids)] for ids in self.of_ranks]
+        self.num_sent = [homes.bincount(minlength=len(self.of_ranks)).tolist() for homes in self.homes_of]
 
     def of_home(self, home: int) -> Tensor:
         """Return the ids of the rows that a rank puts together."""
@@ -67,8 +71,7 @@ class Touches:
 
     def sent(self, source: int, home: int) -> Tensor:
         """Return, for each row that ``source`` has touched, whether ``home`` puts it together."""
-        found: Tensor = self.homes[torch.searchsorted(self.ids, self.of_ranks[source])] == home
-        return found
+        return self.homes_of[source] == home
 
 
 def short(ids: Tensor, table: Tensor) -> Tensor:
@@ -119,7 +122,7 @@ def _to_homes(touches: Sequence[Touches], own: Sequence[Sequence[Tensor]]) -> li
     rank, ranks = collectives.rank(), range(collectives.world_size())
     pairs = list(zip(touches, own, strict=True))
     lengths = [
-        [[int(each.sent(source, home).sum()) for each, tensors in pairs for _ in tensors] for home in ranks]
+        [[each.num_sent[source][home] for each, tensors in pairs for _ in tensors] for home in ranks]
         for source in ranks
     ]
     sent = [[tensor[each.sent(rank, home)] for each, tensors in pairs for tensor in tensors] for home in ranks]
