@@ -15,7 +15,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lightning_gnn_dist.wire.collectives import own_interface
-from lightning_gnn_dist.wire.membership import ALIVE, LEFT, LIGHTHOUSE, RANK, RANKS, WAITS, check_available, quorum_of
+from lightning_gnn_dist.wire.membership import (
+    ALIVE,
+    LEFT,
+    LIGHTHOUSE,
+    RANK,
+    RANKS,
+    WAITS,
+    check_available,
+    quieten,
+    quorum_of,
+)
 from lightning_gnn_dist.wire.processes import asking_for_large_pages, end_of, tied
 
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -62,6 +72,7 @@ class Launcher:
 
     @contextmanager
     def _lighthouse(self) -> Iterator[str]:
+        quieten()
         from torchft.coordination import LighthouseServer
 
         server = LighthouseServer(
@@ -79,7 +90,7 @@ class Launcher:
     def _start(self, rank: int, address: str) -> None:
         told = {LIGHTHOUSE: address, RANK: str(rank), RANKS: str(self.ranks)}
         told |= {WAITS: str(self._mark(rank)), ALIVE: str(self._sign(rank))}
-        environment = {"RUST_LOG": "error"} | own_interface() | asking_for_large_pages(os.environ) | told
+        environment = own_interface() | asking_for_large_pages(os.environ) | told
         # A session of its own: Ctrl-C reaches the launcher alone, and the rank's own children end with it.
         self._running[rank] = subprocess.Popen(tied(self.command), env=environment, start_new_session=True)
 

@@ -89,6 +89,15 @@ def check_available() -> None:
         raise ValueError("elastic=True needs torchft, which is not installed: pip install lightning-gnn-dist[elastic].")
 
 
+def quieten() -> None:
+    """Let torchft log errors alone, unless the user says otherwise. Call it before torchft is imported.
+
+    For the time of a line its threads read the environment without a lock: the process crashes if it sets a variable
+    meanwhile.
+    """
+    os.environ.setdefault("RUST_LOG", "error")
+
+
 def quorum_of(num_ranks: int) -> int:
     """How many ranks must be alive: a majority, so that two halves never train apart."""
     return num_ranks // 2 + 1
@@ -234,6 +243,7 @@ def _lighthouse() -> str:
 def _manager(
     elastic: Elastic, state: Callable[[], State], load_state: Callable[[State], None], port: int, stays_on_host: bool
 ) -> tuple[Any, Any]:
+    quieten()
     from torchft import Manager, ProcessGroupGloo
     from torchft.checkpointing.http_transport import HTTPTransport
 

@@ -18,6 +18,5 @@ def lighthouse(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     waits = {"join_timeout_ms": 60_000, "quorum_tick_ms": 50, "heartbeat_timeout_ms": heartbeat}
     server = LighthouseServer(bind="[::]:0", min_replicas=2, **waits)
     monkeypatch.setenv(LIGHTHOUSE, server.address())
-    monkeypatch.setenv("RUST_LOG", "error")
     yield
     server.shutdown()
