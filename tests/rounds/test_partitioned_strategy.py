@@ -16,6 +16,7 @@ import pytest
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
+from packaging.version import Version
 
 from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
@@ -175,7 +176,10 @@ def leave(rank: int, world_size: int, strategy: Any) -> tuple[bool, list[str]]:
 @pytest.mark.parametrize("strategy", [LocalSGDStrategy, GrappaStrategy, DDPStrategy])
 def test_no_thread_of_gloo_outlives_the_interpreter(strategy: Any) -> None:
     """One that does may abort the process after its work: it holds tensors that belong to the interpreter."""
-    assert run_ranks(leave, 2, strategy) == [(True, [])] * 2
+    had_threads, left = zip(*run_ranks(leave, 2, strategy), strict=True)
+    if not all(had_threads) and Version(torch.__version__) < Version("2.13"):
+        pytest.skip("gloo's threads have no names in this torch")
+    assert all(had_threads) and left == ([], [])
 
 
 def test_a_start_takes_some_time() -> None:

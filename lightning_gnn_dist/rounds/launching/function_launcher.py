@@ -47,7 +47,8 @@ class FunctionLauncher(_Launcher):
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
         if self._start == "fork":
-            _check_bad_cuda_fork()
+            if self._strategy.root_device.type == "cuda":  # on CPUs a process that was forked may fork again
+                _check_bad_cuda_fork()
             rank_zero_info("start_method='fork': torch computes with one thread in each rank; others have no limit.")
         work = RankWork(function, args, kwargs, trainer, self._start)
         self._ranks = ranks = RankProcesses(work, self._strategy.num_processes, self._start, self._environment())
