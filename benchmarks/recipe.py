@@ -42,6 +42,7 @@ from lightning_gnn_dist import (
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
+    StreamingPartitioner,
     SuperNodePartitioner,
 )
 
@@ -59,6 +60,8 @@ CUTS: dict[str, Callable[[int], Any]] = {
     "metis": lambda ranks: MetisPartitioner(),
     "supernodes": lambda ranks: SuperNodePartitioner(50 * ranks),
     "random": lambda ranks: RandomPartitioner(),
+    "streaming": lambda ranks: StreamingPartitioner(),
+    "streaming-supernodes": lambda ranks: SuperNodePartitioner(50 * ranks, StreamingPartitioner()),
 }
 
 

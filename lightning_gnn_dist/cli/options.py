@@ -20,7 +20,7 @@ OF_LIGHTNING = {  # the commands that are listed here and parsed by Lightning
     "predict": "write what a model says of every node",
 }
 HOW = "how (default: metis or, where that is not installed, streaming)"
-PARTITIONERS = ("metis", "supernodes", "random", "streaming")
+PARTITIONERS = ("metis", "supernodes", "random", "streaming", "streaming-supernodes")
 SOURCES = """\
 SOURCE is a PyG Data or HeteroData saved by torch.save (.pt); arrays in an .npz or a directory of .npy: edge_index of
 shape (2, edges), x, y, masks or lists of nodes (train_idx, ...), edge_attr, ...; or a table of edges (.csv, .tsv,

@@ -20,4 +20,6 @@ def partitioner_of(name: str | None, options: argparse.Namespace) -> Partitioner
         return MetisPartitioner(balance=options.balance)
     if name == "supernodes":
         return SuperNodePartitioner(options.supernodes)
+    if name == "streaming-supernodes":
+        return SuperNodePartitioner(options.supernodes, StreamingPartitioner())
     return RandomPartitioner() if name == "random" else StreamingPartitioner()

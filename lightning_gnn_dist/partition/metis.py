@@ -55,7 +55,7 @@ class MetisPartitioner:
     imbalance: float = 0.03
 
     def __post_init__(self) -> None:
-        check_available("MetisPartitioner()")
+        check_available("MetisPartitioner()", "StreamingPartitioner()")
         check_choice("balance", self.balance, Balance)
         if not is_number(self.imbalance) or not 0 <= self.imbalance <= MAX_SHARE:
             raise ValueError(
@@ -111,12 +111,11 @@ def is_available() -> bool:
     return pymetis is not None
 
 
-def check_available(needed_by: str) -> None:
-    """Refuse what needs METIS where it is not installed."""
+def check_available(needed_by: str, instead: str) -> None:
+    """Refuse what needs METIS where it is not installed, and name what does not."""
     if not is_available():
         raise ValueError(
-            f"{needed_by} needs METIS, which is not installed: {WAY_TO_METIS}; or take StreamingPartitioner(), which "
-            "needs neither."
+            f"{needed_by} needs METIS, which is not installed: {WAY_TO_METIS}; or take {instead}, which needs neither."
         )
 
 

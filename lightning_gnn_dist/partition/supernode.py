@@ -25,7 +25,8 @@ class SuperNodePartitioner:
     Args:
         num_supernodes: How many clusters to deal. At least ``num_parts``, at most the graph's nodes. Default: 50 for
             each part, or as many as there are nodes.
-        clusters: What finds the clusters. Default: ``MetisPartitioner()``.
+        clusters: What finds the clusters. Default: ``MetisPartitioner()``. For a graph too large for METIS take
+            ``StreamingPartitioner()``.
     """
 
     num_supernodes: int | None = None
@@ -34,7 +35,7 @@ class SuperNodePartitioner:
     def __post_init__(self) -> None:
         check_at_least_if_given(1, num_supernodes=self.num_supernodes)
         if self.clusters is None:
-            check_available("SuperNodePartitioner()")
+            check_available("SuperNodePartitioner()", "SuperNodePartitioner(clusters=StreamingPartitioner())")
         else:
             check_callable("clusters", self.clusters, "an object such as MetisPartitioner()", "graph", 2, 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -87,9 +88,16 @@ def test_without_metis_another_cuts_and_one_line_of_a_host_says_so(
 
 
 @pytest.mark.usefixtures("without_metis")
-@pytest.mark.parametrize("make", [MetisPartitioner, lambda: SuperNodePartitioner(8)], ids=["metis", "super-nodes"])
-def test_who_asks_for_metis_is_told_the_way_out(make: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=r"needs METIS, .*gnn-dist\[metis\].* or take StreamingPartitioner\(\)"):
+@pytest.mark.parametrize(
+    ("make", "instead"),
+    [
+        (MetisPartitioner, "StreamingPartitioner()"),
+        (lambda: SuperNodePartitioner(8), "SuperNodePartitioner(clusters=StreamingPartitioner())"),
+    ],
+    ids=["metis", "super-nodes"],
+)
+def test_who_asks_for_metis_is_told_the_way_out(make: Callable[[], object], instead: str) -> None:
+    with pytest.raises(ValueError, match=rf"needs METIS, .*gnn-dist\[metis\].* or take {re.escape(instead)}, which"):
         make()
 
 
@@ -104,6 +112,8 @@ def test_commands_cut_by_the_default_too(monkeypatch: pytest.MonkeyPatch) -> Non
     assert on_the_command_line() == StreamingPartitioner()
     with pytest.raises(ValueError, match="needs METIS"):
         on_the_command_line("--partitioner=metis")
+    streamed = SuperNodePartitioner(20, StreamingPartitioner())
+    assert on_the_command_line("--partitioner=streaming-supernodes", "--supernodes=20") == streamed
 
 
 def test_the_module_is_imported_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
