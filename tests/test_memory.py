@@ -9,8 +9,10 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from lightning_gnn_dist.boundary.boundary import Isolated
+from lightning_gnn_dist.boundary.boundary import Halo, Isolated
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.part_reader import PartReader
+from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.advice import bytes_per_part, peak_bytes
 from lightning_gnn_dist.partition.random import RandomPartitioner
@@ -118,3 +120,24 @@ def test_a_rank_takes_no_more_than_is_predicted(tmp_path: Path) -> None:
     for peak in run_ranks(measure_peak, 2, str(tmp_path / "graph"), timeout=600):
         assert least < peak < most
         assert peak > 0.5 * most  # and not much less
+
+
+def read_with_halo(rank: int, world_size: int, path: str) -> tuple[int, int]:
+    graph, boundary = Graph.open(path), Halo(2)
+    data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), boundary=boundary)
+    partition = data.partition(4)
+    reader = PartReader(graph, partition, Holding(), 0, 4, 0, boundary, None)
+    with Peak("RssAnon") as peak:
+        part = reader.read(0).graph
+    return part.num_edges, peak.added_bytes
+
+
+def test_a_halo_is_read_in_pieces(tmp_path: Path) -> None:
+    """Two copies of the edges at most, what pieces take, and no number of 8 bytes for each edge."""
+    num_nodes, degree = 400_000, 50
+    indptr = torch.arange(num_nodes + 1) * degree
+    indices = torch.randint(num_nodes, (num_nodes * degree,), dtype=torch.int32)
+    Graph(indptr, indices, {"x": torch.zeros(num_nodes, 1)}).save(tmp_path / "graph")
+    ((num_edges, peak),) = run_ranks(read_with_halo, 1, str(tmp_path / "graph"))
+    assert num_edges > 0.99 * indices.numel()
+    assert peak < 12 * num_edges + (200 << 20)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias
 
@@ -28,7 +28,7 @@ from lightning_gnn_dist.wire.codec import Bits, Codec
 from lightning_gnn_dist.wire.shipments import Thrift
 
 Every = Literal["round"]
-EdgesInto: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+EdgesInto: TypeAlias = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]
 
 
 class Boundary(ABC):
@@ -46,7 +46,8 @@ class Boundary(ABC):
         Args:
             graph: The whole graph.
             residents: The nodes of the part.
-            edges_into: Returns the edges into some nodes: for each, the number of the node among these, and its sender.
+            edges_into: Yields the edges into some nodes, piece by piece: for each edge, the number of the node among
+                these, and the sender.
             seed: Decides everything random.
         """
 
@@ -110,21 +111,18 @@ class Halo(Boundary):
         room = None if self.bytes is None else self.bytes // bytes_per_node(graph)
         held = [residents]
         while len(held) <= self.hops and held[-1].numel():
-            row, senders = edges_into(held[-1])
-            outside = ~Lookup(torch.cat(held)).contains(senders)
-            held.append(self._hop(row[outside], senders[outside], room, seed))
-            room = None if room is None else room - held[-1].numel()
+            known = Lookup(torch.cat(held))
+            pieces = [_left_out(known, *piece) for piece in edges_into(held[-1])]
+            if self.neighbors is None:
+                nodes, edges = _counted([senders.unique(return_counts=True) for _, senders in pieces])
+            else:
+                rows, senders = (torch.cat([held[0][:0], *column]) for column in zip(*pieces, strict=True))
+                nodes, edges = _some_of_each_row(rows, senders, self.neighbors, seed).unique(return_counts=True)
+            if room is not None:
+                nodes = nodes[edges.argsort(descending=True, stable=True)[:room]].sort().values
+                room -= nodes.numel()
+            held.append(nodes)
         return held[1:]
-
-    def _hop(self, row: Tensor, senders: Tensor, room: int | None, seed: int) -> Tensor:
-        """Return the nodes that come along, of the senders of edges into nodes of the hop before."""
-        if self.neighbors is not None:
-            senders = _some_of_each_row(row, senders, self.neighbors, seed)
-        nodes: Tensor
-        nodes, edges = senders.unique(return_counts=True)
-        if room is not None:
-            nodes = nodes[edges.argsort(descending=True, stable=True)[:room]].sort().values
-        return nodes
 
 
 @dataclass(frozen=True, repr=False)
@@ -217,6 +215,18 @@ class History(Boundary):
 def check_boundary(boundary: object) -> None:
     """Refuse a value that is no ``Boundary``."""
     check_instance("boundary", boundary, Boundary, "an object such as Isolated(), Halo() or Exchange()")
+
+
+def _left_out(known: Lookup, rows: Tensor, senders: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the edges from unknown senders."""
+    outside = ~known.contains(senders)
+    return rows[outside], senders[outside]
+
+
+def _counted(pieces: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return the distinct nodes of several pieces, increasing, and the sums of their counts."""
+    nodes, at = torch.cat([ids for ids, _ in pieces]).unique(return_inverse=True)
+    return nodes, torch.zeros_like(nodes).index_add_(0, at, torch.cat([counts for _, counts in pieces]))
 
 
 def _some_of_each_row(row: Tensor, senders: Tensor, limit: int, seed: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +15,17 @@ from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.data.typed.part import learned_from, read_typed
 from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph, checked_graph
-from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row, count_edges, degrees_of, edge_positions, take_rows
+from lightning_gnn_dist.graph.graph import Graph, checked_graph
+from lightning_gnn_dist.graph.rows import (
+    Lookup,
+    bytes_per_row,
+    count_edges,
+    degrees_of,
+    induced_rows,
+    senders_by_row,
+    take_edges,
+    take_rows,
+)
 from lightning_gnn_dist.partition.base import Partition
 
 
@@ -154,10 +163,10 @@ class RowReading(ABC):
         self._known.append((nodes, self.read(nodes)))
         return self._known[-1][1]
 
-    def edges_into(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return, for each edge into some nodes, the number of the node among them, and the sender."""
+    def edges_into(self, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield, for each edge into some nodes, the number of the node among them, and the sender, piece by piece."""
         rows = self.rows_of(nodes)
-        return torch.arange(nodes.numel()).repeat_interleave(rows.indptr.diff()), rows.senders.to(torch.int64)
+        return senders_by_row(rows.indptr, rows.senders)
 
 
 class _GraphRows(RowReading):
@@ -220,12 +229,12 @@ def _read_rows(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[Part
         kept = previous.rows
         had = previous.graph.node_arrays["n_id"][: kept.indptr.numel() - 1]
     at, known = Lookup(had)(nodes)
-    merge = _Merge(
-        (edge_positions(indptr, (~known).nonzero().view(-1)), edge_positions(graph.indptr, nodes[~known])),
-        (edge_positions(indptr, known.nonzero().view(-1)), edge_positions(kept.indptr, at)),
-    )
-    edges = {name: merge(array, kept.edge_arrays.get(name)) for name, array in graph.edge_arrays.items()}
-    return PartRows(indptr, merge(graph.indices, kept.senders), edges), merge.fresh[0].numel()
+    arrays = {"": graph.indices, **graph.edge_arrays}
+    out = {name: array.new_empty((int(indptr[-1]), *array.shape[1:])) for name, array in arrays.items()}
+    new, old = (~known).nonzero().view(-1), known.nonzero().view(-1)
+    take_edges(graph.indptr, arrays, nodes[new], indptr, out, new)
+    take_edges(kept.indptr, {"": kept.senders, **kept.edge_arrays}, at, indptr, out, old)
+    return PartRows(indptr, out.pop(""), out), int(degrees[new].sum())
 
 
 def _read_arrays(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[dict[str, Tensor], int]:
@@ -247,16 +256,12 @@ def _train_mask(graph: Graph, nodes: Tensor) -> Tensor:
 
 def induced(rows: PartRows, nodes: Tensor, arrays: dict[str, Tensor]) -> Graph:
     """Return the graph among ``nodes``, with local ids. Nodes without a row are leaves, which receive nothing."""
-    lookup, local, found = Lookup(nodes), [], []
-    for senders in rows.senders.split(EDGES_AT_ONCE):
-        at, is_here = lookup(senders.to(torch.int64))
-        local.append(at.to(index_dtype(nodes.numel())))
-        found.append(is_here)
-    inside = torch.cat(found)
-    upto = torch.cat([rows.indptr[:1], inside.cumsum(0)])[rows.indptr]  # edges kept before each row
-    leaves = nodes.numel() + 1 - upto.numel()
-    edges = {name: array[inside] for name, array in rows.edge_arrays.items()}
-    return checked_graph(torch.cat([upto, upto[-1:].expand(leaves)]), torch.cat(local), arrays, edges)
+    receivers = torch.arange(rows.indptr.numel() - 1)
+    indptr, senders, edges = induced_rows(
+        rows.indptr, rows.senders, rows.edge_arrays, receivers, Lookup(nodes), index_dtype(nodes.numel())
+    )
+    leaves = nodes.numel() - receivers.numel()
+    return checked_graph(torch.cat([indptr, indptr[-1:].expand(leaves)]), senders, arrays, edges)
 
 
 def _bytes_per_edge(graph: Graph) -> int:

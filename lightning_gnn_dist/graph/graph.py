@@ -259,7 +259,7 @@ class Graph:
         if self.types is not None:
             return typed_graph(*induced(self.indptr, self.indices, self.types, nodes))
         dtype = convert.index_dtype(nodes.numel())
-        indptr, indices, edges = induced_rows(self.indptr, self.indices, self.edge_arrays, nodes, dtype)
+        indptr, indices, edges = induced_rows(self.indptr, self.indices, self.edge_arrays, nodes, Lookup(nodes), dtype)
         arrays = {name: take_rows(array, nodes) for name, array in self.node_arrays.items()}
         arrays.setdefault("n_id", nodes)
         return checked_graph(indptr, indices, arrays, edges)

@@ -81,7 +81,8 @@ def take_rows(array: Tensor, rows: Tensor) -> Tensor:
         return array.index_select(0, rows)
     order = rows.argsort()
     out = array.new_empty((rows.numel(), *array.shape[1:]))
-    out[order] = array.index_select(0, rows[order])
+    for some in order.split(NODES_PER_PIECE):
+        out[some] = array.index_select(0, rows[some])
     return out
 
 
@@ -153,17 +154,54 @@ def check_csr(indptr: Tensor, indices: Tensor, num_senders: int, at_once: int) -
             raise ValueError(f"indices must lie in [0, {num_senders}), got {low} to {high}.")
 
 
+def take_edges(
+    indptr: Tensor,
+    arrays: Mapping[str, Tensor],
+    rows: Tensor,
+    out_indptr: Tensor,
+    outs: Mapping[str, Tensor],
+    out_rows: Tensor,
+) -> None:
+    """Copy the edges of some rows, of each array, piece by piece into as many rows of another, in increasing order."""
+    done = 0
+    for some, at in row_pieces(indptr, rows):
+        to = _places(out_indptr, out_rows[done : done + some.numel()])
+        for name, array in arrays.items():
+            outs[name][to] = take_rows(array, at)
+        done += some.numel()
+
+
+def _places(indptr: Tensor, rows: Tensor) -> slice | Tensor:
+    """The positions of the edges of ``rows``, in increasing order; a slice where the rows follow each other."""
+    if int(rows[-1] - rows[0]) == rows.numel() - 1:
+        return slice(int(indptr[rows[0]]), int(indptr[rows[-1] + 1]))
+    return edge_positions(indptr, rows)
+
+
+def senders_by_row(indptr: Tensor, senders: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield all edges in pieces: for each the number of its row, and its sender, int64."""
+    for some in row_slices(indptr):
+        starts = indptr[some.start : some.stop + 1]
+        rows = torch.arange(some.start, some.stop).repeat_interleave(starts.diff())
+        yield rows, senders[int(starts[0]) : int(starts[-1])].to(torch.int64)
+
+
 def induced_rows(
-    indptr: Tensor, indices: Tensor, edge_arrays: Mapping[str, Tensor], nodes: Tensor, dtype: torch.dtype
+    indptr: Tensor,
+    indices: Tensor,
+    edge_arrays: Mapping[str, Tensor],
+    receivers: Tensor,
+    lookup: Lookup,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The rows of ``nodes`` with the senders among them alone, by their places in it, and the arrays of these edges."""
-    lookup, done, filled = Lookup(nodes), 0, 0
-    starts = nodes.new_zeros(nodes.numel() + 1)
+    """The rows of some receivers with the senders alone that ``lookup`` finds, by their places, and their arrays."""
+    done, filled = 0, 0
+    starts = receivers.new_zeros(receivers.numel() + 1)
     # Room for all edges into these nodes: memory that is never written to takes no RAM.
-    most = count_edges(indptr, nodes)
+    most = count_edges(indptr, receivers)
     senders = torch.empty(most, dtype=dtype)
     edges = {name: array.new_empty((most, *array.shape[1:])) for name, array in edge_arrays.items()}
-    for rows, at in row_pieces(indptr, nodes):
+    for rows, at in row_pieces(indptr, receivers):
         local, found = lookup(indices[at].to(torch.int64))
         piece = slice(filled, filled + local.numel())
         senders[piece] = local

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
-from lightning_gnn_dist.graph.rows import Lookup, degrees_of, edge_positions
+from lightning_gnn_dist.graph.rows import Lookup, degrees_of, row_pieces
 from lightning_gnn_dist.graph.typed.induced import induced
 
 
@@ -54,9 +55,12 @@ def read_typed(
     return part
 
 
-def _edges_into(graph: Graph, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    rows = torch.arange(nodes.numel()).repeat_interleave(degrees_of(graph.indptr, nodes))
-    return rows, graph.indices[edge_positions(graph.indptr, nodes)].to(torch.int64)
+def _edges_into(graph: Graph, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    done = 0
+    for some, at in row_pieces(graph.indptr, nodes):
+        rows = torch.arange(done, done + some.numel()).repeat_interleave(degrees_of(graph.indptr, some))
+        yield rows, graph.indices[at].to(torch.int64)
+        done += some.numel()
 
 
 def weights_of_part(coverage: Coverage, part: Graph, degrees: Tensor, is_own: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ own rows -> nodes of the first hop -> their rows, asked for -> ... -> edges amon
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.typed.part import weights_of_part
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
-from lightning_gnn_dist.graph.rows import Lookup, edge_positions
+from lightning_gnn_dist.graph.rows import Lookup, edge_positions, senders_by_row
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, offsets_of
 from lightning_gnn_dist.sharded.typed.graph import TypedDrawn, TypedShardedGraph
 
@@ -59,10 +61,10 @@ class _Reading:
         self._known.append((nodes, self._graph.whole_rows(nodes)))
         return self._known[-1][1]
 
-    def edges_into(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return, for each edge into some nodes, the number of the node among them, and the sender."""
+    def edges_into(self, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield, for each edge into some nodes, the number of the node among them, and the sender, piece by piece."""
         rows = self.rows_of(nodes)
-        return torch.arange(nodes.numel()).repeat_interleave(rows.counts), rows.senders.to(torch.int64)
+        return senders_by_row(torch.cat([rows.counts.new_zeros(1), rows.counts.cumsum(0)]), rows.senders)
 
 
 def _built(graph: TypedShardedGraph, nodes: Tensor, receiving: Tensor, pieces: list[TypedDrawn]) -> Graph:
