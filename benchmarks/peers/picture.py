@@ -8,6 +8,7 @@ A chart for each part that was measured, by the package's own charts. Less is be
 from __future__ import annotations
 
 import sys
+from functools import reduce
 from pathlib import Path
 
 from lightning_gnn_dist.pictures.charts import Bars
@@ -60,7 +61,8 @@ def charts_of(tables: dict[str, list[Row]]) -> list[Bars]:
 
 def names_of(rows: list[Row]) -> list[str]:
     """The ways as they are called in a chart, which has little room."""
-    return [row[""].replace("DGL 2.1.0, ids of", "DGL,").replace("with edge_index", "edge_index") for row in rows]
+    short = {"DGL 2.1.0, ids of": "DGL,", "with edge_index": "edge_index", "dgl": "DGL"}
+    return [reduce(lambda name, word: name.replace(word, short[word]), short, row[""]) for row in rows]
 
 
 def picture(printed: str) -> str:

@@ -48,13 +48,21 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar for each row, made of named pieces. ``lengths`` has a list for each row, with a number for each piece."""
+    """A bar for each row, made of named pieces. ``lengths`` has a list for each row, with a number for each piece.
+
+    A piece that is named as the unit is the only one, and needs no legend.
+    """
 
     title: str
     unit: str
     pieces: list[str]
     rows: list[str]
     lengths: list[list[float]]
+
+    @property
+    def legend(self) -> list[str]:
+        """The pieces to explain."""
+        return [] if self.pieces == [self.unit] else self.pieces
 
 
 Chart = Lines | HeatMap | Bars

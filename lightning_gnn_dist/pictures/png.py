@@ -77,4 +77,5 @@ def _bars(axes: Any, chart: Bars) -> None:
         start = [begin + length for begin, length in zip(start, lengths, strict=True)]
     axes.invert_yaxis()
     axes.set_xlabel(chart.unit)
-    axes.legend(fontsize="x-small", ncols=3)
+    if chart.legend:
+        axes.legend(fontsize="x-small", ncols=3)

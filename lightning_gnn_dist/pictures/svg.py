@@ -158,8 +158,8 @@ def _bars(chart: Bars) -> str:
     for tick in across:
         parts.append(_text(left + tick / longest * inner, bottom + 15, _number(tick), "middle"))
     total = bottom + _BOTTOM
-    parts += [*_names_of_axes(chart.unit, "", total), *_legend(chart.pieces, total, columns=3)]
-    return _svg(chart.title, parts, total + _LINE * ceil(len(chart.pieces) / 3))
+    parts += [*_names_of_axes(chart.unit, "", total), *_legend(chart.legend, total, columns=3)]
+    return _svg(chart.title, parts, total + _LINE * ceil(len(chart.legend) / 3))
 
 
 def _legend(names: Sequence[str], top: float, columns: int = 1) -> Iterator[str]:

@@ -32,6 +32,7 @@ CHARTS = [
     *of_run(record(40, 500, num_classes=17)),
     Lines("one point", "x", "y", [Line("a", [(3.0, 3.0)])]),
     HeatMap("nothing", "x", "y", ["0"], ["0"], [[None]], as_share=False),
+    Bars("one piece", "seconds", ["seconds"], ["rank 0"], [[2.0]]),
     Bars("no length", "seconds", ["a"], ["rank 0"], [[0.0]]),
 ]
 
@@ -70,6 +71,11 @@ def test_a_bar_is_as_long_as_its_share() -> None:
     chart = Bars("labels", "share", ["a", "b"], ["part 0"], [[0.25, 0.75]])
     lengths = [float(box.attrib["width"]) for box in ElementTree.fromstring(drawn(chart)).iter("rect")][:2]
     assert lengths[1] == pytest.approx(3 * lengths[0], rel=1e-2)
+
+
+def test_one_piece_that_is_named_as_the_unit_has_no_legend() -> None:
+    bare, named = (Bars("time", "seconds", [piece], ["rank 0"], [[2.0]]) for piece in ("seconds", "training"))
+    assert drawn(bare).count("seconds<") == 1 and drawn(named).count("training<") == 1
 
 
 def luminance(colour: str) -> float:
