@@ -303,12 +303,23 @@ def log_numbers(module: LightningModule, numbers: Mapping[str, float]) -> None:
         module.log_dict(numbers, **flags)
         return
     assert hook is not None
-    if connector.should_reset_tensors(hook):
-        results.reset(metrics=False, fx=hook)  # begins the means of a new epoch
-    for metric, number in zip(known, numbers.values(), strict=True):
-        metric.forward(metric.value.new_tensor(number), 1)
-        metric.has_reset = False
+    begins = connector.should_reset_tensors(hook)  # the means of a new epoch
+    if begins:
+        _reset_others(results, hook, known)
+    one, values = known[0].cumulated_batch_size.new_tensor(1), known[0].value.new_tensor([*numbers.values()]).unbind()
+    for metric, value in zip(known, values, strict=True):
+        metric.value = value if begins else metric.value + value
+        metric.cumulated_batch_size = one if begins else metric.cumulated_batch_size + one
+        metric._update_count, metric._computed, metric.has_reset = 1, None, False
     connector._current_fx = hook
+
+
+def _reset_others(results: Any, hook: str, known: Sequence[Any]) -> None:
+    """Forget what a hook has logged in the epoch before, but for metrics that are about to be given a number."""
+    kept = {id(metric) for metric in known}
+    for metric in results.values():
+        if metric.is_tensor and metric.meta.fx == hook and id(metric) not in kept:
+            metric.reset()
 
 
 def loop_state(trainer: Trainer) -> dict[str, Any]:

@@ -228,6 +228,6 @@ def log_figures(module: LightningModule, figures: Mapping[str, float] = MappingP
     """Log the bytes that this rank sent, the seconds it waited, and ``figures``. Not collective."""
     traffic = collectives.traffic
     own = {"comm/bytes_sent": traffic.bytes_sent, "comm/seconds": traffic.seconds, **traffic.boundary_figures}
-    data = datamodule_of(module.trainer)
-    of_data = data.figures if isinstance(data, HasFigures) else {}
+    data: HasFigures | None = datamodule_of(module.trainer)
+    of_data: Mapping[str, float] = getattr(data, "figures", {})  # isinstance() would compute them once more
     log_numbers(module, {**figures, **own, **of_data})

@@ -80,7 +80,7 @@ def average_gradient_(
         refuse_gradients(is_finite, gradient[0].device, what)
 
 
-def refuse_gradients(is_finite: bool | Tensor, device: torch.device, what: str) -> None:
+def refuse_gradients(is_finite: bool, device: torch.device, what: str) -> None:
     """Raise, and name the ranks whose value is not finite. Collective."""
     rows = collectives.gather_numbers([int(is_finite)], device)
     bad = [rank for rank, (holds,) in enumerate(rows) if not holds]
