@@ -8,7 +8,7 @@ for ranks that are busy elsewhere. Strategies replace both by a vote where ranks
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import lru_cache, wraps
 from traceback import walk_tb
 from typing import Any, Protocol
 
@@ -262,7 +262,14 @@ def set_epoch(trainer: Trainer, epochs: int, *, running: bool) -> None:
 
 def takes_batch_idx(module: LightningModule) -> bool:
     """Return whether Lightning's loop calls ``training_step`` with ``batch_idx``, too."""
-    return is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+    if "training_step" in vars(module):  # of this module alone
+        return is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+    return _takes_batch_idx(type(module).training_step)
+
+
+@lru_cache(maxsize=8)
+def _takes_batch_idx(step: Callable[..., Any]) -> bool:
+    return is_param_in_hook_signature(step, "batch_idx", min_args=2)
 
 
 def callback_states(trainer: Trainer) -> dict[str, Any]:
