@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import EdgeStorage, NodeStorage
 
-from lightning_gnn_dist.batches.batch import LABELS, PoolOf, Promising, blocks_of, gather_arrays
+from lightning_gnn_dist.batches.batch import LABELS, PoolOf, Promising, blocks_of, gathered
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.engine.temporal.hops import SEED_TIME
@@ -167,7 +167,8 @@ def assemble_typed(
             arrays = {name: array for name, array in arrays.items() if name != LABELS}
         num_labels = None if all_labels else per_hop[0]
         taken = None if source.places is None else ids
-        gather_arrays(store, arrays, taken, _of_type(pool_of, kind), widen=widen, num_labels=num_labels)
+        of_type = _of_type(pool_of, kind)
+        store._mapping |= gathered(arrays, taken, of_type, widen=widen, num_labels=num_labels)
         store["n_id"] = store.get("n_id", ids)
         store["num_nodes"], store["num_sampled_nodes"] = ids.numel(), per_hop
         if is_asked:
@@ -196,7 +197,7 @@ def _add_edges(batch: SampledHeteroData, source: TypedArrays, pool_of: PoolOf, *
         store = batch._edge_store_dict[kind] = EdgeStore(_parent=batch, _key=kind)
         if arrays := source.edge_arrays[kind]:
             taken = None if source.places is None else source.places[kind]
-            gather_arrays(store, arrays, taken, _of_type(pool_of, kind), widen=widen)
+            store._mapping |= gathered(arrays, taken, _of_type(pool_of, kind), widen=widen)
         store["num_sampled_edges"] = rows.num_sampled
         csr, x = (rows.indptr, rows.indices), batch._node_store_dict[kind[0]].get("x")
         ends = upto[kind[2]], upto[kind[0]]

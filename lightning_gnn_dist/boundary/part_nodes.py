@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, assemble, rows_by_name, with_x
+from lightning_gnn_dist.batches.batch import SampledData, assemble, gathered, with_x
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.evaluation.layer_pass import Bring
@@ -55,7 +55,7 @@ class PartNodes:
         return indptr[at + 1] - indptr[at]
 
     def prepare(self, nodes: Tensor, seeds: Tensor) -> int:
-        row = rows_by_name(self._features, torch.arange(min(1, len(self._ids))), widen=self._widen)
+        row = gathered(self._features, torch.arange(min(1, len(self._ids))), widen=self._widen)
         return bytes_per_row(row) + bytes_per_row(self._part.node_arrays)
 
     def one_hop(self, nodes: Tensor, rows: RowTable | None, bring: Bring) -> SampledData:
@@ -69,7 +69,7 @@ class PartNodes:
         return batch
 
     def _inputs(self, at: Tensor) -> Tensor:
-        rows: Tensor = rows_by_name(self._features, at, widen=self._widen)["x"]
+        rows: Tensor = gathered(self._features, at, widen=self._widen)["x"]
         return rows
 
     def _at(self, nodes: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import Arrays, SampledData, assemble, names_in_batches, rows_by_name, with_x
+from lightning_gnn_dist.batches.batch import Arrays, SampledData, assemble, gathered, names_in_batches, with_x
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.evaluation.layer_pass import Bring
@@ -81,7 +81,7 @@ class ShardNodes:
 
             fetch_rows(self._channel, asked, told, take, table, self._budget_bytes)
             self._tables[name] = table
-        row = rows_by_name({name: table.like for name, table in self._tables.items()}, nodes[:0], widen=self._widen)
+        row = gathered({name: table.like for name, table in self._tables.items()}, nodes[:0], widen=self._widen)
         return sum(rows.element_size() * prod(rows.shape[1:]) for rows in row.values())
 
     def one_hop(self, nodes: Tensor, rows: RowTable | None, bring: Bring) -> SampledData:
@@ -107,7 +107,7 @@ class ShardNodes:
 
     def _input_rows(self, name: str, nodes: Tensor) -> Tensor:
         arrays = {key: self._tables[key].take(nodes) for key in (name, name + SUFFIX) if key in self._tables}
-        return rows_by_name(arrays, torch.arange(len(nodes)), widen=self._widen)[name]
+        return gathered(arrays, torch.arange(len(nodes)), widen=self._widen)[name]
 
     def _sample(self, nodes: Tensor) -> Sample:
         """Sample all in-neighbours of own nodes, as the kernel of whole graphs would but for the order of nodes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, assemble, names_in_batches, rows_by_name, with_x
+from lightning_gnn_dist.batches.batch import SampledData, assemble, gathered, names_in_batches, with_x
 from lightning_gnn_dist.batches.file_rows import FileRows
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -70,7 +70,7 @@ class WholeNodes:
         return self._graph.indptr[nodes + 1] - self._graph.indptr[nodes]
 
     def prepare(self, nodes: Tensor, seeds: Tensor) -> int:
-        row = rows_by_name(self._features, nodes[:1], widen=self._widen)
+        row = gathered(self._features, nodes[:1], widen=self._widen)
         return bytes_per_row(row) + bytes_per_row(self._others.node_arrays)
 
     def one_hop(self, nodes: Tensor, rows: RowTable | None, bring: Bring) -> SampledData:
@@ -104,7 +104,7 @@ class WholeNodes:
         if self._files is not None:
             arrays = {name: self._mapped[name].take(nodes) for name in arrays}
             nodes = torch.arange(len(nodes))
-        return rows_by_name(arrays, nodes, widen=self._widen)
+        return gathered(arrays, nodes, widen=self._widen)
 
     def _divided(self, seeds: Tensor, num_layers: int, num_ranks: int) -> Tensor:
         """The first node of each rank's range, and the number of nodes: ranges that cost the layers the same."""

@@ -244,8 +244,7 @@ class LivingPeers(Peers):
         means.move(channel)
         means.begin_meeting(state.round_idx)
         ways, moments = self._rounds.outer_step.ways(), [each.clone() for each in self._rounded_moments()]
-        means.average_ways_(ways, weight)
-        means.average_moments_(moments, weight)
+        means.average_rounded_(ways, moments, weight)
         self._rounded = ways, moments
 
     @torch.no_grad()

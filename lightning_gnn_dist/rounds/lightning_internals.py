@@ -8,10 +8,11 @@ for ranks that are busy elsewhere. Strategies replace both by a vote where ranks
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import lru_cache, wraps
 from traceback import walk_tb
 from typing import Any, Protocol
 
+import torch
 from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, TQDMProgressBar
@@ -21,6 +22,7 @@ from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
@@ -260,7 +262,14 @@ def set_epoch(trainer: Trainer, epochs: int, *, running: bool) -> None:
 
 def takes_batch_idx(module: LightningModule) -> bool:
     """Return whether Lightning's loop calls ``training_step`` with ``batch_idx``, too."""
-    return is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+    if "training_step" in vars(module):  # of this module alone
+        return is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+    return _takes_batch_idx(type(module).training_step)
+
+
+@lru_cache(maxsize=8)
+def _takes_batch_idx(step: Callable[..., Any]) -> bool:
+    return is_param_in_hook_signature(step, "batch_idx", min_args=2)
 
 
 def callback_states(trainer: Trainer) -> dict[str, Any]:
@@ -288,27 +297,48 @@ def set_metrics(trainer: Trainer, metrics: Sequence[dict[str, Any]]) -> None:
 def log_numbers(module: LightningModule, numbers: Mapping[str, float]) -> None:
     """Log the mean of each number over the epoch, as ``log_dict`` does; not collective, and no warning says so.
 
-    Lightning walks through all that it keeps of a name whenever the name is logged, which takes a millisecond. Here
-    it does so once for each name, when the name is new. A module with a ``log`` of its own hears each number.
+    Lightning walks through all that it keeps of a name whenever the name is logged, which takes a millisecond, and here
+    it does not. A module with a ``log`` of its own hears each number.
     """
     if not numbers:
         return
-    flags: dict[str, Any] = {"on_step": False, "on_epoch": True, "batch_size": 1}
-    flags |= {"sync_dist": True, "rank_zero_only": True}  # with both Lightning neither sends nor complains
+    trainer, hook = module.trainer, module._current_fx_name
     is_lightnings = getattr(module.log, "__func__", None) is LightningModule.log
-    results: Any = module.trainer._results or {}
-    connector, hook = module.trainer._logger_connector, module._current_fx_name
-    known = [results[key] for name in numbers if (key := f"{hook}.{name}") in results]
-    if len(known) < len(numbers) or not is_lightnings:
-        module.log_dict(numbers, **flags)
+    if not is_lightnings or trainer._results is None or hook is None or trainer.barebones:
+        flags: dict[str, Any] = {"on_step": False, "on_epoch": True, "batch_size": 1}
+        # With both of these Lightning neither sends nor complains.
+        module.log_dict(numbers, **flags, sync_dist=True, rank_zero_only=True)
         return
-    assert hook is not None
-    if connector.should_reset_tensors(hook):
-        results.reset(metrics=False, fx=hook)  # begins the means of a new epoch
-    for metric, number in zip(known, numbers.values(), strict=True):
-        metric.forward(metric.value.new_tensor(number), 1)
-        metric.has_reset = False
-    connector._current_fx = hook
+    metrics = [_logged_metric(trainer, hook, name) for name in numbers]
+    begins = trainer._logger_connector.should_reset_tensors(hook)  # the means of a new epoch
+    if begins:
+        _reset_others(trainer._results, hook, metrics)
+    one = torch.tensor(1, device=module.device)
+    values = torch.tensor([*numbers.values()], dtype=torch.get_default_dtype(), device=module.device).unbind()
+    for metric, value in zip(metrics, values, strict=True):
+        metric.value = value if begins else metric.value + value
+        metric.cumulated_batch_size = one if begins else metric.cumulated_batch_size + one
+        metric._update_count, metric._computed, metric.has_reset = 1, None, False
+    trainer._logger_connector._current_fx = hook
+
+
+def _logged_metric(trainer: Trainer, hook: str, name: str) -> Any:
+    """Return what keeps the mean of a name that a hook logs, as ``log`` makes it when the name is new."""
+    results: Any = trainer._results
+    if (key := f"{hook}.{name}") not in results:
+        meta = _Metadata(fx=hook, name=name)
+        is_distributed = trainer._accelerator_connector.is_distributed
+        meta.sync = _Sync(fn=trainer.strategy.reduce, _should=is_distributed, rank_zero_only=True)
+        results[key] = _ResultMetric(meta, is_tensor=True)
+    return results[key]
+
+
+def _reset_others(results: Any, hook: str, metrics: Sequence[Any]) -> None:
+    """Forget what a hook has logged in the epoch before, but for metrics that are about to be given a number."""
+    kept = {id(metric) for metric in metrics}
+    for metric in results.values():
+        if metric.is_tensor and metric.meta.fx == hook and id(metric) not in kept:
+            metric.reset()
 
 
 def loop_state(trainer: Trainer) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.averaging import Averaging, summary
 from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.rows.touched_rows import TouchedRows
-from lightning_gnn_dist.rounds.walking import parameters_of
+from lightning_gnn_dist.rounds.walking import parameters_of, unchanged
 from lightning_gnn_dist.wire import collectives
 
 
@@ -195,7 +195,8 @@ class MeetingCallback(Callback):
             return
         state = self.strategy.state
         state.stop_requested |= trainer.should_stop
-        votes = self.strategy.meet(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+        with unchanged(pl_module):
+            votes = self.strategy.meet(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
         # ModelCheckpoint names files by it and decides by it whether to save; ranks may have taken unequal steps.
         set_global_step(trainer, max(vote.global_step for vote in votes))
         if any(vote.stop for vote in votes):
@@ -228,6 +229,6 @@ def log_figures(module: LightningModule, figures: Mapping[str, float] = MappingP
     """Log the bytes that this rank sent, the seconds it waited, and ``figures``. Not collective."""
     traffic = collectives.traffic
     own = {"comm/bytes_sent": traffic.bytes_sent, "comm/seconds": traffic.seconds, **traffic.boundary_figures}
-    data = datamodule_of(module.trainer)
-    of_data = data.figures if isinstance(data, HasFigures) else {}
+    data: HasFigures | None = datamodule_of(module.trainer)
+    of_data: Mapping[str, float] = getattr(data, "figures", {})  # isinstance() would compute them once more
     log_numbers(module, {**figures, **own, **of_data})

@@ -121,11 +121,10 @@ class RoundStrategy(PartitionedStrategy):
         moments, weight = self.averaging.moments(), self.own_weight()
         others = self.averaging.tensors(trained=self.outer is None, moments=False)
         is_left_out = self.global_rank in self.state.left_out
-        self.outer_step.take(weight, is_left_out=is_left_out)
         self.touched_rows.average_(0.0 if is_left_out else self.weight_of_rows())
         if is_left_out:
             weight = finite.leave_out_([*others, *moments])
-        self.means.average_(others, moments, weight)
+        self.outer_step.take(lambda ways: self.means.average_(ways, others, moments, weight), is_left_out=is_left_out)
         if is_left_out:
             replica_state.forget_moments(self.optimizers)  # those that are its own are NaN, too
 

@@ -7,6 +7,7 @@ import inspect
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -279,10 +280,15 @@ def _check_copies(optimizer: Optimizer) -> None:
         raise ValueError(f"{name} wraps another optimizer, whose state a copy would share: {_WAY_OUT}")
 
 
+@lru_cache(maxsize=16)
+def _needs_closure(step: Callable[..., Any]) -> bool:
+    closure = inspect.signature(step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
 def _check_steps_alone(optimizer: Optimizer) -> None:
     name = type(optimizer).__name__
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
+    if _needs_closure(type(optimizer).step):
         raise ValueError(f"{name} computes gradients itself, in a closure, which no correction can give: {_WAY_OUT}")
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ValueError(

@@ -18,6 +18,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import compress
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -44,7 +45,7 @@ from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.rows.table_gradients import TableGradients
-from lightning_gnn_dist.rounds.rows.tables import dense_parameters, explain_other_sparse
+from lightning_gnn_dist.rounds.rows.tables import explain_other_sparse
 from lightning_gnn_dist.rounds.walking import buffers_of, parameters_of
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients
@@ -123,7 +124,7 @@ class GrappaStrategy(PartitionedStrategy):
         )
         self.leaving: Leaving | None = None
         self.is_cut_off = False  # after an exception: the other ranks may be anywhere
-        self._losses_finite: bool | Tensor = True  # of this rank, since the last exchange of gradients
+        self._losses: list[Tensor] = []  # of this rank, since the last exchange of gradients
         self._parameters: UsedParameters | None = None
         self.bits = bits
         self._rounded: RoundedGradients | None = None
@@ -165,17 +166,19 @@ class GrappaStrategy(PartitionedStrategy):
         """Agree on this rank's share of the step, and tell the others what this one wants. Collective."""
         leaving = self._leaving()
         own = _weight(batch, self.weights).to(self.root_device)
-        total = torch.cat([own[None], torch.tensor(leaving.own(), dtype=own.dtype, device=own.device)])
-        collectives.sum_(total)
-        leaving.take(total[1:])
+        sums = torch.tensor([0.0, *leaving.own()], dtype=own.dtype, device=own.device)
+        sums[0] = own
+        collectives.sum_(sums)
+        leaving.take(sums[1:])
         self._has_stepped = True
+        total = sums[0]
         # Without weight on any rank, all batches are fillers.
-        self._scale = torch.where(total[0] > 0, self.world_size * own / total[0], 0.0)
+        self._scale = torch.where(total > 0, self.world_size * own / total, 0.0)
 
     def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         assert self._parameters is not None
         self._parameters.begin()
-        self._losses_finite = closure_loss.detach().isfinite().all() & self._losses_finite
+        self._losses.append(closure_loss.detach())
         exchanges = getattr(self.model, "require_backward_grad_sync", False)
         if exchanges and self._rounded is not None:
             self._rounded.begin(self._module().trainer.global_step)
@@ -184,11 +187,9 @@ class GrappaStrategy(PartitionedStrategy):
             self._parameters.hand_in_zeros()
             assert self._tables is not None
             self._tables.exchange()
-            if self._rounded is None:
-                collectives.count_all_reduce(each.grad for each in dense_parameters(self._module()))
-            else:
+            if self._rounded is not None:
                 self._rounded.finish()
-            self._check_finite()
+            self._take_gradients()
         return loss
 
     def on_exception(self, exception: BaseException) -> None:
@@ -259,16 +260,17 @@ class GrappaStrategy(PartitionedStrategy):
         if self._rounded is not None:
             self._rounded.restore(state.get("lost", []))
 
-    def _check_finite(self) -> None:
-        """Refuse a sum of gradients that is not finite. Collective then: the sum is the same on all ranks."""
-        if finite.is_scaled(self):
-            return  # mixed precision skips steps that overflow
-        if not finite.are_finite(self._gradients()):
-            finite.refuse_gradients(self._losses_finite, self.root_device, "loss")
-        self._losses_finite = True
-
-    def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in parameters_of(self._module()) if parameter.grad is not None]
+    def _take_gradients(self) -> None:
+        """Count what DDP has sent; refuse a sum that is not finite. Collective then: it is the same on all ranks."""
+        found = [(each.grad, each.requires_grad) for each in parameters_of(self._module()) if each.grad is not None]
+        gradients = [gradient for gradient, _ in found]
+        if self._rounded is None:  # tables, whose gradients are sparse, are counted where they are exchanged
+            is_sent = [is_trained and not gradient.is_sparse for gradient, is_trained in found]
+            collectives.count_all_reduce(compress(gradients, is_sent))
+        # Mixed precision skips steps that overflow.
+        if not finite.is_scaled(self) and not finite.are_finite(gradients):
+            finite.refuse_gradients(finite.are_finite(self._losses), self.root_device, "loss")
+        self._losses = []
 
     def _watch(self, trainer: Trainer) -> Leaving:
         leaving = Leaving(

@@ -51,7 +51,7 @@ class Codec:
             flat = _copy(packed).view(torch.bfloat16)
         else:
             least, step = _copy(packed[:, -_BYTES_OF_RANGE:]).view(torch.float32).split(1, 1)
-            flat = packed[:, :-_BYTES_OF_RANGE].to(torch.float32) * step + least
+            flat = packed[:, :-_BYTES_OF_RANGE].to(torch.float32).mul_(step).add_(least)
         return flat.to(like.dtype).view(len(packed), *like.shape[1:])
 
 
@@ -73,7 +73,7 @@ def _as_steps(flat: Tensor, chance: torch.Generator) -> Tensor:
         return torch.zeros((len(flat), flat.shape[1] + _BYTES_OF_RANGE), dtype=torch.uint8)
     least, greatest = flat.aminmax(dim=1, keepdim=True)
     step = (greatest - least) / _STEPS
-    places = (flat - least) / step.clamp(min=torch.finfo(torch.float32).tiny)
-    places = (places + torch.rand(flat.shape, generator=chance, dtype=torch.float32)).floor_().clamp_(0, _STEPS)
+    places = (flat - least).div_(step.clamp(min=torch.finfo(torch.float32).tiny))
+    places.add_(torch.rand(flat.shape, generator=chance, dtype=torch.float32)).floor_().clamp_(0, _STEPS)
     ranges = torch.cat([least, step], 1).view(torch.uint8)
     return torch.cat([places.nan_to_num_(0.0).to(torch.uint8), ranges], 1)

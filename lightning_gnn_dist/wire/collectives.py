@@ -204,10 +204,10 @@ def all_gather_rows(row: Tensor) -> Tensor:
     """The rows of all ranks, on every rank, shape ``(P, *row.shape)``."""
     if world_size() == 1:
         return row[None]
-    rows = [torch.empty_like(row) for _ in range(world_size())]
+    rows = row.new_empty((world_size(), *row.shape))
     with counted(row.nbytes * (world_size() - 1)):
-        dist.all_gather(rows, row.contiguous())
-    return torch.stack(rows)
+        dist.all_gather(list(rows), row.contiguous())
+    return rows
 
 
 def gather_numbers(numbers: Sequence[int], device: torch.device) -> list[list[int]]:

@@ -9,6 +9,7 @@ What a rank has rounded away it adds to what it sends next time (error feedback,
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -31,43 +32,52 @@ class RoundedMean:
         keeps_lost: Whether a rank adds what it has rounded away to what it sends next time.
 
     Attributes:
+        channel: The ranks.
+        length: The numbers in a vector.
         lost: What this rank has rounded away of what it sent, and of the piece that it has averaged.
     """
 
     def __init__(self, channel: Channel, codec: Codec, length: int, *, keeps_lost: bool = True) -> None:
-        self._channel, self._codec, self.length, self._keeps_lost = channel, codec, length, keeps_lost
+        self.channel, self.length, self._codec, self._keeps_lost = channel, length, codec, keeps_lost
         self._rows = math.ceil(length / ROW / channel.size)  # of a piece
+        self._chance = torch.Generator()
         self.lost = [torch.zeros(channel.size, self._rows, ROW), torch.zeros(1, self._rows, ROW)]
 
-    def __call__(self, vector: Tensor, weight: float, number: int, *, is_agreed: bool = False) -> Tensor:
+    def __call__(self, vector: Tensor, weight: float, number: int) -> Tensor:
         """Return the mean of the vectors of all ranks, float32 on the CPU. Collective.
+
+        Ranks tell each other lengths and weights before: :func:`means_together` is for ranks that know the lengths.
 
         Args:
             vector: This rank's.
             weight: What it counts for. The sum of all weights must be positive.
             number: How many means were taken before: it decides how numbers are rounded.
-            is_agreed: Whether all ranks are known to have vectors of this length. Then weights travel with the numbers;
-                otherwise ranks tell each other lengths and weights before, which takes an exchange.
         """
-        size, rows = self._channel.size, self._rows
-        chance = torch.Generator().manual_seed(number * size + self._channel.rank)
-        own = self._in_pieces(vector.cpu().float())
-        weights = None if is_agreed else self._weights(weight)
-        packed = self._rounded(own, 0, chance, counts=weight != 0)
-        if weights is None:
-            weights, received = self._exchange_with_weights(packed, weight)
-        else:
-            received = self._channel.exchange_equal(packed)
-        mean = torch.zeros(1, rows, ROW)
-        for piece, share in zip(self._unpacked(received), (weights / weights.sum()).tolist(), strict=True):
-            mean[0].add_(piece, alpha=share)
-        means = self._channel.exchange_equal(self._rounded(mean, 1, chance).expand(size, -1, -1))
-        return self._unpacked(means).view(-1)[: self.length]
+        weights = self._weights(weight)
+        received = self.channel.exchange_equal(self.to_ranks(vector, number, counts=weight != 0))
+        return self.read(self.channel.exchange_equal(self.answers(received, weights)))
+
+    def to_ranks(self, vector: Tensor, number: int, *, counts: bool) -> Tensor:
+        """Return the bytes of each rank's piece of a vector, in a row for each rank. Not collective."""
+        self._chance.manual_seed(number * self.channel.size + self.channel.rank)
+        return self._rounded(self._in_pieces(vector.cpu().float()), 0, counts=counts)
+
+    def answers(self, received: Tensor, weights: Tensor) -> Tensor:
+        """Return the bytes of the mean of the pieces that came from all ranks, in a row for each rank."""
+        mean = torch.zeros(1, self._rows, ROW)
+        whole, shares = mean[0], (weights / weights.sum()).tolist()
+        for piece, share in zip(self._unpacked(received), shares, strict=True):
+            whole.add_(piece, alpha=share)
+        return self._rounded(mean, 1).expand(self.channel.size, -1)
+
+    def read(self, answers: Tensor) -> Tensor:
+        """Return the mean whose pieces the ranks have answered."""
+        return self._unpacked(answers).view(-1)[: self.length]
 
     def moved(self, channel: Channel) -> RoundedMean:
         """Return the same for other ranks. What was lost of the mean is kept by who averages the same piece."""
         moved = RoundedMean(channel, self._codec, self.length, keeps_lost=self._keeps_lost)
-        if (channel.size, channel.rank) == (self._channel.size, self._channel.rank):
+        if (channel.size, channel.rank) == (self.channel.size, self.channel.rank):
             moved.lost = [*self.lost]
         else:
             moved.lost[0] = moved._in_pieces(self.lost[0].view(-1)[: self.length])
@@ -75,9 +85,9 @@ class RoundedMean:
 
     def _weights(self, weight: float) -> Tensor:
         """The weights of all ranks; refuse ranks that average other numbers. All ranks raise or none."""
-        size = self._channel.size
+        size = self.channel.size
         own = torch.tensor([[weight, self.length]], dtype=torch.float64)
-        weights, lengths = self._channel.exchange_equal(own.expand(size, -1)).unbind(1)
+        weights, lengths = self.channel.exchange_equal(own.expand(size, -1)).unbind(1)
         if len(set(lengths.tolist())) > 1:
             raise RuntimeError(
                 f"The ranks are about to average different numbers of values: {list(map(int, lengths))}, in order of "
@@ -86,30 +96,51 @@ class RoundedMean:
         check_total(float(weights.sum()))
         return weights
 
-    def _exchange_with_weights(self, packed: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        """Return the weights of all ranks, and the pieces that they have sent here."""
-        own = octets(torch.tensor([weight], dtype=torch.float64)).expand(self._channel.size, -1)
-        received = self._channel.exchange_equal(torch.cat([packed.flatten(1), own], 1))
-        pieces, told = received.split([received.shape[1] - own.shape[1], own.shape[1]], 1)
-        weights = told.contiguous().view(torch.float64).flatten()
-        check_total(float(weights.sum()))
-        return weights, pieces.contiguous().view(packed.shape)
-
     def _in_pieces(self, vector: Tensor) -> Tensor:
-        size, rows = self._channel.size, self._rows
+        size, rows = self.channel.size, self._rows
         return torch.nn.functional.pad(vector, (0, size * rows * ROW - self.length)).view(size, rows, ROW)
 
-    def _rounded(self, pieces: Tensor, which: int, chance: torch.Generator, *, counts: bool = True) -> Tensor:
+    def _rounded(self, pieces: Tensor, which: int, *, counts: bool = True) -> Tensor:
         """Return pieces, with what was lost of those before, as bytes, and note what is lost of them, if they count."""
-        pieces = pieces + self.lost[which]
-        some = pieces.view(-1, ROW).split(_ROWS_AT_ONCE)
-        packed = torch.cat([self._codec.pack(rows, chance) for rows in some])
-        packed = packed.view(len(pieces), self._rows, packed.shape[1])
+        pieces = pieces + self.lost[which] if self._keeps_lost else pieces
+        some = [self._codec.pack(rows, self._chance) for rows in pieces.view(-1, ROW).split(_ROWS_AT_ONCE)]
+        packed = _joined(some).view(len(pieces), -1)
         if self._keeps_lost and counts:
             self.lost[which] = (pieces - self._unpacked(packed)).nan_to_num_(0.0, 0.0, 0.0)  # of NaN nothing is kept
         return packed
 
     def _unpacked(self, packed: Tensor) -> Tensor:
-        """Return the numbers of pieces that are bytes."""
-        some, like = packed.view(-1, packed.shape[2]).split(_ROWS_AT_ONCE), torch.empty(0, ROW)
-        return torch.cat([self._codec.unpack(rows, like) for rows in some]).view(*packed.shape[:2], ROW)
+        """Return the numbers of pieces that are bytes, a row for each piece."""
+        some = packed.reshape(-1, self._codec.bytes_of_row(ROW)).split(_ROWS_AT_ONCE)
+        like = torch.empty(0, ROW)
+        return _joined([self._codec.unpack(rows, like) for rows in some]).view(len(packed), -1, ROW)
+
+
+def means_together(means: Sequence[RoundedMean], vectors: Sequence[Tensor], weight: float, number: int) -> list[Tensor]:
+    """Return means of several vectors, whose lengths all ranks have alike, in the two exchanges of one. Collective.
+
+    Weights travel with the numbers.
+
+    Args:
+        means: What takes them, all with one channel.
+        vectors: This rank's.
+        weight: What it counts for.
+        number: How many means were taken before; these have the numbers from it on.
+    """
+    channel, counts = means[0].channel, weight != 0
+    own = octets(torch.tensor([weight], dtype=torch.float64)).expand(channel.size, -1)
+    sent = [
+        mean.to_ranks(vector, idx, counts=counts)
+        for idx, (mean, vector) in enumerate(zip(means, vectors, strict=True), number)
+    ]
+    sizes = [each.shape[1] for each in sent]
+    *received, told = channel.exchange_equal(torch.cat([*sent, own], 1)).split([*sizes, own.shape[1]], 1)
+    weights = told.contiguous().view(torch.float64).flatten()
+    check_total(float(weights.sum()))
+    answers = [mean.answers(pieces, weights) for mean, pieces in zip(means, received, strict=True)]
+    found = channel.exchange_equal(torch.cat(answers, 1)).split(sizes, 1)
+    return [mean.read(each) for mean, each in zip(means, found, strict=True)]
+
+
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))

@@ -203,6 +203,20 @@ def test_moving_a_batch_moves_its_blocks_and_keeps_the_promise(batch):
     assert moved.edge_index.device.type == "meta"
 
 
+def test_a_batch_that_is_there_is_not_walked_through_and_what_it_hides_is_found(batch, monkeypatch):
+    walks = []
+    monkeypatch.setattr(Data, "apply", lambda data, *args: walks.append(args) or data)
+    batch.name, batch.rate, batch.counts = "some", 0.5, [1, 2]
+    assert batch.to("cpu") is batch and batch.to(torch.device("cpu"), non_blocking=True) is batch
+    assert not walks
+    batch.to("meta")
+    batch.to("cpu", "x")
+    assert len(walks) == 2
+    batch.pairs = [torch.ones(1), torch.ones(1, device="meta")]
+    batch.to("cpu")
+    assert len(walks) == 3
+
+
 def test_a_pickle_keeps_the_blocks(batch):
     twin = pickle.loads(pickle.dumps(batch))
     assert is_pending(twin)

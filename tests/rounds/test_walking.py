@@ -11,7 +11,7 @@ from torch import nn
 from torch_geometric.nn import GAT, GraphSAGE
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_gnn_dist.rounds.walking import buffers_of, modules_of, parameters_of
+from lightning_gnn_dist.rounds.walking import buffers_of, modules_of, parameters_of, unchanged
 
 
 class Tied(pl.LightningModule):
@@ -91,3 +91,22 @@ def test_what_changes_between_two_walks_is_seen() -> None:
     del module.second
     assert [id(each) for each in parameters_of(module)] == [id(each) for each in module.parameters()]
     assert len(parameters_of(module)) == before + 1  # its two, without the bias of the other
+
+
+def test_an_unchanged_module_is_walked_through_once() -> None:
+    module, other = MODULES["sage"](), MODULES["sage"]()
+    expected = [id(each) for each in module.modules()]
+    with unchanged(module):
+        known = dict.copy(module._modules)
+        module._modules.clear()
+        assert [id(each) for each in modules_of(module)] == expected
+        assert len(modules_of(other)) == len(expected)
+        module._modules.update(known)
+        next(module.parameters()).requires_grad_(False)
+        assert [each.requires_grad for each in parameters_of(module)] == [p.requires_grad for p in module.parameters()]
+    module.added = nn.Linear(2, 2)
+    assert modules_of(module)[-1] is module.added
+    with pytest.raises(KeyError), unchanged(module):
+        raise KeyError
+    del module.added
+    assert [id(each) for each in modules_of(module)] == expected

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
@@ -187,3 +189,22 @@ def test_it_sends_a_fifth_of_grappa_at_ten_steps_and_a_twentieth_at_fifty() -> N
         assert tens < 0.2 * every_step
         assert fifties < 0.05 * every_step
         assert 0.84 * tens < corrected < 0.87 * tens  # six bytes for each weight instead of seven
+
+
+def exchanges_of_rounds(rank: int, world_size: int) -> list[int]:
+    marks, calls = list[int](), list[Any]()
+
+    def counted(call: Any) -> Any:
+        return lambda *args, **options: (calls.append(call), call(*args, **options))[1]
+
+    for name in ("all_gather", "all_reduce", "all_to_all_single", "broadcast"):
+        setattr(dist, name, counted(getattr(dist, name)))  # this process runs nothing else
+    module = model()
+    module.on_train_epoch_start = lambda: marks.append(len(calls))
+    fit(LLCGStrategy(EverySteps(2), **PATIENCE), module, data_module(), world_size, max_epochs=4, limit_val_batches=0)
+    return [after - before for before, after in pairwise(marks)]
+
+
+def test_a_round_takes_nine_exchanges() -> None:
+    """Two tell numbers, one sums what is not rounded; replicas with moments, correction and anchor take two each."""
+    assert run_ranks(exchanges_of_rounds, 2) == [[9, 9, 9]] * 2

@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_gnn_dist.wire import rounded_mean
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.codec import Codec
-from lightning_gnn_dist.wire.rounded_mean import RoundedMean
+from lightning_gnn_dist.wire.rounded_mean import RoundedMean, means_together
 from tests.wire.threads import Seated, Table
 
 LENGTH = 1300  # six rows, of which the last is not full
@@ -28,11 +28,14 @@ def seated(names: str, start: Callable[[str, Channel], RoundedMean]) -> Means:
 
 
 def meet(
-    means: Means, vectors: dict[str, Tensor], weights: dict[str, float], number: int, **agreed: bool
+    means: Means, vectors: dict[str, Tensor], weights: dict[str, float], number: int, *, is_agreed: bool = False
 ) -> list[Tensor]:
+    def mean_of(name: str) -> Tensor:
+        own = means[name], vectors[name], weights[name], number
+        return means_together([own[0]], [own[1]], *own[2:])[0] if is_agreed else own[0](*own[1:])
+
     with ThreadPoolExecutor(len(means)) as pool:
-        told = [pool.submit(mean, vectors[name], weights[name], number, **agreed) for name, mean in means.items()]
-        return [each.result() for each in told]
+        return list(pool.map(mean_of, means))
 
 
 def lost(means: Means, weights: dict[str, float]) -> Tensor:
@@ -95,16 +98,22 @@ def test_who_does_not_count_changes_nothing_and_owes_what_it_owed() -> None:
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("bits", [8, 16])
-def test_weights_that_travel_with_the_numbers_change_no_bit(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    exchanges = Counter[int]()
+@pytest.fixture
+def exchanges(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How often each member has exchanged."""
+    found = Counter[int]()
     exchange = Seated._all_to_all
 
     def counted(channel: Seated, *args: Any) -> None:
-        exchanges[channel.rank] += 1
+        found[channel.rank] += 1
         exchange(channel, *args)
 
     monkeypatch.setattr(Seated, "_all_to_all", counted)
+    return found
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_weights_that_travel_with_the_numbers_change_no_bit(bits: int, exchanges: Counter[int]) -> None:
     asked, told = (seated("abc", lambda name, channel: RoundedMean(channel, Codec(bits), LENGTH)) for _ in range(2))
     for number in range(3):
         weights = WEIGHTS | ({"b": 0.0} if number == 2 else {})
@@ -114,6 +123,36 @@ def test_weights_that_travel_with_the_numbers_change_no_bit(bits: int, monkeypat
         assert set((exchanges - between).values()) == {2} and set(between.values()) == {5 * number + 3}
     for name in "abc":
         assert all(torch.equal(*pair) for pair in zip(asked[name].lost, told[name].lost, strict=True))
+
+
+def test_several_means_take_the_exchanges_of_one_and_change_no_bit(exchanges: Counter[int]) -> None:
+    shapes = [(8, LENGTH, True), (16, 2 * LENGTH, False), (8, 3, False)]  # bits, length, whether what is lost is kept
+    vectors = {name: [torch.randn(length, dtype=torch.float64) for _, length, _ in shapes] for name in "abc"}
+
+    def taken(together: bool) -> list[list[Tensor]]:
+        table = Table(3)
+
+        def of(name: str) -> list[Tensor]:
+            channel, found = Seated(table, "abc".index(name)), list[Tensor]()
+            means = [RoundedMean(channel, Codec(bits), length, keeps_lost=kept) for bits, length, kept in shapes]
+            for number in (0, 3):
+                if together:
+                    found += means_together(means, vectors[name], WEIGHTS[name], number)
+                else:
+                    numbered = enumerate(zip(means, vectors[name], strict=True), number)
+                    found += [mean(vector, WEIGHTS[name], place) for place, (mean, vector) in numbered]
+            return [*found, *means[0].lost]
+
+        with ThreadPoolExecutor(3) as pool:
+            return list(pool.map(of, "abc"))
+
+    alone = taken(together=False)
+    exchanges.clear()
+    joined = taken(together=True)
+    assert set(exchanges.values()) == {4}  # of two meetings
+    for before, after in zip(alone, joined, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert all(torch.equal(*pair) for other in joined[1:] for pair in zip(joined[0][:6], other[:6], strict=True))
 
 
 @pytest.mark.parametrize("is_agreed", [False, True])

@@ -17,8 +17,9 @@ from torch import Tensor
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 from lightning_gnn_dist.wire.codec import Bits, Codec
-from lightning_gnn_dist.wire.rounded_mean import RoundedMean
+from lightning_gnn_dist.wire.rounded_mean import RoundedMean, means_together
 
+NewMean = Callable[[int], RoundedMean]  # of so many numbers
 _BITS_OF_MOMENTS = 16
 
 
@@ -66,25 +67,31 @@ class Means:
         """Note, until the next call, that all ranks have groups of these lengths."""
         self._agreed = set(lengths)
 
-    def average_ways_(self, ways: Sequence[Tensor], weight: float) -> None:
-        """Replace, in place, how far this rank's replica has come by the mean over ranks. Collective."""
-        self._average_(ways, weight, self._mean_of_ways)
-
     def average_gradient_(self, gradient: Sequence[Tensor], weight: float) -> None:
         """Replace a gradient, in place, by the mean over ranks. Collective."""
-        self._average_(gradient, weight, lambda length: self._new_mean(self.bits, length))
+        self._average_([(gradient, self._mean_of_gradient)], weight)
 
-    def average_(self, tensors: Sequence[Tensor], moments: Sequence[Tensor], weight: float) -> None:
-        """Replace tensors, and moments of optimizers, in place, by their means over ranks. Collective."""
+    def average_(
+        self, ways: Sequence[Tensor], tensors: Sequence[Tensor], moments: Sequence[Tensor], weight: float
+    ) -> None:
+        """Replace what a meeting averages, in place, by the means over ranks. Collective.
+
+        Args:
+            ways: How far this rank's replica has come, where the meeting has an optimizer.
+            tensors: What goes as it is.
+            moments: Moments of optimizers.
+            weight: What this rank counts for.
+        """
         if self._channel is None:
+            collectives.average_(ways, weight)
             collectives.average_([*tensors, *moments], weight)  # in one go
             return
         collectives.average_([*tensors, *(each for each in moments if not is_rounded(each))], weight)
-        self.average_moments_([each for each in moments if is_rounded(each)], weight)
+        self.average_rounded_(ways, [each for each in moments if is_rounded(each)], weight)
 
-    def average_moments_(self, moments: Sequence[Tensor], weight: float) -> None:
-        """Replace moments that are rounded, in place, by their means over ranks. Collective."""
-        self._average_(moments, weight, lambda length: self._new_mean(_BITS_OF_MOMENTS, length))
+    def average_rounded_(self, ways: Sequence[Tensor], moments: Sequence[Tensor], weight: float) -> None:
+        """Replace ways, and moments that are rounded, in place, by their means over ranks. Collective."""
+        self._average_([(ways, self._mean_of_ways), (moments, self._mean_of_moments)], weight)
 
     def close(self) -> None:
         """End the connections. Not collective."""
@@ -110,16 +117,29 @@ class Means:
         """Go on with what was rounded away in the fit of a checkpoint, if the numbers that ranks send are as many."""
         self._restored = list(lost)
 
-    def _average_(self, tensors: Sequence[Tensor], weight: float, mean: Callable[[int], RoundedMean]) -> None:
-        """Average by what ``mean`` gives for as many numbers; without bits, as they are."""
+    def _average_(self, groups: Sequence[tuple[Sequence[Tensor], NewMean]], weight: float) -> None:
+        """Average groups of tensors by what is given with each for as many numbers; without bits, as they are."""
         if self._channel is None:
-            collectives.average_(tensors, weight)
-        elif tensors:
-            real = _real(tensors)
-            flat = torch.cat([each.detach().reshape(-1) for each in real])
-            taken, is_agreed = mean(flat.numel()), flat.numel() in self._agreed
-            collectives.scatter_back(taken(flat, weight, self._number, is_agreed=is_agreed), real)
-            self._number += 1
+            for tensors, _ in groups:
+                collectives.average_(tensors, weight)
+            return
+        given = [(_real(tensors), mean) for tensors, mean in groups if tensors]
+        flats = [torch.cat([each.detach().reshape(-1) for each in tensors]) for tensors, _ in given]
+        means = [mean(len(flat)) for flat, (_, mean) in zip(flats, given, strict=True)]
+        if means and self._agreed.issuperset(map(len, flats)):
+            found = means_together(means, flats, weight, self._number)
+        else:
+            numbered = enumerate(zip(means, flats, strict=True), self._number)
+            found = [mean(flat, weight, number) for number, (mean, flat) in numbered]
+        for flat, (tensors, _) in zip(found, given, strict=True):
+            collectives.scatter_back(flat, tensors)
+        self._number += len(given)
+
+    def _mean_of_gradient(self, length: int) -> RoundedMean:
+        return self._new_mean(self.bits, length)
+
+    def _mean_of_moments(self, length: int) -> RoundedMean:
+        return self._new_mean(_BITS_OF_MOMENTS, length)
 
     def _new_mean(self, bits: int | None, length: int, *, keeps_lost: bool = False) -> RoundedMean:
         assert self._channel is not None and bits is not None

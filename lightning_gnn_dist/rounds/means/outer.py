@@ -129,19 +129,20 @@ class OuterStep:
         return [before - now for before, now in self._trained()]
 
     @torch.no_grad()
-    def take(self, weight: float, *, is_left_out: bool) -> None:
+    def take(self, average_: Callable[[list[Tensor]], None], *, is_left_out: bool) -> None:
         """Step towards the mean of the replicas. Collective.
 
         Args:
-            weight: What this rank's replica counts for.
-            is_left_out: Whether it must not count, as it is not finite.
+            average_: Replaces ways, in place, by their means over ranks; called also where there are none.
+            is_left_out: Whether this rank's replica must not count, as it is not finite.
         """
+        ways = [] if self._optimizer is None else self.ways()
+        if is_left_out:
+            finite.leave_out_(ways)
+        own = [way.clone() for way in ways] if self._measures else []
+        average_(ways)
         if self._optimizer is None:
             return
-        ways = self.ways()
-        weight = finite.leave_out_(ways) if is_left_out else weight
-        own = [way.clone() for way in ways] if self._measures else []
-        self._means.average_ways_(ways, weight)
         if self._measures:
             self.distance = _distance(own, ways, counts=not is_left_out)
         self.step(ways)

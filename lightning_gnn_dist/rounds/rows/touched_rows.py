@@ -40,15 +40,19 @@ class TouchedRows:
         self._strategy, self._moments = strategy, moments
         # By the table's name, for each row, how many local steps of this round have touched it.
         self._steps: dict[str, Tensor] = {}
+        self._has_none = False  # whether the module had no table at the first step of this round
 
     def begin(self) -> None:
         """Begin a fit. No row is touched: checkpoints that can be resumed are of meetings."""
-        self._steps = {}
+        self._steps, self._has_none = {}, False
 
     def count(self, optimizer: Optimizer) -> None:
         """Note which rows the optimizer is about to move; refuse a table whose gradient has all of them."""
-        tables = tables_of(module_of(self._strategy))
         held = {id(each): each for group in optimizer.param_groups for each in group["params"]}
+        if self._has_none and not any(each.grad is not None and each.grad.is_sparse for each in held.values()):
+            return
+        tables = tables_of(module_of(self._strategy))
+        self._has_none = not tables
         refuse_other_sparse(held.values(), tables.values())
         for name, table in tables.items():
             gradient = coalesced(table, name) if id(table) in held else None
@@ -62,6 +66,7 @@ class TouchedRows:
         Args:
             weight: What this rank counts for. With 0, it takes the rows of others. Some rank's must be positive.
         """
+        self._has_none = False
         named = tables_of(module_of(self._strategy), frozen=True)  # also those that were frozen in this round
         if not named or collectives.world_size() == 1:
             return

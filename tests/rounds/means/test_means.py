@@ -23,7 +23,7 @@ def test_counts_and_whole_numbers_are_not_rounded_and_complex_numbers_are_two() 
     def meet(rank: int) -> list[Tensor]:
         means, (real, complex_, _, _) = Means(8), some([1.0, 5.0][rank])
         means.move(Seated(table, rank))
-        means.average_moments_([real, complex_], [3.0, 1.0][rank])
+        means.average_rounded_([], [real, complex_], [3.0, 1.0][rank])
         return [real, complex_]
 
     with ThreadPoolExecutor(2) as pool:
@@ -35,6 +35,6 @@ def test_a_member_that_is_alone_rounds_nothing_and_a_checkpoint_holds_nothing_lo
     means, way = Means(8), torch.randn(300, dtype=torch.float64)
     means.move(Seated(Table(1), 0))
     own = way.clone()
-    means.average_ways_([own], 1.0)
+    means.average_rounded_([own], [], 1.0)
     means.keep()
     assert torch.equal(own, way) and means.lost() == []
