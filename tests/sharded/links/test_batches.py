@@ -100,7 +100,10 @@ CASES: dict[str, tuple[int, Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("three", "labels in halos", "typed", "typed labels shown")
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in QUICK else pytest.mark.slow) for c in CASES])
 def test_batches_are_those_of_the_whole_graph(tmp_path: Path, case: str) -> None:
     world_size, make, options = CASES[case]
     split: LinkSplit = make()
