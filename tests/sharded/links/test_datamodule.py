@@ -169,25 +169,30 @@ def test_corrections_deal_every_edge_once_by_the_owner_of_its_receiver(saved: Pa
     assert all(1 in (owner[s], owner[r]) for s, r in true_pairs(second))
 
 
-def resumed(rank: int, world_size: int, folder: str, path: str, stop: int | None) -> State:
-    """Fit six batches, or stop after some and go on from the checkpoint."""
-    data, module = ShardedLinkDataModule(folder, **OPTIONS), model()
-    strategy: Any = LLCGStrategy(EverySteps(3), correction_steps=1, **PATIENCE)
-    options: dict[str, Any] = {"max_epochs": -1, "limit_val_batches": 0}
-    if stop is not None:
-        keep = ModelCheckpoint(path, filename="half", every_n_train_steps=stop, save_top_k=-1)
-        first = trainer(world_size, strategy, max_steps=stop, callbacks=[keep], enable_checkpointing=True, **options)
-        first.fit(model(), ShardedLinkDataModule(folder, **OPTIONS))
-        strategy = LLCGStrategy(EverySteps(3), correction_steps=1, **PATIENCE)
-    again = trainer(world_size, strategy, max_steps=9, **options)
-    again.fit(module, data, ckpt_path=None if stop is None else f"{path}/half.ckpt")
+def resumed(rank: int, world_size: int, folder: str, path: str, name: str, stops: bool) -> State:
+    """Fit nine steps, or four rounds, or stop half-way and go on from the checkpoint."""
+    strategies: dict[str, Any] = {"llcg": lambda: LLCGStrategy(EverySteps(3), correction_steps=1, **PATIENCE)}
+    strategies["grappa"] = lambda: GrappaStrategy(**PATIENCE)  # in the middle of a pass
+    half, whole, limit = (2, 4, "max_epochs") if name == "llcg" else (5, 9, "max_steps")
+    plain: dict[str, Any] = {"max_epochs": -1, "limit_val_batches": 0}
+    every = {"every_n_epochs": half} if name == "llcg" else {"every_n_train_steps": half}
+    for to in (half, whole) if stops else (whole,):
+        keep = ModelCheckpoint(
+            f"{path}/{to}", filename=name, save_top_k=-1, save_on_train_epoch_end=name == "llcg", **every
+        )
+        options = plain | {"callbacks": [keep], "enable_checkpointing": True, limit: to}
+        module, again = model(), to == whole and stops
+        data, start = ShardedLinkDataModule(folder, **OPTIONS), f"{path}/{half}/{name}.ckpt" if again else None
+        trainer(world_size, strategies[name](), **options).fit(module, data, ckpt_path=start)
     return state_of(module)
 
 
 @pytest.mark.slow
-def test_a_resumed_fit_ends_as_one_that_never_stopped(saved: Path, tmp_path: Path) -> None:
-    whole = run_ranks(resumed, 2, str(saved / "of 2"), str(tmp_path), None)
-    parts = run_ranks(resumed, 2, str(saved / "of 2"), str(tmp_path), 6)
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("name", ["llcg", "grappa"])
+def test_a_resumed_fit_ends_as_one_that_never_stopped(saved: Path, tmp_path: Path, name: str) -> None:
+    whole = run_ranks(resumed, 2, str(saved / "of 2"), str(tmp_path / "whole"), name, False)
+    parts = run_ranks(resumed, 2, str(saved / "of 2"), str(tmp_path), name, True)
     assert differs(whole[0], parts[0]) == 0.0 and differs(whole[0], state_of(model())) > 0
 
 
