@@ -115,8 +115,8 @@ class LinkBounds:
     def __str__(self) -> str:
         counts = " and ".join(f"{int(starts[-1]):,} to {_PURPOSE[name]}" for name, starts in self.held.items())
         kind = "" if self.edge_type is None else f" of type {' '.join(self.edge_type)}"
-        what = "whether they are there" if self.labels is None else f"their {self.labels}"
-        return f"edges{kind} are learned ({what}), and held back: {counts or 'none'}"
+        what = "are predicted" if self.labels is None else f"have labels to predict ({self.labels})"
+        return f"edges{kind} {what}; held back: {counts or 'none'}"
 
 
 class HeldEdges:

@@ -14,7 +14,6 @@ from lightning_gnn_dist.batches.placement import device_of, stream_to
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Isolated
 from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
-from lightning_gnn_dist.checks import check_path
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.graph.graph import Graph
@@ -74,14 +73,7 @@ class ShardedDataModule(ShardDataModule):
         if isinstance(boundary, Exchange):
             check_whole_part(sampler)
             coverage = None  # nothing is lost
-        path = check_path("path", path)
-        bounds = with_seed_type(Bounds.read(path), seed_type, path)
-        if bounds.links is not None:
-            raise ValueError(
-                f"{path} holds a split whose {bounds.links}: learn them with ShardedLinkDataModule(path), or for nodes "
-                "divide the graph that was split, which has its masks."
-            )
-        super().__init__(path, bounds, settings, boundary, coverage, cache_bytes)
+        super().__init__(path, lambda at: _bounds_of_nodes(at, seed_type), settings, boundary, coverage, cache_bytes)
 
     def _check_seeds(self, counts: Tensor) -> None:
         """Refuse ranks without training nodes, given how many each has: all ranks raise or none."""
@@ -129,3 +121,14 @@ class ShardedDataModule(ShardDataModule):
 
     def _judging_loader(self, name: str) -> BatchLoader:
         return self._nodes_loader(self._whole_graph().split(name), f"{name}_mask marks")
+
+
+def _bounds_of_nodes(path: Path, seed_type: str | None) -> Bounds:
+    """Return where shards begin; of a graph with types the type is chosen whose nodes are learned from."""
+    bounds = with_seed_type(Bounds.read(path), seed_type, path)
+    if bounds.links is not None:
+        raise ValueError(
+            f"{path} holds a split ({bounds.links}): learn edges with ShardedLinkDataModule(path), or for nodes divide "
+            "the graph that was split, which has its masks."
+        )
+    return bounds

@@ -15,7 +15,7 @@ from lightning_gnn_dist.batches.placement import device_of, stream_to
 from lightning_gnn_dist.batches.precision import type_that_stays
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Halo, Isolated, check_boundary
 from lightning_gnn_dist.boundary.exchange_plan import Owners
-from lightning_gnn_dist.checks import check_at_least, check_true_or_false
+from lightning_gnn_dist.checks import check_at_least, check_path, check_true_or_false
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.exchanging import ExchangingDataModule
 from lightning_gnn_dist.data.settings import BatchSettings
@@ -46,7 +46,7 @@ class ShardDataModule(ExchangingDataModule):
 
     Args:
         path: The folder of this host's shards.
-        bounds: Where each shard begins.
+        bounds_at: Reads where each shard begins, and refuses shards that are for others.
         settings: How batches are made.
         boundary: What becomes of senders outside the own shard.
         coverage: Gives each batch weights for the loss. With None there are none.
@@ -55,8 +55,8 @@ class ShardDataModule(ExchangingDataModule):
 
     def __init__(
         self,
-        path: Path,
-        bounds: Bounds,
+        path: str | Path,
+        bounds_at: Callable[[Path], Bounds],
         settings: BatchSettings,
         boundary: Boundary,
         coverage: Coverage | None,
@@ -64,8 +64,9 @@ class ShardDataModule(ExchangingDataModule):
     ) -> None:
         super().__init__(settings, coverage, boundary)
         check_at_least(0, cache_bytes=cache_bytes)
-        self.path, self.bounds = path, bounds
         self._check_settings()
+        self.path = check_path("path", path)
+        self.bounds = bounds_at(self.path)
         self._check_samplers()
         self.cache_bytes = cache_bytes
         self._graph: ShardedGraph | None = None

@@ -15,7 +15,6 @@ from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import device_of, stream_to
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
-from lightning_gnn_dist.checks import check_path
 from lightning_gnn_dist.data.edges.asked import (
     AskedEdges,
     check_boundary_of_edges,
@@ -87,16 +86,16 @@ class ShardedLinkDataModule(ShardDataModule):
         if boundary is None:
             boundary = Isolated() if isinstance(sampler, WholePartSampler) else Fetch()
         check_boundary_of_edges(boundary)
-        path = check_path("path", path)
-        bounds, self._links = _bounds_with_links(path)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         _check_settings_of_links(settings)
+        super().__init__(path, _bounds_with_links, settings, boundary, None, cache_bytes)
+        assert self.bounds.links is not None
+        self._links = self.bounds.links
         self.num_negatives = negatives_of(self._links.labels, num_negatives)
-        self._asked = _asked_of(bounds, self._links)
+        self._asked = _asked_of(self.bounds, self._links)
         self._shard: Shard | None = None  # the own one, with the labels of its edges
         self._found: Tensor | None = None
         self._held: dict[str, HeldLinks] = {}
-        super().__init__(path, bounds, settings, boundary, None, cache_bytes)
 
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
@@ -126,7 +125,11 @@ class ShardedLinkDataModule(ShardDataModule):
         if self._links.labels is None:
             return read_part(self._whole_graph(), self.boundary, None, self.seed)[0]
         graph = self._opened(self._with_labels())  # for this once, as no batch may ask for labels
-        part, _ = read_part(graph, self.boundary, None, self.seed)
+        try:
+            part, _ = read_part(graph, self.boundary, None, self.seed)
+        except BaseException:
+            graph.abort()  # its threads would wait for ranks that never answer
+            raise
         graph.close()
         return part
 
@@ -228,18 +231,18 @@ class ShardedLinkDataModule(ShardDataModule):
         return HeldLinks(self._asked.around_held(self._settings.of_evaluation(), *share), numbers.start)
 
 
-def _bounds_with_links(path: Path) -> tuple[Bounds, LinkBounds]:
-    """Return where shards begin, and what is predicted of their edges; of typed ones the seeds' type is chosen."""
+def _bounds_with_links(path: Path) -> Bounds:
+    """Return where shards of a split begin; of a graph with types the type of the receivers is chosen."""
     bounds = Bounds.read(path)
     if bounds.links is None:
         raise ValueError(
             f"{path} holds shards of a graph whose edges are not split: divide a split, as in "
             "save_shards(split_edges(graph), partition, path), or learn from its nodes with ShardedDataModule."
         )
-    links, types = bounds.links, bounds.types
-    if types is not None and links.edge_type is not None and types.seeds is None:
-        bounds = replace(bounds, types=types.with_seeds(links.edge_type[2]))
-    return bounds, links
+    kind, types = bounds.links.edge_type, bounds.types
+    if types is not None and kind is not None and types.seeds is None:
+        bounds = replace(bounds, types=types.with_seeds(kind[2]))
+    return bounds
 
 
 def _check_settings_of_links(settings: BatchSettings) -> None:

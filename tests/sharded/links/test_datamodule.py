@@ -225,7 +225,7 @@ def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], messa
 
 
 def test_folders_are_for_one_module_each(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"learn them with ShardedLinkDataModule\(path\), or for nodes"):
+    with pytest.raises(ValueError, match=r"learn edges with ShardedLinkDataModule\(path\), or for nodes"):
         ShardedDataModule(saved / "of 2")
     graph = small_graph()
     save_shards(graph, unequal(graph, 2), tmp_path / "nodes")
