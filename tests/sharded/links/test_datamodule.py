@@ -35,14 +35,17 @@ from tests.link_model import LinkSAGE, Targets, held
 from tests.ranks import RankError, run_ranks
 from tests.sharded.graphs import small_graph
 from tests.sharded.links.splits import (
+    WRITES,
     OneHost,
     as_shards_have_it,
     labelled_split,
     of_shards,
+    typed_split,
     undirected_split,
     unequal,
 )
 from tests.strategies.fitting import State, differs, state_of
+from tests.typed_sage import LinkHetero
 
 OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 40}
 
@@ -105,6 +108,29 @@ def test_training_is_that_of_hosts_with_the_whole_split(saved: Path, name: str, 
         return
     theirs = run_ranks(on_one_host, 2, strategy, {"boundary": Fetch()} | options)
     assert differs(ours[0].state, theirs[0].state) == 0.0 and ours[0].metrics == theirs[0].metrics
+
+
+def typed_fit(rank: int, world_size: int, folder: str | None) -> tuple[State, dict[str, float]]:
+    """A fit on shards or on one host."""
+    options: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 48, "num_negatives": 2}
+    split, data = typed_split(WRITES), ShardedLinkDataModule(folder, **options) if folder else None
+    whole, parts = as_shards_have_it(split, unequal(split.graph, world_size))
+    torch.manual_seed(0)
+    assert split.graph.types is not None
+    module = LinkHetero(list(split.graph.types.edge_types), WRITES)
+    fitting = trainer(world_size, GrappaStrategy(find_unused_parameters=True, **PATIENCE))
+    fitting.fit(module, data or OneHost(whole, partitioner=parts, **options))
+    (metrics,) = fitting.test(module, data or OneHost(whole, partitioner=parts, **options), verbose=False)
+    return state_of(module), dict(metrics)
+
+
+@pytest.mark.slow
+def test_training_on_typed_shards_is_that_of_hosts_with_the_whole_split(tmp_path: Path) -> None:
+    split = typed_split(WRITES)
+    save_shards(split, unequal(split.graph, 2), tmp_path / "shards")
+    (ours, found), (others, _) = run_ranks(typed_fit, 2, str(tmp_path / "shards"))
+    theirs, expected = run_ranks(typed_fit, 2, None)[0]
+    assert differs(ours, theirs) == differs(ours, others) == 0.0 and found == expected
 
 
 def true_pairs(batches: list[Targets]) -> Counter[tuple[int, ...]]:
@@ -202,6 +228,16 @@ def test_embeddings_of_all_nodes_can_be_predicted(saved: Path) -> None:
     nodes = [node for batch in data.predict_dataloader() for node in batch.n_id[: batch.batch_size].tolist()]
     data.teardown("predict")
     assert nodes == list(range(240))
+
+
+def test_embeddings_of_the_receivers_type_can_be_predicted(tmp_path: Path) -> None:
+    split = typed_split(WRITES)
+    save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
+    data = ShardedLinkDataModule(tmp_path / "shards", sampler=NeighborSampler([2, 2]))
+    data.setup("predict")
+    nodes = [n for batch in data.predict_dataloader() for n in batch["paper"].n_id[: batch.batch_size].tolist()]
+    data.teardown("predict")
+    assert nodes == list(range(200)) and data.num_nodes == 200
 
 
 @pytest.mark.parametrize(
