@@ -100,7 +100,7 @@ CASES: dict[str, tuple[int, Any, dict[str, Any]]] = {
 }
 
 
-QUICK = ("three", "labels in halos", "typed", "typed labels shown")
+QUICK = ("three", "labels in halos", "typed labels shown")
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in QUICK else pytest.mark.slow) for c in CASES])
