@@ -93,6 +93,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.sampling.walk import RandomWalkSampler
     from lightning_gnn_dist.sampling.whole import WholePartSampler
     from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
+    from lightning_gnn_dist.sharded.links.datamodule import ShardedLinkDataModule
     from lightning_gnn_dist.strategies.grappa import GrappaStrategy
     from lightning_gnn_dist.strategies.llcg import LLCGStrategy
     from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
@@ -162,6 +163,7 @@ __all__ = [
     "Sampler",
     "ShadowSampler",
     "ShardedDataModule",
+    "ShardedLinkDataModule",
     "StreamingPartitioner",
     "SuperNodePartitioner",
     "TMAStrategy",
@@ -245,6 +247,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "Sampler": "sampling.base",
     "ShadowSampler": "sampling.shadow",
     "ShardedDataModule": "sharded.datamodule",
+    "ShardedLinkDataModule": "sharded.links.datamodule",
     "StreamingPartitioner": "partition.streaming",
     "SuperNodePartitioner": "partition.supernode",
     "TMAStrategy": "strategies.tma",

@@ -27,6 +27,7 @@ from lightning_gnn_dist import (
     RandomPartitioner,
     RoundProgress,
     ShardedDataModule,
+    ShardedLinkDataModule,
     citations,
     communities,
     save_shards,
@@ -206,6 +207,9 @@ class World:
         save_shards(self.graph, RandomPartitioner()(self.graph, 1, 0), folder / "shares")
         self.sharded = ShardedDataModule(folder / "shares", loading=Loading(num_threads=0))
         self.sharded.setup("fit")
+        save_shards(self.split, RandomPartitioner()(self.graph, 1, 0), folder / "link shards")
+        self.sharded_links = ShardedLinkDataModule(folder / "link shards", loading=Loading(num_threads=0))
+        self.sharded_links.setup("fit")
         self.graph.save(folder / "graph")
         self.split.save(folder / "split")
         (folder / "arrays").mkdir()
@@ -279,6 +283,7 @@ def instances_of(world: World) -> dict[str, Callable[[], Any]]:
         "Partition": lambda: world.partition,
         "LinkSplit": lambda: world.split,
         "ShardedDataModule": lambda: world.sharded,
+        "ShardedLinkDataModule": lambda: world.sharded_links,
     }
 
 
@@ -320,6 +325,7 @@ def _of_classes(world: World) -> Calls:
         "PredictionWriter": lambda: {"path": "predicted.npy"},
         "Redeal": lambda: {"num_supernodes": 8},
         "ShardedDataModule": lambda: {"path": world.folder / "shares"},
+        "ShardedLinkDataModule": lambda: {"path": world.folder / "link shards"},
         "SuperNodePartitioner": lambda: {"num_supernodes": 8},
     }
 

@@ -1,10 +1,12 @@
-"""``lightning-gnn-dist divide``: divide a saved graph into shards, so that no host needs all of it."""
+"""``lightning-gnn-dist divide``: divide a saved graph or split into shards, so that no host needs all of it."""
 
 from __future__ import annotations
 
 import argparse
 
 from lightning_gnn_dist.cli.partitioners import partitioner_of
+from lightning_gnn_dist.data.edges.saved import holds_split
+from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.prepare.shard import Bounds, save_shards
@@ -13,7 +15,8 @@ from lightning_gnn_dist.prepare.shard import Bounds, save_shards
 def run(options: argparse.Namespace) -> None:
     """Do what the options say."""
     try:
-        graph = Graph.open(options.graph)
+        split = LinkSplit.open(options.graph) if holds_split(options.graph) else None
+        graph = Graph.open(options.graph) if split is None else split.graph
         if options.balance != "nodes" and options.partitioner not in (None, "metis"):
             raise ValueError(
                 f"--balance {options.balance} is for --partitioner metis, and {options.partitioner} evens out nodes: "
@@ -21,11 +24,13 @@ def run(options: argparse.Namespace) -> None:
             )
         partitioner = partitioner_of(options.partitioner, options)
         partition = cached_partition(graph, partitioner, options.parts, options.seed)
-        save_shards(graph, partition, options.output)
+        save_shards(graph if split is None else split, partition, options.output)
     except (ValueError, OSError) as error:
         raise SystemExit(f"lightning-gnn-dist divide: {error}") from error
     sizes = partition.counts()
     print(f"{options.output}: {options.parts} shards of {int(sizes.min()):,} to {int(sizes.max()):,} nodes.")
-    if graph.types is not None:
-        print(Bounds.read(options.output).types)
-    print("Copy shares.json and shard r to the host of rank r, and train on ShardedDataModule(path).")
+    bounds, name = Bounds.read(options.output), "ShardedDataModule" if split is None else "ShardedLinkDataModule"
+    for about in (bounds.types, bounds.links):
+        if about is not None:
+            print(about)
+    print(f"Copy shares.json and shard r to the host of rank r, and train on {name}(path).")

@@ -13,6 +13,7 @@ from lightning_gnn_dist.boundary.boundary import Halo
 from lightning_gnn_dist.boundary.prices import Price, prices, short_name
 from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.cli.values import in_bytes
+from lightning_gnn_dist.data.edges.saved import holds_split
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import report_of
@@ -55,8 +56,9 @@ def _tell_of_shards(path: Path, *, cuts: bool) -> None:
     bounds = Bounds.read(path)
     sizes = bounds.nodes.diff()
     print(f"{path}: {bounds.num_shards} shards of {int(sizes.min()):,} to {int(sizes.max()):,} nodes.")
-    if bounds.types is not None:
-        print(bounds.types)
+    for about in (bounds.types, bounds.links):
+        if about is not None:
+            print(about)
 
 
 def _check(path: Path) -> None:
@@ -69,8 +71,7 @@ def _check(path: Path) -> None:
         _verify(shares[index])
     if bounds is None:
         _verify(path)
-        arrays = store.read(path)[0]
-        (LinkSplit if "links/undirected" in arrays else Graph).open(path)
+        (LinkSplit if holds_split(path) else Graph).open(path)
     elif len(there) < bounds.num_shards:
         print(f"{path}: {bounds.num_shards - len(there)} of {bounds.num_shards} shards are not on this host.")
 

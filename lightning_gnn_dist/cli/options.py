@@ -130,8 +130,8 @@ def _add_inspect(commands: Commands) -> None:
 
 
 def _add_divide(commands: Commands) -> None:
-    divide = commands.add_parser("divide", help="divide a saved graph into shards, one for each rank")
-    divide.add_argument("graph", type=Path, help="the directory of the graph")
+    divide = commands.add_parser("divide", help="divide a saved graph or split of edges into shards, one for each rank")
+    divide.add_argument("graph", type=Path, help="the directory of the graph, or of a split of its edges")
     divide.add_argument("output", type=Path, help="the directory of the shards, which must not exist")
     divide.add_argument("--parts", type=positive, metavar="P", required=True, help="how many shards")
     divide.add_argument("--partitioner", choices=PARTITIONERS, help=HOW)

@@ -31,9 +31,9 @@ from lightning_gnn_dist.cli.mistakes.value_errors import check_values, in_one_li
 from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.joint import HoldsShards
 from lightning_gnn_dist.layerwise.layers import has_layers
 from lightning_gnn_dist.layerwise.prediction import BUDGET_BYTES, predict_by_layer
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 
 REFUSALS = (ValueError, TypeError, OSError)
 
@@ -154,7 +154,7 @@ class TrainCLI(LightningCLI):
         self.trainer.predict(return_predictions=False, **kwargs)
 
     def _predict_by_layer(
-        self, graph: Graph | ShardedDataModule, model: LightningModule, datamodule: object, **kwargs: Any
+        self, graph: Graph | HoldsShards, model: LightningModule, datamodule: object, **kwargs: Any
     ) -> None:
         options = self.config_init.predict
         how = {"budget_bytes": options.budget_megabytes << 20, "overwrite": options.overwrite}
@@ -184,9 +184,9 @@ def _own_refusal(error: BaseException | None) -> str | None:
     return None
 
 
-def _graph_of(datamodule: LightningDataModule) -> Graph | ShardedDataModule | None:
+def _graph_of(datamodule: LightningDataModule) -> Graph | HoldsShards | None:
     """What ``predict_by_layer`` computes on."""
-    return datamodule if isinstance(datamodule, ShardedDataModule) else getattr(datamodule, "graph", None)
+    return datamodule if isinstance(datamodule, HoldsShards) else getattr(datamodule, "graph", None)
 
 
 def _has(callbacks: Iterable[Callback], *kinds: type[Callback]) -> bool:

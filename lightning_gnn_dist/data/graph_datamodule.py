@@ -282,7 +282,7 @@ class GraphDataModule(LightningDataModule, ABC):
     def _eval_loader(
         self,
         sampler: Sampler,
-        seeds: Tensor,
+        seeds: Tensor | range,
         whose: str,
         num_ids: int | None = None,
         targets: Callable[[Tensor], Targets] = Targets,
@@ -290,10 +290,9 @@ class GraphDataModule(LightningDataModule, ABC):
         """Return a loader of this rank's share of ``seeds``, sampled in the whole graph."""
         self._depth.check(self.trainer, self.sampler)
         self._tell_of_estimates()
-        world_size, count = self._world_size(), seeds.numel()
+        world_size, count = self._world_size(), len(seeds)
         if count < world_size:
             raise ValueError(f"{whose}, but {world_size} ranks share the evaluation: each needs one at least.")
-        share = seeds.tensor_split(world_size)[self._eval_place()]
         evaluated = Evaluated(seeds, lambda ids: targets(ids).nodes.unique(), world_size)
         size = self.evaluation.batch_size or self.batch_size
         if self.evaluation.batch_size is None and not self._limits_evaluation():
@@ -303,7 +302,7 @@ class GraphDataModule(LightningDataModule, ABC):
             loading = replace(loading, bulk_size=1)  # full neighbourhoods are large for a device
         rows, num_batches = self._ready_rows(evaluated, size), evaluated.num_batches(size)
         make = BatchLoader if rows is None else partial(LayeredLoader, rows, targets)
-        places = torch.arange(count).tensor_split(world_size)[self._eval_place()]
+        share, places = (replace(evaluated, ids=ids).share(self._eval_place()) for ids in (seeds, range(count)))
         loader = self._loader(source, share, num_batches, self.seed, loading, shuffle=False, inputs=places, make=make)
         self._loaders.append(loader)
         return loader

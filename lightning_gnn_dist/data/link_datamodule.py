@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import reduce
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,42 +11,34 @@ from torch import Tensor
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import BatchSource
-from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Halo, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
 from lightning_gnn_dist.checks import (
-    check_at_least_if_given,
     check_instance,
     check_path,
-    shown,
 )
-from lightning_gnn_dist.data.edges.labels import arrays_of_edges, name_of_targets, targets_carry, without_labels
+from lightning_gnn_dist.data.edges.asked import (
+    AskedEdges,
+    check_boundary_of_edges,
+    check_held_back,
+    check_sampler_of_edges,
+    negatives_of,
+)
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.data.part_datamodule import PartDataModule
 from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.data.temporal.checks import check_event_samplers, sampler_of_events
-from lightning_gnn_dist.data.temporal.events import learned, times_of_receivers
-from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.data.typed.checks import check_typed
 from lightning_gnn_dist.data.typed.links import ends_of
-from lightning_gnn_dist.engine.typed.apart import places_of
 from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.memo import remembered
-from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.layer import LayerSampler
-from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, edges_at, positions_of_links
-from lightning_gnn_dist.sampling.matrix import MatrixSampler
-from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.temporal.links import EventSampler, EventShape, HeldEventSampler
-from lightning_gnn_dist.sampling.temporal.negatives import Candidates
+from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, edges_at
+from lightning_gnn_dist.sampling.temporal.links import EventSampler, HeldEventSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
-from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 
@@ -117,11 +108,10 @@ class LinkDataModule(PartDataModule):
         global_batching: GlobalBatching = GlobalBatching(),  # noqa: B008
         cache_dir: str | Path | None = None,
     ) -> None:
-        check_at_least_if_given(1, num_negatives=num_negatives)
         boundary = _default_boundary(holding, sampler) if boundary is None else boundary
-        if not isinstance(boundary, Isolated | Halo | Fetch):
-            raise ValueError(f"boundary must be Isolated(), Halo() or Fetch() for edges, got {shown(boundary)}.")
+        check_boundary_of_edges(boundary)
         self.split = _as_split(split)
+        self.num_negatives = negatives_of(self.split.labels, num_negatives)
         sampler = sampler_of_events(sampler, self.split.time)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         if global_batching.deal != "any":
@@ -130,10 +120,8 @@ class LinkDataModule(PartDataModule):
                 'leave it at deal="any".'
             )
         for chosen in (sampler, global_batching.sampler):
-            _check_sampler(chosen)
-        if self.split.labels is not None and num_negatives is not None:
-            raise ValueError("num_negatives is for splits without labels: leave it out.")
-        self._ends = ends_of(self.split.graph, self.split.edge_type, self.split.reverse)
+            check_sampler_of_edges(chosen)
+        self._asked = _asked_of(self.split)
         graph = _with_seeds(self.split)
         check_typed(graph, settings, boundary)
         check_event_samplers(graph, settings, self.split.time)
@@ -141,13 +129,7 @@ class LinkDataModule(PartDataModule):
             partitioner = RandomPartitioner()
         plan = PartPlan(graph, partitioner, holding, boundary, None, int(seed), cache_dir)
         super().__init__(plan, settings)
-        default = 1 if self.split.labels is None else 0
-        self.num_negatives = default if num_negatives is None else num_negatives
         self._most: dict[int, int] = {}
-
-    @property
-    def _reverse(self) -> EdgeType | None:
-        return self.split.reverse if isinstance(self.split.reverse, tuple) else self.split.edge_type
 
     @property
     def graph(self) -> Graph:
@@ -164,29 +146,23 @@ class LinkDataModule(PartDataModule):
         return self.split.fingerprint
 
     def _judging_loader(self, name: str) -> BatchLoader:
-        if name not in self.split.edges:
-            raise ValueError(
-                f"The split holds no {name} edges back (it has: {list(self.split.edges)}): give split_edges() a share "
-                f"for them, as in split_edges(graph, {name}=0.1)."
-            )
+        check_held_back(name, self.split.edges, f"give split_edges() a share for them, split_edges(graph, {name}=0.1).")
         sampler, count = self._held_sampler(name), self.split.edges[name].shape[1]
         whose = f"There are {count} {name} edges"
         targets = _targets_of(sampler) if isinstance(sampler, HeldLinkSampler) else Targets
-        return self._eval_loader(sampler, torch.arange(count), whose, count, targets)
+        return self._eval_loader(sampler, range(count), whose, count, targets)
 
     def _held_sampler(self, name: str) -> HeldLinkSampler | HeldEventSampler:
-        edges, ends, drawn = self.split.edges[name], self._ends, self._settings.of_evaluation()
-        negatives = self.split.negatives.get(name, torch.empty(edges.shape[1], 0, dtype=torch.int64))
-        arrays = self.split.held_arrays.get(name, {})
-        carried = self._carried(arrays)
+        edges, negatives = self.split.edges[name], self.split.negatives.get(name)
+        arrays, drawn = self.split.held_arrays.get(name, {}), self._settings.of_evaluation()
+        held = self._asked.around_held(drawn, edges, negatives, arrays)
         if isinstance(drawn, TemporalSampler):
-            in_graph = ends.in_graph(edges), negatives.to(torch.int64) + ends.receivers.start
-            return HeldEventSampler(self._events(drawn), in_graph[0], arrays[drawn.time], in_graph[1], carried)
-        first = ends.senders.start, ends.receivers.start
-        return HeldLinkSampler(drawn, edges, negatives, ends.target_type, first, carried)
-
-    def _events(self, sampler: TemporalSampler) -> EventShape:
-        return EventShape(sampler, name_of_targets(sampler.time), self._ends.target_type)
+            ends = self._asked.ends
+            in_graph = ends.in_graph(edges), held.negatives.to(torch.int64) + ends.receivers.start
+            return HeldEventSampler(
+                self._asked.events(drawn), in_graph[0], arrays[drawn.time], in_graph[1], held.carried
+            )
+        return held
 
     def _most_seeds(self, world_size: int) -> int:
         if world_size not in self._most:
@@ -218,7 +194,7 @@ class LinkDataModule(PartDataModule):
         return seeds
 
     def _whole_sampler(self) -> Sampler:
-        return self._links(super()._whole_sampler(), self._ends.receivers, self._whole_graph)
+        return self._links(super()._whole_sampler(), self._asked.ends.receivers, self._whole_graph)
 
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
         is_whole = part is self.graph
@@ -226,7 +202,8 @@ class LinkDataModule(PartDataModule):
         self._values.of_arrays(shown)
         held = self._whole_graph if is_whole else part  # which has the labels
         seeds = self._positions(held, own.to(torch.int64) - 1)
-        links = self._links(self.sampler, self._ends.receivers if is_whole else self._receivers(part, own), held)
+        candidates = self._asked.ends.receivers if is_whole else self._asked.receivers(part, own)
+        links = self._links(self.sampler, candidates, held)
         return seeds, self._source(shown, links, part.num_edges)
 
     def _own(self, part: Graph, rank: int, num_ranks: int) -> Tensor:
@@ -238,52 +215,23 @@ class LinkDataModule(PartDataModule):
 
     def _positions(self, graph: Graph, owner: Tensor) -> Tensor:
         """Return where the training edges are whose ends, or whose receivers if batches see all, have one owner."""
-        split, kind = self.split, self._ends.target_type
-        ways = {"loops": split.labels is not None, "across": isinstance(self.boundary, Fetch)}
-        found = positions_of_links(graph, owner, split.undirected is True, kind, **ways)
-        if split.labels is None and split.time is None:
-            return found
-        arrays = arrays_of_edges(graph, split.edge_type)
-        rows = found if kind is None else places_of(graph, kind.number, found)
-        if split.labels is not None:
-            is_asked = is_labelled(arrays[split.labels][rows])
-            found, rows = found[is_asked], rows[is_asked]
-        return found if split.time is None else found[learned(arrays[split.time][rows], split.held_arrays, split.time)]
+        return self._asked.positions(graph, owner, across=isinstance(self.boundary, Fetch))
 
     def _shown(self, part: Graph) -> Graph:
-        """Return a part as batches show it: without the labels of its edges, also those turned round."""
-        name, kinds = self.split.labels, {self.split.edge_type, self._reverse}
-        holding = [kind for kind in kinds if name in arrays_of_edges(part, kind)]
-        if name is None or not holding:
-            return part
-
-        def shown() -> Graph:
-            return reduce(lambda graph, kind: without_labels(graph, kind, name), holding, part)
-
-        return remembered(part, "without labels", shown)
-
-    def _carried(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """Return what batches say of their targets; None where these are true and false edges."""
-        return None if self.split.labels is None else targets_carry(self.split.labels, arrays)
-
-    def _receivers(self, part: Graph, own: Tensor) -> range | Tensor:
-        """Return the nodes of a part that false receivers are drawn from: the rank's own, if they may receive."""
-        if part.types is None or self.split.edge_type is None:
-            return range(int(own.sum()))  # they come first
-        nodes = part.types.nodes_of(self.split.edge_type[2])
-        return own[nodes.start : nodes.stop].nonzero().view(-1) + nodes.start
+        return self._asked.shown(part)
 
     def _links(self, sampler: Sampler, candidates: range | Tensor, graph: Graph) -> LinkSampler | EventSampler:
-        arrays, undirected = arrays_of_edges(graph, self.split.edge_type), self.split.undirected is True
-        carried = self._carried(arrays)
+        asked = self.num_negatives, candidates, graph
         if isinstance(sampler, TemporalSampler):
-            kind = None if self.split.edge_type is None else self.split.edge_type[2]
-            there = Candidates.of(graph, candidates, times_of_receivers(graph, sampler.time, kind), kind)
-            shape = self._events(sampler)
-            return EventSampler(shape, self.num_negatives, there, undirected, arrays[sampler.time], carried)
-        hides, kind_of_targets = self.split.hide, self._ends.target_type
-        asked = self.num_negatives, candidates, undirected, kind_of_targets
-        return LinkSampler(sampler, *asked, carried=carried, hides=hides)
+            return self._asked.around_events(sampler, *asked)
+        return self._asked.around(sampler, *asked)
+
+
+def _asked_of(split: LinkSplit) -> AskedEdges:
+    ends = ends_of(split.graph, split.edge_type, split.reverse)
+    reverse = split.reverse if isinstance(split.reverse, tuple) else None
+    kind = split.edge_type, reverse, split.undirected is True
+    return AskedEdges(ends, *kind, split.labels, split.hide, split.time, split.held_arrays)
 
 
 def _targets_of(sampler: HeldLinkSampler) -> Callable[[Tensor], Targets]:
@@ -301,16 +249,6 @@ def _with_seeds(split: LinkSplit) -> Graph:
     if kind is None or graph.types is None or graph.types.seeds is not None:
         return graph
     return graph.with_seeds(kind[2])
-
-
-def _check_sampler(sampler: Sampler | None) -> None:
-    """Refuse samplers that repeat nodes, or whose weights suppose that seeds are nodes."""
-    drawn = sampler.sampler if isinstance(sampler, MatrixSampler) else sampler
-    if isinstance(drawn, ShadowSampler | PageRankSampler | RandomWalkSampler | ClusterSampler | LayerSampler):
-        raise ValueError(
-            "The ends of edges are sampled around by NeighborSampler or WholePartSampler, got "
-            f"{type(drawn).__name__}: its batches or weights are for single nodes."
-        )
 
 
 def _as_split(split: LinkSplit | str | Path) -> LinkSplit:

@@ -64,7 +64,8 @@ class GlobalBatching:
             ``WholePartSampler``.
         deal: Whose seeds are in a rank's slice of a batch: ``"any"``, drawn uniformly from all training nodes, which
             every rank lists; or ``"own"``, those of the rank's own part, evenly over the batches of a pass, so that no
-            rank with a shard lists those of others. Slices are then as unequal as parts.
+            rank with a shard lists those of others. Slices are then as unequal as parts. Edges are dealt to any rank
+            where every host has the graph, and in shards by the ranks that own their receivers.
     """
 
     batch_size: int | None = None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -32,31 +33,52 @@ class Evaluated:
     """What all ranks evaluate together.
 
     Attributes:
-        ids: The ids of nodes or held edges, in the order in which ranks share them.
+        ids: The ids of nodes or numbers of held edges, in the order in which ranks share them.
         nodes_of: Returns the distinct nodes whose rows some ids need.
         num_ranks: How many ranks share them.
     """
 
-    ids: Tensor
+    ids: Tensor | range
     nodes_of: NodesOf
     num_ranks: int
 
+    @property
+    def most(self) -> int:
+        """How many of them a rank has at most."""
+        return -(-len(self.ids) // self.num_ranks)
+
     def num_batches(self, batch_size: int) -> int:
         """Return the batches of each rank."""
-        return batches_of_ranks(self.ids.numel(), self.num_ranks, batch_size)
+        return batches_of_ranks(len(self.ids), self.num_ranks, batch_size)
+
+    def at(self, places: Tensor) -> Tensor:
+        """Return those at some places."""
+        return places + self.ids.start if isinstance(self.ids, range) else self.ids[places]
+
+    def share(self, place: int) -> Tensor:
+        """Return one of as many equal shares of them as there are ranks."""
+        places = share_of(len(self.ids), self.num_ranks, place)
+        some = self.ids[places.start : places.stop]
+        return torch.arange(some.start, some.stop) if isinstance(some, range) else some
 
     def some(self, num_batches: int) -> Iterator[Tensor]:
         """Yield the nodes of a few batches, if every rank has so many."""
-        shares = self.ids.tensor_split(self.num_ranks)
         total = num_batches * self.num_ranks
         for number in sorted({(total - 1) * look // (_LOOKS - 1) for look in range(_LOOKS)}):
-            share, batch = shares[number // num_batches], number % num_batches
+            share, batch = self.share(number // num_batches), number % num_batches
             yield self.nodes_of(share[slice_of(share.numel(), num_batches, batch)])
 
     @cached_property
     def nodes(self) -> Tensor:
         """The distinct nodes whose rows are needed for all ids."""
-        return self.nodes_of(self.ids)
+        return self.nodes_of(self.at(torch.arange(len(self.ids))))
+
+
+def share_of(count: int, num_ranks: int, place: int) -> range:
+    """Return which of so many things are in one of the equal shares, of which the first ones may have one more."""
+    size, more = divmod(count, num_ranks)
+    first = place * size + min(place, more)
+    return range(first, first + size + (place < more))
 
 
 class Counter:
@@ -78,7 +100,7 @@ class Counter:
 
     def batch_size(self, seeds: Evaluated, least: int, budget_bytes: int) -> int:
         """Return how many ids a batch should have: as many as fit the budget, and at least ``least``."""
-        most = -(-seeds.ids.numel() // seeds.num_ranks)
+        most = seeds.most
         if most <= least or self.bytes_of(self._graph.num_nodes, self._graph.num_edges) <= budget_bytes:
             return max(most, least)
         parts = 1

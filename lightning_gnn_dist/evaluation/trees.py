@@ -20,8 +20,9 @@ def seeds_at_once(
 
     It depends on the graph and the seeds alone, so that it is the same on all ranks that have one budget.
     """
-    looks = torch.linspace(0, seeds.ids.numel() - 1, min(_LOOKS, seeds.ids.numel())).round().to(torch.int64)
-    some = list(seeds.ids[looks].split(1))
+    count = len(seeds.ids)
+    looks = torch.linspace(0, count - 1, min(_LOOKS, count)).round().to(torch.int64)
+    some = list(seeds.at(looks).split(1))
     samples = sampler.sample_bulk(graph, some, [BatchKey(0, 0, 0)] * len(some))
     num_bytes = sum(counter.bytes_of(sample.nodes.numel(), sample.indices.numel()) for sample in samples)
     return min(most, max(1, int(budget_bytes * len(some) / (_MARGIN * max(1, num_bytes)))))

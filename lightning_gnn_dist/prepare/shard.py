@@ -26,6 +26,7 @@ from lightning_gnn_dist.graph.storage.files import check_entries, read_json
 from lightning_gnn_dist.graph.storage.store import SHARD, SHARDS
 from lightning_gnn_dist.graph.typed.induced import types_of
 from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.prepare.held_edges import HeldEdges, LinkBounds, SplitOfEdges, check_can_be_divided
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds, bounds_of, order_of_types, typed_about
 
 FORMAT = "lightning_gnn_dist shares"
@@ -52,6 +53,7 @@ class Bounds:
     fingerprint: str
     types: TypedBounds | None = None
     division: str = ""
+    links: LinkBounds | None = None
 
     @classmethod
     def read(cls, folder: str | Path) -> Bounds:
@@ -59,7 +61,8 @@ class Bounds:
         about = _read_index(Path(folder))
         nodes, edges = (torch.tensor(about.get(name, []), dtype=torch.int64) for name in ("nodes", "edges"))
         types = typed_about(about, nodes.numel() - 1, Path(folder) / INDEX)
-        found = cls(nodes, edges, about["fingerprint"], types, about.get("division", ""))
+        links = LinkBounds.read(about, nodes.numel() - 1, types, Path(folder) / INDEX)
+        found = cls(nodes, edges, about["fingerprint"], types, about.get("division", ""), links)
         if types is not None and not (types.nodes.sum(0).equal(nodes) and types.edges.sum(0).equal(edges)):
             raise ValueError(f"{Path(folder) / INDEX} is damaged (types do not add up to all nodes). {_WAY_OUT}")
         return found
@@ -169,14 +172,17 @@ def check_ranks(folder: Path, bounds: Bounds, num_ranks: int) -> None:
         )
 
 
-def save_shards(graph: Graph, partition: Partition, folder: str | Path) -> None:
+def save_shards(graph: Graph | SplitOfEdges, partition: Partition, folder: str | Path) -> None:
     """Write a shard for every part. Nodes get new ids, part after part; ``n_id`` holds the old ones.
+
+    Of a :class:`LinkSplit` the graph of training edges is divided, and each held edge lies with the shard that owns its
+    receiver: :class:`ShardedLinkDataModule` learns edges of such shards.
 
     Of a typed graph the nodes of each type get new ids, part after part, and those of one type stay together; the
     ``n_id`` of a type holds the old ids in it. RAM holds one shard at a time, and numbers for every node. The folder
     appears when all of it is written.
     """
-    check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
+    graph, split = _graph_and_split(graph)
     check_instance("partition", partition, Partition, "a Partition, as MetisPartitioner()(graph, 4, seed=0) makes it")
     folder = check_folder("folder", folder)
     if folder.exists():
@@ -190,8 +196,19 @@ def save_shards(graph: Graph, partition: Partition, folder: str | Path) -> None:
     if not (counts := partition.counts()).all():
         raise ValueError(f"Part {int(counts.argmin())} of the partition has no nodes, and each shard needs one.")
     with drafts.folder_beside(folder) as draft:
-        _write(graph, partition, draft)
+        _write(graph, partition, draft, split)
         os.rename(draft, folder)
+
+
+def _graph_and_split(given: Graph | SplitOfEdges) -> tuple[Graph, SplitOfEdges | None]:
+    """Return the graph to divide, and the split that it is of, if edges are held back."""
+    if isinstance(given, Graph):
+        return given, None
+    graph = getattr(given, "graph", None)
+    if not isinstance(graph, Graph) or not hasattr(given, "negatives"):
+        check_instance("graph", given, Graph, "a Graph, as Graph.from_pyg(data) makes it, or split_edges(graph)")
+    check_can_be_divided(given)
+    return given.graph, given
 
 
 def check_same(marks: list[int]) -> None:
@@ -204,22 +221,26 @@ def check_same(marks: list[int]) -> None:
         )
 
 
-def _write(graph: Graph, partition: Partition, folder: Path) -> None:
+def _write(graph: Graph, partition: Partition, folder: Path, split: SplitOfEdges | None) -> None:
     by_part = partition.assignment.argsort(stable=True)
     order = by_part if graph.types is None else order_of_types(graph.types, partition)
     number = torch.empty(graph.num_nodes, dtype=index_dtype(graph.num_nodes))
     number[order] = torch.arange(graph.num_nodes, dtype=number.dtype)
+    held = None if split is None else HeldEdges(split, partition.assignment, partition.num_parts, number)
     counts, edges, of_types = partition.counts(), [0], []
     for index, nodes in enumerate(by_part.split(counts.tolist())):
         rows = _rows_of(graph, nodes, number)
-        rows.save(folder / shard_name(index))
+        rows.save(folder / shard_name(index), beside={} if held is None else held.of_shard(index))
         edges.append(edges[-1] + rows.num_edges)
         if rows.types is not None:
             of_types.append((list(rows.types.num_nodes.values()), rows.types.num_edges))
-    about: dict[str, Any] = {"fingerprint": graph.fingerprint, "division": _division_of(partition)}
+    fingerprint = graph.fingerprint if split is None else split.fingerprint
+    about: dict[str, Any] = {"fingerprint": fingerprint, "division": _division_of(partition)}
     about |= {"nodes": [0, *counts.cumsum(0).tolist()], "edges": edges}
     if graph.types is not None:
         about["types"] = bounds_of(graph.types, of_types).about
+    if held is not None:
+        about["links"] = held.bounds.about
     write_index(folder, about)
 
 

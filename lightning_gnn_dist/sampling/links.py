@@ -6,7 +6,7 @@ target are seeds, so the edges to remove are in the rows of seeds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -79,12 +79,22 @@ class LinkSampler:
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         home = graph if self.home is None else self.home
         pairs = [self._pairs(home, ids, batch_key) for ids, batch_key in zip(seeds, keys, strict=True)]
-        found, samples = around(graph, self.sampler, pairs, keys), list[Sample]()
-        for ids, (sample, ends) in zip(seeds, found, strict=True):
-            if self.hides:
-                sample = without_targets(graph, sample, ends[:, : ids.numel()], self.target_type)
-            samples.append(labelled(sample, ends, ids.numel(), self.target_type, self._of_targets(home, ids)))
-        return samples
+        found = around(graph, self.sampler, pairs, keys)
+        return [self.finished(graph, *drawn, ids, home) for ids, drawn in zip(seeds, found, strict=True)]
+
+    def finished(self, graph: Graph, sample: Sample, ends: Tensor, ids: Tensor, home: Graph) -> Sample:
+        """The sample around the ends of targets, without the targets if they are hidden, and with what is said of them.
+
+        Args:
+            graph: What was sampled.
+            sample: The sample.
+            ends: Where the ends of all targets are in it.
+            ids: The positions of the targets that are edges.
+            home: The graph that these are positions in.
+        """
+        if self.hides:
+            sample = without_targets(graph, sample, ends[:, : ids.numel()], self.target_type)
+        return labelled(sample, ends, ids.numel(), self.target_type, self._of_targets(home, ids))
 
     def false_ends(self, graph: Graph, senders: Tensor, ids: Tensor, batch_key: BatchKey) -> Tensor:
         """The receivers of the negatives of each edge, shape ``(n, num_negatives)``."""
@@ -126,22 +136,23 @@ class HeldLinkSampler:
         return self.sampler.num_hops
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        pairs = [self._pairs(ids) for ids in seeds]
-        samples = around(graph, self.sampler, pairs, keys)
-        return [
-            labelled(*found, ids.numel(), self.target_type, self._of_targets(ids))
-            for ids, found in zip(seeds, samples, strict=True)
-        ]
+        samples = around(graph, self.sampler, [self.pairs(ids) for ids in seeds], keys)
+        return [self.finished(*found, ids) for ids, found in zip(seeds, samples, strict=True)]
+
+    def finished(self, sample: Sample, ends: Tensor, ids: Tensor) -> Sample:
+        """The sample around the ends of targets, with what is said of them."""
+        return labelled(sample, ends, ids.numel(), self.target_type, self._of_targets(ids))
 
     def ends(self, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The nodes that a batch of some edges needs, in increasing order, and its ``edge_label_index`` and labels."""
-        nodes, positions = self._pairs(ids).unique(return_inverse=True)
+        nodes, positions = ends_of_pairs(self.pairs(ids))
         return nodes, labels(positions, ids.numel(), self._of_targets(ids))
 
     def _of_targets(self, ids: Tensor) -> Mapping[str, Tensor] | None:
         return None if self.carried is None else rows_at(self.carried, ids)
 
-    def _pairs(self, ids: Tensor) -> Tensor:
+    def pairs(self, ids: Tensor) -> Tensor:
+        """The ends of all targets of a batch of some edges, shape ``(2, m)``."""
         edges, negatives = self.edges[:, ids].to(torch.int64), self.negatives[ids].to(torch.int64)
         first = torch.tensor(self.first, device=edges.device)[:, None]
         return targets(edges + first, negatives + self.first[1])
@@ -166,15 +177,29 @@ def positions_of_links(
         loops: Whether self-loops are returned, too.
         across: Whether edges are returned whose receiver alone has an owner, or another one than the sender.
     """
+
+    def is_chosen(sender: Tensor, receiver: Tensor) -> Tensor:
+        is_inside = ((owner[sender] == owner[receiver]) | across) & (owner[receiver] >= 0)
+        return is_inside & are_links(sender, receiver, undirected, loops=loops)
+
+    return positions_where(graph, is_chosen, target_type)
+
+
+def are_links(sender: Tensor, receiver: Tensor, undirected: bool, *, loops: bool) -> Tensor:
+    """Which edges are asked for, by their ends: one direction of each, where there are both."""
+    return (sender < receiver if undirected else sender != receiver) | ((sender == receiver) & loops)
+
+
+def positions_where(
+    graph: Graph, is_chosen: Callable[[Tensor, Tensor], Tensor], target_type: TargetType | None = None
+) -> Tensor:
+    """The positions in ``indices`` of edges that are chosen by their senders and receivers, a bool for each."""
     found = [torch.empty(0, dtype=torch.int64)]
     for start in range(0, graph.num_edges, EDGES_AT_ONCE):
         positions = torch.arange(start, min(start + EDGES_AT_ONCE, graph.num_edges))
         if target_type is not None and graph.types is not None:
             positions = positions[graph.types.edge_type[positions] == target_type.number]
-        sender, receiver = edges_at(graph, positions)
-        is_link = ((owner[sender] == owner[receiver]) | across) & (owner[receiver] >= 0)
-        is_link &= (sender < receiver if undirected else sender != receiver) | ((sender == receiver) & loops)
-        found.append(positions[is_link])
+        found.append(positions[is_chosen(*edges_at(graph, positions))])
     return torch.cat(found)
 
 
@@ -197,11 +222,17 @@ def targets(edges: Tensor, negatives: Tensor) -> Tensor:
     return torch.cat([edges, torch.stack([senders, negatives.reshape(-1)])], dim=1)
 
 
+def ends_of_pairs(pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct ends of some pairs, sorted, an order that every sampler keeps, and where each end is among them."""
+    nodes, positions = pairs.unique(return_inverse=True)
+    return nodes, positions
+
+
 def around(
     graph: Graph, sampler: Sampler, pairs: Sequence[Tensor], keys: Sequence[BatchKey]
 ) -> list[tuple[Sample, Tensor]]:
     """For each batch, a sample around the ends of its pairs, and the positions of these ends in it, shape (2, m)."""
-    found = [ends.unique(return_inverse=True) for ends in pairs]  # sorted, an order that every sampler keeps
+    found = [ends_of_pairs(ends) for ends in pairs]
     samples = sampler.sample_bulk(graph, [seeds for seeds, _ in found], keys)
     return [(sample, ends.to(sample.nodes.device)) for sample, (_, ends) in zip(samples, found, strict=True)]
 

@@ -14,7 +14,7 @@ from lightning_gnn_dist.engine.rng import below, draw
 from lightning_gnn_dist.engine.typed.hops import edge_types_of
 from lightning_gnn_dist.graph.graph import Graph
 
-_TRIES = 16  # random draws; after these, nodes are tried one after the other
+RANDOM_TRIES = 16  # after these, nodes are tried one after the other
 
 
 class _Rows(NamedTuple):
@@ -66,6 +66,24 @@ def draw_receivers(
     return torch.from_numpy(out), torch.from_numpy(linked_with_all).nonzero().view(-1)
 
 
+def tried_receivers(keys: Tensor, ids: Tensor, draws: Tensor, tries: range, candidates: range) -> Tensor:
+    """Some of the nodes that :func:`draw_receivers` tries in turn, shape ``(n, len(tries))``, for who has few rows.
+
+    There are ``RANDOM_TRIES + len(candidates)`` tries.
+
+    Args:
+        keys: The key of each draw, as int64.
+        ids: The number of its sender.
+        draws: Which of the draws for its sender it is.
+        tries: Which tries of each.
+        candidates: The nodes to draw from.
+    """
+    out = np.empty((ids.numel(), len(tries)), np.int64)
+    named = keys.numpy().view(np.uint64), ids.numpy(), draws.numpy()
+    _tried_receivers(*named, tries.start, candidates.start, len(candidates), out)
+    return torch.from_numpy(out)
+
+
 def has_edges(graph: Graph, edges: Tensor, edge_type: int | None = None) -> Tensor:
     """Whether the graph has each of ``edges``, shape ``(2, n)``: a bool for each, shape ``(n,)``.
 
@@ -82,6 +100,20 @@ def _rows(graph: Graph, edge_type: int | None) -> _Rows:
     types = graph.types
     kinds = np.empty(0, np.uint8) if types is None or edge_type is None else edge_types_of(types)
     return _Rows(graph.indptr.numpy(), graph.indices.numpy(), kinds, edge_type or 0)
+
+
+@inlined
+def _place_of_try(key: np.uint64, number: int, draw_of_sender: int, tried: int, bound: int) -> int:
+    """Which of the candidates a try is."""
+    last = min(tried, RANDOM_TRIES - 1)
+    return (below(draw(key, number, draw_of_sender * RANDOM_TRIES + last), bound) + tried - last) % bound
+
+
+@compiled
+def _tried_receivers(keys: Array, ids: Array, draws: Array, begin: int, first: int, bound: int, out: Array) -> None:
+    for i in range(len(ids)):
+        for tried in range(out.shape[1]):
+            out[i, tried] = first + _place_of_try(keys[i], ids[i], draws[i], begin + tried, bound)
 
 
 @inlined
@@ -118,9 +150,9 @@ def _draw_receivers(
     """Candidates are ``first`` and the ``bound - 1`` nodes behind it, or ``some``, if there are any."""
     for i in range(len(senders)):
         for j in range(out.shape[1]):
-            node, candidate, tried, at = -1, -1, 0, 0
-            while node < 0 and tried < _TRIES + bound:
-                at = below(draw(key, ids[i], j * _TRIES + tried), bound) if tried < _TRIES else (at + 1) % bound
+            node, candidate, tried = -1, -1, 0
+            while node < 0 and tried < RANDOM_TRIES + bound:
+                at = _place_of_try(key, ids[i], j, tried, bound)
                 candidate = some[at] if len(some) > 0 else first + at
                 is_free = candidate != senders[i]
                 if is_free and not _is_edge(rows, senders[i], candidate):

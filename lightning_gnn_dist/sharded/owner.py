@@ -17,12 +17,14 @@ from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.kernels import Rule
 from lightning_gnn_dist.engine.row_kernels import draw_rows
 from lightning_gnn_dist.engine.weights import edge_weights, weights_of
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.prepare.shard import Shard
+from lightning_gnn_dist.sampling.negatives import has_edges
 
 Message: TypeAlias = list[Tensor]
 
-DRAW, ROWS, NODES, EDGES = range(4)  # kinds of questions
+DRAW, ROWS, NODES, EDGES, LINKED = range(5)  # kinds of questions
 _WIDTHS = (torch.uint8, torch.int16, torch.int32)
 
 
@@ -44,8 +46,8 @@ class Owner:
         self._shard, self._rows, self._pool = shard, shard.rows, pool
 
     def answer(self, kind: int, question: Message) -> Message:
-        """Return the answer to a question that :func:`draw_of` or :func:`rows_of` made, or to the ids of rows."""
-        return (self._draw, self._whole_rows, self._nodes, self._edges)[kind](*question)
+        """Return the answer to a question that a function of this module made, or to the ids of rows."""
+        return (self._draw, self._whole_rows, self._nodes, self._edges, self._linked)[kind](*question)
 
     def _draw(self, nodes: Tensor, counts: Tensor, keys: Tensor, settings: Tensor, weight: Tensor) -> Message:
         """The number of edges drawn for each node, their senders, and where there are edge arrays, their places."""
@@ -92,6 +94,9 @@ class Owner:
     def _edges(self, edges: Tensor) -> Message:
         return gathered(self._rows.edge_arrays, edges, self._pool)
 
+    def _linked(self, *question: Tensor) -> Message:
+        return linked(self._rows, *question)
+
     def _degrees(self, local: Tensor) -> Tensor:
         """Return the lengths of own rows; refuse rows that reach beyond the shard, where compiled loops would read."""
         rows = self._rows
@@ -122,6 +127,23 @@ def draw_of(
 def rows_of(nodes: Tensor, weight: str | None, most: int) -> Message:
     """The question for all edges of some nodes, by their places in the owner's shard."""
     return [narrow(nodes, most), letters_of(weight)]
+
+
+def linked_of(senders: Tensor, receivers: Tensor, edge_type: int | None, most: int) -> Message:
+    """The question which of some pairs of nodes are edges.
+
+    Args:
+        senders: Their ids in the whole graph.
+        receivers: Their places in the owner's shard.
+        edge_type: Of a typed graph the number of the one type to look at.
+        most: How many nodes the shard has.
+    """
+    return [narrow(receivers, most), senders, torch.tensor([] if edge_type is None else [edge_type])]
+
+
+def linked(rows: Graph, receivers: Tensor, senders: Tensor, edge_type: Tensor) -> Message:
+    """The answer to :func:`linked_of`: a bool for each pair."""
+    return [has_edges(rows, torch.stack([senders.to(torch.int64), receivers.to(torch.int64)]), *edge_type.tolist())]
 
 
 def narrow(numbers: Tensor, most: int) -> Tensor:

@@ -25,7 +25,20 @@ from lightning_gnn_dist.engine.row_kernels import put_rows
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.rows import bytes_per_row, take_rows
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.owner import DRAW, EDGES, NODES, ROWS, Answers, Message, Owner, draw_of, narrow, rows_of
+from lightning_gnn_dist.sharded.owner import (
+    DRAW,
+    EDGES,
+    LINKED,
+    NODES,
+    ROWS,
+    Answers,
+    Message,
+    Owner,
+    draw_of,
+    linked_of,
+    narrow,
+    rows_of,
+)
 from lightning_gnn_dist.sharded.questions import Question, answer_of, ask_owners
 from lightning_gnn_dist.sharded.tables import Table
 from lightning_gnn_dist.wire.asking import Asking
@@ -310,6 +323,23 @@ class ShardedGraph:
                 "shard was changed after it was opened. Copy the shards again."
             )
         return senders
+
+    def are_edges(self, edges: Tensor, edge_type: int | None = None) -> Steps[Tensor]:
+        """Return whether the graph has each of some edges, shape (2, n), by ids in the whole graph: a bool for each.
+
+        Of a typed graph ``edge_type`` is the number of the one type to look at.
+        """
+        owners, rows = self._owners(edges[1].contiguous())
+        route, sizes = Route(owners, self.channel.size), self.shard.bounds.nodes.diff().tolist()
+        senders = edges[0].to(self.shard.rows.indices.dtype)
+        pieces = zip(route.pieces(senders), route.pieces(rows), sizes, strict=True)
+        (answers,) = yield [Question(LINKED, [linked_of(some, to, edge_type, most) for some, to, most in pieces])]
+        return route.restore([answer[0] for answer in answers])
+
+    def _owners(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rank that has each node, and its row there."""
+        owners = torch.searchsorted(self.shard.bounds.nodes, ids, right=True) - 1
+        return owners, ids - self.shard.bounds.nodes[owners]
 
     def ids_of_own(self, rows: Tensor) -> Tensor:
         """Return the ids in the whole graph of some rows of the own shard."""

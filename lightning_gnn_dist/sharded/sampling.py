@@ -6,7 +6,7 @@ frontier -> its owners draw neighbours, hop by hop -> ... -> the rows of all nod
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -32,6 +32,16 @@ from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 ShardedSampler = NeighborSampler | TemporalSampler | LayerWise
 
 
+@runtime_checkable
+class EdgeSampler(Protocol):
+    """Samples around edges: it finds their ends, and draws neighbourhoods of these by a sampler of nodes."""
+
+    def sample_across(
+        self, graph: ShardedGraph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
+    ) -> Steps[list[Sample]]:
+        """Draw a sample for each batch."""
+
+
 class Bulk(NamedTuple):
     """Batches that are drawn, without their arrays.
 
@@ -48,12 +58,15 @@ AnyBulk = Bulk | typed.TypedBulk
 
 
 def begin(
-    graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
+    graph: ShardedGraph, sampler: ShardedSampler | EdgeSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
 ) -> Steps[AnyBulk]:
-    """Draw the batches of a bulk: one turn a hop."""
+    """Draw the batches of a bulk: one turn a hop, and those before that the seeds take if these are edges."""
+    if isinstance(sampler, EdgeSampler):
+        samples = yield from sampler.sample_across(graph, seeds, keys)
+    else:
+        samples = yield from sample_bulk(graph, sampler, seeds, keys)
     if isinstance(graph, TypedShardedGraph):
-        return (yield from typed.begin_typed(graph, _of_types(sampler), seeds, keys))
-    samples = yield from sample_bulk(graph, sampler, seeds, keys)
+        return typed.bulk_of_types(graph, samples)
     return Bulk(samples, graph.nodes.seek(torch.cat([sample.nodes for sample in samples])))
 
 

@@ -18,7 +18,14 @@ from lightning_gnn_dist.sharded.layer_sampling import LayerWise, importance_of
 from lightning_gnn_dist.sharded.owner import Message
 from lightning_gnn_dist.sharded.questions import Question
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.sampling import AnyBulk, begin, check_sampler, finish
+from lightning_gnn_dist.sharded.sampling import (
+    AnyBulk,
+    EdgeSampler,
+    ShardedSampler,
+    begin,
+    check_sampler,
+    finish,
+)
 from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 
 
@@ -30,8 +37,9 @@ class ShardedSource(AheadSource[AnyBulk]):
 
     Args:
         graph: The graph to sample.
-        sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``.
+        sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``, or one that samples around edges.
         loading: How batches are made.
+        num_ids: Seeds must lie below this number. Default: the number of nodes.
         stream: Brings batches to a device. With None they stay in RAM.
         stays: The type narrower than float32 that a step computes in, if there is one.
     """
@@ -42,16 +50,17 @@ class ShardedSource(AheadSource[AnyBulk]):
         sampler: object,
         loading: Loading,
         *,
+        num_ids: int | None = None,
         stream: DeviceStream | None = None,
         stays: torch.dtype | None = None,
     ) -> None:
         super().__init__(graph.cache, loading, stream, stays)
-        self._graph, self._sampler = graph, check_sampler(sampler, graph.shard.bounds.types)
+        self._graph, self._sampler = graph, _checked(sampler, graph)
         if isinstance(self._sampler, LayerWise):
             importance_of(graph, self._sampler)  # now, as all ranks are here, and not in the background
         elif isinstance(self._sampler, TemporalSampler) and isinstance(graph, TypedShardedGraph):
             graph.prepare_times(self._sampler.time)
-        self.num_ids = graph.num_nodes
+        self.num_ids = graph.num_nodes if num_ids is None else num_ids
 
     def order(self, seeds: Tensor, seed: int, epoch: int) -> None:
         """Return None, for any order: no sampler of shards groups its seeds."""
@@ -70,3 +79,7 @@ class ShardedSource(AheadSource[AnyBulk]):
 
     def spare_memory(self) -> None:
         """Do nothing: only rows of the own shard are memory-mapped, and few of them are held."""
+
+
+def _checked(sampler: object, graph: ShardedGraph) -> ShardedSampler | EdgeSampler:
+    return sampler if isinstance(sampler, EdgeSampler) else check_sampler(sampler, graph.shard.bounds.types)

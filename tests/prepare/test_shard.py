@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,10 +97,10 @@ def test_nothing_is_left_of_what_failed(tmp_path: Path, monkeypatch: pytest.Monk
     graph = small_graph()
     save, room = Graph.save, iter(range(2))
 
-    def save_while_there_is_room(graph: Graph, path: Path) -> None:
+    def save_while_there_is_room(graph: Graph, path: Path, **options: Any) -> None:
         if next(room, None) is None:
             raise OSError("No space left on device")
-        save(graph, path)
+        save(graph, path, **options)
 
     monkeypatch.setattr(Graph, "save", save_while_there_is_room)
     with pytest.raises(OSError, match="No space"):

@@ -29,7 +29,7 @@ def arrays_of_edges(graph: Graph, edge_type: EdgeType | None) -> Mapping[str, Te
 def with_edge_arrays(graph: Graph, edge_type: EdgeType | None, arrays: Mapping[str, Tensor]) -> Graph:
     """The same graph, in RAM, whose edges of a type carry these arrays and no others."""
     if graph.types is None or edge_type is None:
-        return checked_graph(graph.indptr, graph.indices, graph.node_arrays, arrays)
+        return checked_graph(graph.indptr, graph.indices, graph.node_arrays, arrays, num_senders=graph.num_senders)
     types = replace(graph.types, edge_arrays={**graph.types.edge_arrays, edge_type: arrays})
     return typed_graph(graph.indptr, graph.indices, types, node_arrays=vars(graph).get("node_arrays"))
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.graph.storage import store
+
 _NAMES, _HIDE = ("labels", "time"), "hide"
 
 
@@ -37,3 +39,8 @@ def saved_names(links: dict[str, Tensor], splits: Iterable[str], path: Path) -> 
             held[split][array] = links.pop(key)
     words = {key: bytes(name.tolist()).decode(errors="replace") for key, name in named.items()}
     return {**words, "held_arrays": held, "hide": bool(hide)}
+
+
+def holds_split(path: Path) -> bool:
+    """Whether a saved graph has held edges beside it."""
+    return "links/undirected" in store.read_meta(path)["arrays"]

@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes
+from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sampling.links import TargetType, edges_at
 
 Reverse = EdgeType | Literal["auto"] | None
@@ -64,9 +65,15 @@ class LinkEnds(NamedTuple):
 
 def ends_of(graph: Graph, edge_type: EdgeType | None, reverse: Reverse = None) -> LinkEnds:
     """The ends of the links of an edge type; without types of all links."""
-    types = graph.types
+    return ends_among(graph.types, graph.num_nodes, edge_type, reverse)
+
+
+def ends_among(
+    types: GraphTypes | TypedBounds | None, num_nodes: int, edge_type: EdgeType | None, reverse: Reverse = None
+) -> LinkEnds:
+    """Do as :func:`ends_of` for the types of a graph with so many nodes."""
     if types is None or edge_type is None:
-        return LinkEnds(range(graph.num_nodes), range(graph.num_nodes), None)
+        return LinkEnds(range(num_nodes), range(num_nodes), None)
     number = types.edge_types.index(edge_type)
     target_type = TargetType(number, types.edge_types.index(reverse) if isinstance(reverse, tuple) else None)
     return LinkEnds(types.nodes_of(edge_type[0]), types.nodes_of(edge_type[2]), target_type)

@@ -167,8 +167,8 @@ def read_meta(path: Path) -> dict[str, Any]:
     if not file.exists():
         if (path / SHARDS).exists():
             raise FileNotFoundError(
-                f"{path} is not a saved graph: it holds shards of one. Train on them with ShardedDataModule, or name "
-                "the graph that was divided."
+                f"{path} is not a saved graph: it holds shards of one. Train on them with ShardedDataModule, or where "
+                "edges were split with ShardedLinkDataModule, or name the graph that was divided."
             )
         raise FileNotFoundError(f"{path} is not a saved graph: it has no meta.json. Write one with graph.save(path).")
     meta = read_json(file, _WAY_OUT)

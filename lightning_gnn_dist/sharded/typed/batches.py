@@ -44,11 +44,8 @@ class TypedBulk(NamedTuple):
     nodes: list[Sought]
 
 
-def begin_typed(
-    graph: TypedShardedGraph, sampler: TypedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
-) -> Steps[TypedBulk]:
-    """Draw the batches of a bulk."""
-    samples = yield from sample_typed(graph, sampler, seeds, keys)
+def bulk_of_types(graph: TypedShardedGraph, samples: list[Sample]) -> TypedBulk:
+    """Return the drawn batches of a bulk, by types."""
     apart = [_apart(graph, sample) for sample in samples]
     nodes = [
         table.seek(torch.cat([of_batch.nodes[number] for of_batch in apart]))

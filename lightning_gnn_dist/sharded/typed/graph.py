@@ -142,6 +142,9 @@ class TypedShardedGraph(ShardedGraph):
     def _edge_ids(self, places: Tensor, kinds: Tensor, rank: int) -> Tensor:
         return places.to(torch.int64) + self.types.edges[:, rank][kinds.to(torch.int64)]
 
+    def _owners(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return self.types.owners(ids)
+
     def ids_of_own(self, rows: Tensor) -> Tensor:
         return self.types.to_whole(self.shard.index, rows)
 

@@ -18,9 +18,20 @@ from lightning_gnn_dist.engine.temporal.order import TimeOrder
 from lightning_gnn_dist.engine.typed.apart import places_of
 from lightning_gnn_dist.engine.typed.rows import NO_ORDER, Asked, draw_of_types
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.owner import DRAW, EDGES, NODES, Message, gathered, letters_of, name_of, narrow
+from lightning_gnn_dist.sharded.owner import (
+    DRAW,
+    EDGES,
+    LINKED,
+    NODES,
+    Message,
+    gathered,
+    letters_of,
+    linked,
+    name_of,
+    narrow,
+)
 
-DEGREES, TIMES = EDGES + 1, EDGES + 2  # two more kinds of questions
+DEGREES, TIMES = LINKED + 1, LINKED + 2  # two more kinds of questions
 
 
 class Seen(NamedTuple):
@@ -57,7 +68,7 @@ class TypedOwner:
         """Return the answer to a question that :func:`draw_of` made, or to rows of a type."""
         of_kinds: dict[int, Callable[..., Message]]
         of_kinds = {DRAW: self._draw, NODES: self._nodes, EDGES: self._edges, DEGREES: self._degrees}
-        of_kinds[TIMES] = self._times
+        of_kinds |= {TIMES: self._times, LINKED: self._linked}
         return of_kinds[kind](*question)
 
     def _draw(
@@ -91,6 +102,9 @@ class TypedOwner:
     def _degrees(self, rows: Tensor) -> Message:
         local = rows.to(torch.int64)
         return [self._rows.indptr[local + 1] - self._rows.indptr[local]]
+
+    def _linked(self, *question: Tensor) -> Message:
+        return linked(self._rows, *question)
 
     def _times(self, rows: Tensor, number: Tensor, name: Tensor) -> Message:
         """One array of a node type, by places in it."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.ahead.turns import together
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.data.coverage import Coverage
-from lightning_gnn_dist.data.typed.part import weights_of_part
+from lightning_gnn_dist.data.typed.part import learned_from, weights_of_part
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.rows import Lookup, edge_positions, senders_by_row
@@ -41,7 +41,7 @@ def read_typed_part(
     nodes = torch.cat([residents, *hops]).sort().values
     part = _built(graph, nodes, receiving, [reading.rows_of(hop) for hop in [residents, *hops[:-1]]])
     is_own = Lookup(residents).contains(nodes)
-    train = graph.types.to_whole(graph.shard.index, own.split("train"))
+    train = graph.types.to_whole(graph.shard.index, learned_from(own))
     part.node_arrays |= {"n_id": nodes, "train_mask": Lookup(train).contains(nodes)}
     if coverage is not None:
         part.node_arrays["coverage"] = weights_of_part(coverage, part, graph.degrees(nodes), is_own)

@@ -1,0 +1,262 @@
+"""The data module for edges of a graph in shards, predicted or labelled: a rank learns those into its own shard."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.global_batches import OwnSeeds
+from lightning_gnn_dist.batches.loader import BatchLoader
+from lightning_gnn_dist.batches.loading import Loading
+from lightning_gnn_dist.batches.placement import device_of, stream_to
+from lightning_gnn_dist.batches.source import BatchSource, GraphSource
+from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
+from lightning_gnn_dist.data.edges.asked import (
+    AskedEdges,
+    check_boundary_of_edges,
+    check_held_back,
+    check_sampler_of_edges,
+    negatives_of,
+)
+from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.data.temporal.checks import sampler_of_events
+from lightning_gnn_dist.data.typed.links import ends_among
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.prepare.held_edges import LinkBounds
+from lightning_gnn_dist.prepare.shard import Bounds, Shard
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.links import are_links, positions_where
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.sharded.links.held import held_of_shard, own_share
+from lightning_gnn_dist.sharded.links.sampling import HeldLinks, OwnLinks
+from lightning_gnn_dist.sharded.part import read_part
+from lightning_gnn_dist.sharded.shard_datamodule import ShardDataModule
+
+
+class ShardedLinkDataModule(ShardDataModule):
+    """Like :class:`LinkDataModule`, for a split of which every host has a shard and none has all.
+
+    Batches are those of :class:`LinkDataModule`, with nodes in the order of the shards: ``batch.edge_label_index``,
+    ``batch.edge_label`` and, of a split with labels, ``batch.edge_label_attr``; of a graph with types ``HeteroData``.
+    Every edge is asked for once a pass, by a rank that has the shard of its receiver; other ranks are asked for false
+    receivers, neighbours and features, in the background, before they are due. The ranks share the held edges evenly,
+    whichever shards these lie with, so :class:`LinkRanking` is exact.
+
+    With more ranks than shards, several ranks hold the same shard, and divide its edges among them.
+
+    Args:
+        path: A folder that ``save_shards(split, partition, path)`` wrote. Rank ``r`` needs its ``shares.json`` and
+            shard ``r % n``.
+        sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``.
+        batch_size: True edges in a training batch, at most. All ranks have the same number of batches.
+        num_negatives: False receivers for each training edge. Default: 1, and none where edges have labels.
+        seed: Decides everything random: the order of edges, negatives, neighbours.
+        loading: How batches are made, and the memory for batches that are asked for ahead.
+        boundary: What a batch sees around the edges of its shard: with :class:`Fetch` the whole graph, from which false
+            receivers are drawn as well; with :class:`Isolated` the shard, or with :class:`Halo` nodes around it, too,
+            and false receivers are the shard's own. Default: ``Fetch()``, and ``Isolated()`` for a
+            :class:`WholePartSampler`.
+        cache_bytes: Memory for rows of other shards, of which those stay that the coming bulks need soonest. 0: none
+            is kept.
+        evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
+        global_batching: How the whole graph is sampled for corrections. Each rank deals the edges into its own shard,
+            ``deal="own"``: no rank lists those of all.
+    """
+
+    _has_inputs = False  # nobody lists the training edges
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        sampler: Sampler | None = None,
+        batch_size: int = 1024,
+        num_negatives: int | None = None,
+        seed: int = 0,
+        loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
+        boundary: Boundary | None = None,
+        cache_bytes: int = 1 << 26,
+        evaluation: Evaluation = Evaluation(),  # noqa: B008
+        global_batching: GlobalBatching = GlobalBatching(deal="own"),  # noqa: B008
+    ) -> None:
+        if boundary is None:
+            boundary = Isolated() if isinstance(sampler, WholePartSampler) else Fetch()
+        check_boundary_of_edges(boundary)
+        settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
+        _check_settings_of_links(settings)
+        super().__init__(path, _bounds_with_links, settings, boundary, None, cache_bytes)
+        assert self.bounds.links is not None
+        self._links = self.bounds.links
+        self.num_negatives = negatives_of(self._links.labels, num_negatives)
+        self._asked = _asked_of(self.bounds, self._links)
+        self._shard: Shard | None = None  # the own one, with the labels of its edges
+        self._found: Tensor | None = None
+        self._held: dict[str, HeldLinks] = {}
+
+    def teardown(self, stage: str) -> None:
+        super().teardown(stage)
+        self._shard = self._found = None
+        self._held.clear()
+
+    # What it is made of.
+
+    def _shown_in_batches(self, shard: Shard) -> Shard:
+        self._shard = shard
+        return replace(shard, rows=self._asked.shown(shard.rows))
+
+    def _with_labels(self) -> Shard:
+        self._whole_graph()  # refuses, if it is too early
+        assert self._shard is not None
+        return self._shard
+
+    def _running_part(self) -> Graph:
+        if isinstance(self.boundary, Fetch):
+            return self._whole_graph().shard.rows
+        if self._part is None:
+            self._part = self._read_part()
+        return self._part
+
+    def _read_part(self) -> Graph:
+        """Return the part in RAM, with the labels of its edges. Collective."""
+        if self._links.labels is None:
+            return read_part(self._whole_graph(), self.boundary, None, self.seed)[0]
+        graph = self._opened(self._with_labels())  # for this once, as no batch may ask for labels
+        try:
+            part, _ = read_part(graph, self.boundary, None, self.seed)
+        except BaseException:
+            graph.abort()  # its threads would wait for ranks that never answer
+            raise
+        graph.close()
+        return part
+
+    def _own_seeds(self) -> Tensor:
+        """Return the positions of what this rank learns: in the whole graph, or without ``Fetch()`` in its part."""
+        if isinstance(self.boundary, Fetch):
+            return self._marked()[self._of_copy()]
+        part = self._running_part()
+        return self._asked.positions(part, self._is_own(part).to(torch.int64) - 1, across=False)[self._of_copy()]
+
+    def _marked(self) -> Tensor:
+        """Return where all edges into the own shard that are learned stand in the whole graph, increasing."""
+        if self._found is None:
+            rows, graph, loops = self._with_labels().rows, self._whole_graph(), self._links.labels is not None
+
+            def is_chosen(senders: Tensor, receivers: Tensor) -> Tensor:
+                ends = senders, graph.ids_of_own(receivers)
+                if self._links.undirected:  # ids grow with shards: the last one would learn all edges between them
+                    is_odd = (ends[0] + ends[1]) % 2 == 1
+                    ends = torch.where(is_odd, ends[1], ends[0]), torch.where(is_odd, ends[0], ends[1])
+                return are_links(*ends, self._links.undirected, loops=loops)
+
+            found = positions_where(rows, is_chosen, self._asked.ends.target_type)
+            self._found = self._asked.of_labels_and_times(rows, found) + self._first_edge()
+        return self._found
+
+    def _is_own(self, part: Graph) -> Tensor:
+        """Return which nodes of a part are the shard's own."""
+        if part.types is not None:
+            return part.node_arrays["train_mask"]
+        return torch.arange(part.num_nodes) < self._with_labels().rows.num_nodes
+
+    def _first_edge(self) -> int:
+        """Return where the shard's first edge would stand in the whole graph, if those of its type stood before it.
+
+        Of a graph with types, the rows of each node type follow each other in the whole graph, shard after shard.
+        """
+        shard, types = self._with_labels(), self.bounds.types
+        if types is None or self._links.edge_type is None or shard.rows.types is None:
+            return shard.first_edge
+        kind = self._links.edge_type[2]
+        before = types.node_types[: types.node_types.index(kind)]
+        first = 0
+        for (_, _, target), starts in zip(types.edge_types, types.edges, strict=True):
+            first += int(starts[-1]) if target in before else int(starts[shard.index]) if target == kind else 0
+        return first - int(shard.rows.indptr[shard.rows.types.nodes_of(kind).start])
+
+    def _check_seeds(self, counts: Tensor) -> None:
+        """Refuse ranks without edges to learn, given how many each has: all ranks raise or none."""
+        if bool((counts == 0).any()):
+            rank, inside = int(counts.argmin()), not isinstance(self.boundary, Fetch)
+            where, other = ("inside", "boundary=Fetch(), ") if inside else ("that lead to", "")
+            raise ValueError(
+                f"There are no edges to learn {where} shard {rank % self.bounds.num_shards} of {self.path} for rank "
+                f"{rank} of {len(counts)}: take {other}another partition, or fewer shards or ranks."
+            )
+
+    def _correction_seeds(self) -> OwnSeeds:
+        own = self._marked()[self._of_copy()]
+        return OwnSeeds(own, torch.arange(len(own)), self._num_marked, self._rank(), self._world_size())
+
+    def _inputs_of(self, part: Graph, seeds: Tensor) -> None:
+        return None
+
+    def _whole_sampler(self) -> OwnLinks:  # type: ignore[override]
+        return self._across(super()._whole_sampler())
+
+    def _across(self, sampler: Sampler) -> OwnLinks:
+        """Return a sampler around edges of the own shard in the whole graph."""
+        rows, candidates = self._with_labels().rows, self._asked.ends.receivers
+        return OwnLinks(self._asked.around(sampler, self.num_negatives, candidates, rows), self._first_edge())
+
+    def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
+        seeds, shown = self._own_seeds(), self._asked.shown(part)
+        self._values.of_arrays(shown)
+        if isinstance(self.boundary, Fetch):
+            return seeds, self._whole_source(self._across(self.sampler), int(self.bounds.edges[-1]))
+        candidates = self._asked.receivers(part, self._is_own(part))
+        links = self._asked.around(self.sampler, self.num_negatives, candidates, part)
+        stream, count = stream_to(device_of(self.trainer)), part.num_edges
+        return seeds, GraphSource(
+            shown, links, widen=self._widening(), all_labels=self.loading.all_labels, num_ids=count, stream=stream
+        )
+
+    def _judging_loader(self, name: str) -> BatchLoader:
+        """Return the loader of this rank's share of the held edges. Collective, the first time."""
+        check_held_back(name, self._links.held, f"divide split_edges(graph, {name}=0.1), which holds some back.")
+        starts = self._links.held[name]
+        if name not in self._held:
+            self._held[name] = self._held_links(name, starts)
+        count, held = int(starts[-1]), self._held[name]
+        sampler = cast(Sampler, held)  # for who draws across shards
+        return self._eval_loader(sampler, range(count), f"There are {count} {name} edges", count, held.targets)
+
+    def _held_links(self, name: str, starts: Tensor) -> HeldLinks:
+        shard, channel = self._with_labels(), self._whole_graph().channel
+        copy, num_copies = self._rank() // channel.size, self._world_size() // channel.size
+        share, numbers = own_share(held_of_shard(shard, self._links, name), starts, channel, copy, num_copies)
+        return HeldLinks(self._asked.around_held(self._settings.of_evaluation(), *share), numbers.start)
+
+
+def _bounds_with_links(path: Path) -> Bounds:
+    """Return where shards of a split begin; of a graph with types the type of the receivers is chosen."""
+    bounds = Bounds.read(path)
+    if bounds.links is None:
+        raise ValueError(
+            f"{path} holds shards of a graph whose edges are not split: divide a split, as in "
+            "save_shards(split_edges(graph), partition, path), or learn from its nodes with ShardedDataModule."
+        )
+    kind, types = bounds.links.edge_type, bounds.types
+    if types is not None and kind is not None and types.seeds is None:
+        bounds = replace(bounds, types=types.with_seeds(kind[2]))
+    return bounds
+
+
+def _check_settings_of_links(settings: BatchSettings) -> None:
+    """Refuse samplers that are not for edges, and batches of the whole graph that need a list of all edges."""
+    for chosen in (settings.sampler, settings.global_batching.sampler):
+        check_sampler_of_edges(chosen)
+        sampler_of_events(chosen, None)
+    if settings.global_batching.deal != "own":
+        raise ValueError(
+            f"GlobalBatching(deal={settings.global_batching.deal!r}) draws from a list of all training edges, and of "
+            'those of shards no rank has one: write GlobalBatching(deal="own", ...), and each rank deals its own.'
+        )
+
+
+def _asked_of(bounds: Bounds, links: LinkBounds) -> AskedEdges:
+    ends = ends_among(bounds.types, int(bounds.nodes[-1]), links.edge_type, links.reverse)
+    return AskedEdges(ends, links.edge_type, links.reverse, links.undirected, links.labels, links.hide)

@@ -1,0 +1,144 @@
+"""A split of edges in shards, and the same split whole, numbered as the shards number it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+
+from lightning_gnn_dist.boundary.boundary import Fetch
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.data.links import LinkSplit, split_edges
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.sharded.links.datamodule import ShardedLinkDataModule
+from tests.sharded.graphs import in_order_of_parts, small_graph
+from tests.sharded.typed.graphs import contents, in_order_of_shards
+from tests.typed_sage import typed_graph_of_papers
+
+WRITES: EdgeType = ("author", "writes", "paper")
+CITES: EdgeType = ("paper", "cites", "paper")
+PEERS: EdgeType = ("paper", "resembles", "paper")
+
+
+def undirected_split() -> LinkSplit:
+    graph = communities(240, 4, num_features=5, mean_degree=8.0, noise=1.0, seed=3)
+    graph.node_arrays["n_id"] = torch.arange(240)
+    return split_edges(graph, 0.1, 0.1, negatives=12)
+
+
+def directed_split(**options: Any) -> LinkSplit:
+    return split_edges(small_graph(200, 2000, edge_arrays=True), 0.1, 0.05, negatives=7, undirected=False, **options)
+
+
+def labelled_split(*, hide: bool = True) -> LinkSplit:
+    graph = small_graph(200, 2000, edge_arrays=True)
+    prices = torch.rand(2000, generator=torch.Generator().manual_seed(5))
+    graph.edge_arrays["edge_price"] = torch.where(prices < 0.2, torch.nan, prices)
+    return split_edges(graph, 0.1, 0.05, labels="edge_price", hide=hide)
+
+
+@cache
+def papers() -> Graph:
+    """Papers and others: some resemble each other, both ways, and what an author wrote has a price or none."""
+    data = typed_graph_of_papers(200).to_pyg()
+    ends = data[CITES].edge_index[:, :60]
+    data[PEERS].edge_index = torch.cat([ends, ends.flip(0)], 1)
+    prices = torch.rand(data[WRITES].edge_index.shape[1], generator=torch.Generator().manual_seed(0))
+    data[WRITES].edge_price = torch.where(prices < 0.2, torch.nan, prices)
+    data[WRITES].edge_attr = torch.stack([prices.sqrt(), prices.cos()], 1)
+    return Graph.from_pyg(data, check_features=False)
+
+
+def typed_split(kind: EdgeType, **options: Any) -> LinkSplit:
+    return split_edges(papers(), 0.1, 0.1, edge_type=kind, **({"negatives": 7} | options))
+
+
+def priced_split(*, hide: bool = True) -> LinkSplit:
+    return typed_split(WRITES, labels="edge_price", negatives=None, hide=hide)
+
+
+def unequal(graph: Graph, num_parts: int) -> Partition:
+    """Part 0 has most nodes, and the last one few."""
+    generator = torch.Generator().manual_seed(1)
+    draws = torch.rand(graph.num_nodes, generator=generator)
+    return Partition((draws * draws * num_parts).to(torch.int32), num_parts)
+
+
+def as_shards_have_it(split: LinkSplit, partition: Partition) -> tuple[LinkSplit, Partition]:
+    """The split with the numbers of the shards, held edges in the order of the shards of their receivers."""
+    types = split.graph.types
+    kinds = torch.zeros(split.graph.num_nodes) if types is None else types.type_of(torch.arange(split.graph.num_nodes))
+    order = (kinds * partition.num_parts + partition.assignment).argsort(stable=True)
+    number = order.argsort()
+    first = [0, 0]
+    if types is not None and split.edge_type is not None:
+        first = [types.nodes_of(split.edge_type[end]).start for end in (0, 2)]
+    edges, negatives, arrays = {}, {}, {}
+    for name, ends in split.edges.items():
+        at = partition.assignment[ends[1].long() + first[1]].argsort(stable=True)
+        edges[name] = torch.stack([number[ends[end].long() + first[end]][at] - first[end] for end in (0, 1)])
+        if name in split.negatives:
+            negatives[name] = number[split.negatives[name].long() + first[1]][at] - first[1]
+        arrays[name] = {array: rows[at] for array, rows in split.held_arrays.get(name, {}).items()}
+    held = arrays if split.labels is not None else {}
+    renumber = in_order_of_parts if types is None else in_order_of_shards
+    whole = replace(split, graph=renumber(split.graph, partition), edges=edges, negatives=negatives, held_arrays=held)
+    return whole, Partition(partition.assignment[order], partition.num_parts)
+
+
+def placed(data: Any, rank: int, world_size: int) -> Any:
+    """A data module that thinks it is this rank's."""
+    data._rank, data._world_size = lambda: rank, lambda: world_size
+    return data
+
+
+def of_shards(folder: str, rank: int, world_size: int, **options: Any) -> ShardedLinkDataModule:
+    return placed(ShardedLinkDataModule(folder, **options), rank, world_size)  # type: ignore[no-any-return]
+
+
+def of_whole(split: LinkSplit, partition: Partition, rank: int, world_size: int, **options: Any) -> LinkDataModule:
+    return placed(OneHost(split, partitioner=partition, **options), rank, world_size)  # type: ignore[no-any-return]
+
+
+class OneHost(LinkDataModule):
+    """Asks for the direction of an undirected edge that shards ask for: their ids follow the ranks."""
+
+    def _positions(self, graph: Graph, owner: Tensor) -> Tensor:
+        found = super()._positions(graph, owner)
+        is_across = isinstance(self.boundary, Fetch) or not owner.any()  # else both ends are in one part
+        if not self.split.undirected or graph is not self._whole_graph or not is_across:
+            return found
+        sender, receiver = graph.indices.long(), torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
+        is_asked = torch.where((sender + receiver) % 2 == 1, sender > receiver, sender < receiver)
+        if graph.types is not None and self.split.edge_type is not None:
+            is_asked &= graph.types.edge_type == graph.types.edge_types.index(self.split.edge_type)
+        at = is_asked.nonzero().view(-1)
+        assert at.numel() == super()._positions(graph, owner * 0).numel()
+        return at[owner[receiver[at]] >= 0]
+
+
+def content(batch: Any) -> dict[str, Any]:
+    """All that a batch has."""
+    if isinstance(batch, HeteroData):
+        return {name: value for name, value in contents(batch).items() if not name.endswith("train_mask")}
+    blocks = {f"block {i}": (b.indptr, b.indices, b.num_dst) for i, b in enumerate(batch.blocks)}
+    found = {"edge_index": batch.edge_index} | batch.to_dict()
+    return {name: value for name, value in (found | blocks).items() if name != "train_mask"}
+
+
+def is_same(left: Any, right: Any) -> bool:
+    if isinstance(left, Tensor):
+        same = left.dtype == right.dtype and left.shape == right.shape
+        return same and torch.equal(left.nan_to_num(7e7), right.nan_to_num(7e7))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(is_same(left[key], right[key]) for key in left)
+    if isinstance(left, tuple | list):
+        return len(left) == len(right) and all(map(is_same, left, right))
+    return bool(left == right)

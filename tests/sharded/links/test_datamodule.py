@@ -1,0 +1,323 @@
+"""Fits on shards of edges: every strategy, exact ranking, copies of shards, resuming, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+
+from lightning_gnn_dist.boundary.boundary import Exchange, Fetch, Halo, Isolated
+from lightning_gnn_dist.data.links import LinkSplit, split_edges
+from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.prepare.shard import save_shards
+from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.sampling.ladies import LadiesSampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.shadow import ShadowSampler
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
+from lightning_gnn_dist.sharded.links.datamodule import ShardedLinkDataModule
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from tests.data_fitting import trainer
+from tests.every_strategy import PATIENCE, every_strategy
+from tests.link_model import LinkSAGE, Targets, held
+from tests.ranks import RankError, run_ranks
+from tests.sharded.graphs import small_graph
+from tests.sharded.links.splits import (
+    WRITES,
+    OneHost,
+    as_shards_have_it,
+    labelled_split,
+    of_shards,
+    typed_split,
+    undirected_split,
+    unequal,
+)
+from tests.strategies.fitting import State, differs, state_of
+from tests.typed_sage import LinkHetero
+
+OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 40}
+
+
+class Outcome(NamedTuple):
+    asked: list[Targets]
+    judged: list[Targets]
+    state: State
+    metrics: dict[str, float]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two unequal shards of a split, and one shard of it."""
+    folder, split = tmp_path_factory.mktemp("links"), undirected_split()
+    for num_shards in (1, 2):
+        save_shards(split, unequal(split.graph, num_shards), folder / f"of {num_shards}")
+    return folder
+
+
+def model() -> LinkSAGE:
+    torch.manual_seed(0)
+    return LinkSAGE(5)
+
+
+def fit(rank: int, world_size: int, strategy: Any, data: Any) -> Outcome:
+    """What a fit of two epochs and a test ask for, and what they end with."""
+    if isinstance(data, str):
+        data = ShardedLinkDataModule(data, evaluation=Evaluation(batch_size=7), **OPTIONS)
+    module, fitting = model(), trainer(world_size, strategy)
+    fitting.fit(module, data)
+    (metrics,) = fitting.test(module, data, verbose=False)
+    return Outcome(module.asked, module.judged, state_of(module), dict(metrics))
+
+
+def on_one_host(rank: int, world_size: int, strategy: Any, options: dict[str, Any]) -> Outcome:
+    whole, parts = as_shards_have_it(undirected_split(), unequal(undirected_split().graph, world_size))
+    data = OneHost(whole, partitioner=parts, evaluation=Evaluation(batch_size=7), **OPTIONS, **options)
+    return fit(rank, world_size, strategy, data)
+
+
+def on_shards(rank: int, world_size: int, strategy: Any, folder: str, options: dict[str, Any]) -> Outcome:
+    data = ShardedLinkDataModule(folder, evaluation=Evaluation(batch_size=7), cache_bytes=900, **OPTIONS, **options)
+    return fit(rank, world_size, strategy, data)
+
+
+STRATEGIES = {name: make() for name, make in every_strategy().items()}
+STRATEGIES |= {"ddp": DDPStrategy(timeout=PATIENCE["launch"].timeout)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"boundary": Isolated()}, {"boundary": Halo(1)}], ids=str)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_training_is_that_of_hosts_with_the_whole_split(saved: Path, name: str, options: dict[str, Any]) -> None:
+    strategy = STRATEGIES[name]
+    ours = run_ranks(on_shards, 2, strategy, str(saved / "of 2"), options)
+    assert differs(ours[0].state, ours[1].state) == 0.0 and ours[0].metrics == ours[1].metrics
+    assert differs(ours[0].state, state_of(model())) > 0
+    if name == "llcg":  # corrections are dealt otherwise
+        return
+    theirs = run_ranks(on_one_host, 2, strategy, {"boundary": Fetch()} | options)
+    assert differs(ours[0].state, theirs[0].state) == 0.0 and ours[0].metrics == theirs[0].metrics
+
+
+def typed_fit(rank: int, world_size: int, folder: str | None) -> tuple[State, dict[str, float]]:
+    """A fit on shards or on one host."""
+    options: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 48, "num_negatives": 2}
+    split, data = typed_split(WRITES), ShardedLinkDataModule(folder, **options) if folder else None
+    whole, parts = as_shards_have_it(split, unequal(split.graph, world_size))
+    torch.manual_seed(0)
+    assert split.graph.types is not None
+    module = LinkHetero(list(split.graph.types.edge_types), WRITES)
+    fitting = trainer(world_size, GrappaStrategy(find_unused_parameters=True, **PATIENCE))
+    fitting.fit(module, data or OneHost(whole, partitioner=parts, **options))
+    (metrics,) = fitting.test(module, data or OneHost(whole, partitioner=parts, **options), verbose=False)
+    return state_of(module), dict(metrics)
+
+
+@pytest.mark.slow
+def test_training_on_typed_shards_is_that_of_hosts_with_the_whole_split(tmp_path: Path) -> None:
+    split = typed_split(WRITES)
+    save_shards(split, unequal(split.graph, 2), tmp_path / "shards")
+    (ours, found), (others, _) = run_ranks(typed_fit, 2, str(tmp_path / "shards"))
+    theirs, expected = run_ranks(typed_fit, 2, None)[0]
+    assert differs(ours, theirs) == differs(ours, others) == 0.0 and found == expected
+
+
+def true_pairs(batches: list[Targets]) -> Counter[tuple[int, ...]]:
+    return Counter(tuple(sorted(t[:2])) for targets in batches for t in targets if t[2])
+
+
+def test_copies_of_shards_divide_their_edges_and_all_ranks_the_held_ones(saved: Path) -> None:
+    split = undirected_split()
+    results = run_ranks(fit, 4, GrappaStrategy(**PATIENCE), str(saved / "of 2"))
+    (batches,) = {len(result.asked) for result in results}
+    sender, receiver = split.graph.indices.tolist(), split.graph.indptr.diff()
+    to = torch.arange(split.graph.num_nodes).repeat_interleave(receiver).tolist()
+    every = Counter((s, r) for s, r in zip(sender, to, strict=True) if s < r)
+    for half in (slice(0, batches // 2), slice(batches // 2, None)):
+        asked = sum((true_pairs(result.asked[half]) for result in results), Counter[tuple[int, ...]]())
+        assert asked == every
+    owner = unequal(split.graph, 2).assignment.tolist()
+    for rank, result in enumerate(results):  # receivers are the shard's own, as one of two directions is drawn
+        assert all(rank % 2 in (owner[s], owner[r]) for s, r in true_pairs(result.asked))
+    judged = Counter(target for result in results for targets in result.judged for target in targets)
+    assert judged == held(split, "val") + held(split, "val") + held(split, "test")  # two epochs, then the test
+    counts = [sum(int(t[2]) for targets in result.judged for t in targets) for result in results]
+    assert max(counts) - min(counts) <= 3
+    alone = model()
+    alone.load_state_dict(results[0].state)
+    ranks = ranks_on_one_host(alone, split)
+    assert results[0].metrics["mrr"] == pytest.approx(float((1 / ranks).mean()), rel=1e-5)
+
+
+def ranks_on_one_host(module: LinkSAGE, split: LinkSplit) -> Tensor:
+    """The rank of each edge to test, from one forward over the whole graph."""
+    graph, edges = split.graph, split.edges["test"]
+    to = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
+    edge_index, x = torch.stack([graph.indices.long(), to]), graph.node_arrays["x"]
+    receivers = torch.cat([edges[1][:, None], split.negatives["test"]], 1)
+    with torch.no_grad():
+        hidden = module.convs[1](module.convs[0](x, edge_index).relu(), edge_index)
+        scores = module.decoder(hidden[edges[0]][:, None] * hidden[receivers]).squeeze(2)
+    return 1 + (scores[:, 1:] > scores[:, :1]).sum(1) + (scores[:, 1:] == scores[:, :1]).sum(1) / 2
+
+
+def corrected(rank: int, world_size: int, folder: str) -> list[Targets]:
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    data = of_shards(folder, rank, world_size, global_batching=GlobalBatching(deal="own", batch_size=50), **OPTIONS)
+    data.setup("fit")
+    num_batches = data._global_batches().num_batches
+    module, made = model(), data.correction_batches(4, stop=num_batches)
+    for batch in made:
+        module.training_step(batch)
+    data.teardown("fit")
+    dist.destroy_process_group()
+    return module.asked
+
+
+def test_corrections_deal_every_edge_once_by_the_owner_of_its_receiver(saved: Path) -> None:
+    split, owner = undirected_split(), unequal(undirected_split().graph, 2).assignment.tolist()
+    first, second = run_ranks(corrected, 2, str(saved / "of 2"))
+    asked = true_pairs(first) + true_pairs(second)
+    assert set(asked.values()) == {1} and 2 * len(asked) == split.graph.num_edges
+    assert {0, 1} == {owner[r] for _, r in true_pairs(first)} | {owner[s] for s, _ in true_pairs(second)}
+    assert all(0 in (owner[s], owner[r]) for s, r in true_pairs(first))
+    assert all(1 in (owner[s], owner[r]) for s, r in true_pairs(second))
+
+
+def resumed(rank: int, world_size: int, folder: str, path: str, name: str, stops: bool) -> State:
+    """Fit nine steps, or four rounds, or stop half-way and go on from the checkpoint."""
+    strategies: dict[str, Any] = {"llcg": lambda: LLCGStrategy(EverySteps(3), correction_steps=1, **PATIENCE)}
+    strategies["grappa"] = lambda: GrappaStrategy(**PATIENCE)  # in the middle of a pass
+    half, whole, limit = (2, 4, "max_epochs") if name == "llcg" else (5, 9, "max_steps")
+    plain: dict[str, Any] = {"max_epochs": -1, "limit_val_batches": 0}
+    every = {"every_n_epochs": half} if name == "llcg" else {"every_n_train_steps": half}
+    for to in (half, whole) if stops else (whole,):
+        keep = ModelCheckpoint(
+            f"{path}/{to}", filename=name, save_top_k=-1, save_on_train_epoch_end=name == "llcg", **every
+        )
+        options = plain | {"callbacks": [keep], "enable_checkpointing": True, limit: to}
+        module, again = model(), to == whole and stops
+        data, start = ShardedLinkDataModule(folder, **OPTIONS), f"{path}/{half}/{name}.ckpt" if again else None
+        trainer(world_size, strategies[name](), **options).fit(module, data, ckpt_path=start)
+    return state_of(module)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("name", ["llcg", "grappa"])
+def test_a_resumed_fit_ends_as_one_that_never_stopped(saved: Path, tmp_path: Path, name: str) -> None:
+    whole = run_ranks(resumed, 2, str(saved / "of 2"), str(tmp_path / "whole"), name, False)
+    parts = run_ranks(resumed, 2, str(saved / "of 2"), str(tmp_path), name, True)
+    assert differs(whole[0], parts[0]) == 0.0 and differs(whole[0], state_of(model())) > 0
+
+
+def test_embeddings_of_all_nodes_can_be_predicted(saved: Path) -> None:
+    data = ShardedLinkDataModule(saved / "of 1", **OPTIONS)
+    data.setup("predict")
+    nodes = [node for batch in data.predict_dataloader() for node in batch.n_id[: batch.batch_size].tolist()]
+    data.teardown("predict")
+    assert nodes == list(range(240))
+
+
+def test_embeddings_of_the_receivers_type_can_be_predicted(tmp_path: Path) -> None:
+    split = typed_split(WRITES)
+    save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
+    data = ShardedLinkDataModule(tmp_path / "shards", sampler=NeighborSampler([2, 2]))
+    data.setup("predict")
+    nodes = [n for batch in data.predict_dataloader() for n in batch["paper"].n_id[: batch.batch_size].tolist()]
+    data.teardown("predict")
+    assert nodes == list(range(200)) and data.num_nodes == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_negatives": 0}, "num_negatives must be an integer of at least 1, got 0"),
+        ({"boundary": Exchange()}, r"boundary must be Isolated\(\), Halo\(\) or Fetch\(\) for edges, got Exchange"),
+        ({"boundary": "auto"}, "boundary must be Isolated"),
+        ({"sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
+        ({"global_batching": GlobalBatching(sampler=LadiesSampler([4, 4]), deal="own")}, "got LadiesSampler"),
+        ({"sampler": TemporalSampler([4, 4], "time")}, "this split holds them back at random"),
+        ({"sampler": WholePartSampler(2), "boundary": Fetch()}, "got WholePartSampler"),
+        ({"global_batching": GlobalBatching()}, r'write GlobalBatching\(deal="own", ...\)'),
+        ({"cache_bytes": -1}, "cache_bytes must be an integer of at least 0"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+    ],
+)
+def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ShardedLinkDataModule(saved / "of 2", **options)
+
+
+def test_folders_are_for_one_module_each(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"learn edges with ShardedLinkDataModule\(path\), or for nodes"):
+        ShardedDataModule(saved / "of 2")
+    graph = small_graph()
+    save_shards(graph, unequal(graph, 2), tmp_path / "nodes")
+    with pytest.raises(ValueError, match=r"edges are not split: divide a split, as in save_shards\(split_edges"):
+        ShardedLinkDataModule(tmp_path / "nodes")
+    undirected_split().save(tmp_path / "split")
+    with pytest.raises(FileNotFoundError, match="not a folder of shards"):
+        ShardedLinkDataModule(tmp_path / "split")
+
+
+def test_labels_take_no_negatives(tmp_path: Path) -> None:
+    split = labelled_split()
+    save_shards(split, unequal(split.graph, 2), tmp_path / "labels")
+    with pytest.raises(ValueError, match="num_negatives is for splits without labels"):
+        ShardedLinkDataModule(tmp_path / "labels", num_negatives=1)
+
+
+def test_names_that_were_not_held_back(tmp_path: Path) -> None:
+    split = split_edges(small_graph(), 0.1, 0.0, negatives=3, undirected=False)
+    save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
+    data = ShardedLinkDataModule(tmp_path / "shards")
+    with pytest.raises(RuntimeError, match="ShardedLinkDataModule has no batches before its ranks have met"):
+        data.val_dataloader()
+    data.setup("test")
+    with pytest.raises(ValueError, match=r"holds no test edges back \(it has: \['val'\]\): divide split_edges"):
+        data.test_dataloader()
+    data.teardown("test")
+
+
+def started(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> None:
+    trainer(world_size, GrappaStrategy(**PATIENCE)).fit(model(), ShardedLinkDataModule(folder, **OPTIONS, **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "no edges to learn that lead to shard 1 "),
+        ({"boundary": Isolated()}, r"inside shard 1 .*boundary=Fetch\(\)"),
+    ],
+    ids=["fetch", "isolated"],
+)
+def test_a_shard_without_edges_to_learn_is_refused_by_all_ranks(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    split = split_edges(small_graph(300, 600), 0.1, 0.1, negatives=3, undirected=False)
+    alone = (split.graph.degrees() == 0).int()  # nodes that receive nothing
+    save_shards(split, Partition(alone, 2), tmp_path / "shards")
+    with pytest.raises(RankError, match=message) as caught:
+        run_ranks(started, 2, str(tmp_path / "shards"), options)
+    assert len(caught.value.failures) == 2
+
+
+def test_a_split_by_time_is_not_divided(tmp_path: Path) -> None:
+    graph = small_graph(edge_arrays=True)
+    graph.edge_arrays["edge_time"] = torch.arange(graph.num_edges)
+    split = split_edges(graph, 0.1, 0.1, negatives=2, time="edge_time", undirected=False)
+    with pytest.raises(ValueError, match=r"This split is by time \(edge_time\).*LinkDataModule\(path\)"):
+        save_shards(split, unequal(graph, 2), tmp_path / "shards")
+    assert not (tmp_path / "shards").exists()
