@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> None:
             _check(options.graph)
             return
         if (options.graph / INDEX).exists():
-            _tell_of_shards(options.graph, cuts=options.parts is not None)
+            _tell_of_shards(options.graph, asks=options.parts is not None or bool(options.cache))
             return
         graph = Graph.open(options.graph)
         print(report_of(graph))
@@ -46,9 +46,9 @@ def run(options: argparse.Namespace) -> None:
         raise SystemExit(f"lightning-gnn-dist inspect: {error}") from error
 
 
-def _tell_of_shards(path: Path, *, cuts: bool) -> None:
+def _tell_of_shards(path: Path, *, asks: bool) -> None:
     """Print how a graph is divided."""
-    if cuts:
+    if asks:
         raise ValueError(
             f"{path} holds shards: --check reads them; figures and prices are those of the whole graph, before it is "
             "divided."

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lightning_gnn_dist.batches.batch import LABELS, SampledData
 from lightning_gnn_dist.batches.hetero import SampledHeteroData
+from lightning_gnn_dist.batches.seed_batch import SeedBatch
 from lightning_gnn_dist.joint import WeighsRanks
 
 
@@ -63,7 +64,12 @@ def explain_labels(exception: BaseException) -> None:
 
 
 def _with_labels(held: object) -> tuple[Any, str]:
-    """A batch, or the seeds' type in it, and how it is called; None for anything else."""
+    """A batch, or the seeds' type in it, and how it is called; None for anything else.
+
+    One that nobody has read is left alone: to look would sample it, maybe from ranks that are gone.
+    """
+    if isinstance(held, SeedBatch) and not held.neighbourhood.is_read:
+        return None, ""
     if isinstance(held, SampledHeteroData) and isinstance(held.seed_type, str):
         return held[held.seed_type], f"batch[{held.seed_type!r}]"
     return (held if isinstance(held, SampledData) else None), "batch"

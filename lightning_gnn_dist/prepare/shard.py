@@ -271,6 +271,11 @@ def _rows_of(graph: Graph, nodes: Tensor, number: Tensor) -> Graph:
 def _read_index(folder: Path) -> dict[str, Any]:
     file = folder / INDEX
     if not file.exists():
+        if (folder / "links").is_dir():
+            raise FileNotFoundError(
+                f"{folder} is a whole split of edges, not a folder of shards: train on it with LinkDataModule, or "
+                f"divide it with `lightning-gnn-dist divide {folder} SHARDS --parts P`."
+            )
         if (folder / "meta.json").exists():
             raise FileNotFoundError(
                 f"{folder} is a whole graph, not a folder of shards: train on it with PartitionedDataModule, or "

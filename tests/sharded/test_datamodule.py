@@ -18,6 +18,7 @@ from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.synthetic import communities
+from lightning_gnn_dist.layerwise.through_layers import through_layers
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.rounds.clock import EverySteps
@@ -214,6 +215,32 @@ def test_one_rank_cannot_make_a_global_batch(saved: Path) -> None:
 def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ShardedDataModule(saved / "shares", **options)
+
+
+class Mistaken(SAGE):
+    """Is evaluated layer by layer, so that its batches are made when they are read."""
+
+    def layers(self) -> list[Any]:
+        return [lambda batch, conv=conv: conv(batch.x, batch.edge_index) for conv in self.convs]
+
+    def forward(self, batch: Any) -> Tensor:
+        return through_layers(self, batch)
+
+    def test_step(self, batch: Any) -> None:
+        raise ValueError("a mistake of the user, in a batch of 100")
+
+
+def judge(rank: int, world_size: int, folder: str) -> None:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=GrappaStrategy(**PATIENCE), **quiet)
+    trainer.test(Mistaken(12, 4), ShardedDataModule(f"{folder}/shares", sampler=NeighborSampler([4, 4])))
+
+
+def test_an_error_of_the_user_is_told_as_it_is(saved: Path) -> None:
+    """To explain it, nothing is sampled from ranks that may be gone."""
+    with pytest.raises(RankError, match="a mistake of the user") as caught:
+        run_ranks(judge, 2, str(saved))
+    assert "During handling of the above exception" not in str(caught.value)
 
 
 def test_a_path_without_shards_is_refused(saved: Path) -> None:

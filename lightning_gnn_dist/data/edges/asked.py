@@ -154,4 +154,5 @@ def check_boundary_of_edges(boundary: object) -> None:
 def check_held_back(name: str, held: Mapping[str, object], way_out: str) -> None:
     """Refuse to evaluate on edges that were not held back."""
     if name not in held:
-        raise ValueError(f"The split holds no {name} edges back (it has: {list(held)}): {way_out}")
+        without = " Trainer(limit_val_batches=0) fits without them." if name == "val" else ""
+        raise ValueError(f"The split holds no {name} edges back (it has: {list(held)}): {way_out}{without}")

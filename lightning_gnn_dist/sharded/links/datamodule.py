@@ -23,13 +23,13 @@ from lightning_gnn_dist.data.edges.asked import (
     negatives_of,
 )
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
-from lightning_gnn_dist.data.temporal.checks import sampler_of_events
 from lightning_gnn_dist.data.typed.links import ends_among
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.prepare.held_edges import LinkBounds
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.links import are_links, positions_where
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.sharded.links.held import held_of_shard, own_share
 from lightning_gnn_dist.sharded.links.sampling import HeldLinks, OwnLinks
@@ -87,7 +87,7 @@ class ShardedLinkDataModule(ShardDataModule):
             boundary = Isolated() if isinstance(sampler, WholePartSampler) else Fetch()
         check_boundary_of_edges(boundary)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
-        _check_settings_of_links(settings)
+        _check_settings_of_links(settings, boundary)
         super().__init__(path, _bounds_with_links, settings, boundary, None, cache_bytes)
         assert self.bounds.links is not None
         self._links = self.bounds.links
@@ -245,11 +245,20 @@ def _bounds_with_links(path: Path) -> Bounds:
     return bounds
 
 
-def _check_settings_of_links(settings: BatchSettings) -> None:
+def _check_settings_of_links(settings: BatchSettings, boundary: Boundary) -> None:
     """Refuse samplers that are not for edges, and batches of the whole graph that need a list of all edges."""
     for chosen in (settings.sampler, settings.global_batching.sampler):
         check_sampler_of_edges(chosen)
-        sampler_of_events(chosen, None)
+        if isinstance(chosen, TemporalSampler):
+            raise ValueError(
+                "TemporalSampler draws around edges at their times, which links of shards do not know: take "
+                "NeighborSampler, or LinkDataModule where every host has a split by time."
+            )
+    if isinstance(settings.sampler, WholePartSampler) and isinstance(boundary, Fetch):
+        raise ValueError(
+            "WholePartSampler takes a whole part for each batch, and with boundary=Fetch() that is the whole graph: "
+            "take NeighborSampler, or boundary=Isolated()."
+        )
     if settings.global_batching.deal != "own":
         raise ValueError(
             f"GlobalBatching(deal={settings.global_batching.deal!r}) draws from a list of all training edges, and of "

@@ -248,8 +248,8 @@ def test_embeddings_of_the_receivers_type_can_be_predicted(tmp_path: Path) -> No
         ({"boundary": "auto"}, "boundary must be Isolated"),
         ({"sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
         ({"global_batching": GlobalBatching(sampler=LadiesSampler([4, 4]), deal="own")}, "got LadiesSampler"),
-        ({"sampler": TemporalSampler([4, 4], "time")}, "this split holds them back at random"),
-        ({"sampler": WholePartSampler(2), "boundary": Fetch()}, "got WholePartSampler"),
+        ({"sampler": TemporalSampler([4, 4], "time")}, "which links of shards do not know: take NeighborSampler"),
+        ({"sampler": WholePartSampler(2), "boundary": Fetch()}, r"take NeighborSampler, or boundary=Isolated\(\)"),
         ({"global_batching": GlobalBatching()}, r'write GlobalBatching\(deal="own", ...\)'),
         ({"cache_bytes": -1}, "cache_bytes must be an integer of at least 0"),
         ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
@@ -268,8 +268,11 @@ def test_folders_are_for_one_module_each(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"edges are not split: divide a split, as in save_shards\(split_edges"):
         ShardedLinkDataModule(tmp_path / "nodes")
     undirected_split().save(tmp_path / "split")
-    with pytest.raises(FileNotFoundError, match="not a folder of shards"):
-        ShardedLinkDataModule(tmp_path / "split")
+    for module in (ShardedLinkDataModule, ShardedDataModule):
+        with pytest.raises(
+            FileNotFoundError, match=r"is a whole split of edges.*LinkDataModule.*divide .*split SHARDS"
+        ):
+            module(tmp_path / "split")
 
 
 def test_labels_take_no_negatives(tmp_path: Path) -> None:
