@@ -199,27 +199,6 @@ def joined(pieces: list[PartRows]) -> PartRows:
     return PartRows(indptr, torch.cat([piece.senders for piece in pieces]), edges)
 
 
-@dataclass(frozen=True, eq=False)
-class _Merge:
-    """Puts rows of an array together, some from the graph and some from the part before.
-
-    Attributes:
-        fresh: For the rows that must be read, their places in the result and in the graph's array.
-        known: For the others, their places in the result and in the copy of the part before.
-    """
-
-    fresh: tuple[Tensor, Tensor]
-    known: tuple[Tensor, Tensor]
-
-    def __call__(self, array: Tensor, copy: Tensor | None) -> Tensor:
-        if copy is None or not self.known[0].numel():
-            return take_rows(array, self.fresh[1])
-        out = array.new_empty((self.fresh[0].numel() + self.known[0].numel(), *array.shape[1:]))
-        out[self.fresh[0]] = take_rows(array, self.fresh[1])
-        out[self.known[0]] = copy[self.known[1]]
-        return out
-
-
 def _read_rows(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[PartRows, int]:
     """Return the whole rows of ``nodes``, and how many of their edges had to be read."""
     degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
@@ -241,11 +220,19 @@ def _read_arrays(graph: Graph, nodes: Tensor, previous: Part | None) -> tuple[di
     """Return the node arrays of ``nodes``, and how many bytes of them had to be read."""
     had = previous.graph.node_arrays if previous else {"n_id": nodes[:0]}
     at, known = Lookup(had["n_id"])(nodes)
-    merge = _Merge(((~known).nonzero().view(-1), nodes[~known]), (known.nonzero().view(-1), at))
-    arrays = {name: merge(array, had.get(name)) for name, array in graph.node_arrays.items()}
+    new, old = (~known).nonzero().view(-1), known.nonzero().view(-1)
+
+    def merged(array: Tensor, copy: Tensor | None) -> Tensor:
+        if copy is None or not old.numel():
+            return take_rows(array, nodes[new])
+        out = array.new_empty((nodes.numel(), *array.shape[1:]))
+        out[new], out[old] = take_rows(array, nodes[new]), copy[at]
+        return out
+
+    arrays = {name: merged(array, had.get(name)) for name, array in graph.node_arrays.items()}
     # Not from the copy, whose mask leaves out training nodes that were not the rank's own.
     arrays |= {"n_id": nodes, "train_mask": _train_mask(graph, nodes)}
-    return arrays, merge.fresh[0].numel() * bytes_per_row(graph.node_arrays)
+    return arrays, new.numel() * bytes_per_row(graph.node_arrays)
 
 
 def _train_mask(graph: Graph, nodes: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ edge files, read by every host -> edges into own nodes -> sorted on disk -> shar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -157,7 +157,8 @@ class ShardPreparation(Preparation):
         return of_one_shard(super().estimate(), self.num_shards)
 
     def run(self, on_progress: OnProgress) -> Prepared:
-        self._check_bounds()
+        own = self._numbering.bounds.tolist()
+        check_division(self.out.parent, self.num_shards, lambda there: there.nodes.tolist() == own)
         return super().run(on_progress)
 
     def _write(self, journal: Journal, on_progress: OnProgress) -> Prepared:
@@ -212,8 +213,12 @@ class ShardPreparation(Preparation):
 
     def _small_arrays(self, files: GraphFiles, num_nodes: int) -> dict[str, Tensor]:
         own = torch.from_numpy(self._own)
-        small = {name: array[own] for name, array in super()._small_arrays(files, num_nodes).items()}
+        small = {name: array[own] for name, array in self._small_of_all(files, num_nodes).items()}
         return small if "n_id" in small else small | {"n_id": own}
+
+    def _small_of_all(self, files: GraphFiles, num_nodes: int) -> dict[str, Tensor]:
+        """Return the small arrays of all nodes, not of the own ones alone."""
+        return super()._small_arrays(files, num_nodes)
 
     def _copy(self, name: str, rows: RowFiles, journal: Journal, progress: Progress) -> None:
         """Read all rows of an array, and write the own ones."""
@@ -235,17 +240,8 @@ class ShardPreparation(Preparation):
         """A hash of all that the shards of a graph must have in common."""
         digest = hashlib.blake2b(repr((edges, self._numbering.digest, self.undirected)).encode(), digest_size=16)
         files = self._source_files
-        tell_arrays(digest, super()._small_arrays(files, self._num_nodes), files.arrays)
+        tell_arrays(digest, self._small_of_all(files, self._num_nodes), files.arrays)
         return digest.hexdigest()
-
-    def _check_bounds(self) -> None:
-        """Refuse a folder with shards of another division."""
-        there = self.out.parent / INDEX
-        if there.exists() and Bounds.read(there.parent).nodes.tolist() != self._numbering.bounds.tolist():
-            raise ValueError(
-                f"{there} describes {Bounds.read(there.parent).num_shards} shards that are not these "
-                f"{self.num_shards}: choose another directory, or give the settings that the others were made with."
-            )
 
     def _write_index(self, fingerprint: str) -> None:
         write_new_index(self.out.parent, {"fingerprint": fingerprint, "nodes": self._numbering.bounds.tolist()})
@@ -279,6 +275,15 @@ class ShardPreparation(Preparation):
         if own.size == 0:
             raise ValueError(f"No node belongs to shard {self.index} of {self.num_shards}: every shard needs one.")
         return own
+
+
+def check_division(folder: Path, num_shards: int, is_same: Callable[[Bounds], bool]) -> None:
+    """Refuse a folder with shards of another division."""
+    if (folder / INDEX).exists() and not is_same(there := Bounds.read(folder)):
+        raise ValueError(
+            f"{folder / INDEX} describes {there.num_shards} shards that are not these {num_shards}: choose another "
+            "directory, or give the settings that the others were made with."
+        )
 
 
 def tell_arrays(digest: Any, small: Mapping[str, Tensor], others: Mapping[str, RowFiles]) -> None:

@@ -30,10 +30,16 @@ from lightning_gnn_dist.prepare.files.text_tables import Progress
 from lightning_gnn_dist.prepare.files.typed_tables import TypedTables
 from lightning_gnn_dist.prepare.journal import Journal
 from lightning_gnn_dist.prepare.numbering import Numbering, Part
-from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Estimate, OnProgress, Preparation, Prepared
-from lightning_gnn_dist.prepare.prepare_shard import ShardPreparation, of_one_shard, tell_arrays, write_new_index
+from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Estimate, OnProgress, Prepared
+from lightning_gnn_dist.prepare.prepare_shard import (
+    ShardPreparation,
+    check_division,
+    of_one_shard,
+    tell_arrays,
+    write_new_index,
+)
 from lightning_gnn_dist.prepare.prepare_typed import TypedPreparation
-from lightning_gnn_dist.prepare.shard import INDEX, Bounds, shard_name
+from lightning_gnn_dist.prepare.shard import shard_name
 from lightning_gnn_dist.prepare.typed.estimate import estimate_of
 from lightning_gnn_dist.prepare.typed.nodes import NodesOfType
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds, seeds_of
@@ -101,7 +107,7 @@ class NodesOfShard(NodesOfType, ShardPreparation):
 
     def copy(self, files: GraphFiles, count: int, journal: Journal, progress: Progress) -> None:
         told = blake2b(repr(files.num_nodes).encode(), digest_size=16)
-        tell_arrays(told, Preparation._small_arrays(self, files, count), files.arrays)
+        tell_arrays(told, self._small_of_all(files, count), files.arrays)
         journal.record(digest=told.hexdigest())
         super().copy(files, count, journal, progress)
 
@@ -129,12 +135,7 @@ class TypedShardPreparation(TypedPreparation):
         return of_one_shard(estimate_of(self._tables(), self.reverse, gathers=True), self.num_shards)
 
     def run(self, on_progress: OnProgress) -> Prepared:
-        there = self.out.parent
-        if (there / INDEX).exists() and (Bounds.read(there).num_shards != self.num_shards):
-            raise ValueError(
-                f"{there / INDEX} describes {Bounds.read(there).num_shards} shards that are not these "
-                f"{self.num_shards}: choose another directory, or give the settings that the others were made with."
-            )
+        check_division(self.out.parent, self.num_shards, lambda there: there.num_shards == self.num_shards)
         return super().run(on_progress)
 
     def _check_assignment(self, folder: Path) -> None:

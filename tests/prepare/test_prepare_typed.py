@@ -18,19 +18,14 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.prepare import journal as journal_module
 from lightning_gnn_dist.prepare.files.typed_tables import TypedTables
 from lightning_gnn_dist.prepare.prepare_typed import prepare_typed_graph
-from tests.graph.typed.graphs import small
+from tests.graph.typed.graphs import save_arrays, small
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The small graph in arrays, one of them in two files; the edges of one type as a text."""
     data = small()
-    for place, stores in (("nodes", data.node_types), ("edges", data.edge_types)):
-        for kind in stores:
-            target = tmp_path / "arrays" / place / (kind if isinstance(kind, str) else "__".join(kind))
-            target.mkdir(parents=True)
-            for name, array in data[kind].to_dict().items():
-                np.save(target / name, array.numpy() if isinstance(array, torch.Tensor) else np.array(array))
+    save_arrays(data, tmp_path / "arrays")
     text = tmp_path / "arrays" / "edges" / "venue__of__paper"
     np.savetxt(text.with_suffix(".csv"), np.load(text / "edge_index.npy").T, "%d", ",")
     (text / "edge_index.npy").unlink()

@@ -22,7 +22,7 @@ from lightning_gnn_dist.prepare.prepare_shard import prepare_shard
 from lightning_gnn_dist.prepare.prepare_typed import prepare_typed_graph
 from lightning_gnn_dist.prepare.prepare_typed_shard import prepare_typed_shard
 from lightning_gnn_dist.prepare.shard import Shard, save_shards
-from tests.graph.typed.graphs import small
+from tests.graph.typed.graphs import save_arrays, small
 
 PARTS, COUNTS = 3, {"author": 7, "paper": 12, "venue": 3}  # in the order of the files
 
@@ -30,13 +30,7 @@ PARTS, COUNTS = 3, {"author": 7, "paper": 12, "venue": 3}  # in the order of the
 @pytest.fixture
 def arrays(tmp_path: Path) -> Path:
     """The small graph in arrays; the edges of one type, and the nodes of another, as tables."""
-    data = small()
-    for place, stores in (("nodes", data.node_types), ("edges", data.edge_types)):
-        for kind in stores:
-            target = tmp_path / "source" / place / (kind if isinstance(kind, str) else "__".join(kind))
-            target.mkdir(parents=True)
-            for name, array in data[kind].to_dict().items():
-                np.save(target / name, array.numpy() if isinstance(array, torch.Tensor) else np.array(array))
+    save_arrays(small(), tmp_path / "source")
     return tmp_path / "source"
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
@@ -34,6 +37,16 @@ def small(seed: int = 0) -> HeteroData:
     data["paper", "cites", "paper"].y = torch.randint(2, (40,), generator=generator)
     data["author", "writes", "paper"].edge_attr = torch.randn(30, 2, generator=generator)
     return data
+
+
+def save_arrays(data: HeteroData, folder: Path) -> None:
+    """Write each array of each type into a file, as ``prepare`` reads them."""
+    for place, stores in (("nodes", data.node_types), ("edges", data.edge_types)):
+        for kind in stores:
+            target = folder / place / (kind if isinstance(kind, str) else "__".join(kind))
+            target.mkdir(parents=True)
+            for name, array in data[kind].to_dict().items():
+                np.save(target / name, array.numpy() if isinstance(array, Tensor) else np.array(array))
 
 
 def check_same(found: HeteroData, expected: HeteroData) -> None:
