@@ -14,9 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.wire.rounding_kernels import BYTES_OF_RANGE, from_steps, to_halves, to_steps
+
 Bits = Literal[8, 16]
-_STEPS = 255
-_BYTES_OF_RANGE = 8  # two float32
 
 
 class Codec:
@@ -31,49 +31,49 @@ class Codec:
 
     def bytes_of_row(self, width: int) -> int:
         """The bytes that a row of ``width`` numbers takes."""
-        return 2 * width if self.bits == 16 else width + _BYTES_OF_RANGE
+        return 2 * width if self.bits == 16 else width + BYTES_OF_RANGE
 
-    def pack(self, rows: Tensor, chance: torch.Generator) -> Tensor:
+    @torch.no_grad()
+    def pack(self, rows: Tensor, chance: torch.Generator, lost: Tensor | None = None) -> Tensor:
         """Return the bytes of rows on the CPU, uint8, shape ``(n, bytes of a row)``.
 
         Args:
             rows: Rows of floating point numbers, shape ``(n, ...)``.
             chance: Decides which numbers are rounded up.
+            lost: Takes what is rounded away, float32, shape ``(n, width)`` in one piece; 0 of what is not finite.
         """
-        flat = rows.reshape(len(rows), rows.shape[1:].numel()).to(torch.float32)
-        return _as_bfloat16(flat, chance) if self.bits == 16 else _as_steps(flat, chance)
+        flat = rows.reshape(len(rows), rows.shape[1:].numel()).to(torch.float32).contiguous()
+        if self.bits == 8:
+            return _as_steps(flat, chance, lost)
+        packed = _as_bfloat16(flat, chance)
+        if lost is not None:
+            lost.copy_((flat - self.unpack(packed, flat)).nan_to_num_(0.0, 0.0, 0.0))
+        return packed
 
     def unpack(self, packed: Tensor, like: Tensor) -> Tensor:
         """Return the rows, in the type and of the shape that the rows of ``like`` have."""
         if not packed.numel():
             return like.new_empty((len(packed), *like.shape[1:]))
         if self.bits == 16:
-            flat = _copy(packed).view(torch.bfloat16)
+            # In memory of their own, as wider numbers may not begin at any byte.
+            flat = packed.clone(memory_format=torch.contiguous_format).view(torch.bfloat16)
         else:
-            least, step = _copy(packed[:, -_BYTES_OF_RANGE:]).view(torch.float32).split(1, 1)
-            flat = packed[:, :-_BYTES_OF_RANGE].to(torch.float32).mul_(step).add_(least)
+            flat = torch.empty(len(packed), packed.shape[1] - BYTES_OF_RANGE)
+            from_steps(packed.contiguous().numpy(), flat.numpy())
         return flat.to(like.dtype).view(len(packed), *like.shape[1:])
-
-
-def _copy(octets: Tensor) -> Tensor:
-    """The same bytes in memory of their own, as wider numbers may not begin at any byte."""
-    return octets.clone(memory_format=torch.contiguous_format)
 
 
 def _as_bfloat16(flat: Tensor, chance: torch.Generator) -> Tensor:
     below = torch.randint(1 << 16, flat.shape, generator=chance, dtype=torch.int32)
-    upper = (flat.contiguous().view(torch.int32) + below) >> 16
-    rounded = upper.to(torch.int16).view(torch.bfloat16)
-    # Infinities and NaN have no next number; the greatest finite ones may round up to infinity, as they do in torch.
-    return torch.where(flat.isfinite(), rounded, flat.to(torch.bfloat16)).view(torch.uint8)
+    halves = torch.empty(flat.shape, dtype=torch.int16)
+    to_halves(flat.view(torch.int32).view(-1).numpy(), below.view(-1).numpy(), halves.view(-1).numpy())
+    return halves.view(torch.uint8)
 
 
-def _as_steps(flat: Tensor, chance: torch.Generator) -> Tensor:
+def _as_steps(flat: Tensor, chance: torch.Generator, lost: Tensor | None) -> Tensor:
+    packed = torch.empty(len(flat), flat.shape[1] + BYTES_OF_RANGE, dtype=torch.uint8)
     if not flat.numel():
-        return torch.zeros((len(flat), flat.shape[1] + _BYTES_OF_RANGE), dtype=torch.uint8)
-    least, greatest = flat.aminmax(dim=1, keepdim=True)
-    step = (greatest - least) / _STEPS
-    places = (flat - least).div_(step.clamp(min=torch.finfo(torch.float32).tiny))
-    places.add_(torch.rand(flat.shape, generator=chance, dtype=torch.float32)).floor_().clamp_(0, _STEPS)
-    ranges = torch.cat([least, step], 1).view(torch.uint8)
-    return torch.cat([places.nan_to_num_(0.0).to(torch.uint8), ranges], 1)
+        return packed.zero_()
+    drawn = torch.rand(flat.shape, generator=chance, dtype=torch.float32)
+    to_steps(flat.numpy(), drawn.numpy(), packed.numpy(), (flat.new_empty(0, 0) if lost is None else lost).numpy())
+    return packed

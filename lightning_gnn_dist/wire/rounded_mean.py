@@ -102,18 +102,21 @@ class RoundedMean:
 
     def _rounded(self, pieces: Tensor, which: int, *, counts: bool = True) -> Tensor:
         """Return pieces, with what was lost of those before, as bytes, and note what is lost of them, if they count."""
-        pieces = pieces + self.lost[which] if self._keeps_lost else pieces
-        some = [self._codec.pack(rows, self._chance) for rows in pieces.view(-1, ROW).split(_ROWS_AT_ONCE)]
-        packed = _joined(some).view(len(pieces), -1)
-        if self._keeps_lost and counts:
-            self.lost[which] = (pieces - self._unpacked(packed)).nan_to_num_(0.0, 0.0, 0.0)  # of NaN nothing is kept
-        return packed
+        rows = (pieces + self.lost[which] if self._keeps_lost else pieces).view(-1, ROW)
+        if self._keeps_lost:
+            lost = torch.empty_like(rows)
+            both = zip(rows.split(_ROWS_AT_ONCE), lost.split(_ROWS_AT_ONCE), strict=True)
+            packed = [self._codec.pack(some, self._chance, away) for some, away in both]
+            if counts:
+                self.lost[which] = lost.view_as(pieces)
+        else:
+            packed = [self._codec.pack(some, self._chance) for some in rows.split(_ROWS_AT_ONCE)]
+        return _joined(packed).view(len(pieces), -1)
 
     def _unpacked(self, packed: Tensor) -> Tensor:
         """Return the numbers of pieces that are bytes, a row for each piece."""
-        some = packed.reshape(-1, self._codec.bytes_of_row(ROW)).split(_ROWS_AT_ONCE)
-        like = torch.empty(0, ROW)
-        return _joined([self._codec.unpack(rows, like) for rows in some]).view(len(packed), -1, ROW)
+        rows = self._codec.unpack(packed.reshape(-1, self._codec.bytes_of_row(ROW)), self.lost[1][0, :0])
+        return rows.view(len(packed), -1, ROW)
 
 
 def means_together(means: Sequence[RoundedMean], vectors: Sequence[Tensor], weight: float, number: int) -> list[Tensor]:

@@ -74,3 +74,14 @@ def test_what_is_not_finite_stays_so(bits: int) -> None:
     rows = torch.tensor([[1.0, math.nan, 2.0], [1.0, math.inf, 2.0], [1.0, 1.5, 2.0]])
     found = there_and_back(bits, rows)
     assert not found[0].isfinite().all() and not found[1].isfinite().all() and found[2].isfinite().all()
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_what_is_rounded_away_is_known(bits: int) -> None:
+    rows = torch.randn(5, 7, generator=chance(5))
+    rows[3, 2], rows[4, 0] = math.inf, math.nan
+    codec, lost = Codec(bits), torch.empty_like(rows)
+    packed = codec.pack(rows, chance(), lost)
+    assert torch.equal(packed, codec.pack(rows, chance()))
+    expected = rows - codec.unpack(packed, rows)
+    assert torch.equal(lost, torch.where(expected.isfinite(), expected, 0.0)) and float(lost[:3].abs().max()) > 0
