@@ -6,7 +6,7 @@ DIRECTORY holds ``<graph>.npz`` files and a ``read_typed.py`` with ``to_hetero(n
 ``time``. Nodes have learned rows, ends see the 6 latest events before, and these the 4 latest before, in both
 directions, with the time since; two layers of hidden size 32, LazyAdam 0.003, 400 steps of 800 events of all ranks
 together. The last 15 % of the events are tested, each against 20 random receivers, of which the average precision
-takes one.
+takes one. With ``--shards`` each rank has a random part of the events, and asks the others for what it needs of theirs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import importlib.util
 import json
 import logging
 import statistics
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +40,10 @@ from lightning_gnn_dist import (
     LinkRanking,
     LLCGStrategy,
     LocalSGDStrategy,
+    RandomPartitioner,
+    ShardedLinkDataModule,
     TemporalSampler,
+    save_shards,
     split_edges,
 )
 
@@ -163,7 +167,13 @@ def run(graph: Graph, kind: tuple[str, str, str], arm: str, seed: int, options: 
     trainer = pl.Trainer(
         devices=ranks, strategy=STRATEGIES[arm](), callbacks=[Keep(options.scratch)], **length, **quiet
     )
-    trainer.fit(module, LinkDataModule(split, sampler=sampler, batch_size=EVENTS // ranks, seed=seed))
+    data: Any = LinkDataModule(split, sampler=sampler, batch_size=EVENTS // ranks, seed=seed)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.shards and ranks > 1:
+            shards = Path(folder) / "shards"
+            save_shards(split, RandomPartitioner()(split.graph, ranks, seed=seed), shards)
+            data = ShardedLinkDataModule(shards, sampler=sampler, batch_size=EVENTS // ranks, seed=seed)
+        trainer.fit(module, data)
     module.load_state_dict(torch.load(options.scratch))
     alone = LinkDataModule(split, sampler=sampler, batch_size=200, seed=seed)
     (metrics,) = pl.Trainer(devices=1, **quiet).test(module, alone, verbose=False)
@@ -177,6 +187,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--shards", action="store_true", help="divide the split into a shard for each rank")
     parser.add_argument("--scratch", type=Path, default=Path("events.tmp.pt"), help="a file that may be overwritten")
     parser.add_argument("--out", type=Path, help="append every run to this file, one JSON object a line")
     options = parser.parse_args()

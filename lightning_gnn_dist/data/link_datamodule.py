@@ -35,6 +35,7 @@ from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.prepare.held_edges import first_held
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, edges_at
 from lightning_gnn_dist.sampling.temporal.links import EventSampler, HeldEventSampler
@@ -155,14 +156,9 @@ class LinkDataModule(PartDataModule):
     def _held_sampler(self, name: str) -> HeldLinkSampler | HeldEventSampler:
         edges, negatives = self.split.edges[name], self.split.negatives.get(name)
         arrays, drawn = self.split.held_arrays.get(name, {}), self._settings.of_evaluation()
-        held = self._asked.around_held(drawn, edges, negatives, arrays)
         if isinstance(drawn, TemporalSampler):
-            ends = self._asked.ends
-            in_graph = ends.in_graph(edges), held.negatives.to(torch.int64) + ends.receivers.start
-            return HeldEventSampler(
-                self._asked.events(drawn), in_graph[0], arrays[drawn.time], in_graph[1], held.carried
-            )
-        return held
+            return self._asked.around_held_events(drawn, edges, negatives, arrays)
+        return self._asked.around_held(drawn, edges, negatives, arrays)
 
     def _most_seeds(self, world_size: int) -> int:
         if world_size not in self._most:
@@ -231,7 +227,8 @@ def _asked_of(split: LinkSplit) -> AskedEdges:
     ends = ends_of(split.graph, split.edge_type, split.reverse)
     reverse = split.reverse if isinstance(split.reverse, tuple) else None
     kind = split.edge_type, reverse, split.undirected is True
-    return AskedEdges(ends, *kind, split.labels, split.hide, split.time, split.held_arrays)
+    until = first_held(split.held_arrays, split.time)
+    return AskedEdges(ends, *kind, split.labels, split.hide, split.time, until)
 
 
 def _targets_of(sampler: HeldLinkSampler) -> Callable[[Tensor], Targets]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.engine.temporal.times import as_integers
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import take_rows
@@ -78,6 +79,8 @@ class LinkBounds:
         hide: Whether edges that a batch asks for carry no messages in it.
         held: For ``"val"``, ``"test"`` or both, how many held edges the shards before each one have, and at the end
             all, int64.
+        time: The name of the array of their times, if they are split by it.
+        until: Then the time of the first held edge, as an integer that compares as times do.
     """
 
     undirected: bool
@@ -86,6 +89,8 @@ class LinkBounds:
     labels: str | None
     hide: bool
     held: Mapping[str, Tensor]
+    time: str | None = None
+    until: int | None = None
 
     @classmethod
     def read(
@@ -96,7 +101,8 @@ class LinkBounds:
             return None
         links, kind = about["links"], list[str] | None
         kinds: dict[str, Any] = {"undirected": bool, "edge_type": kind, "reverse": kind, "labels": str | None}
-        check_entries(links, kinds | {"hide": bool, "held": dict[str, list[int]]}, file, _WAY_OUT)
+        kinds |= {"hide": bool, "held": dict[str, list[int]], "time": str | None, "until": int | None}
+        check_entries(links, kinds, file, _WAY_OUT)
         known = {None} if types is None else {*types.edge_types}
         named = [None if links[name] is None else tuple(links[name]) for name in ("edge_type", "reverse")]
         if named[0] not in known or named[1] not in {*known, None}:
@@ -104,13 +110,16 @@ class LinkBounds:
         held = {name: torch.tensor(starts) for name, starts in links["held"].items()}
         if not held.keys() <= {*NAMES} or not all(_are_starts(starts, num_shards) for starts in held.values()):
             raise ValueError(f"{file} is damaged (links: it must say how many held edges shards have). {_WAY_OUT}")
-        return cls(links["undirected"], named[0], named[1], links["labels"], links["hide"], held)
+        of_all = links["labels"], links["hide"], held, links["time"], links["until"]
+        return cls(links["undirected"], named[0], named[1], *of_all)
 
     @property
     def about(self) -> dict[str, Any]:
         """What the index of shards says."""
-        said = {name: getattr(self, name) for name in ("undirected", "edge_type", "reverse", "labels", "hide")}
-        return said | {"held": {name: starts.tolist() for name, starts in self.held.items()}}
+        names = "undirected", "edge_type", "reverse", "labels", "hide", "time", "until"
+        return {name: getattr(self, name) for name in names} | {
+            "held": {name: starts.tolist() for name, starts in self.held.items()}
+        }
 
     def __str__(self) -> str:
         counts = " and ".join(f"{int(starts[-1]):,} to {_PURPOSE[name]}" for name, starts in self.held.items())
@@ -143,7 +152,10 @@ class HeldEdges:
         """How many held edges each shard has."""
         split, reverse = self._split, self._split.reverse
         turned = reverse if isinstance(reverse, tuple) else None
-        return LinkBounds(split.undirected is True, split.edge_type, turned, split.labels, split.hide, self._starts)
+        kind = split.undirected is True, split.edge_type, turned
+        return LinkBounds(
+            *kind, split.labels, split.hide, self._starts, split.time, first_held(split.held_arrays, split.time)
+        )
 
     def of_shard(self, index: int) -> dict[str, Tensor]:
         """Return the arrays of a shard's held edges, by the names of their files."""
@@ -166,13 +178,14 @@ class HeldEdges:
         return found.to(index_dtype(self._split.graph.num_nodes))
 
 
-def check_can_be_divided(split: SplitOfEdges) -> None:
-    """Refuse a split whose held edges cannot lie with shards."""
-    if split.time is not None:
-        raise ValueError(
-            f"This split is by time ({split.time}), and links of shards do not know times: give every host the whole "
-            "split, LinkDataModule(path), or divide one whose edges are held back at random, split_edges(graph)."
-        )
+def first_held(held: Mapping[str, Mapping[str, Tensor]], time: str | None) -> int | None:
+    """The time of the first of what is held, given its arrays, as an integer that compares as times do.
+
+    None if nothing is held, or nothing has times.
+    """
+    if time is None:
+        return None
+    return min((int(as_integers(arrays[time]).min()) for arrays in held.values()), default=None)
 
 
 def _are_starts(starts: Tensor, num_shards: int) -> bool:

@@ -26,7 +26,7 @@ from lightning_gnn_dist.graph.storage.files import check_entries, read_json
 from lightning_gnn_dist.graph.storage.store import SHARD, SHARDS
 from lightning_gnn_dist.graph.typed.induced import types_of
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.prepare.held_edges import HeldEdges, LinkBounds, SplitOfEdges, check_can_be_divided
+from lightning_gnn_dist.prepare.held_edges import HeldEdges, LinkBounds, SplitOfEdges
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds, bounds_of, order_of_types, typed_about
 
 FORMAT = "lightning_gnn_dist shares"
@@ -207,7 +207,6 @@ def _graph_and_split(given: Graph | SplitOfEdges) -> tuple[Graph, SplitOfEdges |
     graph = getattr(given, "graph", None)
     if not isinstance(graph, Graph) or not hasattr(given, "negatives"):
         check_instance("graph", given, Graph, "a Graph, as Graph.from_pyg(data) makes it, or split_edges(graph)")
-    check_can_be_divided(given)
     return given.graph, given
 
 

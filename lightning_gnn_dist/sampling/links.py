@@ -38,9 +38,17 @@ class TargetType(NamedTuple):
 
     def shows(self, graph: Graph, sample: Sample) -> Tensor:
         """Which edges of a sample could give a target away: a bool for each."""
-        kinds = kinds_of(graph, sample)
+        return self.is_shown(kinds_of(graph, sample))
+
+    def is_shown(self, kinds: Tensor) -> Tensor:
+        """Which edges could, given their types."""
         is_shown = kinds == self.number
         return is_shown if self.reverse is None else is_shown | (kinds == self.reverse)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The places of both edge types."""
+        return [self.number] if self.reverse is None else [self.number, self.reverse]
 
 
 @dataclass(frozen=True, eq=False)

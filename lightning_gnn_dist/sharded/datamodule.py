@@ -16,6 +16,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Isol
 from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.data.temporal.checks import check_temporal
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.prepare.shard import Bounds
@@ -74,6 +75,9 @@ class ShardedDataModule(ShardDataModule):
             check_whole_part(sampler)
             coverage = None  # nothing is lost
         super().__init__(path, lambda at: _bounds_of_nodes(at, seed_type), settings, boundary, coverage, cache_bytes)
+
+    def _check_times(self, rows: Graph) -> None:
+        check_temporal(rows, self._settings, self.boundary)
 
     def _check_seeds(self, counts: Tensor) -> None:
         """Refuse ranks without training nodes, given how many each has: all ranks raise or none."""

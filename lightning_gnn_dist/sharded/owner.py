@@ -5,33 +5,39 @@ Ids travel as places in the owner's shard, and numbers in as few bytes as the la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.pool import Pool, gather_rows
+from lightning_gnn_dist.batches.pool import Pool
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.kernels import Rule
 from lightning_gnn_dist.engine.row_kernels import draw_rows
+from lightning_gnn_dist.engine.temporal.order import TimeOrder
 from lightning_gnn_dist.engine.weights import edge_weights, weights_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sampling.negatives import has_edges
-
-Message: TypeAlias = list[Tensor]
-
-DRAW, ROWS, NODES, EDGES, LINKED = range(5)  # kinds of questions
-_WIDTHS = (torch.uint8, torch.int16, torch.int32)
-
-
-class Answers(Protocol):
-    """Answers questions about a shard, in any thread."""
-
-    def answer(self, kind: int, question: Message) -> Message: ...
+from lightning_gnn_dist.sharded.messages import (
+    DRAW,
+    DRAW_TYPES,
+    EDGES,
+    HAPPENED,
+    LINKED,
+    NODES,
+    ROWS,
+    TIMES_OF_EDGES,
+    TIMES_OF_NODES,
+    Message,
+    gathered,
+    letters_of,
+    name_of,
+    narrow,
+)
+from lightning_gnn_dist.sharded.timed_answers import TimedAnswers
 
 
 class Owner:
@@ -40,14 +46,28 @@ class Owner:
     Args:
         shard: The shard.
         pool: Lends memory for rows, until they are sent.
+        orders: The shard's edges in the order of times, by the names of times.
     """
 
-    def __init__(self, shard: Shard, pool: Pool) -> None:
+    def __init__(self, shard: Shard, pool: Pool, orders: Mapping[str, TimeOrder]) -> None:
         self._shard, self._rows, self._pool = shard, shard.rows, pool
+        self._timed = TimedAnswers(shard.rows, orders)
 
     def answer(self, kind: int, question: Message) -> Message:
-        """Return the answer to a question that a function of this module made, or to the ids of rows."""
-        return (self._draw, self._whole_rows, self._nodes, self._edges, self._linked)[kind](*question)
+        """Return the answer to a question."""
+        of_kinds: dict[int, Callable[..., Message]]
+        of_kinds = {DRAW: self._draw, ROWS: self._whole_rows, NODES: self._nodes, EDGES: self._edges}
+        of_kinds |= {DRAW_TYPES: self._draw_by_time, TIMES_OF_NODES: self._timed.of_nodes}
+        of_kinds |= {TIMES_OF_EDGES: self._timed.of_edges, HAPPENED: self._timed.happened, LINKED: self._linked}
+        return of_kinds[kind](*question)
+
+    def _draw_by_time(self, rows: Tensor, *question: Tensor) -> Message:
+        """The number of edges drawn for each node, their senders, and where there are edge arrays, their places."""
+        local = rows.to(torch.int64)
+        drawn, positions = self._timed.drawn(local, local + self._shard.first_node, list(question))
+        places = [narrow(positions, self._rows.num_edges)] if self._rows.edge_arrays else []
+        most = int(drawn.max()) if len(drawn) else 0
+        return [narrow(drawn, most), self._rows.indices[positions], *places]
 
     def _draw(self, nodes: Tensor, counts: Tensor, keys: Tensor, settings: Tensor, weight: Tensor) -> Message:
         """The number of edges drawn for each node, their senders, and where there are edge arrays, their places."""
@@ -144,24 +164,3 @@ def linked_of(senders: Tensor, receivers: Tensor, edge_type: int | None, most: i
 def linked(rows: Graph, receivers: Tensor, senders: Tensor, edge_type: Tensor) -> Message:
     """The answer to :func:`linked_of`: a bool for each pair."""
     return [has_edges(rows, torch.stack([senders.to(torch.int64), receivers.to(torch.int64)]), *edge_type.tolist())]
-
-
-def narrow(numbers: Tensor, most: int) -> Tensor:
-    """Numbers from 0 to ``most`` in as few bytes as ``most`` needs."""
-    dtype = next((dtype for dtype in _WIDTHS if most <= torch.iinfo(dtype).max), torch.int64)
-    return numbers.to(dtype)
-
-
-def gathered(arrays: Mapping[str, Tensor], places: Tensor, pool: Pool) -> Message:
-    """The rows of all arrays at some places, in the order of the arrays' names."""
-    local = places.to(torch.int64)
-    return [gather_rows(arrays[name], local, pool) for name in sorted(arrays)]
-
-
-def letters_of(name: str | None) -> Tensor:
-    """A name as it travels; None travels as no letters."""
-    return torch.tensor(list((name or "").encode()), dtype=torch.uint8)
-
-
-def name_of(letters: Tensor) -> str:
-    return letters.numpy().tobytes().decode()

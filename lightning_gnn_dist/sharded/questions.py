@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from lightning_gnn_dist.sharded.owner import Answers, Message
+from lightning_gnn_dist.sharded.messages import Answers, Message
 from lightning_gnn_dist.wire.asking import Asking
 
 SEVERAL = 100  # the kind of several questions at once

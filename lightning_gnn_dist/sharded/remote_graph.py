@@ -22,23 +22,12 @@ from lightning_gnn_dist.batches.pool import BufferPool, Pool
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
 from lightning_gnn_dist.engine.row_kernels import put_rows
+from lightning_gnn_dist.engine.temporal.order import TimeOrder
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.rows import bytes_per_row, take_rows
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.owner import (
-    DRAW,
-    EDGES,
-    LINKED,
-    NODES,
-    ROWS,
-    Answers,
-    Message,
-    Owner,
-    draw_of,
-    linked_of,
-    narrow,
-    rows_of,
-)
+from lightning_gnn_dist.sharded.messages import DRAW, EDGES, LINKED, NODES, ROWS, Answers, Message, narrow
+from lightning_gnn_dist.sharded.owner import Owner, draw_of, linked_of, rows_of
 from lightning_gnn_dist.sharded.questions import Question, answer_of, ask_owners
 from lightning_gnn_dist.sharded.tables import Table
 from lightning_gnn_dist.wire.asking import Asking
@@ -124,6 +113,7 @@ class ShardedGraph:
         cache_bytes: Memory for rows of other ranks that coming bulks need again.
 
     Attributes:
+        orders: The shard's edges in the order of times, by the names of times.
         cache: Holds such rows.
         making: Held by the thread that makes a bulk from the cache.
     """
@@ -136,6 +126,7 @@ class ShardedGraph:
                 "together."
             )
         self.shard, self.channel = shard, channel
+        self.orders: dict[str, TimeOrder] = {}
         pool = BufferPool(2 * channel.size)  # for rows on their way, so that the system need not clear new memory
         self._owner = self._new_owner(pool)
         self._asking = Asking(channel, partial(answer_of, self._owner), pool.take)
@@ -235,7 +226,7 @@ class ShardedGraph:
         local = zip(route.pieces(nodes), route.pieces(batches), bounds.tolist(), bounds.diff().tolist(), strict=False)
         questions = [draw_of(ids - low, of, keys, fanout, replace, weight, most) for ids, of, low, most in local]
         (answers,) = yield [Question(DRAW, questions)]
-        (counts, senders, join), edge_ids = self._drawn(route, answers), None
+        (counts, senders, join), edge_ids = self.in_order(route, answers), None
         if self.has_edge_arrays:
             begins = self.shard.bounds.edges.tolist()
             edge_ids = join([answer[2].to(torch.int64) + begin for answer, begin in zip(answers, begins, strict=False)])
@@ -301,7 +292,7 @@ class ShardedGraph:
         answers = {name: [take_rows(array, rows) for rows in asked] for name, array in sorted(arrays.items())}
         return {name: route.restore(self.channel.exchange(rows, route.sizes)) for name, rows in answers.items()}
 
-    def _drawn(self, route: Route, answers: list[Message]) -> tuple[Tensor, Tensor, Callable[[list[Tensor]], Tensor]]:
+    def in_order(self, route: Route, answers: list[Message]) -> tuple[Tensor, Tensor, Callable[[list[Tensor]], Tensor]]:
         """Bring what owners have drawn into the order of the request.
 
         Returns how many edges each row has, their senders, and what brings another number of each edge into order.
@@ -329,14 +320,14 @@ class ShardedGraph:
 
         Of a typed graph ``edge_type`` is the number of the one type to look at.
         """
-        owners, rows = self._owners(edges[1].contiguous())
+        owners, rows = self.owners(edges[1].contiguous())
         route, sizes = Route(owners, self.channel.size), self.shard.bounds.nodes.diff().tolist()
         senders = edges[0].to(self.shard.rows.indices.dtype)
         pieces = zip(route.pieces(senders), route.pieces(rows), sizes, strict=True)
         (answers,) = yield [Question(LINKED, [linked_of(some, to, edge_type, most) for some, to, most in pieces])]
         return route.restore([answer[0] for answer in answers])
 
-    def _owners(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def owners(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rank that has each node, and its row there."""
         owners = torch.searchsorted(self.shard.bounds.nodes, ids, right=True) - 1
         return owners, ids - self.shard.bounds.nodes[owners]
@@ -346,7 +337,7 @@ class ShardedGraph:
         return rows + self.shard.first_node
 
     def _new_owner(self, pool: Pool) -> Answers:
-        return Owner(self.shard, pool)
+        return Owner(self.shard, pool, self.orders)
 
     def _new_cache(self, num_bytes: int) -> RowCache:
         arrays = self.shard.rows.node_arrays

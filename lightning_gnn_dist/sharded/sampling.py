@@ -26,6 +26,7 @@ from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, sample_layer_wise
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph, divided
 from lightning_gnn_dist.sharded.tables import Found, Sought
+from lightning_gnn_dist.sharded.temporal import sample_timed
 from lightning_gnn_dist.sharded.typed import batches as typed
 from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 
@@ -112,6 +113,8 @@ def sample_bulk(
         return (yield from typed.sample_typed(graph, _of_types(sampler), seeds, keys))
     if isinstance(sampler, LayerWise):
         return (yield from sample_layer_wise(graph, sampler, seeds, keys))
+    if isinstance(sampler, TemporalSampler):
+        return (yield from sample_timed(graph, sampler, seeds, keys))
     assert isinstance(sampler, NeighborSampler)
     growing = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
     for hop, fanout in enumerate(sampler.per_hop):
@@ -131,12 +134,12 @@ def check_sampler(sampler: object, types: TypedBounds | None = None) -> ShardedS
     """Return the sampler; refuse one that needs the whole graph on one host, or that knows none of the types."""
     if types is not None:
         return _of_types(sampler, types)
-    if isinstance(sampler, NeighborSampler | LadiesSampler | FastGCNSampler):
+    if isinstance(sampler, NeighborSampler | TemporalSampler | LadiesSampler | FastGCNSampler):
         return sampler
     raise ValueError(
-        f"A sharded graph is sampled by NeighborSampler, LadiesSampler or FastGCNSampler, got "
-        f"{shown(sampler)}: others "
-        "ask for edges among nodes of several hosts. Choose one of these, or give every host the whole graph."
+        "A sharded graph is sampled by NeighborSampler, TemporalSampler, LadiesSampler or FastGCNSampler, got "
+        f"{shown(sampler)}: others ask for edges among nodes of several hosts. Choose one of these, or give every host "
+        "the whole graph."
     )
 
 

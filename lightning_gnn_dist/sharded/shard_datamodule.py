@@ -19,7 +19,6 @@ from lightning_gnn_dist.checks import check_at_least, check_path, check_true_or_
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.exchanging import ExchangingDataModule
 from lightning_gnn_dist.data.settings import BatchSettings
-from lightning_gnn_dist.data.temporal.checks import check_temporal
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.evaluation.choice import Evaluated, bytes_of_batch, widest_row
 from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
@@ -88,6 +87,10 @@ class ShardDataModule(ExchangingDataModule):
     def _check_seeds(self, counts: Tensor) -> None:
         """Refuse ranks without anything to learn, given how much each has: all ranks raise or none."""
 
+    @abstractmethod
+    def _check_times(self, rows: Graph) -> None:
+        """Refuse a shard without the times that samplers draw by. Not collective."""
+
     @property
     def fingerprint(self) -> str:
         """A hash of the graph, by which a strategy sees whether all ranks have the same one."""
@@ -124,8 +127,7 @@ class ShardDataModule(ExchangingDataModule):
         super().setup(stage)
         if self._graph is None:
             self._graph = self._connect()
-        if self.bounds.types is not None:
-            check_temporal(self._graph.shard.rows, self._settings, self.boundary)
+        self._check_times(self._graph.shard.rows)
         if stage == "fit":
             self._check_copies()
             self._running_part()  # now, as all ranks are here
@@ -276,19 +278,22 @@ class ShardDataModule(ExchangingDataModule):
         if self.evaluation.sampler is not None or self._model_layers() is not None:
             return size
         share, nodes_of = evaluated.share(self._eval_place()), evaluated.nodes_of
-        sampler = self._settings.of_evaluation()
-        if isinstance(sampler, TemporalSampler):
-            while size > 1 and not self._fits(nodes_of(share[:size]), sampler):
+        of_nodes = self._settings.of_evaluation()
+        if isinstance(of_nodes, TemporalSampler):
+            while size > 1 and not self._fits(share[:size], sampler):
                 size //= 2
             return size
-        while size < most and self._fits(nodes_of(share[: 2 * size]), sampler):
+        while size < most and self._fits(nodes_of(share[: 2 * size]), of_nodes):
             size *= 2
         return size
 
-    def _fits(self, seeds: Tensor, sampler: Sampler) -> bool:
+    def _fits(self, seeds: Tensor, sampler: Sampler | EdgeSampler) -> bool:
         """Return whether batches of each rank's seeds fit the budgets of all ranks. Collective."""
-        graph = self._whole_graph()
-        drawn = sample_bulk(graph, check_sampler(sampler, self.bounds.types), [seeds], [BatchKey(0, 0, 0)])
+        graph, bulk = self._whole_graph(), ([seeds], [BatchKey(0, 0, 0)])
+        if isinstance(sampler, EdgeSampler):
+            drawn = sampler.sample_across(graph, *bulk)
+        else:
+            drawn = sample_bulk(graph, check_sampler(sampler, self.bounds.types), *bulk)
         (sample,) = graph.answered(drawn)
         needed = bytes_of_batch(graph.shard.rows, widest_row(self._module()), len(sample.nodes), len(sample.indices))
         return int(all_gather_rows(torch.tensor([needed])).max()) <= self._eval_bytes

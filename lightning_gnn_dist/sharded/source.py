@@ -15,7 +15,7 @@ from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, importance_of
-from lightning_gnn_dist.sharded.owner import Message
+from lightning_gnn_dist.sharded.messages import Message
 from lightning_gnn_dist.sharded.questions import Question
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import (
@@ -26,7 +26,7 @@ from lightning_gnn_dist.sharded.sampling import (
     check_sampler,
     finish,
 )
-from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
+from lightning_gnn_dist.sharded.times import prepare_times
 
 
 class ShardedSource(AheadSource[AnyBulk]):
@@ -58,8 +58,8 @@ class ShardedSource(AheadSource[AnyBulk]):
         self._graph, self._sampler = graph, _checked(sampler, graph)
         if isinstance(self._sampler, LayerWise):
             importance_of(graph, self._sampler)  # now, as all ranks are here, and not in the background
-        elif isinstance(self._sampler, TemporalSampler) and isinstance(graph, TypedShardedGraph):
-            graph.prepare_times(self._sampler.time)
+        elif isinstance(self._sampler, TemporalSampler):
+            prepare_times(graph, self._sampler.time)
         self.num_ids = graph.num_nodes if num_ids is None else num_ids
 
     def order(self, seeds: Tensor, seed: int, epoch: int) -> None:

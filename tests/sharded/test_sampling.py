@@ -93,7 +93,7 @@ def drawn(rank: int, world_size: int, folder: str, shards: int, sampler: Sharded
 
 def test_samplers_that_look_for_edges_among_nodes_are_refused() -> None:
     for sampler in (ClusterSampler(2), ShadowSampler([5], num_hops=1), PageRankSampler(5, num_hops=1)):
-        with pytest.raises(ValueError, match="NeighborSampler, LadiesSampler or FastGCNSampler"):
+        with pytest.raises(ValueError, match="NeighborSampler, TemporalSampler, LadiesSampler or FastGCNSampler"):
             check_sampler(sampler)
     assert check_sampler(NeighborSampler([5])) == NeighborSampler([5])
 

@@ -6,7 +6,7 @@ graph -> positions of the edges that are learned -> the graph as batches show it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -15,9 +15,10 @@ from torch import Tensor
 from lightning_gnn_dist.boundary.boundary import Fetch, Halo, Isolated
 from lightning_gnn_dist.checks import check_at_least_if_given, shown
 from lightning_gnn_dist.data.edges.labels import arrays_of_edges, name_of_targets, targets_carry, without_labels
-from lightning_gnn_dist.data.temporal.events import learned, times_of_receivers
+from lightning_gnn_dist.data.temporal.events import times_of_receivers
 from lightning_gnn_dist.data.temporal.split import is_labelled
 from lightning_gnn_dist.data.typed.links import LinkEnds
+from lightning_gnn_dist.engine.temporal.times import as_integers
 from lightning_gnn_dist.engine.typed.apart import places_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
@@ -29,7 +30,7 @@ from lightning_gnn_dist.sampling.links import HeldLinkSampler, LinkSampler, posi
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from lightning_gnn_dist.sampling.pagerank.sampler import PageRankSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.temporal.links import EventSampler, EventShape
+from lightning_gnn_dist.sampling.temporal.links import EventSampler, EventShape, HeldEventSampler
 from lightning_gnn_dist.sampling.temporal.negatives import Candidates
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.walk import RandomWalkSampler
@@ -47,7 +48,7 @@ class AskedEdges:
         labels: The name of the array that is predicted, if they have labels.
         hide: Whether the edges that a batch asks for carry no messages in it.
         time: The name of the array of their times, if they are split by it.
-        held_arrays: Then what held edges carry.
+        until: Then the time of the first held edge, as an integer that compares as times do. Earlier ones are learned.
     """
 
     ends: LinkEnds
@@ -57,7 +58,7 @@ class AskedEdges:
     labels: str | None
     hide: bool
     time: str | None = None
-    held_arrays: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    until: int | None = None
 
     def positions(self, graph: Graph, owner: Tensor, *, across: bool) -> Tensor:
         """Return where the edges to learn are whose ends, or with ``across`` whose receivers, have one owner."""
@@ -74,7 +75,9 @@ class AskedEdges:
         if self.labels is not None:
             is_asked = is_labelled(arrays[self.labels][rows])
             found, rows = found[is_asked], rows[is_asked]
-        return found if self.time is None else found[learned(arrays[self.time][rows], self.held_arrays, self.time)]
+        if self.time is None or self.until is None:
+            return found
+        return found[as_integers(arrays[self.time][rows]) < self.until]
 
     def shown(self, part: Graph) -> Graph:
         """Return a part as batches show it: without the labels of its edges, also those turned round."""
@@ -109,9 +112,17 @@ class AskedEdges:
         self, sampler: TemporalSampler, num_negatives: int, candidates: range | Tensor, graph: Graph
     ) -> EventSampler:
         """Do as :meth:`around` for edges at their times."""
-        arrays, kind = arrays_of_edges(graph, self.edge_type), None if self.edge_type is None else self.edge_type[2]
-        there = Candidates.of(graph, candidates, times_of_receivers(graph, sampler.time, kind), kind)
-        asked = num_negatives, there, self.undirected, arrays[sampler.time], self.carried(arrays)
+        kind = None if self.edge_type is None else self.edge_type[2]
+        first = 0 if graph.types is None or kind is None else graph.types.nodes_of(kind).start
+        there = Candidates.of(candidates, times_of_receivers(graph, sampler.time, kind), first)
+        return self.events_among(sampler, num_negatives, there, graph)
+
+    def events_among(
+        self, sampler: TemporalSampler, num_negatives: int, candidates: Candidates, graph: Graph
+    ) -> EventSampler:
+        """Do as :meth:`around_events`, with negatives among nodes of which it is known since when they are there."""
+        arrays = arrays_of_edges(graph, self.edge_type)
+        asked = num_negatives, candidates, self.undirected, arrays[sampler.time], self.carried(arrays)
         return EventSampler(self.events(sampler), *asked)
 
     def events(self, sampler: TemporalSampler) -> EventShape:
@@ -125,6 +136,14 @@ class AskedEdges:
         false = torch.empty(edges.shape[1], 0, dtype=torch.int64) if negatives is None else negatives
         first = self.ends.senders.start, self.ends.receivers.start
         return HeldLinkSampler(sampler, edges, false, self.ends.target_type, first, self.carried(arrays))
+
+    def around_held_events(
+        self, sampler: TemporalSampler, edges: Tensor, negatives: Tensor | None, arrays: Mapping[str, Tensor]
+    ) -> HeldEventSampler:
+        """Do as :meth:`around_held` for edges at their times."""
+        held, ends = self.around_held(sampler, edges, negatives, arrays), self.ends
+        false = held.negatives.to(torch.int64) + ends.receivers.start
+        return HeldEventSampler(self.events(sampler), ends.in_graph(edges), arrays[sampler.time], false, held.carried)
 
 
 def negatives_of(labels: str | None, num_negatives: int | None) -> int:

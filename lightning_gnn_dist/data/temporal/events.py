@@ -104,7 +104,8 @@ class TimedEdges:
         """False receivers of each event, by their ids in their type."""
         ends, kind = ends_of(self.graph, self.edge_type), None if self.edge_type is None else self.edge_type[2]
         number = None if ends.target_type is None else ends.target_type.number
-        candidates = Candidates.of(self.graph, ends.receivers, times_of_receivers(self.graph, self.time, kind), kind)
+        times_there = times_of_receivers(self.graph, self.time, kind)
+        candidates = Candidates.of(ends.receivers, times_there, ends.receivers.start)
         false_key = key(seed + Purpose.LINKS, 0, 0, FALSE_ENDS)
         drawn, without = draw_receivers_at(
             self.graph, self.time, (links, times), rows, count, false_key, candidates, number
@@ -176,12 +177,6 @@ def _turns_round(graph: Graph, edge_type: EdgeType, kind: EdgeType) -> bool:
     links, turned = links_of(graph, edge_type)[1], links_of(graph, kind)[1].flip(0)
     there, back = (numbers_of(ends, graph.num_nodes, undirected=False) for ends in (links, turned))
     return 2 * int(torch.isin(back, there).sum()) > back.numel()
-
-
-def learned(times: Tensor, held: Mapping[str, Mapping[str, Tensor]], name: str) -> Tensor:
-    """Which events are earlier than all held ones."""
-    later = [as_integers(arrays[name]).min() for arrays in held.values()]
-    return as_integers(times) < min(later) if later else torch.ones_like(times, dtype=torch.bool)
 
 
 def _by_time(when: Tensor, chosen: Tensor, shares: Mapping[str, float]) -> dict[str, Tensor]:

@@ -57,9 +57,12 @@ NO_ORDER = TimeOrder(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, n
 
 
 def draw_of_types(graph: Graph, asked: Asked) -> tuple[Tensor, Tensor]:
-    """Return how many edges are drawn for each row, and their positions in ``graph.indices``."""
-    assert graph.types is not None
-    csr = graph.indptr.numpy(), graph.indices.numpy(), edge_types_of(graph.types)
+    """Return how many edges are drawn for each row, and their positions in ``graph.indices``.
+
+    A graph without types counts as one of one type.
+    """
+    kinds = np.empty(0, np.uint8) if graph.types is None else edge_types_of(graph.types)
+    csr = graph.indptr.numpy(), graph.indices.numpy(), kinds
     counts = np.empty(len(asked.rows), np.int64)
     if not _count(*csr, asked, counts):
         raise graph_is_damaged(graph)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.temporal.hops import SEED_TIME
+from lightning_gnn_dist.engine.temporal.times import as_integers
 from lightning_gnn_dist.engine.typed.apart import places_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.links import (
@@ -22,6 +24,7 @@ from lightning_gnn_dist.sampling.links import (
     TargetType,
     directed,
     edges_at,
+    kinds_of,
     labels,
     rows_at,
     targets,
@@ -62,42 +65,57 @@ class EventShape:
             carried: What batches say of the events, if these have labels.
             batch_key: The batch's key.
         """
-        pairs = targets(events[0], negatives)
-        times = torch.cat([events[1], events[1].repeat_interleave(negatives.shape[1])])
-        nodes, roots, ends = _roots(pairs, times)
-        sample = sample_at(self.sampler, graph, nodes, roots, batch_key)
+        roots = Roots.of(events, negatives)
+        sample = sample_at(self.sampler, graph, roots.nodes, roots.times, batch_key)
         if self.sampler.equal:
-            sample = self._without_targets(graph, sample, pairs, ends)
-        more = {self.time_of_target: times} | labels(ends, events[1].numel(), carried)
+            kinds = None if self.target_type is None else kinds_of(graph, sample)
+            at, times = self.between_ends(sample, roots, kinds, graph.num_nodes)
+            assert sample.edge_ids is not None
+            sample = self.without_now(sample, at, self._times_of(graph, sample.edge_ids[at]), times)
+        return self.finished(sample, roots, carried)
+
+    def finished(self, sample: Sample, roots: Roots, carried: Mapping[str, Tensor] | None) -> Sample:
+        """The sample with what batches say of their targets."""
+        more = {self.time_of_target: roots.of_targets} | labels(roots.ends, roots.num_events, carried)
         number = None if self.target_type is None else self.target_type.number
         return sample._replace(extra={**sample.extra, **more}, target_type=number)
 
-    def _without_targets(self, graph: Graph, sample: Sample, pairs: Tensor, ends: Tensor) -> Sample:
-        """The sample without what happened between the ends of a target at its time, in the trees of that target."""
-        assert sample.edge_ids is not None
-        trees, sent = sample.extra["batch"], edges_at(graph, sample.edge_ids)
-        rows = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff().to(torch.int64))
-        tree, size = trees[rows], graph.num_nodes
-        is_now = self._times_of(graph, sample.edge_ids) == sample.extra[SEED_TIME][tree]
-        number = sent.amin(0) * size + sent.amax(0)
-        asked = (pairs.amin(0) * size + pairs.amax(0)).repeat(2)
+    def between_ends(self, sample: Sample, roots: Roots, kinds: Tensor | None, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """The edges of a sample between the ends of a target, in a tree of that target; and the times of these trees.
+
+        Args:
+            sample: The sample.
+            roots: What was asked for.
+            kinds: Of a typed graph the type of each edge of the sample.
+            num_nodes: The number of nodes of the graph.
+        """
+        row = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff().to(torch.int64))
+        tree, sent = sample.extra["batch"][row], torch.stack([sample.nodes[sample.indices], sample.nodes[row]])
+        number = sent.amin(0) * num_nodes + sent.amax(0)
+        asked = (roots.pairs.amin(0) * num_nodes + roots.pairs.amax(0)).repeat(2)
         known, place = torch.cat([number, asked]).unique(return_inverse=True)
         of_edges, of_targets = place.split([number.numel(), asked.numel()])
-        dropped = is_now & torch.isin(tree * known.numel() + of_edges, ends.view(-1) * known.numel() + of_targets)
-        return without(sample, dropped if self.target_type is None else dropped & self.target_type.shows(graph, sample))
+        is_between = torch.isin(tree * known.numel() + of_edges, roots.ends.view(-1) * known.numel() + of_targets)
+        if self.target_type is not None and kinds is not None:
+            is_between &= self.target_type.is_shown(kinds)
+        at = is_between.nonzero().view(-1)
+        return at, sample.extra[SEED_TIME][tree[at]]
+
+    def without_now(self, sample: Sample, at: Tensor, times: Tensor, now: Tensor) -> Sample:
+        """The sample without those of some edges whose times are those of their trees."""
+        dropped = torch.zeros(sample.indices.numel(), dtype=torch.bool)
+        dropped[at] = as_integers(times) == as_integers(now)
+        return without(sample, dropped)
 
     def _times_of(self, graph: Graph, positions: Tensor) -> Tensor:
-        """The time of each edge of the target type or of the reverse one; of others any."""
+        """The time of each of some edges of the target type or of the reverse one, as an integer."""
         if graph.types is None or self.target_type is None:
             return graph.edge_arrays[self.sampler.time][positions]
-        kinds, found = graph.types.edge_type[positions], None
-        for number in (self.target_type.number, self.target_type.reverse):
-            if number is not None:
-                is_of = kinds == number
-                array = graph.types.edge_arrays[graph.types.edge_types[number]][self.sampler.time]
-                found = array.new_zeros(positions.numel()) if found is None else found
-                found[is_of] = array[places_of(graph, number, positions[is_of])].to(found.dtype)
-        assert found is not None
+        kinds, found = graph.types.edge_type[positions], torch.empty_like(positions)
+        for number in self.target_type.numbers:
+            is_of = kinds == number
+            array = graph.types.edge_arrays[graph.types.edge_types[number]][self.sampler.time]
+            found[is_of] = as_integers(array[places_of(graph, number, positions[is_of])])
         return found
 
 
@@ -173,10 +191,32 @@ class HeldEventSampler:
         ]
 
 
-def _roots(pairs: Tensor, times: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The nodes and times of all trees, in order of nodes, and for each pair the trees of its ends, shape (2, m)."""
-    nodes, of_node = pairs.unique(return_inverse=True)
-    at, of_time = times.unique(return_inverse=True)
-    numbers, ends = (of_node * max(1, at.numel()) + of_time).unique(return_inverse=True)
-    count = max(1, at.numel())
-    return nodes[numbers // count], at[numbers % count], ends
+class Roots(NamedTuple):
+    """The ends of targets at their times: each is the root of a tree.
+
+    Attributes:
+        pairs: The ends of all targets, events first, shape (2, m).
+        of_targets: The time of each target.
+        num_events: How many of them are events.
+        nodes: The nodes of all roots, in order.
+        times: Their times.
+        ends: For each target the roots that its ends are, shape (2, m).
+    """
+
+    pairs: Tensor
+    of_targets: Tensor
+    num_events: int
+    nodes: Tensor
+    times: Tensor
+    ends: Tensor
+
+    @classmethod
+    def of(cls, events: tuple[Tensor, Tensor], negatives: Tensor) -> Roots:
+        """The roots of events, given by their ends and times, and of their false receivers, shape (n, K)."""
+        pairs = targets(events[0], negatives)
+        times = torch.cat([events[1], events[1].repeat_interleave(negatives.shape[1])])
+        nodes, of_node = pairs.unique(return_inverse=True)
+        at, of_time = times.unique(return_inverse=True)
+        count = max(1, at.numel())
+        numbers, ends = (of_node * count + of_time).unique(return_inverse=True)
+        return cls(pairs, times, events[1].numel(), nodes[numbers // count], at[numbers % count], ends)

@@ -11,39 +11,41 @@ from torch import Tensor
 from lightning_gnn_dist.engine.compiling import compiled, inlined
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.rng import below, draw
-from lightning_gnn_dist.engine.temporal.order import time_order
+from lightning_gnn_dist.engine.temporal.order import TimeOrder, time_order
 from lightning_gnn_dist.engine.temporal.times import as_integers
 from lightning_gnn_dist.engine.typed.hops import edge_types_of
 from lightning_gnn_dist.graph.graph import Graph
-
-_TRIES = 16  # random draws; after these, nodes are tried one after the other
+from lightning_gnn_dist.sampling.negatives import RANDOM_TRIES
 
 
 class Candidates(NamedTuple):
     """Nodes that false receivers are drawn from.
 
     Attributes:
-        nodes: Their ids, int64, those that came first to begin with.
+        nodes: Their ids, those that came first to begin with.
         since: Since when each is there, as an integer that compares as its time does; empty where that is not known.
     """
 
-    nodes: Tensor
+    nodes: range | Tensor
     since: Tensor
 
     @classmethod
-    def of(cls, graph: Graph, nodes: range | Tensor, times: Tensor | None, node_type: str | None) -> Candidates:
-        """Some nodes of a type, and since when each of them is there, if all nodes of the type have times."""
-        ids = torch.arange(nodes.start, nodes.stop) if isinstance(nodes, range) else nodes
+    def of(cls, nodes: range | Tensor, times: Tensor | None, first: int) -> Candidates:
+        """Some nodes, and since when each is there, if all nodes of their type, from ``first`` on, have times."""
         if times is None:
-            return cls(ids, torch.empty(0, dtype=torch.int64))
-        first = 0 if graph.types is None or node_type is None else graph.types.nodes_of(node_type).start
+            return cls(nodes, torch.empty(0, dtype=torch.int64))
+        ids = torch.arange(nodes.start, nodes.stop) if isinstance(nodes, range) else nodes
         since, order = as_integers(times[ids - first]).sort(stable=True)
         return cls(ids[order], since)
+
+    def ids(self, places: Tensor) -> Tensor:
+        """The ids of those at some places."""
+        return places + self.nodes.start if isinstance(self.nodes, range) else self.nodes[places]
 
     def there_by(self, times: Tensor) -> Tensor:
         """How many of the nodes are there at each time."""
         if not self.since.numel():
-            return torch.full_like(times, self.nodes.numel())
+            return torch.full_like(times, len(self.nodes))
         return torch.searchsorted(self.since, times, right=True)
 
 
@@ -92,15 +94,73 @@ def draw_receivers_at(
         candidates: The nodes to draw from.
         edge_type: Of a typed graph, the number of the edge type whose events to avoid.
     """
-    ends, order = events[0].contiguous(), time_order(graph, time)
+    ends, rows = events[0].contiguous(), _events(graph, time_order(graph, time), edge_type)
     times = as_integers(events[1])
     out, has_none = np.empty((ids.numel(), count), np.int64), np.zeros(ids.numel(), np.bool_)
-    kinds = np.empty(0, np.uint8) if graph.types is None or edge_type is None else edge_types_of(graph.types)
-    rows = _Events(graph.indptr.numpy(), graph.indices.numpy(), kinds, edge_type or 0, order.times, order.places)
     bounds = candidates.there_by(times)
     asked = ends[0].numpy(), ends[1].numpy(), times.numpy(), ids.numpy(), bounds.numpy()
-    _draw_receivers_at(rows, *asked, candidates.nodes.numpy(), key, out, has_none)
+    nodes, first = np.empty(0, np.int64), 0
+    if isinstance(candidates.nodes, range):
+        first = candidates.nodes.start
+    else:
+        nodes = candidates.nodes.numpy()
+    _draw_receivers_at(rows, *asked, nodes, first, key, out, has_none)
     return torch.from_numpy(out), torch.from_numpy(has_none).nonzero().view(-1)
+
+
+def have_happened(graph: Graph, order: TimeOrder, edges: Tensor, times: Tensor, edge_type: int | None = None) -> Tensor:
+    """Whether the graph has each of ``edges``, shape ``(2, n)``, at a time: a bool for each, shape ``(n,)``.
+
+    Args:
+        graph: The graph.
+        order: Its edges by time.
+        edges: Senders and receivers.
+        times: The time of each, as an integer.
+        edge_type: Of a typed graph the number of the one type to look at. Default: all.
+    """
+    out = np.empty(times.numel(), np.bool_)
+    senders, receivers = edges.to(torch.int64).contiguous().numpy()
+    _have_happened(_events(graph, order, edge_type), senders, receivers, times.numpy(), out)
+    return torch.from_numpy(out)
+
+
+def tried_receivers_at(
+    keys: Tensor, ids: Tensor, draws: Tensor, tries: range, bounds: Tensor, candidates: Candidates
+) -> Tensor:
+    """Some of the nodes that :func:`draw_receivers_at` tries in turn, shape ``(n, len(tries))``, for who has few rows.
+
+    Args:
+        keys: The key of each draw, as int64.
+        ids: The number of its event.
+        draws: Which of the draws for its event it is.
+        tries: Which tries of each; a draw has ``RANDOM_TRIES`` and its bound.
+        bounds: How many of the candidates, at least one, it draws from.
+        candidates: The nodes to draw from.
+    """
+    out = np.empty((ids.numel(), len(tries)), np.int64)
+    named = keys.numpy().view(np.uint64), ids.numpy(), draws.numpy(), bounds.numpy()
+    _tried_places(*named, tries.start, out)
+    return candidates.ids(torch.from_numpy(out))
+
+
+def _events(graph: Graph, order: TimeOrder, edge_type: int | None) -> _Events:
+    kinds = np.empty(0, np.uint8) if graph.types is None or edge_type is None else edge_types_of(graph.types)
+    return _Events(graph.indptr.numpy(), graph.indices.numpy(), kinds, edge_type or 0, order.times, order.places)
+
+
+@compiled
+def _have_happened(rows: _Events, senders: Array, receivers: Array, times: Array, out: Array) -> None:
+    for i in range(len(senders)):
+        out[i] = _happened(rows, senders[i], receivers[i], times[i])
+
+
+@compiled
+def _tried_places(keys: Array, ids: Array, draws: Array, bounds: Array, begin: int, out: Array) -> None:
+    for i in range(len(ids)):
+        for j in range(out.shape[1]):
+            last = min(begin + j, RANDOM_TRIES - 1)
+            at = below(draw(keys[i], ids[i], draws[i] * RANDOM_TRIES + last), bounds[i])
+            out[i, j] = (at + begin + j - last) % bounds[i]
 
 
 @inlined
@@ -124,6 +184,7 @@ def _draw_receivers_at(
     ids: Array,
     bounds: Array,
     nodes: Array,
+    first: int,
     key: np.uint64,
     out: Array,
     has_none: Array,
@@ -132,9 +193,13 @@ def _draw_receivers_at(
         bound = max(bounds[i], 1)
         for j in range(out.shape[1]):
             node, candidate, tried, at = -1, -1, 0, 0
-            while node < 0 and tried < _TRIES + bound:
-                at = below(draw(key, ids[i], j * _TRIES + tried), bound) if tried < _TRIES else (at + 1) % bound
-                candidate = nodes[at]
+            while node < 0 and tried < RANDOM_TRIES + bound:
+                at = (
+                    below(draw(key, ids[i], j * RANDOM_TRIES + tried), bound)
+                    if tried < RANDOM_TRIES
+                    else (at + 1) % bound
+                )
+                candidate = nodes[at] if len(nodes) else first + at
                 is_free = candidate != senders[i] and candidate != receivers[i]
                 if is_free and not _happened(rows, senders[i], candidate, times[i]):
                     node = candidate

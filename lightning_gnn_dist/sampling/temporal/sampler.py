@@ -104,7 +104,7 @@ class TemporalSampler:
         bulk = check_bulk(graph, seeds, keys)
         if not bulk:
             return []
-        fanouts, view = self._fanouts(graph), self.view
+        fanouts, view = self.of_types(graph.types), self.view
         for ids, _ in bulk:
             refuse_repeated(ids, "To ask for a node at several times, give it a copy for each")
         timed = [(ids, checked_times(graph, ids, view), batch_key) for ids, batch_key in bulk]
@@ -112,12 +112,14 @@ class TemporalSampler:
 
     def check_graph(self, graph: Graph) -> None:
         """Refuse a graph without such times, or with types that ``num_neighbors`` does not know."""
-        self._fanouts(graph)
+        self.of_types(graph.types)
         checked_times(graph, torch.empty(0, dtype=torch.int64), self.view)
 
-    def of_types(self, types: TypeNames) -> Array:
-        """The numbers of each hop and edge type, as :meth:`NeighborSampler.of_types` gives them."""
-        return self._numbers.of_types(types)
+    def of_types(self, types: TypeNames | None) -> Array:
+        """The numbers of each hop and edge type, as :meth:`NeighborSampler.of_types` gives them; None has one type."""
+        if types is not None:
+            return self._numbers.of_types(types)
+        return np.array(self._numbers.per_hop, np.int64).reshape(-1, 1)
 
     def of_all(self) -> TemporalSampler:
         """The sampler that takes all neighbours that are seen, of types that are not left out."""
@@ -125,11 +127,6 @@ class TemporalSampler:
         if isinstance(self.num_neighbors, Mapping):
             numbers = {kind: [-1 if n else 0 for n in of] for kind, of in self.num_neighbors.items()}
         return replace(self, num_neighbors=numbers, pick="uniform", replace=False)
-
-    def _fanouts(self, graph: Graph) -> Array:
-        if graph.types is not None:
-            return self._numbers.of_types(graph.types)
-        return np.array(self._numbers.per_hop, np.int64)[:, None]
 
     @property
     def view(self) -> View:
@@ -139,12 +136,12 @@ class TemporalSampler:
 
 def sample_at(sampler: TemporalSampler, graph: Graph, seeds: Tensor, times: Tensor, batch_key: BatchKey) -> Sample:
     """A batch around nodes at times of their own; a node may be a seed at several."""
-    return sample_by_time(graph, seeds, times, sampler._fanouts(graph), batch_key, sampler.view)
+    return sample_by_time(graph, seeds, times, sampler.of_types(graph.types), batch_key, sampler.view)
 
 
 def check_event_graph(sampler: TemporalSampler, graph: Graph) -> None:
     """Do as :meth:`TemporalSampler.check_graph`, where edges are asked for, and nodes need no times."""
-    sampler._fanouts(graph)
+    sampler.of_types(graph.types)
     for source in sources_of(graph, sampler.time):
         if source is not None:
             check_span(source.times, sampler.view)

@@ -15,6 +15,7 @@ from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import device_of, stream_to
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
+from lightning_gnn_dist.checks import check_path
 from lightning_gnn_dist.data.edges.asked import (
     AskedEdges,
     check_boundary_of_edges,
@@ -23,18 +24,26 @@ from lightning_gnn_dist.data.edges.asked import (
     negatives_of,
 )
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.data.temporal.checks import check_event_samplers, sampler_of_events
+from lightning_gnn_dist.data.temporal.events import times_of_receivers
 from lightning_gnn_dist.data.typed.links import ends_among
+from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.prepare.held_edges import LinkBounds
 from lightning_gnn_dist.prepare.shard import Bounds, Shard
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.links import are_links, positions_where
+from lightning_gnn_dist.sampling.temporal.negatives import Candidates
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.sharded.links.events import HeldEvents, OwnEvents
 from lightning_gnn_dist.sharded.links.held import held_of_shard, own_share
 from lightning_gnn_dist.sharded.links.sampling import HeldLinks, OwnLinks
 from lightning_gnn_dist.sharded.part import read_part
 from lightning_gnn_dist.sharded.shard_datamodule import ShardDataModule
+from lightning_gnn_dist.sharded.times import prepare_times, times_of_all_nodes
+
+AcrossLinks = OwnLinks | HeldLinks | OwnEvents | HeldEvents
 
 
 class ShardedLinkDataModule(ShardDataModule):
@@ -46,12 +55,14 @@ class ShardedLinkDataModule(ShardDataModule):
     receivers, neighbours and features, in the background, before they are due. The ranks share the held edges evenly,
     whichever shards these lie with, so :class:`LinkRanking` is exact.
 
-    With more ranks than shards, several ranks hold the same shard, and divide its edges among them.
+    With more ranks than shards, several ranks hold the same shard, and divide its edges among them. Of a split by time
+    the ends of each target are roots of trees of their own, as there.
 
     Args:
         path: A folder that ``save_shards(split, partition, path)`` wrote. Rank ``r`` needs its ``shares.json`` and
             shard ``r % n``.
-        sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``.
+        sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``; of a split by time a
+            :class:`TemporalSampler` with these numbers.
         batch_size: True edges in a training batch, at most. All ranks have the same number of batches.
         num_negatives: False receivers for each training edge. Default: 1, and none where edges have labels.
         seed: Decides everything random: the order of edges, negatives, neighbours.
@@ -86,20 +97,28 @@ class ShardedLinkDataModule(ShardDataModule):
         if boundary is None:
             boundary = Isolated() if isinstance(sampler, WholePartSampler) else Fetch()
         check_boundary_of_edges(boundary)
+        bounds, self._links = _bounds_with_links(check_path("path", path))
+        sampler = sampler_of_events(sampler, self._links.time)
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         _check_settings_of_links(settings, boundary)
-        super().__init__(path, _bounds_with_links, settings, boundary, None, cache_bytes)
-        assert self.bounds.links is not None
-        self._links = self.bounds.links
+        super().__init__(path, lambda _: bounds, settings, boundary, None, cache_bytes)
         self.num_negatives = negatives_of(self._links.labels, num_negatives)
         self._asked = _asked_of(self.bounds, self._links)
         self._shard: Shard | None = None  # the own one, with the labels of its edges
         self._found: Tensor | None = None
-        self._held: dict[str, HeldLinks] = {}
+        self._held: dict[str, AcrossLinks] = {}
+        self._candidates: Candidates | None = None  # of false receivers by time
+
+    def setup(self, stage: str) -> None:
+        """Open the own shard, and connections to the other ranks. Collective."""
+        super().setup(stage)
+        if (time := self._links.time) is not None and self._candidates is None:
+            prepare_times(self._whole_graph(), time)
+            self._candidates = self._receivers_by_time(time)
 
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
-        self._shard = self._found = None
+        self._shard = self._found = self._candidates = None
         self._held.clear()
 
     # What it is made of.
@@ -112,6 +131,9 @@ class ShardedLinkDataModule(ShardDataModule):
         self._whole_graph()  # refuses, if it is too early
         assert self._shard is not None
         return self._shard
+
+    def _check_times(self, rows: Graph) -> None:
+        check_event_samplers(rows, self._settings, self._links.time)
 
     def _running_part(self) -> Graph:
         if isinstance(self.boundary, Fetch):
@@ -194,13 +216,25 @@ class ShardedLinkDataModule(ShardDataModule):
     def _inputs_of(self, part: Graph, seeds: Tensor) -> None:
         return None
 
-    def _whole_sampler(self) -> OwnLinks:  # type: ignore[override]
+    def _whole_sampler(self) -> AcrossLinks:  # type: ignore[override]
         return self._across(super()._whole_sampler())
 
-    def _across(self, sampler: Sampler) -> OwnLinks:
+    def _across(self, sampler: Sampler) -> AcrossLinks:
         """Return a sampler around edges of the own shard in the whole graph."""
-        rows, candidates = self._with_labels().rows, self._asked.ends.receivers
-        return OwnLinks(self._asked.around(sampler, self.num_negatives, candidates, rows), self._first_edge())
+        rows, first = self._with_labels().rows, self._first_edge()
+        if isinstance(sampler, TemporalSampler):
+            assert self._candidates is not None
+            return OwnEvents(self._asked.events_among(sampler, self.num_negatives, self._candidates, rows), first)
+        return OwnLinks(self._asked.around(sampler, self.num_negatives, self._asked.ends.receivers, rows), first)
+
+    def _receivers_by_time(self, time: str) -> Candidates:
+        """Return the nodes that false receivers are drawn from, and since when they are there. Collective."""
+        rows, receivers = self._with_labels().rows, self._asked.ends.receivers
+        kind = None if self._links.edge_type is None else self._links.edge_type[2]
+        if times_of_receivers(rows, time, kind) is None:
+            return Candidates.of(receivers, None, receivers.start)
+        number = 0 if self.bounds.types is None or kind is None else self.bounds.types.node_types.index(kind)
+        return Candidates.of(receivers, times_of_all_nodes(self._whole_graph(), number, time), receivers.start)
 
     def _seeds_and_source(self, part: Graph, rank: int, num_ranks: int) -> tuple[Tensor, BatchSource]:
         seeds, shown = self._own_seeds(), self._asked.shown(part)
@@ -208,7 +242,11 @@ class ShardedLinkDataModule(ShardDataModule):
         if isinstance(self.boundary, Fetch):
             return seeds, self._whole_source(self._across(self.sampler), int(self.bounds.edges[-1]))
         candidates = self._asked.receivers(part, self._is_own(part))
-        links = self._asked.around(self.sampler, self.num_negatives, candidates, part)
+        asked = self.num_negatives, candidates, part
+        if isinstance(self.sampler, TemporalSampler):
+            links: Sampler = self._asked.around_events(self.sampler, *asked)
+        else:
+            links = self._asked.around(self.sampler, *asked)
         stream, count = stream_to(device_of(self.trainer)), part.num_edges
         return seeds, GraphSource(
             shown, links, widen=self._widening(), all_labels=self.loading.all_labels, num_ids=count, stream=stream
@@ -222,16 +260,20 @@ class ShardedLinkDataModule(ShardDataModule):
             self._held[name] = self._held_links(name, starts)
         count, held = int(starts[-1]), self._held[name]
         sampler = cast(Sampler, held)  # for who draws across shards
-        return self._eval_loader(sampler, range(count), f"There are {count} {name} edges", count, held.targets)
+        targets = held.targets if isinstance(held, HeldLinks) else Targets
+        return self._eval_loader(sampler, range(count), f"There are {count} {name} edges", count, targets)
 
-    def _held_links(self, name: str, starts: Tensor) -> HeldLinks:
+    def _held_links(self, name: str, starts: Tensor) -> AcrossLinks:
         shard, channel = self._with_labels(), self._whole_graph().channel
         copy, num_copies = self._rank() // channel.size, self._world_size() // channel.size
         share, numbers = own_share(held_of_shard(shard, self._links, name), starts, channel, copy, num_copies)
-        return HeldLinks(self._asked.around_held(self._settings.of_evaluation(), *share), numbers.start)
+        sampler = self._settings.of_evaluation()
+        if isinstance(sampler, TemporalSampler):
+            return HeldEvents(self._asked.around_held_events(sampler, *share), numbers.start)
+        return HeldLinks(self._asked.around_held(sampler, *share), numbers.start)
 
 
-def _bounds_with_links(path: Path) -> Bounds:
+def _bounds_with_links(path: Path) -> tuple[Bounds, LinkBounds]:
     """Return where shards of a split begin; of a graph with types the type of the receivers is chosen."""
     bounds = Bounds.read(path)
     if bounds.links is None:
@@ -242,18 +284,14 @@ def _bounds_with_links(path: Path) -> Bounds:
     kind, types = bounds.links.edge_type, bounds.types
     if types is not None and kind is not None and types.seeds is None:
         bounds = replace(bounds, types=types.with_seeds(kind[2]))
-    return bounds
+    assert bounds.links is not None
+    return bounds, bounds.links
 
 
 def _check_settings_of_links(settings: BatchSettings, boundary: Boundary) -> None:
     """Refuse samplers that are not for edges, and batches of the whole graph that need a list of all edges."""
     for chosen in (settings.sampler, settings.global_batching.sampler):
         check_sampler_of_edges(chosen)
-        if isinstance(chosen, TemporalSampler):
-            raise ValueError(
-                "TemporalSampler draws around edges at their times, which links of shards do not know: take "
-                "NeighborSampler, or LinkDataModule where every host has a split by time."
-            )
     if isinstance(settings.sampler, WholePartSampler) and isinstance(boundary, Fetch):
         raise ValueError(
             "WholePartSampler takes a whole part for each batch, and with boundary=Fetch() that is the whole graph: "
@@ -268,4 +306,5 @@ def _check_settings_of_links(settings: BatchSettings, boundary: Boundary) -> Non
 
 def _asked_of(bounds: Bounds, links: LinkBounds) -> AskedEdges:
     ends = ends_among(bounds.types, int(bounds.nodes[-1]), links.edge_type, links.reverse)
-    return AskedEdges(ends, links.edge_type, links.reverse, links.undirected, links.labels, links.hide)
+    kind = links.edge_type, links.reverse, links.undirected
+    return AskedEdges(ends, *kind, links.labels, links.hide, links.time, links.until)

@@ -54,7 +54,7 @@ def draw_receivers_across(
     """
     found = torch.empty_like(draws.senders)
     left = torch.arange(len(found))
-    for tries in _turns(len(candidates)):
+    for tries in turns_of_tries(len(candidates)):
         if not len(left):
             break
         asked = draws.some(left)
@@ -67,7 +67,7 @@ def draw_receivers_across(
     return found
 
 
-def _turns(num_candidates: int) -> Iterator[range]:
+def turns_of_tries(num_candidates: int) -> Iterator[range]:
     """Which tries are asked about together."""
     begin, sizes = 0, [_FIRST_TRIES, RANDOM_TRIES - _FIRST_TRIES]
     while begin < RANDOM_TRIES + num_candidates:

@@ -109,9 +109,6 @@ class HeldLinks:
         return Targets(*self.held.ends(ids - self.first))
 
 
-AcrossLinks = OwnLinks | HeldLinks
-
-
 def around_across(
     graph: ShardedGraph, sampler: object, pairs: Sequence[Tensor], keys: Sequence[BatchKey]
 ) -> Steps[list[tuple[Sample, Tensor]]]:

@@ -21,11 +21,12 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.typed.apart import Apart, by_types
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sharded.draws import draw_types
 from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.remote_graph import divided
 from lightning_gnn_dist.sharded.tables import Found, Sought
+from lightning_gnn_dist.sharded.temporal import sample_timed
 from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
-from lightning_gnn_dist.sharded.typed.temporal import sample_timed
 
 TypedSampler = NeighborSampler | TemporalSampler
 
@@ -109,7 +110,7 @@ def sample_typed(
         batch_of = torch.arange(len(growing)).repeat_interleave(torch.tensor(sizes))
         of_batches = torch.from_numpy(np.stack([of_batch[hop] for of_batch in words]))
         given = torch.cat(frontiers), batch_of, of_batches, of_hop
-        drawn = yield from graph.draw_types(*given, replace=sampler.replace)
+        drawn = yield from draw_types(graph, *given, replace=sampler.replace)
         for batch, own in zip(growing, divided(drawn, sizes), strict=True):
             batch.join(own.senders, own.counts, own.edge_ids, own.kinds)
     return [batch.sample() for batch in growing]

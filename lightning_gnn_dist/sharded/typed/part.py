@@ -18,7 +18,8 @@ from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.rows import Lookup, edge_positions, senders_by_row
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, offsets_of
-from lightning_gnn_dist.sharded.typed.graph import TypedDrawn, TypedShardedGraph
+from lightning_gnn_dist.sharded.draws import TypedDrawn, whole_rows
+from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 
 
 def read_typed_part(
@@ -58,7 +59,7 @@ class _Reading:
         for known, rows in self._known:
             if known is nodes:
                 return rows
-        self._known.append((nodes, self._graph.whole_rows(nodes)))
+        self._known.append((nodes, whole_rows(self._graph, nodes, len(self._graph.types.edge_types))))
         return self._known[-1][1]
 
     def edges_into(self, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -76,7 +77,7 @@ def _built(graph: TypedShardedGraph, nodes: Tensor, receiving: Tensor, pieces: l
     rows = torch.arange(len(order)).repeat_interleave(counts[order])[is_here]
     degrees = torch.zeros_like(nodes)
     degrees[Lookup(receiving).contains(nodes)] = torch.bincount(rows, minlength=len(order))
-    kinds = torch.cat([piece.kinds for piece in pieces])[at]
+    kinds = torch.cat([piece.kinds for piece in pieces if piece.kinds is not None])[at]
     ids = [piece.edge_ids for piece in pieces if piece.edge_ids is not None]
     types = _types(graph, nodes, kinds, torch.cat(ids)[at] if ids else None)
     starts = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.boundary.boundary import Fetch
 from lightning_gnn_dist.data.link_datamodule import LinkDataModule
@@ -18,6 +18,7 @@ from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sharded.links.datamodule import ShardedLinkDataModule
+from tests.data.temporal.test_events import SENT, events
 from tests.sharded.graphs import in_order_of_parts, small_graph
 from tests.sharded.typed.graphs import contents, in_order_of_shards
 from tests.typed_sage import typed_graph_of_papers
@@ -64,6 +65,25 @@ def priced_split(*, hide: bool = True) -> LinkSplit:
     return typed_split(WRITES, labels="edge_price", negatives=None, hide=hide)
 
 
+def events_split(*, both_ways: bool = False, **options: Any) -> LinkSplit:
+    """Many events are of one time, and pairs recur."""
+    generator = torch.Generator().manual_seed(6)
+    ends, times = torch.randint(60, (2, 900), generator=generator), torch.randint(50, (900,), generator=generator)
+    ends = torch.cat([ends, ends.flip(0)], 1) if both_ways else ends
+    data = Data(
+        x=torch.randn(60, 4, generator=generator), edge_index=ends, edge_time=(times.float() / 4).repeat(1 + both_ways)
+    )
+    data.edge_price = torch.rand(900, generator=generator).repeat(1 + both_ways)
+    graph = Graph.from_pyg(data)
+    graph.node_arrays["n_id"] = torch.arange(60)
+    return split_edges(graph, 0.1, 0.1, time="edge_time", **({"negatives": 5} | options))
+
+
+def typed_events_split(**options: Any) -> LinkSplit:
+    """Events with a reverse type, and items that come later than others."""
+    return split_edges(events(SENT, 1, 600), 0.1, 0.1, time="time", edge_type=SENT, **({"negatives": 4} | options))
+
+
 def unequal(graph: Graph, num_parts: int) -> Partition:
     """Part 0 has most nodes, and the last one few."""
     generator = torch.Generator().manual_seed(1)
@@ -87,7 +107,7 @@ def as_shards_have_it(split: LinkSplit, partition: Partition) -> tuple[LinkSplit
         if name in split.negatives:
             negatives[name] = number[split.negatives[name].long() + first[1]][at] - first[1]
         arrays[name] = {array: rows[at] for array, rows in split.held_arrays.get(name, {}).items()}
-    held = arrays if split.labels is not None else {}
+    held = {} if split.labels is None and split.time is None else arrays
     renumber = in_order_of_parts if types is None else in_order_of_shards
     whole = replace(split, graph=renumber(split.graph, partition), edges=edges, negatives=negatives, held_arrays=held)
     return whole, Partition(partition.assignment[order], partition.num_parts)
@@ -119,7 +139,7 @@ class OneHost(LinkDataModule):
         is_asked = torch.where((sender + receiver) % 2 == 1, sender > receiver, sender < receiver)
         if graph.types is not None and self.split.edge_type is not None:
             is_asked &= graph.types.edge_type == graph.types.edge_types.index(self.split.edge_type)
-        at = is_asked.nonzero().view(-1)
+        at = self._asked.of_labels_and_times(graph, is_asked.nonzero().view(-1))
         assert at.numel() == super()._positions(graph, owner * 0).numel()
         return at[owner[receiver[at]] >= 0]
 

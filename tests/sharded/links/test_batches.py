@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -20,6 +21,7 @@ from lightning_gnn_dist.data.settings import Evaluation, GlobalBatching
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from tests.ranks import run_ranks
 from tests.sharded.links.splits import (
     CITES,
@@ -28,12 +30,14 @@ from tests.sharded.links.splits import (
     as_shards_have_it,
     content,
     directed_split,
+    events_split,
     is_same,
     labelled_split,
     of_shards,
     of_whole,
     papers,
     priced_split,
+    typed_events_split,
     typed_split,
     undirected_split,
     unequal,
@@ -77,6 +81,8 @@ def own_corrections(data: LinkDataModule, rank: int, num_ranks: int) -> Any:
 
 
 PER_TYPE = NeighborSampler({kind: [3, 2] for kind in papers().types.edge_types})  # type: ignore[union-attr]
+BY_TIME = TemporalSampler([4, 3], "edge_time")
+OF_TYPES = TemporalSampler([3, 2], "time", pick="latest")
 CASES: dict[str, tuple[int, Any, dict[str, Any]]] = {
     "alone": (1, undirected_split, {}),
     "two": (2, directed_split, {"num_negatives": 2}),
@@ -97,10 +103,20 @@ CASES: dict[str, tuple[int, Any, dict[str, Any]]] = {
     "typed, isolated": (2, partial(typed_split, WRITES), {"boundary": Isolated()}),
     "typed, halo": (2, partial(typed_split, CITES), {"boundary": Halo(1), "num_negatives": 2}),
     "typed labels in halos": (2, priced_split, {"boundary": Halo(1)}),
+    "events alone": (1, events_split, {"sampler": BY_TIME}),
+    "events": (3, events_split, {"sampler": BY_TIME, "num_negatives": 3, "cache_bytes": 0}),
+    "events, equal times": (2, events_split, {"sampler": replace(BY_TIME, equal=True)}),
+    "events both ways": (3, partial(events_split, both_ways=True), {"sampler": replace(BY_TIME, equal=True)}),
+    "events, isolated": (2, events_split, {"sampler": BY_TIME, "boundary": Isolated()}),
+    "events in halos": (2, events_split, {"sampler": BY_TIME, "boundary": Halo(1), "num_negatives": 2}),
+    "labelled events": (2, partial(events_split, labels="edge_price", negatives=None), {"sampler": BY_TIME}),
+    "typed events": (3, typed_events_split, {"sampler": OF_TYPES, "num_negatives": 3}),
+    "typed events, equal times": (2, typed_events_split, {"sampler": replace(OF_TYPES, equal=True)}),
+    "typed events in halos": (2, typed_events_split, {"sampler": OF_TYPES, "boundary": Halo(1)}),
 }
 
 
-QUICK = ("three", "labels in halos", "typed labels shown")
+QUICK = ("three", "labels in halos", "typed labels shown", "events both ways", "typed events")
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in QUICK else pytest.mark.slow) for c in CASES])

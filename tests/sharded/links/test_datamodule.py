@@ -38,6 +38,7 @@ from tests.sharded.links.splits import (
     WRITES,
     OneHost,
     as_shards_have_it,
+    events_split,
     labelled_split,
     of_shards,
     typed_split,
@@ -248,7 +249,7 @@ def test_embeddings_of_the_receivers_type_can_be_predicted(tmp_path: Path) -> No
         ({"boundary": "auto"}, "boundary must be Isolated"),
         ({"sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
         ({"global_batching": GlobalBatching(sampler=LadiesSampler([4, 4]), deal="own")}, "got LadiesSampler"),
-        ({"sampler": TemporalSampler([4, 4], "time")}, "which links of shards do not know: take NeighborSampler"),
+        ({"sampler": TemporalSampler([4, 4], "time")}, "holds them back at random.*or take NeighborSampler"),
         ({"sampler": WholePartSampler(2), "boundary": Fetch()}, r"take NeighborSampler, or boundary=Isolated\(\)"),
         ({"global_batching": GlobalBatching()}, r'write GlobalBatching\(deal="own", ...\)'),
         ({"cache_bytes": -1}, "cache_bytes must be an integer of at least 0"),
@@ -317,10 +318,57 @@ def test_a_shard_without_edges_to_learn_is_refused_by_all_ranks(
     assert len(caught.value.failures) == 2
 
 
-def test_a_split_by_time_is_not_divided(tmp_path: Path) -> None:
-    graph = small_graph(edge_arrays=True)
-    graph.edge_arrays["edge_time"] = torch.arange(graph.num_edges)
-    split = split_edges(graph, 0.1, 0.1, negatives=2, time="edge_time", undirected=False)
-    with pytest.raises(ValueError, match=r"This split is by time \(edge_time\).*LinkDataModule\(path\)"):
-        save_shards(split, unequal(graph, 2), tmp_path / "shards")
-    assert not (tmp_path / "shards").exists()
+class FindsTimes(LinkSAGE):
+    """Also notes the latest event that a tree sees, counted from the time of its target."""
+
+    def forward(self, batch: Any) -> Tensor:
+        seen = batch.edge_time - batch.seed_time[batch.batch[batch.edge_index[1]]]
+        assert seen.numel() and float(seen.max()) < 0
+        return super().forward(batch)
+
+
+def timed_fit(rank: int, world_size: int, folder: str, strategy: Any) -> tuple[State, dict[str, float]]:
+    """A fit and a test on shards of events, or on one host."""
+    sampler = TemporalSampler([4, 4], "edge_time")
+    split, options = events_split(), {"sampler": sampler, "batch_size": 40}
+    data = ShardedLinkDataModule(folder, **options) if folder else None
+    whole, parts = as_shards_have_it(split, unequal(split.graph, world_size))
+    torch.manual_seed(0)
+    module, fitting = FindsTimes(4), trainer(world_size, strategy)
+    given = data or OneHost(whole, partitioner=parts, **options)
+    fitting.fit(module, given)
+    (metrics,) = fitting.test(module, given, verbose=False)
+    return state_of(module), dict(metrics)
+
+
+@pytest.mark.parametrize("name", ["grappa", pytest.param("local_sgd", marks=pytest.mark.slow)])
+def test_training_on_shards_by_time_is_that_of_hosts_with_the_whole_split(tmp_path: Path, name: str) -> None:
+    split = events_split()
+    save_shards(split, unequal(split.graph, 2), tmp_path / "shards")
+    (ours, found), (others, _) = run_ranks(timed_fit, 2, str(tmp_path / "shards"), STRATEGIES[name])
+    theirs, expected = run_ranks(timed_fit, 2, "", STRATEGIES[name])[0]
+    assert differs(ours, theirs) == differs(ours, others) == 0.0 and found == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"sampler": NeighborSampler([3])},
+            r"does not draw by these: take TemporalSampler\(\[15, 10\], time='edge_time'",
+        ),
+        ({"sampler": TemporalSampler([3], "when")}, "does not draw by these"),
+        ({"sampler": TemporalSampler([3], "edge_time", "time")}, "leave seed_time out"),
+        ({"sampler": TemporalSampler([3], "edge_time", last=2.5), "num_negatives": 0}, "num_negatives"),
+        ({"evaluation": Evaluation(sampler=TemporalSampler([3, 3], "edge_time", equal=True))}, "equal"),
+    ],
+)
+def test_what_does_not_go_with_times_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    split = events_split()
+    save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
+    with pytest.raises(ValueError, match=message):
+        begun(tmp_path / "shards", options)
+
+
+def begun(folder: Path, options: dict[str, Any]) -> None:
+    ShardedLinkDataModule(folder, **options).setup("fit")

@@ -1,0 +1,90 @@
+"""Times of nodes and edges across shards, and what happened when, from the ranks that own them.
+
+A graph without types counts as one whose nodes, and whose edges, have type 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.ahead.turns import Steps
+from lightning_gnn_dist.engine.temporal.order import ordered
+from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, as_integers, sources_of
+from lightning_gnn_dist.sharded.messages import HAPPENED, TIMES_OF_EDGES, TIMES_OF_NODES, letters_of, narrow
+from lightning_gnn_dist.sharded.questions import Question
+from lightning_gnn_dist.sharded.remote_graph import Route, ShardedGraph
+from lightning_gnn_dist.sharded.timed_answers import arrays_of_nodes
+
+
+def prepare_times(graph: ShardedGraph, name: str) -> None:
+    """Order the own edges by the times called ``name``, for draws by time. Collective, the first time."""
+    if name in graph.orders:
+        return
+    rows, types = graph.shard.rows, graph.shard.rows.types
+    times = torch.full((rows.num_edges,), BEFORE_ALL)
+    for number, source in enumerate(sources_of(rows, name)):
+        at = torch.arange(rows.num_edges) if types is None else types.edges_of(types.edge_types[number])
+        if source is not None and source.first_sender is None:
+            times[at] = as_integers(source.times)
+        elif source is not None:
+            sender = 0 if types is None else types.node_types.index(types.edge_types[number][0])
+            ids, inverse = (rows.indices[at].to(torch.int64) - _first_node(graph, sender)).unique(return_inverse=True)
+            found = graph.answered(times_of_nodes(graph, sender, name, ids))
+            times[at] = as_integers(found)[inverse]
+    graph.orders[name] = ordered(rows, name, times)
+    graph.channel.exchange([torch.empty(0)] * graph.channel.size)  # from now on each rank answers
+
+
+def times_of_nodes(graph: ShardedGraph, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
+    """Return the times called ``name`` of some nodes of a type, by their ids in it, in any order."""
+    types = graph.shard.bounds.types
+    bounds = graph.shard.bounds.nodes if types is None else types.nodes[number]
+    return (yield from _times_of(graph, TIMES_OF_NODES, bounds, number, name, ids))
+
+
+def times_of_edges(graph: ShardedGraph, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
+    """Return the times called ``name`` of some edges of a type, by their ids in it, in any order."""
+    types = graph.shard.bounds.types
+    bounds = graph.shard.bounds.edges if types is None else types.edges[number]
+    return (yield from _times_of(graph, TIMES_OF_EDGES, bounds, number, name, ids))
+
+
+def times_of_all_nodes(graph: ShardedGraph, number: int, name: str) -> Tensor:
+    """Return the times called ``name`` of all nodes of a type. Collective."""
+    own = arrays_of_nodes(graph.shard.rows, number)[name]
+    return torch.cat(graph.channel.exchange([own[:]] * graph.channel.size))
+
+
+def have_happened_across(
+    graph: ShardedGraph, name: str, edges: Tensor, times: Tensor, edge_type: int | None
+) -> Steps[Tensor]:
+    """Return whether the graph has each of some edges, shape (2, n), at a time: a bool for each.
+
+    Args:
+        graph: The graph, whose :func:`prepare_times` has run.
+        name: The name of the times.
+        edges: Senders and receivers, by their ids in the whole graph.
+        times: The time of each, as an integer.
+        edge_type: Of a typed graph the number of the one type to look at.
+    """
+    owners, rows = graph.owners(edges[1].contiguous())
+    route, sizes = Route(owners, graph.channel.size), graph.shard.bounds.nodes.diff().tolist()
+    kind, senders = torch.tensor([] if edge_type is None else [edge_type]), edges[0].to(graph.shard.rows.indices.dtype)
+    pieces = zip(route.pieces(rows), route.pieces(senders), route.pieces(times), sizes, strict=True)
+    questions = [[narrow(to, most), some, when, kind, letters_of(name)] for to, some, when, most in pieces]
+    (answers,) = yield [Question(HAPPENED, questions)]
+    return route.restore([answer[0] for answer in answers])
+
+
+def _times_of(graph: ShardedGraph, kind: int, bounds: Tensor, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
+    owners = torch.searchsorted(bounds, ids.contiguous(), right=True) - 1
+    route, more = Route(owners, graph.channel.size), [torch.tensor([number]), letters_of(name)]
+    pieces = zip(route.pieces(ids - bounds[owners]), bounds.diff().tolist(), strict=True)
+    (answers,) = yield [Question(kind, [[narrow(some, most), *more] for some, most in pieces])]
+    return route.restore([answer[0] for answer in answers])
+
+
+def _first_node(graph: ShardedGraph, number: int) -> int:
+    types = graph.shard.bounds.types
+    return 0 if types is None else types.offsets[number]

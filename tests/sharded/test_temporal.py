@@ -1,0 +1,67 @@
+"""Batches by time of a graph in shards, without types: those of the whole graph, to the bit."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_gnn_dist.batches.batch import Arrays, assemble
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.prepare.shard import Shard, save_shards
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
+from lightning_gnn_dist.wire.channel import open_channel
+from tests.ranks import run_ranks
+from tests.sampling.temporal_graphs import plain
+from tests.sharded.graphs import in_order_of_parts, made_of, some_partition
+from tests.sharded.links.splits import content, is_same
+
+SIGHTS: list[dict[str, Any]] = [{}, {"equal": True, "last": 3}, {"pick": "latest"}, {"replace": True}]
+SAMPLERS = [
+    TemporalSampler(numbers, "edge_time", "time", **sight) for numbers in ([3, 2], [-1, -1]) for sight in SIGHTS[:3]
+]
+OF_NODES = [TemporalSampler([3, 2, 2], "time", **sight) for sight in SIGHTS]
+
+
+def bulk_of(rank: int, world_size: int) -> tuple[list[Tensor], list[BatchKey]]:
+    """Two batches around nodes in some order; the last rank of several asks for nothing in one of them."""
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(rank))
+    seeds = [order[:0] if rank and rank == world_size - 1 else order, order[: rank * 3]]
+    return seeds, [BatchKey(rank, 2, number) for number in range(2)]
+
+
+def drawn(rank: int, world_size: int, folder: str, of_nodes: bool) -> list[dict[str, Any]]:
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    graph = ShardedGraph(Shard.open(folder, rank), open_channel(world_size))
+    bulk = bulk_of(rank, world_size)
+    made = [made_of(graph, sampler, *bulk) for sampler in (OF_NODES if of_nodes else SAMPLERS)]
+    graph.close()
+    dist.destroy_process_group()
+    return [content(batch) for batches in made for batch in batches]
+
+
+@pytest.mark.parametrize("world_size", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("of_nodes", "dtype"), [(True, torch.int64), (False, torch.float32)])
+def test_batches_are_those_of_the_whole_graph(
+    tmp_path: Path, world_size: int, of_nodes: bool, dtype: torch.dtype
+) -> None:
+    graph = plain(0, "nodes" if of_nodes else "edges", dtype)
+    graph.node_arrays["n_id"] = torch.arange(graph.num_nodes)
+    partition = some_partition(graph, world_size)
+    save_shards(graph, partition, tmp_path / "shards")
+    whole, seen = in_order_of_parts(graph, partition), 0
+    for rank, found in enumerate(run_ranks(drawn, world_size, str(tmp_path / "shards"), of_nodes)):
+        batches = iter(found)
+        for sampler in OF_NODES if of_nodes else SAMPLERS:
+            for sample in sampler.sample_bulk(whole, *bulk_of(rank, world_size)):
+                expected, ours = content(assemble(Arrays(whole.node_arrays, whole.edge_arrays), sample)), next(batches)
+                assert ours.keys() == expected.keys()
+                assert not [name for name, value in expected.items() if not is_same(ours[name], value)]
+                seen += expected["edge_index"].shape[1]
+    assert seen > 500
