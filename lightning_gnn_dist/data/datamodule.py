@@ -52,8 +52,8 @@ class PartitionedDataModule(HistoryDataModule):
             ``holding`` deals chunks anew). Where METIS is not installed, ``StreamingPartitioner()`` takes its place.
         sampler: How training batches are drawn. Default: ``NeighborSampler([15, 10])``.
         batch_size: Training nodes (seeds) in a batch, at most. All ranks have the same number of batches, so batches of
-            a part with fewer training nodes are smaller. Each node is a seed once a pass. The largest part of the first
-            16 super-epochs decides the number; a later, larger part has larger batches.
+            a part with fewer training nodes are smaller. Each node is a seed once a pass, unless ``Halo`` adds seeds.
+            The largest part of the first 16 super-epochs decides the number; a later, larger part has larger batches.
         seed: Decides everything random: the partition, the order of seeds, the neighbours.
         loading: How batches are made: bulks, threads, the device. It never changes what is in them.
         holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others.
