@@ -83,6 +83,7 @@ RIGHT: dict[str, set[str]] = {
     "num_own": {"0"},
     "round_idx": {"0"},
     "num_threads": {"0"},
+    "seed_hops": {"0"},
     "cache_bytes": {"0"},
     "ahead_bytes": {"0"},
     "visits": {"0"},

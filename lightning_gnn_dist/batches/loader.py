@@ -42,8 +42,9 @@ class BatchLoader:
 
     A pass deals every seed to exactly one of ``num_batches`` batches of nearly equal size. If there are fewer
     seeds than batches, every batch gets one seed and seeds repeat, because ranks that must take the same number
-    of steps ask for the same number of batches. Batch ``t`` of the stream is batch ``t % len(self)`` of pass
-    ``t // len(self)``, and it is the same whatever the bulk size, the threads and the look-ahead.
+    of steps ask for the same number of batches. With ``num_taken`` a pass deals so many of the seeds, others in every
+    pass. Batch ``t`` of the stream is batch ``t % len(self)`` of pass ``t // len(self)``, and it is the same whatever
+    the bulk size, the threads and the look-ahead.
 
     Iterating starts nothing before the first batch is asked for, and no thread outlives its iterator. Beside the
     batches that the user keeps, at most ``(prefetch + 1) * bulk_size + 1`` exist at a time, and as many buffers for
@@ -65,6 +66,7 @@ class BatchLoader:
         num_ranks: The number of ranks that the loader was made for; strategies refuse to run on another number.
         dtype: The type of all floating point numbers. Default: as the source makes them.
         inputs: A number for each seed, that batches hold as ``input_id``. Default: they hold none.
+        num_taken: How many of the seeds a pass takes. Default: all. It goes with ``shuffle``.
     """
 
     batch_sampler = None  # Lightning reads this of any loader that has a sampler
@@ -83,6 +85,7 @@ class BatchLoader:
         num_ranks: int = 1,
         dtype: torch.dtype | None = None,
         inputs: Tensor | None = None,
+        num_taken: int | None = None,
     ) -> None:
         check_at_least(1, num_batches=num_batches, bulk_size=bulk_size)
         check_at_least(0, num_threads=num_threads, seed=seed)
@@ -102,14 +105,11 @@ class BatchLoader:
         self._running: set[Ahead[Any, Made]] = set()
         self._kept: _Run | None = None
         self.num_ranks, self._dtype, self._inputs = num_ranks, dtype, inputs
+        self.num_seeds = seeds.numel() if num_taken is None else num_taken  # of a pass
         self.waited_seconds = 0.0  # how long consumers have waited for batches, since the loader was made
 
     def __len__(self) -> int:
         return self._num_batches
-
-    @property
-    def num_seeds(self) -> int:
-        return self._seeds.numel()
 
     def spare_memory(self) -> None:
         """From now on, keep no pages of mapped files in memory; making batches takes longer."""
@@ -222,7 +222,7 @@ class BatchLoader:
         order = self._orders.get(epoch)
         if order is None:
             order = self._source.order(self._seeds, self._seed, epoch)
-            order = permutation(self.num_seeds, self._seed, epoch) if order is None else order
+            order = permutation(self._seeds.numel(), self._seed, epoch) if order is None else order
             # Kept for two passes, as a bulk may span both. Two threads may compute the same order.
             self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) == 1} | {epoch: order}
         return order

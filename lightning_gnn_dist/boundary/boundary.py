@@ -88,15 +88,27 @@ class Halo(Boundary):
         bytes: Most bytes that the arrays of these nodes may take. Nearer hops come first, and of a hop the nodes with
             the most edges into the hop before.
         neighbors: Most of them that each node brings along: the first in one random order of all outside senders.
+        seed_hops: How far from the part's nodes training nodes are seeds of this rank too, beside their own rank's.
+            Replicas then learn from more of the same nodes, so they drift apart less, and no byte is sent. Each pass
+            draws as many seeds as the part has, from its own and these. It takes a strategy of rounds, and parts for
+            good of a graph without types.
     """
 
     hops: int = 1
     bytes: int | None = None
     neighbors: int | None = None
+    seed_hops: int = 0
 
     def __post_init__(self) -> None:
         check_at_least(1, most=MAX_HOPS, hops=self.hops)
         check_at_least_if_given(1, bytes=self.bytes, neighbors=self.neighbors)
+        check_at_least(0, seed_hops=self.seed_hops)
+        if self.seed_hops >= self.hops:
+            raise ValueError(
+                f"seed_hops ({self.seed_hops}) must be below hops ({self.hops}), as nodes of the last hop receive "
+                f"nothing that a seed could learn from: Halo({self.seed_hops + 1}, seed_hops={self.seed_hops}) has one "
+                "hop more."
+            )
         make_plain(self)
 
     def check_fits(self, graph: Graph) -> None:

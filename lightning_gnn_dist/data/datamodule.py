@@ -16,6 +16,7 @@ from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.auto import Auto, asked_for
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch
 from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
+from lightning_gnn_dist.boundary.halo_seeds import seed_hops, seeds_around
 from lightning_gnn_dist.checks import check_instance, check_path
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.history_datamodule import HistoryDataModule
@@ -51,8 +52,8 @@ class PartitionedDataModule(HistoryDataModule):
             ``holding`` deals chunks anew). Where METIS is not installed, ``StreamingPartitioner()`` takes its place.
         sampler: How training batches are drawn. Default: ``NeighborSampler([15, 10])``.
         batch_size: Training nodes (seeds) in a batch, at most. All ranks have the same number of batches, so batches of
-            a part with fewer training nodes are smaller. Each node is a seed once a pass. The largest part of the first
-            16 super-epochs decides the number; a later, larger part has larger batches.
+            a part with fewer training nodes are smaller. Each node is a seed once a pass, unless ``Halo`` adds seeds.
+            The largest part of the first 16 super-epochs decides the number; a later, larger part has larger batches.
         seed: Decides everything random: the partition, the order of seeds, the neighbours.
         loading: How batches are made: bulks, threads, the device. It never changes what is in them.
         holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others.
@@ -143,6 +144,15 @@ class PartitionedDataModule(HistoryDataModule):
         self._values.of_training(part, seeds)
         run = self._historic(part) if self._keeps_history() else None
         return seeds, self._source(self._shown(part), self.sampler, run=run)
+
+    def _seeds_around(self, part: Graph, rank: int, num_ranks: int) -> Tensor:
+        if part is self.graph or not seed_hops(self.boundary):
+            return super()._seeds_around(part, rank, num_ranks)
+        is_own = self.partition(num_ranks).assignment[part.node_arrays["n_id"]] == rank
+        train_mask = self._shown(part).node_arrays["train_mask"]
+        seeds = seeds_around(part, is_own.nonzero().view(-1), train_mask, seed_hops(self.boundary))
+        self._values.of_labels(part, seeds, "train_mask")
+        return seeds
 
 
 def _as_graph(graph: Graph | Data | HeteroData | str | Path) -> Graph:

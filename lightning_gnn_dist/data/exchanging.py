@@ -16,6 +16,7 @@ from lightning_gnn_dist.boundary.boundary import Exchange
 from lightning_gnn_dist.boundary.exchange_loader import ExchangeLoader
 from lightning_gnn_dist.boundary.exchange_plan import Owners
 from lightning_gnn_dist.boundary.exchange_refusals import check_exchange
+from lightning_gnn_dist.boundary.halo_seeds import check_learns_apart
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader
 from lightning_gnn_dist.engine.sample import Sample
@@ -44,6 +45,8 @@ class ExchangingDataModule(GraphDataModule):
         if stage == "fit" and self._exchanges():
             assert self.trainer is not None
             check_exchange(self.trainer, self.trainer.lightning_module)
+        if stage == "fit":
+            check_learns_apart(self.boundary, self.trainer)
 
     def train_dataloader(self) -> TrainLoader:
         loader = super().train_dataloader()

@@ -30,7 +30,6 @@ from lightning_gnn_dist.checks import (
     check_choice,
     check_instance,
     check_true_or_false,
-    is_limit,
 )
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, refuse_sparse_gradients
@@ -38,7 +37,7 @@ from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.evaluation.budget import DEFAULT_BYTES, budget, ranks_here
-from lightning_gnn_dist.evaluation.choice import Evaluated
+from lightning_gnn_dist.evaluation.choice import Evaluated, is_limited
 from lightning_gnn_dist.evaluation.layered_loader import LayeredLoader, ReadyRows, Targets
 from lightning_gnn_dist.evaluation.model_depth import DepthCheck
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers, layers_of_model
@@ -131,6 +130,10 @@ class GraphDataModule(LightningDataModule, ABC):
     def _inputs_of(self, part: Graph, seeds: Tensor) -> Tensor | None:
         """Return where each seed of a part stands among all training nodes of the graph, or None for edges."""
         return None
+
+    def _seeds_around(self, part: Graph, rank: int, num_ranks: int) -> Tensor:
+        """Return the seeds of other ranks that this one learns from too, by their ids in a part, after a check."""
+        return torch.empty(0, dtype=torch.int64)
 
     def _every(self) -> int | None:
         """Return the passes in a super-epoch, or None if a rank's part never changes."""
@@ -254,10 +257,12 @@ class GraphDataModule(LightningDataModule, ABC):
         self, part: Graph, num_batches: int, seed: int, rank: int, num_ranks: int, *, in_background: bool = True
     ) -> BatchLoader:
         """Return a loader of training batches of a part."""
-        seeds, source = self._seeds_and_source(part, rank, num_ranks)
+        own, source = self._seeds_and_source(part, rank, num_ranks)
+        seeds = torch.cat([own, self._seeds_around(part, rank, num_ranks)])
         seed = seed * num_ranks + rank  # replicas differ in what they draw
         loading = self.loading if in_background else replace(self.loading, bulk_size=1, num_threads=0)
-        return self._loader(source, seeds, num_batches, seed, loading, inputs=self._inputs_of(part, seeds))
+        make, inputs = partial(BatchLoader, num_taken=own.numel()), self._inputs_of(part, seeds)
+        return self._loader(source, seeds, num_batches, seed, loading, inputs=inputs, make=make)
 
     def _global_batches(self) -> GlobalBatches:
         if self._whole is None:
@@ -295,7 +300,7 @@ class GraphDataModule(LightningDataModule, ABC):
             raise ValueError(f"{whose}, but {world_size} ranks share the evaluation: each needs one at least.")
         evaluated = Evaluated(seeds, lambda ids: targets(ids).nodes.unique(), world_size)
         size = self.evaluation.batch_size or self.batch_size
-        if self.evaluation.batch_size is None and not self._limits_evaluation():
+        if self.evaluation.batch_size is None and not is_limited(self.trainer):
             size = self._eval_batch_size(evaluated, sampler)
         loading, source = self.loading, self._whole_source(sampler, num_ids)
         if loading.sample_on != "cpu":
@@ -306,14 +311,6 @@ class GraphDataModule(LightningDataModule, ABC):
         loader = self._loader(source, share, num_batches, self.seed, loading, shuffle=False, inputs=places, make=make)
         self._loaders.append(loader)
         return loader
-
-    def _limits_evaluation(self) -> bool:
-        """Return whether the trainer asks for some batches only. They then have the size of training batches."""
-        if self.trainer is None:
-            return False
-        names = {TrainerFn.TESTING: "limit_test_batches", TrainerFn.PREDICTING: "limit_predict_batches"}
-        name = next((name for fn, name in names.items() if fn == self._trainer_fn()), "limit_val_batches")
-        return is_limit(getattr(self.trainer, name))
 
     def _eval_batch_size(self, evaluated: Evaluated, sampler: Sampler) -> int:
         """Return how many seeds a batch of an evaluation has, the same on all ranks."""

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, check_boundary
-from lightning_gnn_dist.checks import check_callable, check_folder, check_instance
+from lightning_gnn_dist.boundary.halo_seeds import check_seed_hops, seed_hops
+from lightning_gnn_dist.checks import brief, check_callable, check_folder, check_instance
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartReader
 from lightning_gnn_dist.data.residency import Fixed, Holding, Residency, held_by_all
@@ -64,6 +65,12 @@ class PartPlan:
         if isinstance(self.boundary, Fetch | Exchange) and self.holding != Holding():
             name = type(self.boundary).__name__
             raise ValueError(f"holding says what a part holds, and boundary={name}() sees the whole graph: choose one.")
+        check_seed_hops(self.boundary, is_typed=self.graph.types is not None)
+        if seed_hops(self.boundary) and self.holding != Holding():
+            raise ValueError(
+                f"boundary={brief(self.boundary)} is for parts for good, without extra nodes: leave seed_hops out, or "
+                "holding."
+            )
         self.boundary.check_fits(self.graph)
 
     @property

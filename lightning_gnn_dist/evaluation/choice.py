@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_gnn_dist.batches.loader import batches_of_ranks, slice_of
+from lightning_gnn_dist.checks import is_limit
 from lightning_gnn_dist.evaluation.reach import Neighbourhoods
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.sizes import bytes_per_edge, numbers_per_node
@@ -151,3 +154,12 @@ def widest_row(module: nn.Module | None) -> int:
         if not is_lazy(weight) and weight.dim() == 2
     ]
     return 4 * max(widths, default=0)
+
+
+def is_limited(trainer: Trainer | None) -> bool:
+    """Return whether a trainer asks for some batches of an evaluation only. They have the size of training batches."""
+    if trainer is None:
+        return False
+    names = {TrainerFn.TESTING: "limit_test_batches", TrainerFn.PREDICTING: "limit_predict_batches"}
+    name = next((name for fn, name in names.items() if fn == trainer.state.fn), "limit_val_batches")
+    return is_limit(getattr(trainer, name))

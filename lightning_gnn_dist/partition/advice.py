@@ -137,7 +137,8 @@ def _strategy(parts_differ: bool, edges_lost: bool) -> str:
         correction = "LLCGStrategy(clock, correction_steps=0.5)" if edges_lost else "LLCGStrategy(clock)"
         return (
             f"Exchange gradients every step (GrappaStrategy()), or meet rarely with {correction}, which corrects the "
-            "drift. Do not average alone here; SuperNodePartitioner() makes parts that one can average."
+            "drift. Do not average alone here; SuperNodePartitioner() makes parts that one can average, and with "
+            "boundary=Halo(2, seed_hops=1) parts that have to stay lose less."
         )
     if edges_lost:
         return (

@@ -14,6 +14,7 @@ from lightning_gnn_dist.batches.placement import device_of, stream_to
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Isolated
 from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
+from lightning_gnn_dist.boundary.halo_seeds import seed_hops, seeds_around
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.data.temporal.checks import check_temporal
@@ -74,7 +75,15 @@ class ShardedDataModule(ShardDataModule):
         if isinstance(boundary, Exchange):
             check_whole_part(sampler)
             coverage = None  # nothing is lost
+        self._places = torch.empty(0, dtype=torch.int64)  # of the part's training nodes among those of all ranks
         super().__init__(path, lambda at: _bounds_of_nodes(at, seed_type), settings, boundary, coverage, cache_bytes)
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if stage == "fit" and seed_hops(self.boundary):
+            own = self._whole_graph().shard.rows
+            places = {"places": self._marked_before + own.node_arrays["train_mask"].cumsum(0) - 1}
+            self._places = self._whole_graph().extended(places, self._part_ids[own.num_nodes :])["places"]
 
     def _check_times(self, rows: Graph) -> None:
         check_temporal(rows, self._settings, self.boundary)
@@ -98,6 +107,8 @@ class ShardedDataModule(ShardDataModule):
         return self._whole_graph().shard.rows.split("train")
 
     def _inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
+        if seed_hops(self.boundary):
+            return self._places[seeds]
         return self._marked_before + torch.arange(self._marked().numel())[self._of_copy()]
 
     def _all_seeds(self) -> Tensor:
@@ -122,6 +133,14 @@ class ShardedDataModule(ShardDataModule):
         return seeds, GraphSource(
             part, self.sampler, widen=self._widening(), all_labels=self.loading.all_labels, stream=stream
         )
+
+    def _seeds_around(self, part: Graph, rank: int, num_ranks: int) -> Tensor:
+        if not seed_hops(self.boundary):
+            return super()._seeds_around(part, rank, num_ranks)
+        own = torch.arange(self._whole_graph().shard.rows.num_nodes)
+        seeds = seeds_around(part, own, part.node_arrays["train_mask"], seed_hops(self.boundary))
+        self._values.of_labels(part, seeds, "train_mask")
+        return seeds
 
     def _judging_loader(self, name: str) -> BatchLoader:
         return self._nodes_loader(self._whole_graph().split(name), f"{name}_mask marks")

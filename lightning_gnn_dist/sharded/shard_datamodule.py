@@ -70,6 +70,7 @@ class ShardDataModule(ExchangingDataModule):
         self.cache_bytes = cache_bytes
         self._graph: ShardedGraph | None = None
         self._part: Graph | None = None
+        self._part_ids = torch.empty(0, dtype=torch.int64)  # of its nodes in the whole graph
         # What the rank learns that has most, and all that shards before the own one, and all ranks, can learn.
         self._most = self._marked_before = self._num_marked = 0
 
@@ -245,7 +246,7 @@ class ShardDataModule(ExchangingDataModule):
         if self._exchanges():
             return self._whole_graph().shard.rows
         if self._part is None:
-            self._part, _ = read_part(self._whole_graph(), self.boundary, self.coverage, self.seed)
+            self._part, self._part_ids = read_part(self._whole_graph(), self.boundary, self.coverage, self.seed)
         return self._part
 
     def _around(self, part: Graph, num_ranks: int) -> tuple[Graph, Owners]:

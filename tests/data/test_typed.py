@@ -253,6 +253,11 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "perhaps exchange": (small, {"boundary": Auto(exchange=True)}, r"boundary=Auto\(exchange=True\) is for graphs"),
     "device": (small, {"loading": Loading(sample_on="device")}, 'sample_on="device" is for graphs without types'),
     "a small halo": (small, {"boundary": Halo(bytes=1)}, "has no room for a single node"),
+    "seeds of the halo": (
+        small,
+        {"boundary": Halo(2, seed_hops=1)},
+        "is for graphs without types: leave seed_hops out",
+    ),
 }
 
 

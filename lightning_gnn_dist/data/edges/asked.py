@@ -12,7 +12,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Fetch, Halo, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Halo, Isolated
+from lightning_gnn_dist.boundary.halo_seeds import check_seed_hops
 from lightning_gnn_dist.checks import check_at_least_if_given, shown
 from lightning_gnn_dist.data.edges.labels import arrays_of_edges, name_of_targets, targets_carry, without_labels
 from lightning_gnn_dist.data.temporal.events import times_of_receivers
@@ -164,10 +165,11 @@ def check_sampler_of_edges(sampler: Sampler | None) -> None:
         )
 
 
-def check_boundary_of_edges(boundary: object) -> None:
+def check_boundary_of_edges(boundary: Boundary) -> None:
     """Refuse boundaries that do not go with edges."""
     if not isinstance(boundary, Isolated | Halo | Fetch):
         raise ValueError(f"boundary must be Isolated(), Halo() or Fetch() for edges, got {shown(boundary)}.")
+    check_seed_hops(boundary, of_edges=True)
 
 
 def check_held_back(name: str, held: Mapping[str, object], way_out: str) -> None:

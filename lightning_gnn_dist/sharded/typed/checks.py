@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_gnn_dist.boundary.boundary import Boundary, Exchange
+from lightning_gnn_dist.boundary.halo_seeds import check_seed_hops
 from lightning_gnn_dist.boundary.prices import short_name
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.prepare.shard import Bounds
@@ -33,3 +34,4 @@ def check_typed_shards(bounds: Bounds, sampler: object, boundary: Boundary) -> N
             f"boundary={short_name(boundary)} is for graphs without types: take Isolated(), Halo() or Fetch() for this "
             "one."
         )
+    check_seed_hops(boundary, is_typed=True)
