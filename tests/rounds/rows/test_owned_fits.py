@@ -1,0 +1,110 @@
+"""Graphs without features, with rows that live with one rank each: from end to end as with rows that all ranks hold."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from tests.data_fitting import trainer
+from tests.every_strategy import PATIENCE
+from tests.ranks import run_ranks
+from tests.rounds.rows.fitting import Made, state_of
+from tests.rounds.rows.test_without_features import Rows, bare_graph
+from tests.strategies.fitting import differs
+
+OPTIONS: dict[str, Any] = {"max_epochs": 4, "accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
+
+
+def owned(kind: type[Rows]) -> Rows:
+    """A model whose table begins as that of ``kind``, and is one of those that no rank holds whole."""
+    module = kind()
+    table = OwnedEmbedding(*module.table.weight.shape).double()
+    table.load_state_dict(module.table.state_dict())
+    module.table = table  # type: ignore[assignment]
+    return module
+
+
+def uneven_parts(num_ranks: int) -> Partition:
+    """The last of several ranks has few nodes."""
+    shares = torch.arange(bare_graph().num_nodes) % 12
+    return Partition(((shares > 7).int() + (shares > 10).int()).clamp(max=num_ranks - 1).int(), num_ranks)
+
+
+def data_module(num_ranks: int) -> PartitionedDataModule:
+    return PartitionedDataModule(
+        bare_graph(), partitioner=uneven_parts(num_ranks), sampler=NeighborSampler([3, 3]), batch_size=7
+    )
+
+
+class Keeps(pl.Callback):
+    """Writes a checkpoint at the end of the second epoch, and notes what validations find."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.found: list[float] = []
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.found.append(float(trainer.callback_metrics["accuracy"]))
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            trainer.save_checkpoint(self.path)
+
+
+def trained(module: Any, world_size: int, path: str, ckpt_path: str | None = None) -> tuple[Made, list[float], Made]:
+    """Fit and test; return the state, what validations have found, and rows of the last layer by node."""
+    keeps = Keeps(path)
+    fitted = trainer(world_size, GrappaStrategy(**PATIENCE), callbacks=[keeps], **OPTIONS)
+    fitted.fit(module, data_module(world_size), ckpt_path=ckpt_path)
+    module.rows = {}
+    fitted.test(module, data_module(world_size), verbose=False)
+    return state_of(module), keeps.found, {str(node): row for node, row in module.rows.items()}
+
+
+def both(rank: int, world_size: int, folder: str) -> list[Any]:
+    warnings.filterwarnings("ignore", "The checkpoint was written by")
+    found = [trained(Rows(), world_size, f"{folder}/replicated.ckpt")]
+    found.append(trained(owned(Rows), world_size, f"{folder}/owned.ckpt"))
+    found.append(trained(owned(Rows), world_size, f"{folder}/again.ckpt", f"{folder}/owned.ckpt"))
+    return found
+
+
+def resumed(rank: int, world_size: int, folder: str) -> list[Any]:
+    """On another number of ranks, from what each kind has written."""
+    warnings.filterwarnings("ignore", "The checkpoint was written by")
+    kinds = {"replicated": Rows(), "owned": owned(Rows)}
+    return [trained(kind, world_size, f"{folder}/x.ckpt", f"{folder}/{name}.ckpt") for name, kind in kinds.items()]
+
+
+def agree(one: Any, other: Any) -> None:
+    """The same weights, and the same rows of nodes; the same validations, as far as both have seen them."""
+    assert differs(one[0], other[0]) < 1e-12
+    length = min(len(one[1]), len(other[1]))
+    assert one[1][-length:] == other[1][-length:]
+    assert differs(one[2], other[2]) < 1e-12
+
+
+@pytest.mark.parametrize("world_size", [3, pytest.param(2, marks=pytest.mark.slow), 1])
+def test_a_fit_is_that_of_rows_that_all_ranks_hold(world_size: int, tmp_path: Path) -> None:
+    ranks = run_ranks(both, world_size, str(tmp_path))
+    for replicated, whole, again in ranks:
+        agree(whole, replicated)
+        agree(again, whole)
+    written = {name: torch.load(tmp_path / f"{name}.ckpt", weights_only=True) for name in ("replicated", "owned")}
+    saved = [each["state_dict"] for each in written.values()]
+    assert differs(*saved) < 1e-12
+    states = [each["optimizer_states"][0]["state"][0] for each in written.values()]
+    assert differs(*({name: each.double() for name, each in state.items()} for state in states)) < 1e-12
+    for size in {1: (2,), 2: (3,), 3: (1, 2)}[world_size]:
+        for replicated, whole in run_ranks(resumed, size, str(tmp_path)):
+            agree(whole, replicated)
