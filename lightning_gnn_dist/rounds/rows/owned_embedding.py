@@ -67,8 +67,7 @@ class OwnedEmbedding(nn.Module):
     def weight(self) -> nn.Parameter:
         """The rows that lie here: all of them in one process, which makes them; a range of them in a fit of ranks."""
         if self._kind == _NOT_MADE:
-            self._make(0, self.num_embeddings)
-            self._kind = _WHOLE
+            self._make_all()
         return self.parameter
 
     @property
@@ -88,11 +87,6 @@ class OwnedEmbedding(nn.Module):
         """Where the rows that lie here begin and end."""
         return (0, self.num_embeddings) if self._owners is None else self._owners.own(self.number)
 
-    @property
-    def version_of_rows(self) -> int | None:
-        """How often the rows have changed, alike on all ranks; None where all lie here."""
-        return None if self._owners is None else self._owners.version
-
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, ids: Tensor) -> Tensor:
         """Return the rows of some ids, of shape ``(*ids.shape, embedding_dim)``. Not collective."""
@@ -106,6 +100,12 @@ class OwnedEmbedding(nn.Module):
             rows.requires_grad_()
             rows.register_post_accumulate_grad_hook(partial(self._keep_gradient, unique.long()))
         return functional.embedding(places, rows)
+
+    def settled_version(self) -> int | None:
+        """Make the rows, and return how often they have changed, alike on all ranks; None where all lie here."""
+        if self._kind == _NOT_MADE:
+            self._make_all()
+        return None if self._owners is None else self._owners.version
 
     def take_gradients(self) -> list[tuple[Tensor, Tensor]]:
         """Return the gradients since the last call: ids, each once and increasing, and a row for each of them."""
@@ -139,6 +139,10 @@ class OwnedEmbedding(nn.Module):
                 f"{_NO_STATE_YET}"
             )
         return self._owners.whole(self.number, self.parameter.data)
+
+    def _make_all(self) -> None:
+        self._make(0, self.num_embeddings)
+        self._kind = _WHOLE
 
     def _make(self, first: int, last: int) -> None:
         """Make the rows of a range. What an optimizer has of the parameter stays, as it has no rows yet."""

@@ -19,7 +19,7 @@ from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.rounds.rows.fitting import Made, state_of
-from tests.rounds.rows.test_without_features import Rows, bare_graph
+from tests.rounds.rows.test_without_features import ByLayer, OfPyG, Rows, bare_graph
 from tests.strategies.fitting import differs
 
 OPTIONS: dict[str, Any] = {"max_epochs": 4, "accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
@@ -108,3 +108,32 @@ def test_a_fit_is_that_of_rows_that_all_ranks_hold(world_size: int, tmp_path: Pa
     for size in {1: (2,), 2: (3,), 3: (1, 2)}[world_size]:
         for replicated, whole in run_ranks(resumed, size, str(tmp_path)):
             agree(whole, replicated)
+
+
+def evaluated(rank: int, world_size: int) -> list[Any]:
+    """For each kind of model the largest error of a row in validation, test and prediction, and what batches were."""
+    found = []
+    for kind in (Rows, ByLayer, OfPyG):
+        module, data = owned(kind), data_module(world_size)
+        fitted = trainer(world_size, GrappaStrategy(**PATIENCE))
+        fitted.fit(module, data)
+        errors = []
+        for run in (fitted.validate, fitted.test, fitted.predict):
+            module.rows = {}
+            more = {"return_predictions": False} if run == fitted.predict else {"verbose": False}
+            run(module, data, **more)
+            alone = kind()
+            alone.load_state_dict(module.state_dict())
+            with torch.no_grad():
+                expected = alone.whole()
+            errors += [float((expected[node] - row).abs().max()) for node, row in module.rows.items()]
+        found.append((max(errors), len(errors), module.kinds))
+    return found
+
+
+def test_evaluation_and_prediction_are_exact() -> None:
+    of_first, of_second = run_ranks(evaluated, 2)
+    for first, second in zip(of_first, of_second, strict=True):
+        assert max(first[0], second[0]) < 1e-12
+        assert first[1] + second[1] > bare_graph().num_nodes
+    assert of_first[1][2] == {"SeedBatch"}  # layer by layer
