@@ -69,13 +69,11 @@ class RowOwners:
         self.bounds = [bounds_of(number, self.size) for number in num_rows]
         self.trains = False
         self._answers = _Answers(tables)
-        self._channel = open_channel(self.size)
-        self._asking = Asking(self._channel, self._answers.answer)
+        channel = open_channel(self.size)
+        self._asking = Asking(channel, self._answers.answer)
         self._is_stepping = False
-        line = _Line(self._answers, self._asking, self._channel)
-        self._line = line
-        _open_lines.add(line)
-        weakref.finalize(self, line.close_behind).atexit = False
+        self._line = _Line(self._answers, self._asking, channel)
+        weakref.finalize(self, self._line.close_behind).atexit = False
 
     @property
     def version(self) -> int:
@@ -85,7 +83,7 @@ class RowOwners:
     @property
     def is_open(self) -> bool:
         """Whether other ranks can be asked."""
-        return self._line in _open_lines
+        return self._line.is_open
 
     def own(self, table: int) -> tuple[int, int]:
         """Return where the rows of this rank begin and end."""
@@ -229,6 +227,9 @@ class _Line:
 
     def __init__(self, answers: _Answers, asking: Asking, channel: Channel) -> None:
         self._answers, self._asking, self._channel = answers, asking, channel
+        self.is_open = True
+        # Here, so that it comes before what waits for the processes of other ranks.
+        atexit.register(self._close_at_exit)
 
     def abort(self) -> None:
         self._answers.wake()
@@ -236,34 +237,27 @@ class _Line:
         self._end()
 
     def close(self) -> None:
-        if self in _open_lines:
+        if self.is_open:
             self._asking.close()
             self._answers.wake()
             self._end()
 
     def close_behind(self) -> None:
         """Close in the background, once the module is gone."""
-        if self in _open_lines:
+        if self.is_open:
             Thread(target=self.close, daemon=True, name="lightning_gnn_dist.rounds.rows.closing").start()
 
-    def _end(self) -> None:
-        _open_lines.discard(self)
-        self._channel.close()
-
-
-_open_lines: set[_Line] = set()
-
-
-def _close_all() -> None:
-    """Answer at the end of a script until the other ranks have come to theirs; after an error, end at once."""
-    for line in list(_open_lines):
+    def _close_at_exit(self) -> None:
+        """Answer at the end of a script until the other ranks have come to theirs; after an error, end at once."""
         if hasattr(sys, "last_value"):
-            line.abort()
+            self.abort()
         else:
-            line.close()
+            self.close()
 
-
-atexit.register(_close_all)
+    def _end(self) -> None:
+        self.is_open = False
+        atexit.unregister(self._close_at_exit)
+        self._channel.close()
 
 
 def send_from_first(sources: Iterable[Tensor], outs: Sequence[Tensor], num_rows: Sequence[int]) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
+from lightning_gnn_dist.rounds.rows.initial_rows import initial_rows_
+from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
 from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from tests.every_strategy import PATIENCE
+from tests.memory import Peak, reads_memory
 from tests.ranks import run_ranks
 from tests.rounds.rows.fitting import NUM_ROWS, WIDTH, Made, Table, state_of
 from tests.rounds.rows.test_table_gradients import Loader, by_hand
@@ -58,3 +65,80 @@ def test_steps_are_those_of_one_process_on_all_batches(
     for state in ranks:
         assert differs(state, ranks[0]) == 0.0
     assert differs(ranks[0], expected) < 1e-12
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 5), (1000, 1030), (1024, 4000), (2047, 2049), (7, 7)])
+def test_rows_at_the_start_depend_on_the_seed_and_their_ids_alone(first: int, last: int) -> None:
+    whole, some = torch.empty(4000, 3), torch.empty(last - first, 3)
+    initial_rows_(whole, 0, 5, 0.1)
+    initial_rows_(some, first, 5, 0.1)
+    assert torch.equal(some, whole[first:last])
+    assert float(whole.std()) == pytest.approx(0.1, rel=0.05)
+    assert len(whole.unique(dim=0)) == 4000
+    other = torch.empty(4000, 3)
+    initial_rows_(other, 0, 6, 0.1)
+    assert float((other - whole).abs().min()) > 0
+
+
+def test_in_one_process_it_is_an_embedding_with_sparse_gradients() -> None:
+    table = OwnedEmbedding(7, 3, seed=1)
+    plain = torch.nn.Embedding(7, 3, sparse=True)
+    plain.load_state_dict(table.state_dict())
+    ids = torch.tensor([[2, 5], [2, 0]])
+    for each in (table, plain):
+        optimizer = LazyAdam(each.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            each(ids).square().sum().backward()
+            optimizer.step()
+    assert table.weight.grad is not None
+    assert table.weight.grad.is_sparse
+    assert torch.equal(table.weight, plain.weight)
+    assert torch.equal(table(ids), plain(ids))
+
+
+def test_rows_that_are_not_made_may_be_copied_cast_and_sent() -> None:
+    table = OwnedEmbedding(3000, 4, std=0.5, seed=9)
+    expected = OwnedEmbedding(3000, 4, std=0.5, seed=9).weight
+    found = [copy.deepcopy(table), pickle.loads(pickle.dumps(table)), copy.deepcopy(table).double().float()]
+    assert len(pickle.dumps(table)) < 4000
+    for each in found:
+        assert each.parameter.shape == (3000, 4)
+        assert each.parameter.data.stride(0) == 0  # in the memory of one row
+        assert torch.equal(each.weight, expected)
+    made = pickle.loads(pickle.dumps(found[0]))
+    assert torch.equal(made.weight, expected)
+    file = io.BytesIO()
+    torch.save(table.state_dict(), file)
+    file.seek(0)
+    other = OwnedEmbedding(3000, 4)
+    other.load_state_dict(torch.load(file))
+    assert torch.equal(other.weight, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_optimizers_may_be_made_before_the_rows() -> None:
+    table = OwnedEmbedding(7, 3, seed=1)
+    expected = OwnedEmbedding(7, 3, seed=1).weight.detach().clone()
+    optimizer = torch.optim.Adagrad(table.parameters(), lr=0.1)  # which makes its state at once
+    with torch.inference_mode():
+        table(torch.tensor([1]))  # as a sanity check does
+    table(torch.tensor([1, 3])).sum().backward()
+    optimizer.step()
+    moved = (table.weight.detach() - expected).abs().sum(1)
+    assert moved.nonzero().flatten().tolist() == [1, 3]
+
+
+def test_a_state_of_another_shape_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"weight has the shape \(6, 3\) in the state, and \(7, 3\) here"):
+        OwnedEmbedding(7, 3).load_state_dict({"weight": torch.zeros(6, 3)})
+    with pytest.raises(RuntimeError, match="Missing key"):
+        OwnedEmbedding(7, 3).load_state_dict({})
+
+
+@reads_memory
+def test_making_the_table_takes_no_memory() -> None:
+    with Peak("RssAnon") as peak:
+        table = OwnedEmbedding(100_000_000, 64)
+        assert torch.nn.ModuleDict({"a": table}).double().float()
+    assert peak.added_bytes < 50 << 20

@@ -11,15 +11,19 @@ import pytest
 import torch
 
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.graph.typed.synthetic import citations
 from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.rounds.rows.fitting import Made, state_of
-from tests.rounds.rows.test_without_features import ByLayer, OfPyG, Rows, bare_graph
+from tests.rounds.rows.test_without_features import ByLayer, OfPyG, Rows, Typed, bare_graph
 from tests.strategies.fitting import differs
 
 OPTIONS: dict[str, Any] = {"max_epochs": 4, "accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
@@ -137,3 +141,49 @@ def test_evaluation_and_prediction_are_exact() -> None:
         assert max(first[0], second[0]) < 1e-12
         assert first[1] + second[1] > bare_graph().num_nodes
     assert of_first[1][2] == {"SeedBatch"}  # layer by layer
+
+
+def on_shards(rank: int, world_size: int, where: str) -> list[Made]:
+    warnings.filterwarnings("ignore", "You defined a `validation_step`")
+    found = []
+    for module in (Rows(), owned(Rows)):
+        data = ShardedDataModule(where, sampler=NeighborSampler([3, 3]), batch_size=7)
+        trainer(world_size, GrappaStrategy(**PATIENCE)).fit(module, data)
+        found.append(state_of(module))
+    return found
+
+
+@pytest.mark.slow
+def test_shards_train_rows(tmp_path: Path) -> None:
+    save_shards(bare_graph(), RandomPartitioner()(bare_graph(), 2, 0), tmp_path / "shards")
+    for replicated, whole in run_ranks(on_shards, 2, str(tmp_path / "shards")):
+        assert differs(whole, replicated) < 1e-12
+
+
+class OwnedTyped(Typed):
+    """With a table for each of two types, of which the second is never looked up."""
+
+    def __init__(self, num_venues: int, width: int) -> None:
+        super().__init__(num_venues, width)
+        venues = OwnedEmbedding(num_venues, width)
+        venues.load_state_dict(self.tables["venue"].state_dict())
+        self.tables = torch.nn.ModuleDict({"author": OwnedEmbedding(5, width), "venue": venues})
+
+
+def typed(rank: int, world_size: int) -> list[Made]:
+    graph, found = citations(600), []
+    sizes = graph.types.num_nodes["venue"], graph.types.node_arrays["paper"]["x"].shape[1]
+    for kind in (Typed, OwnedTyped):
+        module = kind(*sizes).double()
+        data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=32)
+        options: dict[str, Any] = {"limit_val_batches": 0, "precision": "64-true"}
+        trainer(world_size, GrappaStrategy(**PATIENCE), **options).fit(module, data)
+        found.append({name: each for name, each in state_of(module).items() if "author" not in name})
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_type_may_have_learned_rows() -> None:
+    for replicated, whole in run_ranks(typed, 2):
+        assert differs(whole, replicated) < 1e-12
