@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.rounds.partitioned_strategy import PartitionedStrategy
@@ -100,9 +101,8 @@ class OwningStrategy(PartitionedStrategy):
         super().load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
 
     def teardown(self) -> None:
-        owners, self._owners = self._owners, None
-        if owners is not None:
-            self._leave(owners)
+        if self._owners is not None:
+            self._leave(self._owners)
         super().teardown()
 
     # What all strategies have.
@@ -124,19 +124,26 @@ class OwningStrategy(PartitionedStrategy):
         """Let each rank own some rows, unless it does. Collective."""
         self._owners = divide(self._owned(), self.root_device)
         if self._owners is not None:
-            self._owners.keep_moments(lambda parameter: moments_of(parameter, self.optimizers))
+            strategy = weakref.ref(self)  # owners may outlive it
+
+            def moments(parameter: Tensor) -> dict[str, Any]:
+                held = strategy()
+                return {} if held is None else moments_of(parameter, held.optimizers)
+
+            self._owners.keep_moments(moments)
 
     def _leave(self, owners: RowOwners) -> None:
         """End a fit or an evaluation; after it, ranks that go on may still ask each other for rows."""
         owners.trains = False
-        owners.keep_moments(lambda _: {})  # they know the strategy, and owners may outlive it
         if self.is_alone:
             owners.abort()
+            self._owners = None
         elif self._launcher is None:  # the process that started this rank gets the model of the first on each host
             if self._module().trainer.state.fn == TrainerFn.FITTING and self.local_rank == 0:
                 for table in self._owned():
                     table.gather()
             owners.close()
+            self._owners = None
 
 
 def _refuse_copies(name: str, trainer: Any) -> None:
