@@ -48,7 +48,10 @@ def _hand_to_owners(table: OwnedEmbedding) -> bool:
     came = exchange_pieces(sent, [[[count] * 2 for count in counts] for _, _, *counts in ranks])
     if any(has_any for has_any, *_ in ranks):
         _add(table.parameter, came)
-    return all(is_finite for _, is_finite, *_ in ranks)
+    are_finite = all(is_finite for _, is_finite, *_ in ranks)
+    if not are_finite:
+        _spoil(table.parameter)
+    return are_finite
 
 
 def _summed(table: OwnedEmbedding) -> tuple[Tensor, Tensor, bool]:
@@ -73,6 +76,12 @@ def _add(parameter: nn.Parameter, came: Sequence[Sequence[Tensor]]) -> None:
     gradient = of_rows(parameter, ids, total.div_(len(came)))
     # There is one where a backward by hand comes before the step of another.
     parameter.grad = gradient if parameter.grad is None else (parameter.grad + gradient).coalesce()
+
+
+def _spoil(parameter: nn.Parameter) -> None:
+    """Make the gradient of a row infinite, so that mixed precision skips the step on all ranks or on none."""
+    ids = torch.arange(min(1, len(parameter)), device=parameter.device)
+    parameter.grad = of_rows(parameter, ids, torch.full_like(parameter.data[: len(ids)], torch.inf))
 
 
 def clip_owned_gradients(precision: Precision, tables: Sequence[OwnedEmbedding]) -> None:

@@ -15,11 +15,12 @@ from lightning_gnn_dist.rounds.rows.initial_rows import initial_rows_
 from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
 from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.memory import Peak, reads_memory
 from tests.ranks import run_ranks
-from tests.rounds.rows.fitting import NUM_ROWS, WIDTH, Made, Table, state_of
-from tests.rounds.rows.test_table_gradients import Loader, by_hand
+from tests.rounds.rows.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, state_of
+from tests.rounds.rows.test_table_gradients import BATCHES, Loader, by_hand
 from tests.strategies.fitting import differs, fit
 
 
@@ -53,9 +54,10 @@ def owned(rank: int, world_size: int, optimizer: str, options: dict[str, Any]) -
         (3, "LazyAdam", {}),
         (2, "SGD", {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}),
         pytest.param(2, "LazyAdam", {"accumulate_grad_batches": 2}, marks=pytest.mark.slow),
+        pytest.param(3, "Adagrad", {}, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:Sparse invariant checks")
 def test_steps_are_those_of_one_process_on_all_batches(
     world_size: int, optimizer: str, options: dict[str, Any]
 ) -> None:
@@ -65,6 +67,90 @@ def test_steps_are_those_of_one_process_on_all_batches(
     for state in ranks:
         assert differs(state, ranks[0]) == 0.0
     assert differs(ranks[0], expected) < 1e-12
+
+
+class ByHand(Owned):
+    """Steps two optimizers by hand, after two backwards."""
+
+    def __init__(self, *, is_owned: bool) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        if not is_owned:
+            self.rows = Table().rows
+
+    def training_step(self, batch: Any) -> Any:
+        optimizers: Any = self.optimizers()
+        for each in optimizers:
+            each.zero_grad()
+        self.manual_backward(super().training_step(batch))
+        self.manual_backward(super().training_step(batch) / 2)
+        for each in optimizers:
+            self.clip_gradients(each, 0.1)
+            each.step()
+
+    def configure_optimizers(self) -> Any:
+        others = torch.optim.SGD(self.head.parameters(), lr=0.1)
+        return [torch.optim.SparseAdam(list(self.rows.parameters()), lr=0.05), others]
+
+
+def steps_by_hand(rank: int, world_size: int) -> list[Made]:
+    found = []
+    for module in (ByHand(is_owned=True), ByHand(is_owned=False)):
+        fit(rank, GrappaStrategy(**PATIENCE), module, devices=world_size, train=Loader(rank), max_epochs=2)
+        found.append(state_of(module))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_steps_by_hand_are_those_of_a_table_that_all_ranks_hold() -> None:
+    for whole, replicated in run_ranks(steps_by_hand, 2):
+        assert differs(whole, replicated) < 1e-12
+
+
+class Measured(Owned):
+    """Knows what is sent while it trains."""
+
+    sent = 0.0
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0:
+            self.sent = collectives.traffic.bytes_sent
+
+    def on_train_end(self) -> None:
+        self.sent = collectives.traffic.bytes_sent - self.sent
+
+
+class WithoutRows(Measured):
+    """Leaves its rows alone."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        loss: Tensor = (self.head(batch.x).tanh() - batch.y).square().mean()
+        return loss
+
+
+def measured(rank: int, world_size: int) -> list[float]:
+    found = []
+    for module in (Measured(), WithoutRows()):
+        fit(rank, GrappaStrategy(**PATIENCE), module, devices=world_size, train=Loader(rank), max_epochs=1)
+        found.append(module.sent)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_the_ledger_counts_questions_answers_and_gradients() -> None:
+    """A question has ids of 4 bytes, an answer rows; a gradient goes to the owner of its row with the row's id."""
+    more = [own - other for own, other in run_ranks(measured, 2)]
+    expected = [0, 0]
+    for batches in zip(*(batches_of(rank, BATCHES) for rank in range(2)), strict=True):
+        for rank, (_, ids, _) in enumerate(batches):
+            others = sum(int(row) // (NUM_ROWS // 2) != rank for row in ids.unique())
+            if others:
+                expected[rank] += 8 + 8 * (2 + 2 * 3) + 16 + 4 * others  # a header; the table's number and age; ids
+                expected[1 - rank] += 8 + 8 * (2 + 4) + 8 * WIDTH * others
+                expected[rank] += (4 + 8 * WIDTH) * others
+    assert more == expected
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 5), (1000, 1030), (1024, 4000), (2047, 2049), (7, 7)])
