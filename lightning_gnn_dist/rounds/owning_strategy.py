@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
@@ -34,9 +34,9 @@ class OwningStrategy(PartitionedStrategy):
     _owners: RowOwners | None = None
 
     def has_gradients(self) -> None:
-        """Note that owners have the gradients of their rows, so that nobody may ask for rows before the step."""
-        if self._owners is not None:
-            self._owners.has_gradients(steps_next=self._module().automatic_optimization)
+        """Note that owners have the gradients of their rows."""
+        if self._owners is not None and self._module().automatic_optimization:  # by hand other backwards may follow
+            self._owners.begin_step()
 
     def _of_all_ranks(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Return those parameters of which all ranks hold the same."""
@@ -66,6 +66,11 @@ class OwningStrategy(PartitionedStrategy):
             self._owners.trains = True
             for table in self._owned():
                 table.take_gradients()  # of an earlier fit
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        if self._owners is not None:
+            self._owners.begin_batch()
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         result = super().optimizer_step(optimizer, closure, *args, **kwargs)
@@ -147,8 +152,10 @@ class OwningStrategy(PartitionedStrategy):
 
 
 def _refuse_copies(name: str, trainer: Any) -> None:
-    if any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks):
+    """Refuse callbacks that copy the module."""
+    found = [each for each in trainer.callbacks if isinstance(each, WeightAveraging | StochasticWeightAveraging)]
+    if found:
         raise ValueError(
-            f"WeightAveraging keeps a copy of all weights, and of {name}, an OwnedEmbedding, each rank has some rows: "
-            "leave it out, or use nn.Embedding(..., sparse=True)."
+            f"{type(found[0]).__name__} keeps a copy of all weights, and of {name}, an OwnedEmbedding, each rank has "
+            "some rows: leave it out, or use nn.Embedding(..., sparse=True)."
         )

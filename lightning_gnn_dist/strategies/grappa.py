@@ -165,6 +165,7 @@ class GrappaStrategy(OwningStrategy):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Agree on this rank's share of the step, and tell the others what this one wants. Collective."""
+        super().on_train_batch_start(batch, batch_idx)
         leaving = self._leaving()
         own = _weight(batch, self.weights).to(self.root_device)
         sums = torch.tensor([0.0, *leaving.own()], dtype=own.dtype, device=own.device)

@@ -234,7 +234,7 @@ class OwnedEmbedding(nn.Module):
             self._make(first, last)
         else:
             rows = self.parameter.data.new_empty((last - first, self.embedding_dim))
-            send_from_first([self.parameter.data], [rows], [self.num_embeddings])
+            send_from_first(self.parameter.data, rows, self.num_embeddings)
             self.parameter.data = rows
 
     def _own(self, owners: RowOwners, number: int) -> None:

@@ -12,10 +12,11 @@ exchange of gradients that needs the asker, too.
 from __future__ import annotations
 
 import atexit
+import math
 import sys
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from threading import Condition, Thread
 from typing import Any
@@ -30,7 +31,7 @@ from lightning_gnn_dist.wire.pieces import exchange_pieces
 
 ROWS, RANGE = range(2)  # kinds of questions
 PIECE_BYTES = 1 << 24  # of what is sent in one answer where many rows are wanted
-_MOST_SHORT = 2**31 - 1
+_MOST_SHORT = 2**31 - 1  # the largest number of four bytes
 
 Moments = Callable[[Tensor], dict[str, Any]]
 
@@ -61,7 +62,6 @@ class RowOwners:
 
     Attributes:
         trains: Whether a strategy hands gradients of rows to their owners.
-        moments: Returns the optimizer's state of a parameter.
     """
 
     def __init__(self, tables: Sequence[nn.Parameter], num_rows: Sequence[int]) -> None:
@@ -90,9 +90,13 @@ class RowOwners:
         bounds = self.bounds[table]
         return bounds[self.rank], bounds[self.rank + 1]
 
-    def has_gradients(self, *, steps_next: bool) -> None:
-        """Note that gradients were exchanged; until the step that comes next, if so, rows have no definite age."""
-        self._is_stepping = steps_next
+    def begin_step(self) -> None:
+        """Note that the optimizer steps next, on some ranks sooner than on others: nobody may ask until it has."""
+        self._is_stepping = True
+
+    def begin_batch(self) -> None:
+        """Note that a batch begins on all ranks, whether or not the optimizer has stepped after the one before."""
+        self._is_stepping = False
 
     def has_changed(self) -> None:
         """Note that the rows here have changed, as they have or will on all ranks."""
@@ -100,7 +104,7 @@ class RowOwners:
         self._answers.has_changed()
 
     def keep_moments(self, moments: Moments) -> None:
-        """Let other ranks ask for what ``moments`` returns of a table."""
+        """Let other ranks ask for what ``moments`` returns of a parameter: the optimizer's state of it."""
         self._answers.moments = moments
 
     def rows(self, table: int, ids: Tensor) -> Tensor:
@@ -139,7 +143,7 @@ class RowOwners:
         """Return the rows of all ranks, piece by piece, in the type of ``like``, on the CPU. Not collective."""
         bounds = self.bounds[table]
         found = torch.empty((bounds[-1], *like.shape[1:]), dtype=like.dtype)
-        row_bytes = like.element_size() * max(1, like[:1].numel())
+        row_bytes = like.element_size() * math.prod(like.shape[1:])
         for first, last in pairwise(bounds):
             for start, stop in pieces_of(first, last, row_bytes):
                 found[start:stop] = self.range(table, start, stop, moment)
@@ -260,21 +264,21 @@ class _Line:
         self._channel.close()
 
 
-def send_from_first(sources: Iterable[Tensor], outs: Sequence[Tensor], num_rows: Sequence[int]) -> None:
-    """Give each rank its rows of rank 0's tables, piece by piece. Collective.
+def send_from_first(source: Tensor, out: Tensor, num_rows: int) -> None:
+    """Give each rank its rows of rank 0's table, piece by piece. Collective.
 
     Args:
-        sources: Rank 0's whole tables; elsewhere nothing of them is read.
-        outs: Where the rows of this rank go.
-        num_rows: How many rows each whole table has.
+        source: Rank 0's whole table; elsewhere nothing of it is read.
+        out: Where the rows of this rank go.
+        num_rows: How many rows the whole table has.
     """
     rank, size = collectives.rank(), collectives.world_size()
-    for source, out, number in zip(sources, outs, num_rows, strict=True):
-        bounds = bounds_of(number, size)
-        longest = max(stop - start for start, stop in pairwise(bounds))
-        for start, stop in pieces_of(0, longest, out.element_size() * out.shape[1]):
-            ends = [(min(first + start, last), min(first + stop, last)) for first, last in pairwise(bounds)]
-            lengths = [[[b - a if source_rank == 0 else 0] for a, b in ends] for source_rank in range(size)]
-            sent = [[source[a:b].to(out.device) if rank == 0 else out[:0]] for a, b in ends]
-            came = exchange_pieces(sent, lengths)[0][0]
-            out[start : start + len(came)] = came
+    ranges = [*pairwise(bounds_of(num_rows, size))]
+    longest = max(last - first for first, last in ranges)
+    for start, stop in pieces_of(0, longest, out.element_size() * out.shape[1]):
+        ends = [(min(first + start, last), min(first + stop, last)) for first, last in ranges]
+        from_first = [[end - begin] for begin, end in ends]
+        lengths = [from_first if sender == 0 else [[0]] * size for sender in range(size)]
+        sent = [[source[begin:end].to(out.device) if rank == 0 else out[:0]] for begin, end in ends]
+        ((came,), *_) = exchange_pieces(sent, lengths)
+        out[start : start + len(came)] = came

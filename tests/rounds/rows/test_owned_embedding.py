@@ -108,6 +108,42 @@ def test_steps_by_hand_are_those_of_a_table_that_all_ranks_hold() -> None:
         assert differs(whole, replicated) < 1e-12
 
 
+class SometimesSteps(Owned):
+    """Steps after every second batch alone; its table may be frozen."""
+
+    def __init__(self, *, is_frozen: bool, is_owned: bool) -> None:
+        super().__init__()
+        if not is_owned:
+            self.rows = Table().rows
+        self.rows.requires_grad_(not is_frozen)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        if batch_idx % 2:
+            optimizer.step(closure=optimizer_closure)
+        else:
+            optimizer_closure()
+
+
+def sometimes_steps(rank: int, world_size: int, options: dict[str, Any]) -> list[list[Made]]:
+    found = []
+    for is_frozen in (False, True):
+        modules = [SometimesSteps(is_frozen=is_frozen, is_owned=is_owned) for is_owned in (True, False)]
+        for module in modules:
+            strategy = GrappaStrategy(**options, **PATIENCE)
+            fit(rank, strategy, module, devices=world_size, train=Loader(rank), max_epochs=2)
+        found.append([state_of(module) for module in modules])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"bits": 16}], ids=str)
+def test_other_settings_are_those_of_a_table_that_all_ranks_hold(options: dict[str, Any]) -> None:
+    for rank in run_ranks(sometimes_steps, 2, options):
+        for whole, replicated in rank:
+            assert differs(whole, replicated) < (1e-12 if "bits" not in options else 1e-3)
+
+
 class Measured(Owned):
     """Knows what is sent while it trains."""
 
