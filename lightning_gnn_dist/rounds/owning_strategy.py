@@ -101,9 +101,11 @@ class OwningStrategy(PartitionedStrategy):
         super().load_model_state_dict(checkpoint, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        pairs = zip(checkpoint["optimizer_states"], self.optimizers, strict=False)
-        states = [own_state(state, optimizer, self._owned()) for state, optimizer in pairs]
-        super().load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
+        if self._owners is not None:
+            pairs = zip(checkpoint["optimizer_states"], self.optimizers, strict=False)
+            states = [own_state(state, optimizer, self._owned()) for state, optimizer in pairs]
+            checkpoint = {**checkpoint, "optimizer_states": states}
+        super().load_optimizer_state_dict(checkpoint)
 
     def teardown(self) -> None:
         if self._owners is not None:
