@@ -38,6 +38,11 @@ def hand_to_owners(tables: Iterable[OwnedEmbedding]) -> bool:
 
 
 def _hand_to_owners(table: OwnedEmbedding) -> bool:
+    if table.parameter.grad is not None and not table.parameter.grad.is_sparse:
+        raise ValueError(
+            "The weight of an OwnedEmbedding has a dense gradient, and a rank has some of its rows alone, so that a "
+            "product with it is not one with the whole table: look rows up by their ids alone."
+        )
     ids, rows, has_any = _summed(table)
     bounds = bounds_of(table.num_embeddings, collectives.world_size())
     ends = [*pairwise(torch.searchsorted(ids, torch.tensor(bounds, device=ids.device)).tolist())]

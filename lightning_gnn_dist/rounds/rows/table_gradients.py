@@ -33,9 +33,10 @@ class TableGradients:
     def __init__(self, module: nn.Module, strategy: str) -> None:
         self._module, self._tables, self._owned = module, tables_of(module), owned_tables(module)
         if self._tables and not dense_parameters(module):
+            others = "" if self._owned else "use LocalSGDStrategy, or "
             raise ValueError(
                 f"{', '.join(self._tables)} is all that trains, and {strategy} needs a parameter with dense gradients, "
-                "too: use LocalSGDStrategy, or add a layer."
+                f"too: {others}add a layer."
             )
         owned = {id(table.parameter) for table in self._owned.values()}
         self._tables = {name: table for name, table in self._tables.items() if id(table) not in owned}

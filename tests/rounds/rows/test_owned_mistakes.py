@@ -120,14 +120,37 @@ class Late(Owned):
         self.rows(torch.tensor([0, 11]))
 
 
-def late(rank: int, world_size: int) -> None:
-    fit(rank, GrappaStrategy(**PATIENCE), Late(), devices=world_size, train=Loader(rank))
+class Tied(Owned):
+    """Multiplies by the rows that lie here."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        return super().training_step(batch) + self.rows.weight.square().mean()
+
+
+class Alone(Owned):
+    """Trains rows alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.requires_grad_(False)
+
+
+def fits(rank: int, world_size: int, kind: type[Owned]) -> None:
+    fit(rank, GrappaStrategy(**PATIENCE), kind(), devices=world_size, train=Loader(rank))
 
 
 @pytest.mark.slow
-def test_rows_of_no_definite_age_are_refused() -> None:
-    with pytest.raises(RankError, match="look them up before the backward or after the step"):
-        run_ranks(late, 2, timeout=60)
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Tied, "product with it is not one with the whole table: look rows up"),
+        (Alone, r"rows\.weight is all that trains, .* too: add a layer"),
+        (Late, "look them up before the backward or after the step"),
+    ],
+)
+def test_what_rows_cannot_have_is_refused(kind: type[Owned], message: str) -> None:
+    with pytest.raises(RankError, match=message):
+        run_ranks(fits, 2, kind, timeout=60)
 
 
 class Other(Owned):
