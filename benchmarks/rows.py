@@ -1,11 +1,12 @@
-"""Graphs whose features are taken away, with learned rows: accuracy and bytes of sparse tables and of dense ones.
+"""Graphs whose features are taken away, with learned rows: accuracy and bytes of sparse, dense and owned tables.
 
     python benchmarks/rows.py DIRECTORY --graphs cora dblp --ranks 4 --seeds 3 --passes 30 --batch-size 256
 
 DIRECTORY is that of ``accuracy.py``. A two-layer GraphSAGE of hidden size 64 with dropout 0.5, on rows of 64 numbers;
 fan-out 10 and 10, batches of so many nodes for all ranks together, a round of one pass. Sparse tables are trained with
-LazyAdam, dense ones with Adam, both with rate 0.01. The accuracy is that of the weights of the best of 15 validations,
-on all test nodes of the whole graph. Megabytes are those that a rank sends in a pass.
+LazyAdam, as are owned ones, whose rows live with one rank each; dense ones with Adam; all with rate 0.01. The accuracy
+is that of the weights of the best of 15 validations, on all test nodes of the whole graph. Megabytes are those that
+rank 0 sends in a pass, and seconds those of its CPU, with a share of the validations.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import copy
 import json
 import logging
 import statistics
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -37,11 +39,13 @@ from lightning_gnn_dist import (
     LLCGStrategy,
     LocalSGDStrategy,
     NeighborSampler,
+    OwnedEmbedding,
     PartitionedDataModule,
 )
 from lightning_gnn_dist.wire import collectives
 
 VALIDATIONS = 15
+TABLES = ["sparse", "dense", "owned"]
 FORK = Launch(start_method="fork")
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "one process": lambda: SingleDeviceStrategy(torch.device("cpu")),
@@ -54,10 +58,13 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 class Rows(pl.LightningModule):
     """GraphSAGE on learned rows."""
 
-    def __init__(self, num_nodes: int, num_classes: int, *, sparse: bool) -> None:
+    def __init__(self, num_nodes: int, num_classes: int, table: str) -> None:
         super().__init__()
-        self.rows = torch.nn.Embedding(num_nodes, 64, sparse=sparse)
-        torch.nn.init.normal_(self.rows.weight, std=0.1)
+        if table == "owned":
+            self.rows: Any = OwnedEmbedding(num_nodes, 64, std=0.1)
+        else:
+            self.rows = torch.nn.Embedding(num_nodes, 64, sparse=table == "sparse")
+            torch.nn.init.normal_(self.rows.weight, std=0.1)
         self.convs = torch.nn.ModuleList([SAGEConv(64, 64), SAGEConv(64, num_classes)])
         self.accuracy = MulticlassAccuracy(num_classes, average="micro")
 
@@ -79,7 +86,7 @@ class Rows(pl.LightningModule):
     test_step = validation_step
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        make = LazyAdam if self.rows.sparse else torch.optim.Adam
+        make: Any = LazyAdam if self.rows.sparse else torch.optim.Adam
         return make(self.parameters(), lr=0.01)
 
 
@@ -87,28 +94,27 @@ class Outcome(pl.Callback):
     """Keeps the weights of the best validation, and hands them to the process that forked rank 0."""
 
     def __init__(self, file: Path) -> None:
-        self.file, self.best, self.before = file, -1.0, 0.0
+        self.file, self.best, self.before, self.start = file, -1.0, 0.0, 0.0
         self.weights: dict[str, Any] = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.before = collectives.traffic.bytes_sent
+        self.before, self.start = collectives.traffic.bytes_sent, time.process_time()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if (found := float(trainer.callback_metrics["accuracy"])) > self.best:
+        if trainer.is_global_zero and (found := float(trainer.callback_metrics["accuracy"])) > self.best:
             self.best, self.weights = found, copy.deepcopy(pl_module.state_dict())
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.is_global_zero:
             sent = (collectives.traffic.bytes_sent - self.before) / trainer.current_epoch
-            torch.save({"weights": self.weights, "bytes": sent}, self.file)
+            seconds = (time.process_time() - self.start) / trainer.current_epoch
+            torch.save({"weights": self.weights, "bytes": sent, "seconds": seconds}, self.file)
 
 
-def run(
-    graph: Graph, arm: str, ranks: int, seed: int, options: argparse.Namespace, *, sparse: bool
-) -> dict[str, float]:
+def run(graph: Graph, arm: str, table: str, ranks: int, seed: int, options: argparse.Namespace) -> dict[str, float]:
     """One training."""
     pl.seed_everything(seed, verbose=False)
-    module = Rows(graph.num_nodes, int(graph.node_arrays["y"].max()) + 1, sparse=sparse)
+    module = Rows(graph.num_nodes, int(graph.node_arrays["y"].max()) + 1, table)
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     quiet |= {"enable_model_summary": False, "accelerator": "cpu", "num_sanity_val_steps": 0}
     trainer = pl.Trainer(
@@ -125,7 +131,7 @@ def run(
     module.load_state_dict(outcome["weights"])
     alone = PartitionedDataModule(graph, sampler=NeighborSampler([10, 10]), batch_size=256)
     (metrics,) = pl.Trainer(devices=1, **quiet).test(module, alone, verbose=False)
-    return {"test": metrics["accuracy"], "bytes": outcome["bytes"]}
+    return {"test": metrics["accuracy"], "bytes": outcome["bytes"], "seconds": outcome["seconds"]}
 
 
 def main() -> None:
@@ -133,6 +139,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--graphs", nargs="+", default=["cora"])
     parser.add_argument("--arms", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--passes", type=int, default=30, help="over the training nodes")
@@ -144,30 +151,34 @@ def main() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_num_threads(1)  # before anything is forked
-    print("| graph | strategy | table | accuracy | MB a pass |\n| --- | --- | --- | --- | --- |")
+    print(
+        "| graph | strategy | table | accuracy | MB a pass | s of CPU a pass |\n| --- | --- | --- | --- | --- | --- |"
+    )
     for name in options.graphs:
         for arm in options.arms:
-            for sparse in (True, False):
-                show(name, arm, options, sparse=sparse)
+            for table in options.tables:
+                if table != "owned" or arm == "GrappaStrategy":
+                    show(name, arm, table, options)
 
 
-def show(name: str, arm: str, options: argparse.Namespace, *, sparse: bool) -> None:
+def show(name: str, arm: str, table: str, options: argparse.Namespace) -> None:
     """Train with each seed, and print a line of the table."""
     found = []
     for seed in range(options.seeds):
         data = load(options.directory, name, seed)
         del data.x
         ranks = 1 if arm == "one process" else options.ranks
-        found.append(run(Graph.from_pyg(data), arm, ranks, seed, options, sparse=sparse))
+        found.append(run(Graph.from_pyg(data), arm, table, ranks, seed, options))
         if options.out:
-            settings = {"graph": name, "arm": arm, "sparse": sparse, "seed": seed, "passes": options.passes}
+            settings = {"graph": name, "arm": arm, "table": table, "seed": seed, "passes": options.passes}
             with options.out.open("a") as file:
                 file.write(json.dumps(settings | found[-1]) + "\n")
     tests = [each["test"] for each in found]
     spread = statistics.stdev(tests) if len(tests) > 1 else 0.0
     accuracy = f"{statistics.mean(tests):.3f} ± {spread:.3f}"
     megabytes = statistics.mean(each["bytes"] for each in found) / 1e6
-    print(f"| {name} | {arm} | {'sparse' if sparse else 'dense'} | {accuracy} | {megabytes:.2f} |", flush=True)
+    seconds = statistics.mean(each["seconds"] for each in found)
+    print(f"| {name} | {arm} | {table} | {accuracy} | {megabytes:.2f} | {seconds:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

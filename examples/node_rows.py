@@ -1,7 +1,10 @@
 """Nodes without features: each has a row of numbers of its own, which is learned.
 
-python examples/node_rows.py
+python examples/node_rows.py          # every rank holds all rows
+python examples/node_rows.py --owned  # each holds a third of them, and asks the others for theirs
 """
+
+import argparse
 
 import lightning.pytorch as pl
 import torch
@@ -12,9 +15,11 @@ from torchmetrics.classification import MulticlassAccuracy
 from lightning_gnn_dist import (
     EverySteps,
     Graph,
+    GrappaStrategy,
     LazyAdam,
     LLCGStrategy,
     NeighborSampler,
+    OwnedEmbedding,
     PartitionedDataModule,
     communities,
 )
@@ -23,9 +28,12 @@ from lightning_gnn_dist import (
 class RowsSAGE(pl.LightningModule):
     """GraphSAGE on learned rows."""
 
-    def __init__(self, num_nodes, num_classes):
+    def __init__(self, num_nodes, num_classes, owned):
         super().__init__()
-        self.rows = torch.nn.Embedding(num_nodes, 64, sparse=True)  # ranks exchange rows that were touched, no others
+        if owned:
+            self.rows = OwnedEmbedding(num_nodes, 64, std=0.1)
+        else:
+            self.rows = torch.nn.Embedding(num_nodes, 64, sparse=True)  # ranks exchange rows that were touched
         self.convs = torch.nn.ModuleList([SAGEConv(64, 64), SAGEConv(64, num_classes)])
         self.accuracy = MulticlassAccuracy(num_classes, average="micro")
 
@@ -50,13 +58,16 @@ class RowsSAGE(pl.LightningModule):
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--owned", action="store_true", help="let rows live with one rank each")
+    owned = parser.parse_args().owned
+
     made = communities(num_nodes=10_000, num_classes=8)
     arrays = {name: array for name, array in made.node_arrays.items() if name != "x"}
     graph = Graph(made.indptr, made.indices, node_arrays=arrays)
     data = PartitionedDataModule(graph, sampler=NeighborSampler([10, 10]), batch_size=256)
-    trainer = pl.Trainer(
-        accelerator="cpu", devices=3, strategy=LLCGStrategy(EverySteps(16)), max_epochs=30, logger=False
-    )
-    model = RowsSAGE(graph.num_nodes, num_classes=8)
+    strategy = GrappaStrategy() if owned else LLCGStrategy(EverySteps(16))
+    trainer = pl.Trainer(accelerator="cpu", devices=3, strategy=strategy, max_epochs=30, logger=False)
+    model = RowsSAGE(graph.num_nodes, num_classes=8, owned=owned)
     trainer.fit(model, data)
     trainer.test(model, data)  # exact: all neighbours, every test node once

@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.rounds.means.outer import Outer
     from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
     from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
+    from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
     from lightning_gnn_dist.sampling.base import Sampler
     from lightning_gnn_dist.sampling.cluster import ClusterSampler
     from lightning_gnn_dist.sampling.device import DeviceSampler
@@ -144,6 +145,7 @@ __all__ = [
     "MetisPartitioner",
     "NeighborSampler",
     "Outer",
+    "OwnedEmbedding",
     "PageRankSampler",
     "Partition",
     "PartitionedDataModule",
@@ -228,6 +230,7 @@ _DEFINED_IN = {  # imported when first asked for: torch, PyG and Lightning take 
     "MetisPartitioner": "partition.metis",
     "NeighborSampler": "sampling.neighbor",
     "Outer": "rounds.means.outer",
+    "OwnedEmbedding": "rounds.rows.owned_embedding",
     "PageRankSampler": "sampling.pagerank.sampler",
     "Partition": "partition.base",
     "PartitionedDataModule": "data.datamodule",

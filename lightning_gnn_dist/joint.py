@@ -124,6 +124,14 @@ class WeighsRanks(Protocol):
         """What a rank counts for."""
 
 
+@runtime_checkable
+class RowsOfRanks(Protocol):
+    """A module whose rows may live with one rank each."""
+
+    def settled_version(self) -> int | None:
+        """Make the rows, and return how often they have changed, alike on all ranks; None where all lie here."""
+
+
 class CountsSeeds(Protocol):
     """A training loader of this package."""
 

@@ -321,6 +321,7 @@ def _of_classes(world: World) -> Calls:
         "LazyAdam": lambda: {"params": [torch.nn.Parameter(torch.ones(2))]},
         "LinkDataModule": lambda: {"split": split},
         "LinkSplit": lambda: {"graph": split.graph, "edges": split.edges, "negatives": split.negatives},
+        "OwnedEmbedding": lambda: {"num_embeddings": 6, "embedding_dim": 2},
         "Partition": lambda: {"assignment": torch.tensor([0, 1], dtype=torch.int32), "num_parts": 4},
         "PartitionedDataModule": lambda: {"graph": world.graph},
         "PredictionWriter": lambda: {"path": "predicted.npy"},

@@ -20,11 +20,11 @@ LEAST = {
     "relational": ("auroc", 0.7),
 }  # of the others: an accuracy of 0.6
 
-ON_SHARDS = ["whole_graph --shards shares", "typed_graph --shards shares"]
+WITH_OPTIONS = ["whole_graph --shards shares", "typed_graph --shards shares", "node_rows --owned"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [*sorted(path.stem for path in EXAMPLES.glob("*.py")), *ON_SHARDS])
+@pytest.mark.parametrize("line", [*sorted(path.stem for path in EXAMPLES.glob("*.py")), *WITH_OPTIONS])
 def test_an_example_trains_and_tests(line: str, tmp_path: Path) -> None:
     name, *options = line.split()
     if name == "ray_train":

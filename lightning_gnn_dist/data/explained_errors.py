@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_gnn_dist.batches.batch import LABELS, SampledData
 from lightning_gnn_dist.batches.hetero import SampledHeteroData
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
-from lightning_gnn_dist.joint import WeighsRanks
+from lightning_gnn_dist.joint import RowsOfRanks, WeighsRanks
 
 
 def refuse_sparse_gradients(trainer: Trainer | None) -> None:
@@ -24,6 +24,11 @@ def refuse_sparse_gradients(trainer: Trainer | None) -> None:
     if trainer is None or trainer.world_size == 1 or isinstance(trainer.strategy, WeighsRanks):
         return
     for name, child in trainer.lightning_module.named_modules():
+        if isinstance(child, RowsOfRanks):
+            raise ValueError(
+                f"{name} is an OwnedEmbedding, whose rows live with one rank each, and Lightning's DDP trains replicas "
+                "that hold all: use GrappaStrategy()."
+            )
         if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse and child.weight.requires_grad:
             raise ValueError(
                 f"{name} has sparse=True, and beside its sparse gradients torch's DDP makes those of all other "

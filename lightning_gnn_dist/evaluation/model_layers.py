@@ -17,6 +17,7 @@ from torch_geometric.nn import norm
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Promise
+from lightning_gnn_dist.joint import RowsOfRanks
 from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, has_layers, layers_in
 from lightning_gnn_dist.layerwise.ready_made import layers_of, needs_whole_graph
 from lightning_gnn_dist.wire.collectives import octets
@@ -92,17 +93,19 @@ def _is_watched(gnn: BasicGNN) -> bool:
 class ModelState:
     """What a model's rows depend on: its weights, and whether its modules are in training.
 
-    It holds a copy of the weights, of large ones of some numbers.
+    It holds a copy of the weights, of large ones of some numbers. Of rows that live with one rank each it knows how
+    often they have changed.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self._versions = _versions(model)
         self._tensors = _tensors(model)
         self._values = [_compared(tensor).clone() for tensor in self._tensors]
 
     @property
     def digest(self) -> int:
         """A number that is equal for equal weights."""
-        number = 0
+        number = zlib.crc32(repr([*self._versions.values()]).encode())
         for values in self._values:
             number = zlib.crc32(octets(values.cpu()).numpy().tobytes(), number)
         return number
@@ -110,6 +113,8 @@ class ModelState:
     def is_of(self, model: nn.Module) -> bool:
         """Return whether the model is in evaluation and still has these weights."""
         if is_in_training(model):
+            return False
+        if _versions(model) != self._versions:
             return False
         now = _tensors(model)
         are_same = len(now) == len(self._tensors) and all(map(lambda a, b: a is b, now, self._tensors))
@@ -121,9 +126,17 @@ def is_in_training(model: nn.Module) -> bool:
     return any(child.training for child in model.modules())
 
 
+def _versions(model: nn.Module) -> dict[nn.Module, int]:
+    """Return the modules whose rows live with one rank each, and how often these have changed."""
+    versions = {child: child.settled_version() for child in model.modules() if isinstance(child, RowsOfRanks)}
+    return {child: version for child, version in versions.items() if version is not None}
+
+
 def _tensors(model: nn.Module) -> list[Tensor]:
+    lazy = nn.UninitializedParameter | nn.UninitializedBuffer
+    elsewhere = {id(each) for child in _versions(model) for each in child.parameters()}
     tensors = (*model.parameters(), *model.buffers())
-    return [tensor for tensor in tensors if not isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer)]
+    return [tensor for tensor in tensors if not isinstance(tensor, lazy) and id(tensor) not in elsewhere]
 
 
 def _compared(tensor: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     refuse_stop_iteration,
     take_over_sigterm,
 )
-from lightning_gnn_dist.rounds.rows.tables import check_tables, tables_of
+from lightning_gnn_dist.rounds.rows.tables import check_tables, refuse_owned, tables_of
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.roll_call import Roll
 
@@ -52,6 +52,7 @@ class PartitionedStrategy(DDPStrategy):
 
     weight_modes: ClassVar[Any]
     buffer_modes: ClassVar[Any] = Buffers
+    divides_tables: ClassVar[bool] = False  # whether rows of an OwnedEmbedding may live with one rank each
 
     def __init__(self, *, weights: str, buffers: str, launch: Launch, **options: Any) -> None:
         check_choice("weights", weights, self.weight_modes)
@@ -99,6 +100,10 @@ class PartitionedStrategy(DDPStrategy):
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         """Restore what a checkpoint holds of this rank beside weights and optimizers."""
 
+    def _read(self, path: Any, weights_only: bool | None) -> dict[str, Any]:
+        """Return what a file of a checkpoint holds."""
+        return super().load_checkpoint(path, weights_only)
+
     # What Lightning calls.
 
     @property
@@ -120,6 +125,8 @@ class PartitionedStrategy(DDPStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         refuse_stop_iteration(trainer)
+        if trainer.world_size > 1 and not self.divides_tables:
+            refuse_owned(self._module(), type(self).__name__)
         if trainer.state.fn == TrainerFn.FITTING:
             refusals.check_loaders(trainer)
             if trainer.world_size > 1:
@@ -162,7 +169,7 @@ class PartitionedStrategy(DDPStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        checkpoint = self._read(checkpoint_path, weights_only)
         if self._module().trainer.state.fn == TrainerFn.FITTING:
             self._resumed = self._take_state(checkpoint, checkpoint_path)
         return checkpoint

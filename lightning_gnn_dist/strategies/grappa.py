@@ -43,7 +43,8 @@ from lightning_gnn_dist.rounds.lightning_internals import (
 )
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.meeting import log_figures
-from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
+from lightning_gnn_dist.rounds.owning_strategy import OwningStrategy
+from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
 from lightning_gnn_dist.rounds.rows.table_gradients import TableGradients
 from lightning_gnn_dist.rounds.rows.tables import explain_other_sparse
 from lightning_gnn_dist.rounds.walking import buffers_of, parameters_of
@@ -62,7 +63,7 @@ _LEAVE_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _IS_RENAMED else "br
 _UNCOVERED = 1e-20
 
 
-class GrappaStrategy(PartitionedStrategy):
+class GrappaStrategy(OwningStrategy):
     """Train on parts, exchange gradients at every step, and weigh seeds by the share of neighbours that their part has.
 
     An epoch is one pass over the training nodes, as with DDP. A step exchanges the gradients and five numbers: the sum
@@ -164,6 +165,7 @@ class GrappaStrategy(PartitionedStrategy):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Agree on this rank's share of the step, and tell the others what this one wants. Collective."""
+        super().on_train_batch_start(batch, batch_idx)
         leaving = self._leaving()
         own = _weight(batch, self.weights).to(self.root_device)
         sums = torch.tensor([0.0, *leaving.own()], dtype=own.dtype, device=own.device)
@@ -186,10 +188,11 @@ class GrappaStrategy(PartitionedStrategy):
         if exchanges:
             self._parameters.hand_in_zeros()
             assert self._tables is not None
-            self._tables.exchange()
+            are_finite = self._tables.exchange()
+            self.has_gradients()
             if self._rounded is not None:
                 self._rounded.finish()
-            self._take_gradients()
+            self._take_gradients(are_finite)
         return loss
 
     def on_exception(self, exception: BaseException) -> None:
@@ -260,15 +263,20 @@ class GrappaStrategy(PartitionedStrategy):
         if self._rounded is not None:
             self._rounded.restore(state.get("lost", []))
 
-    def _take_gradients(self) -> None:
-        """Count what DDP has sent; refuse a sum that is not finite. Collective then: it is the same on all ranks."""
-        found = [(each.grad, each.requires_grad) for each in parameters_of(self._module()) if each.grad is not None]
+    def _take_gradients(self, are_finite: bool) -> None:
+        """Count what DDP has sent; refuse a sum that is not finite. Collective then: it is the same on all ranks.
+
+        Args:
+            are_finite: Whether those are that live with one rank each, which the others do not have.
+        """
+        parameters = self._of_all_ranks(parameters_of(self._module()))
+        found = [(each.grad, each.requires_grad) for each in parameters if each.grad is not None]
         gradients = [gradient for gradient, _ in found]
         if self._rounded is None:  # tables, whose gradients are sparse, are counted where they are exchanged
             is_sent = [is_trained and not gradient.is_sparse for gradient, is_trained in found]
             collectives.count_all_reduce(compress(gradients, is_sent))
         # Mixed precision skips steps that overflow.
-        if not finite.is_scaled(self) and not finite.are_finite(gradients):
+        if not finite.is_scaled(self) and not (are_finite and finite.are_finite(gradients)):
             finite.refuse_gradients(finite.are_finite(self._losses), self.root_device, "loss")
         self._losses = []
 

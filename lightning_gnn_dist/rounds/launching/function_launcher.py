@@ -131,7 +131,7 @@ def _left_behind(trainer: Any, kept: Kept | None) -> str:
     """Return what an interrupt has left of a fit."""
     if trainer.state.fn != TrainerFn.FITTING:
         return "All ranks have ended."
-    if kept is None:
+    if kept is None or kept.weights is None:
         return "All ranks have ended, rank 0 without its weights: the model is what it was before the fit."
     rounds = getattr(trainer.strategy, "state", None)
     when = f"their last meeting, that of round {rounds.round_idx}" if rounds is not None else "the last whole step"

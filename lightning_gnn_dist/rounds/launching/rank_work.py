@@ -30,6 +30,7 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     set_metrics,
     show_one_bar,
 )
+from lightning_gnn_dist.rounds.rows.owned_embedding import owned_tables, rows_here_alone
 from lightning_gnn_dist.wire import by_value
 from lightning_gnn_dist.wire.by_value import CannotTravelError
 from lightning_gnn_dist.wire.rank_processes import How, InterruptedRankError, Start
@@ -67,7 +68,8 @@ class RankWork:
             self.settings.take_on()
         _set_num_threads_if_needed(self.trainer.strategy.num_processes)
         self.trainer.strategy._launcher = None
-        self.known = {*self.trainer.strategy._lightning_module.state_dict()}
+        with rows_here_alone():
+            self.known = {*self.trainer.strategy._lightning_module.state_dict()}
         self.trainer.callbacks.append(self.keeper)
         if not sys.stdout.isatty():
             show_one_bar(self.trainer)
@@ -167,7 +169,8 @@ class Kept:
     @classmethod
     def of(cls, work: RankWork) -> Kept:
         trainer, weights, module = work.trainer, None, work.trainer.lightning_module
-        if trainer.state.fn == TrainerFn.FITTING:
+        is_whole = all(table.owners is None for table in owned_tables(module).values())  # else it was interrupted
+        if trainer.state.fn == TrainerFn.FITTING and is_whole:
             weights = work.keeper.weights(trainer)
         made = {name.split(".")[0] for name in (weights or {}).keys() - work.known}
         return cls(

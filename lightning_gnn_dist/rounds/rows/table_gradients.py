@@ -7,15 +7,19 @@ gradient of all is the sum over ranks, divided by their number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_gnn_dist.rounds.rows.merging import sum_gradients
+from lightning_gnn_dist.rounds.rows.owned_embedding import owned_tables
+from lightning_gnn_dist.rounds.rows.owned_gradients import hand_to_owners
 from lightning_gnn_dist.rounds.rows.tables import coalesced, dense_parameters, of_rows, tables_of
 from lightning_gnn_dist.wire import collectives
+
+_IGNORED = "_ddp_params_and_buffers_to_ignore"
 
 
 class TableGradients:
@@ -27,37 +31,50 @@ class TableGradients:
     """
 
     def __init__(self, module: nn.Module, strategy: str) -> None:
-        self._module, self._tables = module, tables_of(module)
-        if not self._tables:
-            return
-        if not dense_parameters(module):
+        self._module, self._tables, self._owned = module, tables_of(module), owned_tables(module)
+        if self._tables and not dense_parameters(module):
+            others = "" if self._owned else "use LocalSGDStrategy, or "
             raise ValueError(
                 f"{', '.join(self._tables)} is all that trains, and {strategy} needs a parameter with dense gradients, "
-                "too: use LocalSGDStrategy, or add a layer."
+                f"too: {others}add a layer."
             )
+        owned = {id(table.parameter) for table in self._owned.values()}
+        self._tables = {name: table for name, table in self._tables.items() if id(table) not in owned}
         collectives.broadcast_([table.data for table in self._tables.values()])
 
-    @contextmanager
-    def hidden(self) -> Iterator[None]:
+    def hidden(self) -> AbstractContextManager[None]:
         """Let DDP, which wraps the module in the block, ignore the tables."""
-        tables = {id(table) for table in self._tables.values()}
-        named = self._module.named_parameters(remove_duplicate=False)
-        if tables:
-            ignored = [name for name, each in named if id(each) in tables]
-            vars(self._module)["_ddp_params_and_buffers_to_ignore"] = ignored
-        try:
-            yield
-        finally:
-            if tables:
-                del vars(self._module)["_ddp_params_and_buffers_to_ignore"]
+        owned = [table.parameter for table in self._owned.values()]
+        return hidden_from_ddp(self._module, [*self._tables.values(), *owned])
 
     @torch.no_grad()
-    def exchange(self) -> None:
-        """Replace the gradients by the mean over ranks; where no rank has one, there is none. Collective."""
+    def exchange(self) -> bool:
+        """Replace the gradients by the mean over ranks; where no rank has one, there is none. Collective.
+
+        Returns whether those are finite that lie on one rank each.
+        """
         size = collectives.world_size()
-        if not self._tables or size == 1:
-            return
+        if size == 1:
+            return True
+        if self._tables:
+            self._exchange_all(size)
+        return hand_to_owners(self._owned.values())
+
+    def _exchange_all(self, size: int) -> None:
         own = [coalesced(table, name) for name, table in self._tables.items()]
         tables = list(self._tables.values())
         for table, total in zip(tables, sum_gradients(tables, own), strict=True):
             table.grad = None if total is None else of_rows(table, total._indices()[0], total._values().div_(size))
+
+
+@contextmanager
+def hidden_from_ddp(module: nn.Module, parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Let DDP, and Lightning where it makes replicas equal, ignore some parameters of a module in the block."""
+    hidden = {id(each) for each in parameters}
+    ignored = [name for name, each in module.named_parameters(remove_duplicate=False) if id(each) in hidden]
+    if ignored:
+        vars(module)[_IGNORED] = ignored
+    try:
+        yield
+    finally:
+        vars(module).pop(_IGNORED, None)

@@ -10,9 +10,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding, owned_tables
 from lightning_gnn_dist.rounds.walking import modules_of, parameters_of
 
-_KINDS = (nn.Embedding, nn.EmbeddingBag)  # that can be tables
+_KINDS = (nn.Embedding, nn.EmbeddingBag, OwnedEmbedding)  # that can be tables
 # Optimizers of torch that raise where a gradient is sparse.
 _DENSE = (
     torch.optim.Adam,
@@ -34,15 +35,17 @@ OTHER_SPARSE = (
 def tables_of(module: nn.Module, *, frozen: bool = False) -> dict[str, Tensor]:
     """Return the trained tables by name, in the same order on every rank, or also those that are ``frozen``.
 
-    A table is the weight of an ``nn.Embedding`` or ``nn.EmbeddingBag`` with ``sparse=True``.
+    A table is the weight of an ``nn.Embedding`` or ``nn.EmbeddingBag`` with ``sparse=True``, or of an
+    :class:`OwnedEmbedding`.
     """
     if not any(isinstance(child, _KINDS) and child.sparse for child in modules_of(module)):
         return {}
     found: dict[Tensor, str] = {}
     for name, child in module.named_modules():
-        is_one = isinstance(child, _KINDS) and child.sparse
-        if is_one and (frozen or child.weight.requires_grad):
-            found.setdefault(child.weight, f"{name}.weight" if name else "weight")
+        if isinstance(child, _KINDS) and child.sparse:
+            weight = child.parameter if isinstance(child, OwnedEmbedding) else child.weight
+            if frozen or weight.requires_grad:
+                found.setdefault(weight, f"{name}.weight" if name else "weight")
     return {name: weight for weight, name in found.items()}
 
 
@@ -91,6 +94,7 @@ def refuse_average_of_moments(module: nn.Module) -> None:
 
 def refuse_elastic(module: nn.Module) -> None:
     """Refuse tables where ranks may die: a meeting that is held again averages whole parameters."""
+    refuse_owned(module, "TMAStrategy(elastic=True)")
     if tables := tables_of(module):
         raise ValueError(
             f"{next(iter(tables))} has sparse gradients, and with elastic=True ranks average whole parameters: make it "
@@ -98,11 +102,21 @@ def refuse_elastic(module: nn.Module) -> None:
         )
 
 
+def refuse_owned(module: nn.Module, strategy: str) -> None:
+    """Refuse tables of which each rank has a part, for a strategy that cannot train them."""
+    if tables := owned_tables(module):
+        raise ValueError(
+            f"{next(iter(tables))} is an OwnedEmbedding, whose rows live with one rank each, and {strategy} trains "
+            "replicas that hold all: use GrappaStrategy(), or nn.Embedding(..., sparse=True) where every rank has the "
+            "memory for it."
+        )
+
+
 def _check_group(name: str, optimizer: Optimizer, group: dict[str, Any]) -> None:
     kind = type(optimizer).__name__
     if isinstance(optimizer, _DENSE):
         raise ValueError(
-            f"{name} has sparse gradients, as its sparse=True says, and torch's {kind} takes none: use "
+            f"{name} has sparse gradients, and torch's {kind} takes none: use "
             "LazyAdam(self.parameters(), lr=...) of lightning_gnn_dist, torch.optim.SGD without momentum, or "
             "torch.optim.Adagrad."
         )

@@ -1,0 +1,163 @@
+"""The base of strategies under which each rank owns some rows of a module's tables, and the others ask for them."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_gnn_dist.rounds.partitioned_strategy import PartitionedStrategy
+from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding, divide, owned_tables, rows_here_alone
+from lightning_gnn_dist.rounds.rows.owned_gradients import clip_owned_gradients, give_back_norm
+from lightning_gnn_dist.rounds.rows.owned_moments import moments_of, own_state, read_mapped, whole_state
+from lightning_gnn_dist.rounds.rows.row_owners import RowOwners
+from lightning_gnn_dist.rounds.rows.table_gradients import hidden_from_ddp
+
+
+class OwningStrategy(PartitionedStrategy):
+    """Divides the rows of each :class:`OwnedEmbedding` among ranks, and puts them together in checkpoints.
+
+    A subclass exchanges gradients at every step, and then calls :meth:`has_gradients`.
+    """
+
+    divides_tables: ClassVar[bool] = True
+    _owners: RowOwners | None = None
+
+    def has_gradients(self) -> None:
+        """Note that owners have the gradients of their rows."""
+        if self._owners is not None and self._module().automatic_optimization:  # by hand other backwards may follow
+            self._owners.begin_step()
+
+    def _of_all_ranks(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """Return those parameters of which all ranks hold the same."""
+        owned = {id(table.parameter) for table in self._owned()} if self._owners is not None else set()
+        return [each for each in parameters if id(each) not in owned]
+
+    # What Lightning calls.
+
+    def setup(self, trainer: Trainer) -> None:
+        tables, is_fit = owned_tables(self._module()), trainer.state.fn == TrainerFn.FITTING
+        if tables and trainer.world_size > 1:
+            _refuse_copies(next(iter(tables)), trainer)
+        # In a fit, what wraps the module hides them.
+        hides = hidden_from_ddp(self._module(), [table.parameter for table in tables.values()])
+        with nullcontext() if is_fit else hides:
+            super().setup(trainer)
+        if is_fit and self._owners is not None:
+            clip_owned_gradients(self.precision_plugin, self._owned())
+
+    def model_to_device(self) -> None:
+        super().model_to_device()
+        self._divide()
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self._owners is not None:
+            self._owners.trains = True
+            for table in self._owned():
+                table.take_gradients()  # of an earlier fit
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
+        if self._owners is not None:
+            self._owners.begin_batch()
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        result = super().optimizer_step(optimizer, closure, *args, **kwargs)
+        if self._owners is not None:
+            self._owners.has_changed()
+        return result
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        if self._owners is None or (self.is_global_zero and not self.is_alone):
+            return super().lightning_module_state_dict()
+        with rows_here_alone():
+            state = super().lightning_module_state_dict()
+        if self.is_alone:
+            names = [f"{name}.weight" for name in owned_tables(self._module())]
+            rank_zero_warn(f"This checkpoint lacks {', '.join(names)}, whose rows lie on ranks that may have ended.")
+            for name in names:
+                state.pop(name, None)
+        return state
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        state = super().optimizer_state(optimizer)
+        if self._owners is None or self.is_alone or not self.is_global_zero:
+            return state
+        return whole_state(state, optimizer, self._owned())
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        self._divide()  # so that each rank reads its rows alone
+        super().load_model_state_dict(checkpoint, strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        if self._owners is not None:
+            pairs = zip(checkpoint["optimizer_states"], self.optimizers, strict=False)
+            states = [own_state(state, optimizer, self._owned()) for state, optimizer in pairs]
+            checkpoint = {**checkpoint, "optimizer_states": states}
+        super().load_optimizer_state_dict(checkpoint)
+
+    def teardown(self) -> None:
+        if self._owners is not None:
+            self._leave(self._owners)
+        super().teardown()
+
+    # What all strategies have.
+
+    def _read(self, path: Any, weights_only: bool | None) -> dict[str, Any]:
+        is_file = type(self.checkpoint_io) is TorchCheckpointIO and os.path.isfile(path)
+        if not is_file or self.world_size == 1 or not self._owned():
+            return super()._read(path, weights_only)
+        return read_mapped(path, weights_only)
+
+    def _give_back(self, trainer: Trainer) -> None:
+        super()._give_back(trainer)
+        give_back_norm(self.precision_plugin)
+
+    def _owned(self) -> list[OwnedEmbedding]:
+        return [*owned_tables(self._module()).values()]
+
+    def _divide(self) -> None:
+        """Let each rank own some rows, unless it does. Collective."""
+        self._owners = divide(self._owned(), self.root_device)
+        if self._owners is not None:
+            strategy = weakref.ref(self)  # owners may outlive it
+
+            def moments(parameter: Tensor) -> dict[str, Any]:
+                held = strategy()
+                return {} if held is None else moments_of(parameter, held.optimizers)
+
+            self._owners.keep_moments(moments)
+
+    def _leave(self, owners: RowOwners) -> None:
+        """End a fit or an evaluation; after it, ranks that go on may still ask each other for rows."""
+        owners.trains = False
+        if self.is_alone:
+            owners.abort()
+            self._owners = None
+        elif self._launcher is None:  # the process that started this rank gets the model of the first on each host
+            if self._module().trainer.state.fn == TrainerFn.FITTING and self.local_rank == 0:
+                for table in self._owned():
+                    table.gather()
+            owners.close()
+            self._owners = None
+
+
+def _refuse_copies(name: str, trainer: Any) -> None:
+    """Refuse callbacks that copy the module."""
+    found = [each for each in trainer.callbacks if isinstance(each, WeightAveraging | StochasticWeightAveraging)]
+    if found:
+        raise ValueError(
+            f"{type(found[0]).__name__} keeps a copy of all weights, and of {name}, an OwnedEmbedding, each rank has "
+            "some rows: leave it out, or use nn.Embedding(..., sparse=True)."
+        )

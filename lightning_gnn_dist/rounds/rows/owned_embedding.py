@@ -1,0 +1,289 @@
+"""A table of learned rows that no rank holds whole: each has a range of the rows, and asks the others for theirs.
+
+one process:  whole table, made when it is first used, with sparse gradients
+P ranks:      rank p has the rows from N p / P on; a forward asks for those of the batch, whose gradients wait here
+              until the strategy hands them to their owners
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lightning_gnn_dist.checks import check_at_least, check_positive, check_seed, holds_integers
+from lightning_gnn_dist.rounds.rows.initial_rows import initial_rows_
+from lightning_gnn_dist.rounds.rows.row_owners import RowOwners, bounds_of, send_from_first
+from lightning_gnn_dist.rounds.walking import modules_of
+from lightning_gnn_dist.wire import collectives
+
+_NOT_MADE, _WHOLE, _OWNED = range(3)  # what a rank has of a table
+_NO_STATE_YET = "Save a checkpoint by the trainer, and load its weights: Module.load_from_checkpoint(path)."
+
+
+class OwnedEmbedding(nn.Module):
+    """An ``nn.Embedding(num_embeddings, embedding_dim, sparse=True)`` of which each rank of a fit holds a part.
+
+    With P ranks of :class:`GrappaStrategy` each has 1/P of the rows, and of the optimizer's moments of them. A forward
+    asks the owners of the rows for what the batch lacks; the gradient of a row goes to its owner. In one process it is
+    an ``nn.Embedding`` with sparse gradients. Either way its rows are made where they lie when they are first used, and
+    depend on the seed alone, not on the number of ranks.
+
+    ``state_dict()`` has the whole table, which it asks for, and ``load_state_dict()`` takes it. So a checkpoint holds
+    it once, and is loaded on any number of ranks. After a fit ranks may look rows up while all of them run.
+
+    Args:
+        num_embeddings: How many rows there are: one for each node.
+        embedding_dim: How many numbers a row has.
+        std: The standard deviation of the numbers at the start.
+        seed: Decides the rows at the start. None draws one from torch's generator, as layers draw their weights; ranks
+            take rank 0's.
+    """
+
+    sparse, max_norm = True, None  # as an nn.Embedding says it
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, *, std: float = 1.0, seed: int | None = None) -> None:
+        check_at_least(1, num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+        check_positive(std=std)
+        if seed is not None:
+            check_seed(seed)
+        super().__init__()
+        self.num_embeddings, self.embedding_dim, self.std = num_embeddings, embedding_dim, std
+        self.seed = int(torch.randint(2**62, ())) if seed is None else seed
+        self.number = 0  # among the tables of its owners
+        self._kind = _NOT_MADE
+        self._owners: RowOwners | None = None
+        self._gradients: list[tuple[Tensor, Tensor]] = []  # ids, each once, and the gradients of their rows
+        # Of the shape of the whole, in the memory of one row, until there are rows.
+        self._parameters["weight"] = nn.Parameter(torch.zeros(1, embedding_dim).expand(num_embeddings, -1))
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The rows that lie here: all of them in one process, which makes them; a range of them in a fit of ranks."""
+        if self._kind == _NOT_MADE:
+            self._make_all()
+        return self.parameter
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter as optimizers see it, whose rows need not be made yet."""
+        parameter = self._parameters["weight"]
+        assert parameter is not None
+        return parameter
+
+    @property
+    def owners(self) -> RowOwners | None:
+        """The ranks that own the rows, None where all lie here."""
+        return self._owners
+
+    @property
+    def rows_of_rank(self) -> tuple[int, int]:
+        """Where the rows that lie here begin and end."""
+        return (0, self.num_embeddings) if self._owners is None else self._owners.own(self.number)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the rows of some ids, of shape ``(*ids.shape, embedding_dim)``. Not collective."""
+        if self._owners is None:
+            return functional.embedding(ids, self.weight, sparse=True)
+        if not holds_integers(ids):
+            raise TypeError(f"ids must be integers, as batch.n_id has, got {ids.dtype}.")
+        unique, places = ids.unique(return_inverse=True)
+        rows = self._owners.rows(self.number, unique.long().cpu()).to(self.parameter.device)
+        if torch.is_grad_enabled() and self.parameter.requires_grad:
+            rows.requires_grad_()
+            rows.register_post_accumulate_grad_hook(partial(self._keep_gradient, unique.long()))
+        return functional.embedding(places, rows)
+
+    def settled_version(self) -> int | None:
+        """Make the rows, and return how often they have changed, alike on all ranks; None where all lie here."""
+        if self._kind == _NOT_MADE:
+            self._make_all()
+        return None if self._owners is None else self._owners.version
+
+    def take_gradients(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the gradients since the last call: ids, each once and increasing, and a row for each of them."""
+        taken, self._gradients = self._gradients, []
+        return taken
+
+    def gather(self) -> None:
+        """Hold all rows here from now on, and ask nobody any more. Not collective."""
+        if self._owners is not None:
+            self.parameter.data = self._whole().to(self.parameter.device)
+            self._kind, self._owners = _WHOLE, None
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, std={self.std:g}"
+
+    def _keep_gradient(self, ids: Tensor, rows: Tensor) -> None:
+        assert self._owners is not None and rows.grad is not None
+        if not self._owners.trains:
+            raise RuntimeError(
+                f"The rows of this OwnedEmbedding lie on {self._owners.size} ranks, and only a fit of GrappaStrategy "
+                "hands their gradients on: train with it, or load the model in one process."
+            )
+        self._gradients.append((ids, rows.grad))
+        rows.grad = None
+
+    def _whole(self) -> Tensor:
+        assert self._owners is not None
+        if not self._owners.is_open:
+            raise RuntimeError(
+                f"Rows of this OwnedEmbedding lie on {self._owners.size} ranks, which have ended or were left. "
+                f"{_NO_STATE_YET}"
+            )
+        return self._owners.whole(self.number, self.parameter.data)
+
+    def _make_all(self) -> None:
+        self._make(0, self.num_embeddings)
+        self._kind = _WHOLE
+
+    def _make(self, first: int, last: int) -> None:
+        """Make the rows of a range. What an optimizer has of the parameter stays, as it has no rows yet."""
+        with torch.inference_mode(False), torch.no_grad():
+            rows = self.parameter.data.new_empty((last - first, self.embedding_dim))
+            initial_rows_(rows, first, self.seed, self.std)
+            self.parameter.data = rows
+
+    # What torch calls.
+
+    def _apply(self, fn: Any, recurse: bool = True) -> OwnedEmbedding:
+        if self._kind != _NOT_MADE:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+            return self
+        with torch.no_grad():  # for the one row in memory, not for each
+            self.parameter.data = fn(self.parameter.data[:1]).expand(self.num_embeddings, -1)
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if _keeps_here[-1]:
+            destination[f"{prefix}weight"] = self.parameter.detach()
+        elif self._owners is not None:
+            destination[f"{prefix}weight"] = self._whole()
+        else:
+            destination[f"{prefix}weight"] = self.weight if keep_vars else self.weight.detach()
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, _: Any, strict: bool, missing_keys: list[str], *lists: list[str]
+    ) -> None:
+        name = f"{prefix}weight"
+        if name not in state_dict:
+            if strict:
+                missing_keys.append(name)
+            return
+        found, shape = state_dict[name], (self.num_embeddings, self.embedding_dim)
+        if tuple(found.shape) != shape:
+            lists[-1].append(f"{name} has the shape {tuple(found.shape)} in the state, and {shape} here.")
+            return
+        self._load(found)
+
+    def _load(self, whole: Tensor) -> None:
+        first, last = self.rows_of_rank
+        with torch.inference_mode(False), torch.no_grad():
+            if self._kind == _NOT_MADE:
+                self.parameter.data = whole.detach().to(self.parameter.data, copy=True)
+                self._kind = _WHOLE
+            else:
+                self.parameter.data.copy_(whole[first:last])
+        if self._owners is not None:
+            self._owners.has_changed()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._owners is not None:
+            raise TypeError(
+                f"An OwnedEmbedding whose rows lie on {self._owners.size} ranks cannot be copied or sent to another "
+                f"process. {_NO_STATE_YET}"
+            )
+        state = {**self.__dict__}
+        if self._kind == _NOT_MADE:
+            row = nn.Parameter(self.parameter.data[:1].clone(), requires_grad=self.parameter.requires_grad)
+            state["_parameters"] = {**self._parameters, "weight": row}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self._kind == _NOT_MADE:
+            self.parameter.data = self.parameter.data[:1].expand(self.num_embeddings, -1)
+
+    # What strategies call.
+
+    def _premises(self) -> list[int]:
+        """Return what other ranks must know of this one to divide the rows."""
+        return [self._kind, self.seed]
+
+    def _divide(self, kinds: list[int], seed: int) -> None:
+        """Keep this rank's rows alone. Collective.
+
+        Args:
+            kinds: What each rank has of the table.
+            seed: Rank 0's.
+        """
+        bounds = bounds_of(self.num_embeddings, collectives.world_size())
+        first, last = bounds[collectives.rank() : collectives.rank() + 2]
+        if _OWNED in kinds:
+            if any(kind != _OWNED for kind in kinds) or len(self.parameter) != last - first:
+                raise RuntimeError(f"Rows of an OwnedEmbedding lie on other ranks, of an earlier fit. {_NO_STATE_YET}")
+        elif kinds[0] == _NOT_MADE:
+            self.seed = seed
+            self._make(first, last)
+        else:
+            rows = self.parameter.data.new_empty((last - first, self.embedding_dim))
+            send_from_first(self.parameter.data, rows, self.num_embeddings)
+            self.parameter.data = rows
+
+    def _own(self, owners: RowOwners, number: int) -> None:
+        self._owners, self.number, self._kind = owners, number, _OWNED
+        self._gradients = []
+
+
+_keeps_here = [False]  # whether state_dict() asks nobody
+
+
+@contextmanager
+def rows_here_alone() -> Iterator[None]:
+    """In the block, ``state_dict()`` has the rows of tables that lie here: it asks nobody, and makes none."""
+    _keeps_here.append(True)
+    try:
+        yield
+    finally:
+        _keeps_here.pop()
+
+
+def owned_tables(module: nn.Module) -> dict[str, OwnedEmbedding]:
+    """Return the module's tables of which each rank holds a part, each once, by name, trained or not."""
+    if not any(isinstance(child, OwnedEmbedding) for child in modules_of(module)):
+        return {}
+    return {name: child for name, child in module.named_modules() if isinstance(child, OwnedEmbedding)}
+
+
+@torch.no_grad()
+def divide(tables: Iterable[OwnedEmbedding], device: torch.device) -> RowOwners | None:
+    """Give each rank its rows of rank 0's tables, unless it has them; return their owners. Collective.
+
+    With one rank, or without tables, there are none.
+    """
+    held = list(tables)
+    if not held or collectives.world_size() == 1:
+        return None
+    owners = held[0].owners
+    is_ready = owners is not None and owners.is_open and all(each.owners is owners for each in held)
+    own = [int(is_ready), *(number for each in held for number in each._premises())]
+    ranks = collectives.gather_numbers([len(own), crc32(repr([*held]).encode())], device)
+    if any(rank != ranks[0] for rank in ranks):
+        raise ValueError(f"Ranks have other tables than rank 0, which has {held}: make the model alike on all ranks.")
+    ranks = collectives.gather_numbers(own, device)
+    if owners is not None and all(is_ready for is_ready, *_ in ranks):
+        return owners
+    for number, each in enumerate(held):
+        kinds, seeds = ([rank[1 + 2 * number + which] for rank in ranks] for which in range(2))
+        each._divide(kinds, seeds[0])
+    owners = RowOwners([each.parameter for each in held], [each.num_embeddings for each in held])
+    for number, each in enumerate(held):
+        each._own(owners, number)
+    return owners

@@ -1,0 +1,122 @@
+r"""Gradients of rows that live with one rank each: every rank hands those of its batch to the rows' owners.
+
+With :math:`g_{p,i}` the gradient of row :math:`i` on rank :math:`p`, its owner steps along
+
+.. math::
+    g_i = \frac{1}{P} \sum_p g_{p,i},
+
+the terms added in the order of ranks, as for any parameter under DDP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import torch
+from lightning.pytorch.plugins.precision import Precision
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
+from lightning_gnn_dist.rounds.rows.row_owners import bounds_of, short
+from lightning_gnn_dist.rounds.rows.tables import coalesced, of_rows, stand_ins
+from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.pieces import exchange_pieces
+
+_CLIPS = "clip_grad_by_norm"  # of Lightning's precision
+
+
+@torch.no_grad()
+def hand_to_owners(tables: Iterable[OwnedEmbedding]) -> bool:
+    """Give each table the gradient of the rows that lie here; return whether all ranks' are finite. Collective.
+
+    Where no rank has a gradient of a table, it gets none.
+    """
+    are_finite = [_hand_to_owners(table) for table in tables]  # all of them, whatever is found in the first
+    return all(are_finite)
+
+
+def _hand_to_owners(table: OwnedEmbedding) -> bool:
+    if table.parameter.grad is not None and not table.parameter.grad.is_sparse:
+        raise ValueError(
+            "The weight of an OwnedEmbedding has a dense gradient, and a rank has some of its rows alone, so that a "
+            "product with it is not one with the whole table: look rows up by their ids alone."
+        )
+    ids, rows, has_any = _summed(table)
+    bounds = bounds_of(table.num_embeddings, collectives.world_size())
+    ends = [*pairwise(torch.searchsorted(ids, torch.tensor(bounds, device=ids.device)).tolist())]
+    own = [int(has_any), int(bool(rows.isfinite().all())), *(stop - start for start, stop in ends)]
+    ranks = collectives.gather_numbers(own, rows.device)
+    pairs = zip(bounds, ends, strict=False)
+    sent = [[short(ids[start:stop] - first, table.num_embeddings), rows[start:stop]] for first, (start, stop) in pairs]
+    came = exchange_pieces(sent, [[[count] * 2 for count in counts] for _, _, *counts in ranks])
+    if any(has_any for has_any, *_ in ranks):
+        _add(table.parameter, came)
+    are_finite = all(is_finite for _, is_finite, *_ in ranks)
+    if not are_finite:
+        _spoil(table.parameter)
+    return are_finite
+
+
+def _summed(table: OwnedEmbedding) -> tuple[Tensor, Tensor, bool]:
+    """Return ids, each once and increasing, and the sums of the gradients of their rows here; whether there are any."""
+    taken, like = table.take_gradients(), table.parameter.data
+    if not taken:
+        return torch.empty(0, dtype=torch.int64, device=like.device), like[:0], False
+    if len(taken) == 1:
+        return *taken[0], True
+    ids, places = torch.cat([ids for ids, _ in taken]).unique(return_inverse=True)
+    return ids, like.new_zeros((len(ids), like.shape[1])).index_add_(0, places, torch.cat([g for _, g in taken])), True
+
+
+def _add(parameter: nn.Parameter, came: Sequence[Sequence[Tensor]]) -> None:
+    """Add to the gradient of the rows that lie here the mean over ranks."""
+    ids, places = torch.cat([places for places, _ in came]).long().unique(return_inverse=True)
+    total = parameter.data.new_zeros((len(ids), parameter.shape[1]))
+    start = 0
+    for _, rows in came:
+        total.index_add_(0, places[start : start + len(rows)], rows)
+        start += len(rows)
+    gradient = of_rows(parameter, ids, total.div_(len(came)))
+    # There is one where a backward by hand comes before the step of another.
+    parameter.grad = gradient if parameter.grad is None else (parameter.grad + gradient).coalesce()
+
+
+def _spoil(parameter: nn.Parameter) -> None:
+    """Make the gradient of a row infinite, so that mixed precision skips the step on all ranks or on none."""
+    ids = torch.arange(min(1, len(parameter)), device=parameter.device)
+    parameter.grad = of_rows(parameter, ids, torch.full_like(parameter.data[: len(ids)], torch.inf))
+
+
+def clip_owned_gradients(precision: Precision, tables: Sequence[OwnedEmbedding]) -> None:
+    """Let Lightning clip by a norm that counts each row once, whichever rank has it. Collective when it clips."""
+    owned = {id(table.parameter) for table in tables}
+
+    def clip_by_norm(optimizer: Optimizer, clip_val: float) -> None:
+        held = [each for group in optimizer.param_groups for each in group["params"]]
+        mine, others = ([each for each in held if (id(each) in owned) is which] for which in (True, False))
+        found = [coalesced(each, "an OwnedEmbedding") for each in mine]
+        values = [gradient._values() for gradient in found if gradient is not None]
+        total = nn.utils.clip_grad_norm_([*stand_ins(others), *_norm_of_ranks(mine, values)], clip_val)
+        for each in values:
+            each.mul_((clip_val / (total + 1e-6)).clamp(max=1.0).to(each.dtype))  # as torch clips
+
+    vars(precision)[_CLIPS] = clip_by_norm
+
+
+def give_back_norm(precision: Precision) -> None:
+    """Undo :func:`clip_owned_gradients`."""
+    vars(precision).pop(_CLIPS, None)
+
+
+def _norm_of_ranks(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> list[nn.Parameter]:
+    """Return what has as its gradient the norm of the rows of all ranks, for torch's clipping. Collective."""
+    if not parameters:
+        return []
+    like = parameters[0].data
+    square = sum((rows.double().square().sum() for rows in values), like.new_zeros((), dtype=torch.float64))
+    norm = collectives.all_gather_rows(square).sum().sqrt()  # the same bits on all ranks
+    stand_in = nn.Parameter(like.new_zeros(1), requires_grad=False)
+    stand_in.grad = norm.to(like.dtype)[None]
+    return [stand_in]

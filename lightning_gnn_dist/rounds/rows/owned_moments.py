@@ -1,0 +1,62 @@
+"""The optimizer's state of tables that live with one rank each: whole in a checkpoint, in parts on the ranks.
+
+What is as long as the table has a row for each of its rows: Adam's moments have, its number of steps has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
+
+Change = Callable[[OwnedEmbedding, str, Tensor], Tensor]
+
+
+def moments_of(parameter: Tensor, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
+    """Return the state that one of some optimizers has of a parameter."""
+    return next((each.state[parameter] for each in optimizers if parameter in each.state), {})
+
+
+def whole_state(state: dict[str, Any], optimizer: Optimizer, tables: Sequence[OwnedEmbedding]) -> dict[str, Any]:
+    """Return the state of an optimizer with the rows of all ranks, asked for piece by piece. Not collective."""
+
+    def whole(table: OwnedEmbedding, name: str, own: Tensor) -> Tensor:
+        assert table.owners is not None
+        return table.owners.whole(table.number, own, name) if len(own) == len(table.parameter) else own
+
+    return _changed(state, optimizer, tables, whole)
+
+
+def own_state(state: dict[str, Any], optimizer: Optimizer, tables: Sequence[OwnedEmbedding]) -> dict[str, Any]:
+    """Return the state of an optimizer with the rows that lie here, of one with all rows."""
+
+    def cut(table: OwnedEmbedding, name: str, whole: Tensor) -> Tensor:
+        first, last = table.rows_of_rank
+        return whole[first:last].clone() if len(whole) == table.num_embeddings else whole
+
+    return _changed(state, optimizer, tables, cut)
+
+
+def _changed(
+    state: dict[str, Any], optimizer: Optimizer, tables: Sequence[OwnedEmbedding], change: Change
+) -> dict[str, Any]:
+    """Return a state in which the tensors of tables, but for single numbers, are others."""
+    owned = {id(table.parameter): table for table in tables}
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    changed = {**state["state"]}
+    for number, table in ((number, owned.get(id(each))) for number, each in enumerate(parameters)):
+        if table is not None and number in changed:
+            tensors = {name: each for name, each in changed[number].items() if isinstance(each, Tensor) and each.dim()}
+            changed[number] = changed[number] | {name: change(table, name, each) for name, each in tensors.items()}
+    return {**state, "state": changed}
+
+
+def read_mapped(path: Any, weights_only: bool | None) -> dict[str, Any]:
+    """Return a checkpoint whose tensors stay in its file until they are read."""
+    checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=weights_only)
+    return checkpoint
