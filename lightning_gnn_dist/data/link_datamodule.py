@@ -28,7 +28,7 @@ from lightning_gnn_dist.data.part_datamodule import PartDataModule
 from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
-from lightning_gnn_dist.data.temporal.checks import check_event_samplers, sampler_of_events
+from lightning_gnn_dist.data.temporal.checks import check_event_samplers, check_rows_of_nodes, sampler_of_events
 from lightning_gnn_dist.data.typed.checks import check_typed
 from lightning_gnn_dist.data.typed.links import ends_of
 from lightning_gnn_dist.evaluation.layered_loader import Targets
@@ -145,6 +145,11 @@ class LinkDataModule(PartDataModule):
     def fingerprint(self) -> str:
         """A hash of the split, by which a strategy sees whether all ranks have the same one."""
         return self.split.fingerprint
+
+    def predict_dataloader(self) -> BatchLoader:
+        kind = None if self.split.edge_type is None else self.split.edge_type[2]
+        check_rows_of_nodes(self.split.graph, self._settings, kind)
+        return super().predict_dataloader()
 
     def _judging_loader(self, name: str) -> BatchLoader:
         check_held_back(name, self.split.edges, f"give split_edges() a share for them, split_edges(graph, {name}=0.1).")

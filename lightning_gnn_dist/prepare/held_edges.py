@@ -125,6 +125,7 @@ class LinkBounds:
         counts = " and ".join(f"{int(starts[-1]):,} to {_PURPOSE[name]}" for name, starts in self.held.items())
         kind = "" if self.edge_type is None else f" of type {' '.join(self.edge_type)}"
         what = "are predicted" if self.labels is None else f"have labels to predict ({self.labels})"
+        what += "" if self.time is None else f" at their times ({self.time})"
         return f"edges{kind} {what}; held back: {counts or 'none'}"
 
 

@@ -121,7 +121,8 @@ class Shard:
 
     @property
     def first_edge(self) -> int:
-        return int(self.bounds.edges[self.index])
+        """The number of its first edge among all; 0 where nobody counted them, as edges carry nothing."""
+        return int(self.bounds.edges[self.index]) if self.bounds.edges.numel() else 0
 
     def part(self) -> Graph:
         """The nodes of the shard and the edges among them, copied into RAM, with ids from 0."""

@@ -17,13 +17,16 @@ from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
 from lightning_gnn_dist.boundary.halo_seeds import seed_hops, seeds_around
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
-from lightning_gnn_dist.data.temporal.checks import check_temporal
+from lightning_gnn_dist.data.temporal.checks import check_temporal, check_units, spans_of
+from lightning_gnn_dist.engine.temporal.times import sources_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.prepare.shard import Bounds
 from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.shard_datamodule import ShardDataModule
 from lightning_gnn_dist.sharded.typed.checks import with_seed_type
+from lightning_gnn_dist.wire.collectives import all_gather_rows
 
 
 class ShardedDataModule(ShardDataModule):
@@ -80,6 +83,7 @@ class ShardedDataModule(ShardDataModule):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
+        self._check_units()
         if stage == "fit" and seed_hops(self.boundary):
             own = self._whole_graph().shard.rows
             places = {"places": self._marked_before + own.node_arrays["train_mask"].cumsum(0) - 1}
@@ -87,6 +91,19 @@ class ShardedDataModule(ShardDataModule):
 
     def _check_times(self, rows: Graph) -> None:
         check_temporal(rows, self._settings, self.boundary)
+
+    def _check_units(self) -> None:
+        """Refuse times of which no seed of any shard is later than any event. Collective."""
+        sampler, rows = self._settings.of_parts(), self._whole_graph().shard.rows
+        if not isinstance(sampler, TemporalSampler):
+            return
+        row = [(*(span or (0, 0)), span is not None) for span in spans_of(rows, sampler)]
+        floating = any(
+            source.times.is_floating_point() for source in sources_of(rows, sampler.time) if source is not None
+        )
+        of_ranks = all_gather_rows(torch.tensor(row, dtype=torch.float64 if floating else torch.int64))
+        seeds, events = (ranks[ranks[:, 2] > 0] for ranks in of_ranks.unbind(1))
+        check_units(sampler, (_span(seeds), _span(events)))
 
     def _check_seeds(self, counts: Tensor) -> None:
         """Refuse ranks without training nodes, given how many each has: all ranks raise or none."""
@@ -144,6 +161,10 @@ class ShardedDataModule(ShardDataModule):
 
     def _judging_loader(self, name: str) -> BatchLoader:
         return self._nodes_loader(self._whole_graph().split(name), f"{name}_mask marks")
+
+
+def _span(ranks: Tensor) -> tuple[float, float] | None:
+    return (ranks[:, 0].min().item(), ranks[:, 1].max().item()) if len(ranks) else None
 
 
 def _bounds_of_nodes(path: Path, seed_type: str | None) -> Bounds:

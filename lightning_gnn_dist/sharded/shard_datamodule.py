@@ -31,6 +31,7 @@ from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_s
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.part import read_part
+from lightning_gnn_dist.sharded.refusals import check_on_all_ranks
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import EdgeSampler, check_sampler, sample_bulk
 from lightning_gnn_dist.sharded.source import ShardedSource
@@ -128,7 +129,8 @@ class ShardDataModule(ExchangingDataModule):
         super().setup(stage)
         if self._graph is None:
             self._graph = self._connect()
-        self._check_times(self._graph.shard.rows)
+        shard = self._graph.shard
+        check_on_all_ranks(lambda: self._check_times(shard.rows), shard.index)
         if stage == "fit":
             self._check_copies()
             self._running_part()  # now, as all ranks are here

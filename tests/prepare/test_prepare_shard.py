@@ -13,6 +13,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_gnn_dist.boundary.boundary import Fetch
@@ -23,6 +24,7 @@ from lightning_gnn_dist.prepare.numbering import Numbering
 from lightning_gnn_dist.prepare.prepare_graph import prepare_graph
 from lightning_gnn_dist.prepare.prepare_shard import prepare_shard
 from lightning_gnn_dist.prepare.shard import Shard, save_shards
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
@@ -93,6 +95,26 @@ def test_it_is_the_shard_of_the_divided_graph(
         assert shard.rows.fingerprint == expected[index].rows.fingerprint
         assert sorted(path.name for path in host.iterdir()) == [f"share-0000{index}", "shares.json"]
     assert len({(tmp_path / f"host{index}" / "shares.json").read_text() for index in range(PARTS)}) == 1
+
+
+def judged(rank: int, world_size: int, hosts: str) -> list[list[int]]:
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    data = ShardedDataModule(f"{hosts}/host{rank}", sampler=NeighborSampler([3]), boundary=Fetch())
+    data._rank, data._world_size = lambda: rank, lambda: world_size  # type: ignore[method-assign]
+    data.setup("fit")
+    batches = [*data.train_dataloader(), *data.val_dataloader()]
+    data.teardown("fit")
+    dist.destroy_process_group()
+    return [batch.n_id[: batch.batch_size].tolist() for batch in batches if batch.num_edges]
+
+
+def test_ranks_learn_and_judge_across_shards_of_their_own_making(source: Path, tmp_path: Path) -> None:
+    for index in range(2):
+        settings: dict[str, Any] = {"split": (0.5, 0.25, 0.25), "drop": ("train_idx",)}
+        prepare_shard(source, tmp_path / f"host{index}", index, 2, **settings)
+    found = run_ranks(judged, 2, str(tmp_path))
+    seeds = sorted(node for of_rank in found for batch in of_rank for node in batch)
+    assert len(seeds) == len(set(seeds)) == NUM_NODES * 3 // 4
 
 
 def test_a_split_is_the_same_on_all_hosts(source: Path, tmp_path: Path) -> None:

@@ -13,15 +13,18 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import Arrays, assemble
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.prepare.shard import Shard, save_shards
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.wire.channel import open_channel
-from tests.ranks import run_ranks
+from tests.ranks import RankError, run_ranks
 from tests.sampling.temporal_graphs import plain
 from tests.sharded.graphs import in_order_of_parts, made_of, some_partition
-from tests.sharded.links.splits import content, is_same
+from tests.sharded.links.splits import content, is_same, placed
 
+DATA = {"sampler": TemporalSampler([3, 2], "edge_time", "time"), "batch_size": 8}
 SIGHTS: list[dict[str, Any]] = [{}, {"equal": True, "last": 3}, {"pick": "latest"}, {"replace": True}]
 SAMPLERS = [
     TemporalSampler(numbers, "edge_time", "time", **sight) for numbers in ([3, 2], [-1, -1]) for sight in SIGHTS[:3]
@@ -65,3 +68,32 @@ def test_batches_are_those_of_the_whole_graph(
                 assert not [name for name, value in expected.items() if not is_same(ours[name], value)]
                 seen += expected["edge_index"].shape[1]
     assert seen > 500
+
+
+def begun(rank: int, world_size: int, folder: str) -> None:
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
+    data = placed(ShardedDataModule(folder, **DATA), rank, world_size)
+    data.setup("fit")
+
+
+def one_is_missing(graph: Graph) -> None:
+    last = some_partition(graph, 2).assignment.argsort(stable=True)[-1]
+    graph.edge_arrays["edge_time"][graph.indptr[last]] = -(2**63)
+
+
+def seeds_come_first(graph: Graph) -> None:
+    graph.node_arrays["time"] -= 5000
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [(one_is_missing, r"Shard 1: edge_time of edge \d+ is -2\*\*63"), (seeds_come_first, "No seed sees an event")],
+)
+def test_what_is_wrong_with_one_shard_or_all_is_said_by_every_rank(tmp_path: Path, spoil: Any, message: str) -> None:
+    graph = plain(0, "edges")
+    graph.node_arrays |= {"y": torch.zeros(40), "train_mask": torch.ones(40, dtype=torch.bool)}
+    spoil(graph)
+    save_shards(graph, some_partition(graph, 2), tmp_path / "shards")
+    with pytest.raises(RankError, match=message) as caught:
+        run_ranks(begun, 2, str(tmp_path / "shards"))
+    assert len(caught.value.failures) == 2

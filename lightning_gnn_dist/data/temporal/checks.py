@@ -9,12 +9,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_gnn_dist.boundary.boundary import Boundary, History
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.data.settings import BatchSettings
+from lightning_gnn_dist.data.temporal.events import times_of_receivers
 from lightning_gnn_dist.engine.temporal.times import node_times, range_of, sources_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler, check_event_graph
 
 log = logging.getLogger(__name__)
+Span = tuple[float, float] | None
 
 
 def check_temporal(graph: Graph, settings: BatchSettings, boundary: Boundary) -> None:
@@ -31,7 +33,7 @@ def check_temporal(graph: Graph, settings: BatchSettings, boundary: Boundary) ->
     if isinstance(ours := settings.of_parts(), TemporalSampler):  # the others have its times
         _tell(graph, ours.time)
         if graph.num_senders == graph.num_nodes:  # a shard may have few of the events
-            _check_units(graph, ours)
+            check_units(ours, spans_of(graph, ours))
 
 
 def sampler_of_events(sampler: Sampler | None, time: str | None) -> Sampler | None:
@@ -72,14 +74,19 @@ def check_event_samplers(graph: Graph, settings: BatchSettings, time: str | None
     _tell(graph, time)
 
 
-def _check_units(graph: Graph, sampler: TemporalSampler) -> None:
-    """Refuse times of which no seed is later than any event; say if all seeds are later than all events."""
+def spans_of(graph: Graph, sampler: TemporalSampler) -> tuple[Span, Span]:
+    """Return the first and the last time of seeds, and of events; None where there are none."""
     kind = None if graph.types is None else graph.types.seed_type()
     seeds, events = node_times(graph, sampler.seed_time or sampler.time, kind), range_of(graph, sampler.time)
-    if events is None or not seeds.numel():
+    return (seeds.min().item(), seeds.max().item()) if seeds.numel() else None, events
+
+
+def check_units(sampler: TemporalSampler, spans: tuple[Span, Span]) -> None:
+    """Refuse times of which no seed is later than any event; say if all seeds are later than all events."""
+    seeds, events = spans
+    if seeds is None or events is None:
         return
-    first, last = events
-    earliest, latest = seeds.min().item(), seeds.max().item()
+    (earliest, latest), (first, last) = seeds, events
     if latest < first or (latest == first and not sampler.equal):
         raise ValueError(
             f"No seed sees an event: the latest seed is at {latest} ({sampler.seed_time or sampler.time}), and the "
@@ -89,6 +96,17 @@ def _check_units(graph: Graph, sampler: TemporalSampler) -> None:
         rank_zero_info(
             f"All seeds see all events: the earliest seed is at {earliest} ({sampler.seed_time or sampler.time}), and "
             f"the last event at {last} ({sampler.time}). If that cannot be, their units differ."
+        )
+
+
+def check_rows_of_nodes(graph: Graph, settings: BatchSettings, kind: str | None) -> None:
+    """Refuse to predict rows of nodes at times that they do not have."""
+    sampler = settings.of_evaluation()
+    if isinstance(sampler, TemporalSampler) and times_of_receivers(graph, sampler.time, kind) is None:
+        raise ValueError(
+            f"Of a split by time ({sampler.time}) a node has rows at the times of its events, and no row of its own to "
+            "predict: score events by trainer.test(...), or give nodes the times to predict them at, and take "
+            f"PartitionedDataModule(graph, sampler=TemporalSampler(..., {shown(sampler.time)}, seed_time=...))."
         )
 
 

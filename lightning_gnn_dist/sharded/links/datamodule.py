@@ -24,7 +24,7 @@ from lightning_gnn_dist.data.edges.asked import (
     negatives_of,
 )
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
-from lightning_gnn_dist.data.temporal.checks import check_event_samplers, sampler_of_events
+from lightning_gnn_dist.data.temporal.checks import check_event_samplers, check_rows_of_nodes, sampler_of_events
 from lightning_gnn_dist.data.temporal.events import times_of_receivers
 from lightning_gnn_dist.data.typed.links import ends_among
 from lightning_gnn_dist.evaluation.layered_loader import Targets
@@ -120,6 +120,11 @@ class ShardedLinkDataModule(ShardDataModule):
         super().teardown(stage)
         self._shard = self._found = self._candidates = None
         self._held.clear()
+
+    def predict_dataloader(self) -> BatchLoader:
+        kind = None if self._links.edge_type is None else self._links.edge_type[2]
+        check_rows_of_nodes(self._whole_graph().shard.rows, self._settings, kind)
+        return super().predict_dataloader()
 
     # What it is made of.
 

@@ -370,5 +370,15 @@ def test_what_does_not_go_with_times_is_refused(tmp_path: Path, options: dict[st
         begun(tmp_path / "shards", options)
 
 
+def test_nodes_without_times_are_not_predicted(tmp_path: Path) -> None:
+    split = events_split()
+    save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
+    sharded = ShardedLinkDataModule(tmp_path / "shards")
+    sharded.setup("predict")
+    for data in (sharded, OneHost(split)):
+        with pytest.raises(ValueError, match=r"rows at the times of its events.*score events by trainer\.test"):
+            data.predict_dataloader()
+
+
 def begun(folder: Path, options: dict[str, Any]) -> None:
     ShardedLinkDataModule(folder, **options).setup("fit")
