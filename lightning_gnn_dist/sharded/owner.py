@@ -37,7 +37,7 @@ from lightning_gnn_dist.sharded.messages import (
     name_of,
     narrow,
 )
-from lightning_gnn_dist.sharded.timed_answers import TimedAnswers
+from lightning_gnn_dist.sharded.temporal.answers import TimedAnswers
 
 
 class Owner:

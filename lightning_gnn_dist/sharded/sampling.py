@@ -26,7 +26,7 @@ from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, sample_layer_wise
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph, divided
 from lightning_gnn_dist.sharded.tables import Found, Sought
-from lightning_gnn_dist.sharded.temporal import sample_timed
+from lightning_gnn_dist.sharded.temporal.sampling import sample_timed
 from lightning_gnn_dist.sharded.typed import batches as typed
 from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 

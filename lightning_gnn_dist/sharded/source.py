@@ -26,7 +26,7 @@ from lightning_gnn_dist.sharded.sampling import (
     check_sampler,
     finish,
 )
-from lightning_gnn_dist.sharded.times import prepare_times
+from lightning_gnn_dist.sharded.temporal.times import prepare_times
 
 
 class ShardedSource(AheadSource[AnyBulk]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tracemalloc
@@ -246,6 +247,7 @@ def test_memory_does_not_grow_with_the_edges(tmp_path: Path) -> None:
         np.save(source / "edge_index.npy", np.random.default_rng(0).integers(0, 1000, (2, count), np.int32))
         np.save(source / "num_nodes.npy", np.array(1000))
         prepare_shard(source, tmp_path / f"first{count}", 0, 4, memory_bytes=500_000)  # compiles
+        gc.collect()
         tracemalloc.start()
         prepare_shard(source, tmp_path / f"host{count}", 1, 4, memory_bytes=500_000)
         peaks.append(tracemalloc.get_traced_memory()[1])

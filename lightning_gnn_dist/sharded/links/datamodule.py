@@ -41,7 +41,7 @@ from lightning_gnn_dist.sharded.links.held import held_of_shard, own_share
 from lightning_gnn_dist.sharded.links.sampling import HeldLinks, OwnLinks
 from lightning_gnn_dist.sharded.part import read_part
 from lightning_gnn_dist.sharded.shard_datamodule import ShardDataModule
-from lightning_gnn_dist.sharded.times import prepare_times, times_of_all_nodes
+from lightning_gnn_dist.sharded.temporal.times import prepare_times, times_of_all_nodes
 
 AcrossLinks = OwnLinks | HeldLinks | OwnEvents | HeldEvents
 

@@ -24,8 +24,8 @@ from lightning_gnn_dist.sampling.temporal.links import EventSampler, EventShape,
 from lightning_gnn_dist.sampling.temporal.negatives import Candidates, tried_receivers_at
 from lightning_gnn_dist.sharded.links.negatives import turns_of_tries
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.temporal import sample_at_times
-from lightning_gnn_dist.sharded.times import have_happened_across, times_of_edges
+from lightning_gnn_dist.sharded.temporal.sampling import sample_at_times
+from lightning_gnn_dist.sharded.temporal.times import have_happened_across, times_of_edges
 
 Events = tuple[Tensor, Tensor]  # the ends of some events by their ids in the whole graph, shape (2, n), and their times
 

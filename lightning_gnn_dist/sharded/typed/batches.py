@@ -25,7 +25,7 @@ from lightning_gnn_dist.sharded.draws import draw_types
 from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.remote_graph import divided
 from lightning_gnn_dist.sharded.tables import Found, Sought
-from lightning_gnn_dist.sharded.temporal import sample_timed
+from lightning_gnn_dist.sharded.temporal.sampling import sample_timed
 from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 
 TypedSampler = NeighborSampler | TemporalSampler

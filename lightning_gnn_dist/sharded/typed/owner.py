@@ -28,7 +28,7 @@ from lightning_gnn_dist.sharded.messages import (
     narrow,
 )
 from lightning_gnn_dist.sharded.owner import linked
-from lightning_gnn_dist.sharded.timed_answers import TimedAnswers
+from lightning_gnn_dist.sharded.temporal.answers import TimedAnswers
 
 
 class TypedOwner:

@@ -21,7 +21,7 @@ from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.draws import Seen, draw_types
 from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph, divided
-from lightning_gnn_dist.sharded.times import prepare_times, times_of_nodes
+from lightning_gnn_dist.sharded.temporal.times import prepare_times, times_of_nodes
 
 
 def sample_timed(

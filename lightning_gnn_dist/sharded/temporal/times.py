@@ -14,7 +14,7 @@ from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, as_integers, so
 from lightning_gnn_dist.sharded.messages import HAPPENED, TIMES_OF_EDGES, TIMES_OF_NODES, letters_of, narrow
 from lightning_gnn_dist.sharded.questions import Question
 from lightning_gnn_dist.sharded.remote_graph import Route, ShardedGraph
-from lightning_gnn_dist.sharded.timed_answers import arrays_of_nodes
+from lightning_gnn_dist.sharded.temporal.answers import arrays_of_nodes
 
 
 def prepare_times(graph: ShardedGraph, name: str) -> None:
