@@ -6,6 +6,10 @@
 Three costs for each drawn edge, in turns, CPU time, the lower quartile of all turns: drawing a batch; drawing it and
 taking it apart into a CSR for each edge type; a whole batch with the rows of its features. Without types a node draws
 as many neighbours as it does of all types together.
+
+With ``--pyg`` a whole batch of PyG's ``NeighborLoader`` takes turns with those, and one of ours with the ``edge_index``
+of each type, which is made when it is asked for. PyG draws with pyg-lib or torch-sparse, of which PyPI has no wheels:
+``sampling_peers.py`` says how to build them.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+from torch_geometric.loader import NeighborLoader
 
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -84,11 +89,29 @@ def works_of(graph: Graph, numbers: list[int]) -> dict[str, Callable[[torch.Tens
     return {"draw": draw, "draw, apart": by_types, "whole batch": whole}
 
 
+def whole_batches(graph: Graph, numbers: list[int]) -> dict[str, Callable[[torch.Tensor, BatchKey], int]]:
+    """A whole batch, with the ``edge_index`` of each type: ours, and PyG's."""
+    source, data = GraphSource(graph, NeighborSampler(numbers)), graph.to_pyg()
+    source.keep_buffers(2)
+    filters = NeighborLoader(data, numbers, input_nodes=("a", None), batch_size=BATCH_SIZE)
+
+    def ours(seeds: torch.Tensor, key: BatchKey) -> int:
+        (batch,) = source.make([seeds], [key])
+        return sum(batch[kind].edge_index.shape[1] for kind in batch.edge_types)
+
+    def pygs(seeds: torch.Tensor, key: BatchKey) -> int:
+        batch = filters(seeds)
+        return sum(batch[kind].edge_index.shape[1] for kind in batch.edge_types)
+
+    return {"ours, edge_index": ours, "PyG": pygs}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-types", type=int, default=8)
     parser.add_argument("--num-edges", type=int, default=10_000_000)
     parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--pyg", action="store_true", help="compare a whole batch with one of PyG's loader")
     options = parser.parse_args()
     torch.set_num_threads(1)
     graph = random_graph(options.num_types, options.num_edges)
@@ -102,11 +125,14 @@ def main() -> None:
     into = options.num_types // 4
     typed, flat = works_of(graph, numbers), works_of(plain, [into * n for n in numbers])
     both = {f"typed {name}": work for name, work in typed.items()} | {f"plain {name}": w for name, w in flat.items()}
-    spent = lower_quartiles(both, options.turns)
+    peers = whole_batches(graph, numbers) if options.pyg else {}
+    spent = lower_quartiles(both | peers, options.turns)
     print(f"{graph.num_edges} edges of {options.num_types} types, {numbers} of each; ns per drawn edge")
     for name in typed:
         one, other = spent[f"typed {name}"], spent[f"plain {name}"]
         print(f"{name:12}  typed {one:6.1f}  plain {other:6.1f}  ratio {one / other:.2f}")
+    for name in peers:
+        print(f"{name:16}  {spent[name]:7.1f}  ratio to ours {spent[name] / spent['typed whole batch']:.2f}")
 
 
 if __name__ == "__main__":
