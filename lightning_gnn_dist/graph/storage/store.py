@@ -78,7 +78,7 @@ def read(path: Path, num_senders: int | None = None) -> tuple[dict[str, Tensor],
     if num_senders is None and path.name.startswith(SHARD) and (path.parent / SHARDS).exists():
         raise ValueError(
             f"{path} is one shard of a graph, and edges lead into it from others: train on all of {path.parent} with "
-            "ShardedDataModule."
+            "ShardedDataModule, or where edges were split with ShardedLinkDataModule."
         )
     entries: dict[str, dict[str, Any]] = meta["arrays"]
     arrays = {name: _map(path / f"{name}.npy", entry) for name, entry in entries.items()}
