@@ -55,7 +55,8 @@ def faulty(rank: int, world_size: int) -> None:
 def test_a_rank_that_raises_ends_all_with_its_own_error() -> None:
     with pytest.raises(RankError) as caught:
         run_ranks(faulty, 3, timeout=60)
-    assert next(iter(caught.value.failures.values())).endswith("KeyError: 'a fault'\n")
+    assert len(caught.value.failures) == 3
+    assert caught.value.failures[1].endswith("KeyError: 'a fault'\n")  # others may see it gone before it has ended
     assert "threads are left" not in str(caught.value)
 
 
