@@ -147,8 +147,7 @@ class LinkDataModule(PartDataModule):
         return self.split.fingerprint
 
     def predict_dataloader(self) -> BatchLoader:
-        kind = None if self.split.edge_type is None else self.split.edge_type[2]
-        check_rows_of_nodes(self.split.graph, self._settings, kind)
+        check_rows_of_nodes(self.split.graph, self._settings, self._asked.receiver_type)
         return super().predict_dataloader()
 
     def _judging_loader(self, name: str) -> BatchLoader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
@@ -99,7 +99,7 @@ class ModelState:
 
     def __init__(self, model: nn.Module) -> None:
         self._versions = _versions(model)
-        self._tensors = _tensors(model)
+        self._tensors = _tensors(model, self._versions)
         self._values = [_compared(tensor).clone() for tensor in self._tensors]
 
     @property
@@ -116,7 +116,7 @@ class ModelState:
             return False
         if _versions(model) != self._versions:
             return False
-        now = _tensors(model)
+        now = _tensors(model, self._versions)
         are_same = len(now) == len(self._tensors) and all(map(lambda a, b: a is b, now, self._tensors))
         return are_same and all(torch.equal(_compared(a), b) for a, b in zip(now, self._values, strict=True))
 
@@ -132,9 +132,10 @@ def _versions(model: nn.Module) -> dict[nn.Module, int]:
     return {child: version for child, version in versions.items() if version is not None}
 
 
-def _tensors(model: nn.Module) -> list[Tensor]:
+def _tensors(model: nn.Module, divided: Iterable[nn.Module]) -> list[Tensor]:
+    """Return the tensors of a model that hold numbers, but for those of modules whose rows live with one rank each."""
     lazy = nn.UninitializedParameter | nn.UninitializedBuffer
-    elsewhere = {id(each) for child in _versions(model) for each in child.parameters()}
+    elsewhere = {id(each) for child in divided for each in child.parameters()}
     tensors = (*model.parameters(), *model.buffers())
     return [tensor for tensor in tensors if not isinstance(tensor, lazy) and id(tensor) not in elsewhere]
 

@@ -59,29 +59,35 @@ def draw_receivers(
     out = np.empty((senders.numel(), count), np.int64)
     linked_with_all = np.zeros(senders.numel(), np.bool_)
     candidates = range(graph.num_nodes) if candidates is None else candidates
-    some = np.empty(0, np.int64) if isinstance(candidates, range) else candidates.numpy()
-    first = candidates.start if isinstance(candidates, range) else 0
-    ends, bound = (senders.numpy(), ids.numpy()), len(candidates)
+    (first, some), bound = as_kernels_take(candidates), len(candidates)
+    ends = senders.numpy(), ids.numpy()
     _draw_receivers(_rows(graph, edge_type), *ends, first, bound, some, key, out, linked_with_all)
     return torch.from_numpy(out), torch.from_numpy(linked_with_all).nonzero().view(-1)
 
 
-def tried_receivers(keys: Tensor, ids: Tensor, draws: Tensor, tries: range, candidates: range) -> Tensor:
-    """Some of the nodes that :func:`draw_receivers` tries in turn, shape ``(n, len(tries))``, for who has few rows.
+def tried_places(keys: Tensor, ids: Tensor, draws: Tensor, tries: range, bounds: Tensor) -> Tensor:
+    """Where among the candidates the nodes are that are tried in turn, shape ``(n, len(tries))``, for who has few rows.
 
-    There are ``RANDOM_TRIES + len(candidates)`` tries.
+    These are the tries of :func:`draw_receivers`. A draw has ``RANDOM_TRIES`` and as many as it has candidates.
 
     Args:
         keys: The key of each draw, as int64.
-        ids: The number of its sender.
-        draws: Which of the draws for its sender it is.
+        ids: The number of its sender or event.
+        draws: Which of the draws for that it is.
         tries: Which tries of each.
-        candidates: The nodes to draw from.
+        bounds: From how many candidates each draws.
     """
     out = np.empty((ids.numel(), len(tries)), np.int64)
-    named = keys.numpy().view(np.uint64), ids.numpy(), draws.numpy()
-    _tried_receivers(*named, tries.start, candidates.start, len(candidates), out)
+    named = keys.numpy().view(np.uint64), ids.numpy(), draws.numpy(), bounds.numpy()
+    _tried_places(*named, tries.start, out)
     return torch.from_numpy(out)
+
+
+def as_kernels_take(candidates: range | Tensor) -> tuple[int, Array]:
+    """The first of the candidates if they follow each other, and otherwise all of them."""
+    if isinstance(candidates, range):
+        return candidates.start, np.empty(0, np.int64)
+    return 0, candidates.numpy()
 
 
 def has_edges(graph: Graph, edges: Tensor, edge_type: int | None = None) -> Tensor:
@@ -103,17 +109,17 @@ def _rows(graph: Graph, edge_type: int | None) -> _Rows:
 
 
 @inlined
-def _place_of_try(key: np.uint64, number: int, draw_of_sender: int, tried: int, bound: int) -> int:
+def place_of_try(key: np.uint64, number: int, draw_of_sender: int, tried: int, bound: int) -> int:
     """Which of the candidates a try is."""
     last = min(tried, RANDOM_TRIES - 1)
     return (below(draw(key, number, draw_of_sender * RANDOM_TRIES + last), bound) + tried - last) % bound
 
 
 @compiled
-def _tried_receivers(keys: Array, ids: Array, draws: Array, begin: int, first: int, bound: int, out: Array) -> None:
+def _tried_places(keys: Array, ids: Array, draws: Array, bounds: Array, begin: int, out: Array) -> None:
     for i in range(len(ids)):
         for tried in range(out.shape[1]):
-            out[i, tried] = first + _place_of_try(keys[i], ids[i], draws[i], begin + tried, bound)
+            out[i, tried] = place_of_try(keys[i], ids[i], draws[i], begin + tried, bounds[i])
 
 
 @inlined
@@ -152,7 +158,7 @@ def _draw_receivers(
         for j in range(out.shape[1]):
             node, candidate, tried = -1, -1, 0
             while node < 0 and tried < RANDOM_TRIES + bound:
-                at = _place_of_try(key, ids[i], j, tried, bound)
+                at = place_of_try(key, ids[i], j, tried, bound)
                 candidate = some[at] if len(some) > 0 else first + at
                 is_free = candidate != senders[i]
                 if is_free and not _is_edge(rows, senders[i], candidate):

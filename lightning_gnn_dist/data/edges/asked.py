@@ -61,6 +61,11 @@ class AskedEdges:
     time: str | None = None
     until: int | None = None
 
+    @property
+    def receiver_type(self) -> str | None:
+        """The node type that edges lead to, if the graph has types."""
+        return None if self.edge_type is None else self.edge_type[2]
+
     def positions(self, graph: Graph, owner: Tensor, *, across: bool) -> Tensor:
         """Return where the edges to learn are whose ends, or with ``across`` whose receivers, have one owner."""
         kind, loops = self.ends.target_type, self.labels is not None
@@ -113,7 +118,7 @@ class AskedEdges:
         self, sampler: TemporalSampler, num_negatives: int, candidates: range | Tensor, graph: Graph
     ) -> EventSampler:
         """Do as :meth:`around` for edges at their times."""
-        kind = None if self.edge_type is None else self.edge_type[2]
+        kind = self.receiver_type
         first = 0 if graph.types is None or kind is None else graph.types.nodes_of(kind).start
         there = Candidates.of(candidates, times_of_receivers(graph, sampler.time, kind), first)
         return self.events_among(sampler, num_negatives, there, graph)

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from lightning_gnn_dist.engine.compiling import compiled, inlined
 from lightning_gnn_dist.engine.kernels import Array
-from lightning_gnn_dist.engine.rng import below, draw
 from lightning_gnn_dist.engine.temporal.order import TimeOrder, time_order
 from lightning_gnn_dist.engine.temporal.times import as_integers
 from lightning_gnn_dist.engine.typed.hops import edge_types_of
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.sampling.negatives import RANDOM_TRIES
+from lightning_gnn_dist.sampling.negatives import RANDOM_TRIES, as_kernels_take, place_of_try
 
 
 class Candidates(NamedTuple):
@@ -99,12 +98,7 @@ def draw_receivers_at(
     out, has_none = np.empty((ids.numel(), count), np.int64), np.zeros(ids.numel(), np.bool_)
     bounds = candidates.there_by(times)
     asked = ends[0].numpy(), ends[1].numpy(), times.numpy(), ids.numpy(), bounds.numpy()
-    nodes, first = np.empty(0, np.int64), 0
-    if isinstance(candidates.nodes, range):
-        first = candidates.nodes.start
-    else:
-        nodes = candidates.nodes.numpy()
-    _draw_receivers_at(rows, *asked, nodes, first, key, out, has_none)
+    _draw_receivers_at(rows, *asked, *as_kernels_take(candidates.nodes), key, out, has_none)
     return torch.from_numpy(out), torch.from_numpy(has_none).nonzero().view(-1)
 
 
@@ -124,25 +118,6 @@ def have_happened(graph: Graph, order: TimeOrder, edges: Tensor, times: Tensor, 
     return torch.from_numpy(out)
 
 
-def tried_receivers_at(
-    keys: Tensor, ids: Tensor, draws: Tensor, tries: range, bounds: Tensor, candidates: Candidates
-) -> Tensor:
-    """Some of the nodes that :func:`draw_receivers_at` tries in turn, shape ``(n, len(tries))``, for who has few rows.
-
-    Args:
-        keys: The key of each draw, as int64.
-        ids: The number of its event.
-        draws: Which of the draws for its event it is.
-        tries: Which tries of each; a draw has ``RANDOM_TRIES`` and its bound.
-        bounds: How many of the candidates, at least one, it draws from.
-        candidates: The nodes to draw from.
-    """
-    out = np.empty((ids.numel(), len(tries)), np.int64)
-    named = keys.numpy().view(np.uint64), ids.numpy(), draws.numpy(), bounds.numpy()
-    _tried_places(*named, tries.start, out)
-    return candidates.ids(torch.from_numpy(out))
-
-
 def _events(graph: Graph, order: TimeOrder, edge_type: int | None) -> _Events:
     kinds = np.empty(0, np.uint8) if graph.types is None or edge_type is None else edge_types_of(graph.types)
     return _Events(graph.indptr.numpy(), graph.indices.numpy(), kinds, edge_type or 0, order.times, order.places)
@@ -152,15 +127,6 @@ def _events(graph: Graph, order: TimeOrder, edge_type: int | None) -> _Events:
 def _have_happened(rows: _Events, senders: Array, receivers: Array, times: Array, out: Array) -> None:
     for i in range(len(senders)):
         out[i] = _happened(rows, senders[i], receivers[i], times[i])
-
-
-@compiled
-def _tried_places(keys: Array, ids: Array, draws: Array, bounds: Array, begin: int, out: Array) -> None:
-    for i in range(len(ids)):
-        for j in range(out.shape[1]):
-            last = min(begin + j, RANDOM_TRIES - 1)
-            at = below(draw(keys[i], ids[i], draws[i] * RANDOM_TRIES + last), bounds[i])
-            out[i, j] = (at + begin + j - last) % bounds[i]
 
 
 @inlined
@@ -183,8 +149,8 @@ def _draw_receivers_at(
     times: Array,
     ids: Array,
     bounds: Array,
-    nodes: Array,
     first: int,
+    nodes: Array,
     key: np.uint64,
     out: Array,
     has_none: Array,
@@ -192,13 +158,9 @@ def _draw_receivers_at(
     for i in range(len(senders)):
         bound = max(bounds[i], 1)
         for j in range(out.shape[1]):
-            node, candidate, tried, at = -1, -1, 0, 0
+            node, candidate, tried = -1, -1, 0
             while node < 0 and tried < RANDOM_TRIES + bound:
-                at = (
-                    below(draw(key, ids[i], j * RANDOM_TRIES + tried), bound)
-                    if tried < RANDOM_TRIES
-                    else (at + 1) % bound
-                )
+                at = place_of_try(key, ids[i], j, tried, bound)
                 candidate = nodes[at] if len(nodes) else first + at
                 is_free = candidate != senders[i] and candidate != receivers[i]
                 if is_free and not _happened(rows, senders[i], candidate, times[i]):

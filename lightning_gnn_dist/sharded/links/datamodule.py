@@ -122,8 +122,7 @@ class ShardedLinkDataModule(ShardDataModule):
         self._held.clear()
 
     def predict_dataloader(self) -> BatchLoader:
-        kind = None if self._links.edge_type is None else self._links.edge_type[2]
-        check_rows_of_nodes(self._whole_graph().shard.rows, self._settings, kind)
+        check_rows_of_nodes(self._whole_graph().shard.rows, self._settings, self._asked.receiver_type)
         return super().predict_dataloader()
 
     # What it is made of.
@@ -235,7 +234,7 @@ class ShardedLinkDataModule(ShardDataModule):
     def _receivers_by_time(self, time: str) -> Candidates:
         """Return the nodes that false receivers are drawn from, and since when they are there. Collective."""
         rows, receivers = self._with_labels().rows, self._asked.ends.receivers
-        kind = None if self._links.edge_type is None else self._links.edge_type[2]
+        kind = self._asked.receiver_type
         if times_of_receivers(rows, time, kind) is None:
             return Candidates.of(receivers, None, receivers.start)
         number = 0 if self.bounds.types is None or kind is None else self.bounds.types.node_types.index(kind)

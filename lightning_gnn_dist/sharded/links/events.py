@@ -9,20 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.turns import Steps
-from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.temporal.times import as_integers
 from lightning_gnn_dist.engine.typed.apart import places_of
-from lightning_gnn_dist.sampling.links import FALSE_ENDS, directed, edges_at, rows_at
-from lightning_gnn_dist.sampling.negatives import RANDOM_TRIES
+from lightning_gnn_dist.sampling.links import rows_at
 from lightning_gnn_dist.sampling.temporal.links import EventSampler, EventShape, HeldEventSampler, Roots
-from lightning_gnn_dist.sampling.temporal.negatives import Candidates, tried_receivers_at
-from lightning_gnn_dist.sharded.links.negatives import turns_of_tries
+from lightning_gnn_dist.sharded.links.negatives import FalseEnds, draw_false_ends
+from lightning_gnn_dist.sharded.links.sampling import own_edges
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.temporal.sampling import sample_at_times
 from lightning_gnn_dist.sharded.temporal.times import have_happened_across, times_of_edges
@@ -54,30 +51,23 @@ class OwnEvents:
         at = [ids - self.first for ids in seeds]
         if kind is not None:
             at = [places_of(rows, kind.number, positions) for positions in at]
-        events = [self._events(graph, *of) for of in zip(seeds, at, keys, strict=True)]
-        false = yield from self._false_ends(graph, events, seeds, keys)
+        ends = [own_edges(graph, *of, self.first, self.events.undirected) for of in zip(seeds, keys, strict=True)]
+        events = [(edges, self.events.times[some]) for edges, some in zip(ends, at, strict=True)]
+        false = yield from draw_false_ends(self._false_ends(graph, events), self.events.num_negatives, seeds, keys)
         carried = [None if self.events.carried is None else rows_at(self.events.carried, some) for some in at]
         return (yield from _around(graph, self.events.shape, events, false, carried, keys))
 
-    def _events(self, graph: ShardedGraph, ids: Tensor, rows: Tensor, batch_key: BatchKey) -> Events:
-        senders, receivers = edges_at(graph.shard.rows, ids - self.first)
-        ends = torch.stack([senders, graph.ids_of_own(receivers)])
-        return directed(ends, ids, batch_key, self.events.undirected), self.events.times[rows]
-
-    def _false_ends(
-        self, graph: ShardedGraph, events: list[Events], seeds: Sequence[Tensor], keys: Sequence[BatchKey]
-    ) -> Steps[list[Tensor]]:
-        """Return the receivers of the negatives of each event of each batch, shape (n, negatives)."""
-        count, shape = self.events.num_negatives, self.events.shape
-        sizes = torch.tensor(list(map(len, seeds)))
-        words = torch.from_numpy(np.array([key(*of, FALSE_ENDS) for of in keys], np.uint64).view(np.int64))
-        ends = torch.cat([edges for edges, _ in events], 1).repeat_interleave(count, 1)
-        times = as_integers(torch.cat([when for _, when in events])).repeat_interleave(count)
-        ids, total = torch.cat(list(seeds)).repeat_interleave(count), int(sizes.sum())
-        draws = _Draws(words.repeat_interleave(sizes * count), ids, torch.arange(count).repeat(total), ends, times)
+    def _false_ends(self, graph: ShardedGraph, events: list[Events]) -> FalseEnds:
+        """Return as false receivers the nodes that were there and to which the sender sent nothing at that time."""
+        shape, candidates = self.events.shape, self.events.candidates
         kind = None if shape.target_type is None else shape.target_type.number
-        drawn = yield from _draw_receivers(graph, shape.sampler.time, draws, self.events.candidates, kind)
-        return list(drawn.view(total, count).split(sizes.tolist()))
+        times = as_integers(torch.cat([when for _, when in events]))
+
+        def exist(edges: Tensor, pairs: Tensor) -> Steps[Tensor]:
+            return have_happened_across(graph, shape.sampler.time, pairs, times[edges], kind)
+
+        bounds = candidates.there_by(times).clamp_(min=1)
+        return FalseEnds(torch.cat([ends for ends, _ in events], 1), bounds, candidates.ids, exist)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,62 +141,3 @@ def _joined(columns: Sequence[Tensor | None], places: Sequence[Tensor]) -> Tenso
     """The entries of all columns at some places of each, int64."""
     given = zip(columns, places, strict=True)
     return torch.cat([column[at].to(torch.int64) for column, at in given if column is not None])
-
-
-@dataclass(frozen=True, eq=False)
-class _Draws:
-    """False receivers to draw.
-
-    Attributes:
-        keys: The random key of each, as int64.
-        ids: The number of its event.
-        places: Which of the draws for its event it is.
-        ends: The ends of its event, shape (2, n).
-        times: The time of its event, as an integer.
-    """
-
-    keys: Tensor
-    ids: Tensor
-    places: Tensor
-    ends: Tensor
-    times: Tensor
-
-    def some(self, at: Tensor) -> _Draws:
-        return _Draws(self.keys[at], self.ids[at], self.places[at], self.ends[:, at], self.times[at])
-
-
-def _draw_receivers(
-    graph: ShardedGraph, time: str, draws: _Draws, candidates: Candidates, edge_type: int | None
-) -> Steps[Tensor]:
-    """Draw a node for each event that was there by then, is none of its ends, and got nothing from its sender then.
-
-    They are those that :func:`~lightning_gnn_dist.sampling.temporal.negatives.draw_receivers_at` draws where one host
-    has the graph, also for a sender that sent to all.
-    """
-    bounds = candidates.there_by(draws.times).clamp_(min=1)
-    found, left = torch.empty_like(draws.ids), torch.arange(len(draws.ids))
-    for tries in turns_of_tries(len(candidates.nodes)):
-        if not len(left):
-            break
-        asked, most = draws.some(left), RANDOM_TRIES + bounds[left]
-        tried = tried_receivers_at(asked.keys, asked.ids, asked.places, tries, bounds[left], candidates)
-        is_tried = torch.arange(tries.start, tries.stop) < most[:, None]
-        is_free = yield from _are_free(graph, time, asked, tried, is_tried, edge_type)
-        is_found = is_free.any(1)
-        at = torch.where(is_found, is_free.to(torch.uint8).argmax(1), is_tried.sum(1) - 1)  # or the one tried last
-        found[left] = tried[torch.arange(len(left)), at]
-        left = left[~is_found & (most > tries.stop)]
-    return found
-
-
-def _are_free(
-    graph: ShardedGraph, time: str, draws: _Draws, tried: Tensor, is_tried: Tensor, edge_type: int | None
-) -> Steps[Tensor]:
-    """Return which of the nodes that were tried for each draw may be taken."""
-    is_free = is_tried & (tried != draws.ends[0][:, None]) & (tried != draws.ends[1][:, None])
-    rows, columns = is_free.nonzero(as_tuple=True)
-    if len(rows):
-        edges = torch.stack([draws.ends[0][rows], tried[rows, columns]])
-        happened = yield from have_happened_across(graph, time, edges, draws.times[rows], edge_type)
-        is_free[rows, columns] = ~happened
-    return is_free

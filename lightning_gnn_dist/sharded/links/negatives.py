@@ -5,69 +5,88 @@ first tries of all draws -> their owners -> the other random tries of those that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.turns import Steps
-from lightning_gnn_dist.sampling.negatives import RANDOM_TRIES, tried_receivers
+from lightning_gnn_dist.engine.rng import key
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.sampling.links import FALSE_ENDS
+from lightning_gnn_dist.sampling.negatives import RANDOM_TRIES, tried_places
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 
 _FIRST_TRIES = 2  # asked at once for all draws: both are edges so seldom that mostly no turn follows
 _BLOCK, _LARGEST_BLOCK = 64, 1 << 14  # nodes in order that are asked about at once, twice as many each time
 
 
-class Draws(NamedTuple):
-    """What is drawn.
+class FalseEnds(NamedTuple):
+    """Which nodes may be false receivers of some edges.
 
     Attributes:
-        keys: The random key of each draw, as int64.
-        senders: The sender of each, by its id in the whole graph.
-        ids: The number of that sender in its batch.
-        places: Which of the draws for its sender each is.
+        ends: The sender of each edge, and what other nodes it may not be, by ids in the whole graph, shape (k, n).
+        bounds: From how many candidates each edge's are drawn, at least one.
+        nodes_at: Returns the candidates at some places.
+        exist: Tells of pairs of nodes, shape (2, m), that were tried for edges of given numbers, which ones are edges.
     """
 
-    keys: Tensor
-    senders: Tensor
-    ids: Tensor
-    places: Tensor
-
-    def some(self, at: Tensor) -> Draws:
-        return Draws(*(array[at] for array in self))
+    ends: Tensor
+    bounds: Tensor
+    nodes_at: Callable[[Tensor], Tensor]
+    exist: Callable[[Tensor, Tensor], Steps[Tensor]]
 
 
-def draw_receivers_across(
-    graph: ShardedGraph, draws: Draws, candidates: range, edge_type: int | None = None
-) -> Steps[Tensor]:
-    """Draw a node for each sender that is neither the sender nor one that it has an edge to.
-
-    They are those that :func:`~lightning_gnn_dist.sampling.negatives.draw_receivers` draws where one host has the
-    graph, also for a sender with an edge to every candidate.
+def without_edge(graph: ShardedGraph, senders: Tensor, candidates: range, edge_type: int | None = None) -> FalseEnds:
+    """Return as false receivers the nodes that are neither the sender nor one that it has an edge to.
 
     Args:
         graph: The graph whose edges to avoid.
-        draws: For whom.
+        senders: The sender of each edge.
         candidates: The nodes to draw from.
         edge_type: Of a typed graph, the number of the edge type whose edges to avoid.
     """
-    found = torch.empty_like(draws.senders)
-    left = torch.arange(len(found))
-    for tries in turns_of_tries(len(candidates)):
+    bounds = torch.full_like(senders, len(candidates))
+    return FalseEnds(
+        senders[None], bounds, lambda at: at + candidates.start, lambda _, pairs: graph.are_edges(pairs, edge_type)
+    )
+
+
+def draw_false_ends(
+    wanted: FalseEnds, count: int, ids: Sequence[Tensor], keys: Sequence[BatchKey]
+) -> Steps[list[Tensor]]:
+    """Draw false receivers for the edges of some batches, and return those of each batch, shape (n, count).
+
+    They are those that are drawn where one host has the graph, also for a sender with an edge to every candidate.
+
+    Args:
+        wanted: What may be drawn for each edge, of one batch after the other.
+        count: Draws for each edge.
+        ids: A number for each edge of each batch, so that their draws differ.
+        keys: The key of each batch.
+    """
+    sizes = list(map(len, ids))
+    words = torch.from_numpy(np.array([key(*of, FALSE_ENDS) for of in keys], np.uint64).view(np.int64))
+    words, numbers = words.repeat_interleave(torch.tensor(sizes)), torch.cat(list(ids))
+    found, left = torch.empty(len(numbers) * count, dtype=torch.int64), torch.arange(len(numbers) * count)
+    for tries in _turns(int(wanted.bounds.max()) if len(numbers) else 0):
         if not len(left):
             break
-        asked = draws.some(left)
-        tried = tried_receivers(asked.keys, asked.ids, asked.places, tries, candidates)
-        is_free = yield from _are_free(graph, asked.senders, tried, edge_type)
-        first = is_free.to(torch.uint8).argmax(1)
-        is_done = is_free.any(1)
-        found[left] = tried[torch.arange(len(left)), torch.where(is_done, first, tried.shape[1] - 1)]
-        left = left[~is_done]
-    return found
+        edges, most = left // count, RANDOM_TRIES + wanted.bounds[left // count]
+        asked = words[edges], numbers[edges], left % count
+        tried = wanted.nodes_at(tried_places(*asked, tries, wanted.bounds[edges]))
+        is_tried = torch.arange(tries.start, tries.stop) < most[:, None]
+        is_free = yield from _are_free(wanted, edges, tried, is_tried)
+        is_found = is_free.any(1)
+        at = torch.where(is_found, is_free.to(torch.uint8).argmax(1), is_tried.sum(1) - 1)  # or the one tried last
+        found[left] = tried[torch.arange(len(left)), at]
+        left = left[~is_found & (most > tries.stop)]
+    return list(found.view(len(numbers), count).split(sizes))
 
 
-def turns_of_tries(num_candidates: int) -> Iterator[range]:
+def _turns(num_candidates: int) -> Iterator[range]:
     """Which tries are asked about together."""
     begin, sizes = 0, [_FIRST_TRIES, RANDOM_TRIES - _FIRST_TRIES]
     while begin < RANDOM_TRIES + num_candidates:
@@ -79,11 +98,12 @@ def turns_of_tries(num_candidates: int) -> Iterator[range]:
             sizes = [_BLOCK if begin == RANDOM_TRIES else min(2 * size, _LARGEST_BLOCK)]
 
 
-def _are_free(graph: ShardedGraph, senders: Tensor, tried: Tensor, edge_type: int | None) -> Steps[Tensor]:
-    """Return which of the nodes that were tried for each sender are neither itself nor led to by an edge."""
-    is_free = tried != senders[:, None]
+def _are_free(wanted: FalseEnds, edges: Tensor, tried: Tensor, is_tried: Tensor) -> Steps[Tensor]:
+    """Return which of the nodes that were tried for some edges may be taken."""
+    ends = wanted.ends[:, edges]
+    is_free = is_tried & (tried != ends[:, :, None]).all(0)
     rows, columns = is_free.nonzero(as_tuple=True)
     if len(rows):
-        is_edge = yield from graph.are_edges(torch.stack([senders[rows], tried[rows, columns]]), edge_type)
+        is_edge = yield from wanted.exist(edges[rows], torch.stack([ends[0, rows], tried[rows, columns]]))
         is_free[rows, columns] = ~is_edge
     return is_free

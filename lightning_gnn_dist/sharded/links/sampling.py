@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.turns import Steps
-from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.evaluation.layered_loader import Targets
 from lightning_gnn_dist.sampling.links import (
-    FALSE_ENDS,
     HeldLinkSampler,
     LinkSampler,
     directed,
@@ -25,7 +22,7 @@ from lightning_gnn_dist.sampling.links import (
     ends_of_pairs,
     targets,
 )
-from lightning_gnn_dist.sharded.links.negatives import Draws, draw_receivers_across
+from lightning_gnn_dist.sharded.links.negatives import draw_false_ends, without_edge
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import check_sampler, sample_bulk
 
@@ -50,34 +47,15 @@ class OwnLinks:
         self, graph: ShardedGraph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
     ) -> Steps[list[Sample]]:
         """Draw a sample for each batch: one turn for negatives, seldom two, and one for each hop."""
-        edges = [self._edges(graph, ids, of) for ids, of in zip(seeds, keys, strict=True)]
-        false = yield from self._false_ends(graph, edges, seeds, keys)
-        pairs = [targets(some, receivers) for some, receivers in zip(edges, false, strict=True)]
-        found = yield from around_across(graph, self.links.sampler, pairs, keys)
-        rows = graph.shard.rows
-        return [
-            self.links.finished(rows, *drawn, ids - self.first, rows) for ids, drawn in zip(seeds, found, strict=True)
-        ]
-
-    def _edges(self, graph: ShardedGraph, ids: Tensor, batch_key: BatchKey) -> Tensor:
-        """Return the ends of own edges, by ids in the whole graph."""
-        senders, receivers = edges_at(graph.shard.rows, ids - self.first)
-        return directed(torch.stack([senders, graph.ids_of_own(receivers)]), ids, batch_key, self.links.undirected)
-
-    def _false_ends(
-        self, graph: ShardedGraph, edges: list[Tensor], seeds: Sequence[Tensor], keys: Sequence[BatchKey]
-    ) -> Steps[list[Tensor]]:
-        """Return the receivers of the negatives of each edge of each batch, shape (n, negatives)."""
-        count, links = self.links.num_negatives, self.links
+        links, kind = self.links, self.links.target_type and self.links.target_type.number
         assert isinstance(links.candidates, range)
-        sizes = torch.tensor(list(map(len, seeds)))
-        words = torch.from_numpy(np.array([key(*of, FALSE_ENDS) for of in keys], np.uint64).view(np.int64))
-        total, kind = int(sizes.sum()), links.target_type and links.target_type.number
-        of_edges = words.repeat_interleave(sizes), torch.cat([some[0] for some in edges]), torch.cat(list(seeds))
-        keys_of_draws, senders, ids = (array.repeat_interleave(count) for array in of_edges)
-        draws = Draws(keys_of_draws, senders, ids, torch.arange(count).repeat(total))
-        drawn = yield from draw_receivers_across(graph, draws, links.candidates, kind)
-        return list(drawn.view(total, count).split(sizes.tolist()))
+        edges = [own_edges(graph, *of, self.first, links.undirected) for of in zip(seeds, keys, strict=True)]
+        wanted = without_edge(graph, torch.cat(edges, 1)[0], links.candidates, kind)
+        false = yield from draw_false_ends(wanted, links.num_negatives, seeds, keys)
+        pairs = [targets(some, receivers) for some, receivers in zip(edges, false, strict=True)]
+        found = yield from around_across(graph, links.sampler, pairs, keys)
+        rows = graph.shard.rows
+        return [links.finished(rows, *drawn, ids - self.first, rows) for ids, drawn in zip(seeds, found, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +85,20 @@ class HeldLinks:
     def targets(self, ids: Tensor) -> Targets:
         """Return the ends of some edges and of their negatives, and what batches say of them."""
         return Targets(*self.held.ends(ids - self.first))
+
+
+def own_edges(graph: ShardedGraph, ids: Tensor, batch_key: BatchKey, first: int, undirected: bool) -> Tensor:
+    """Return the ends of own edges, by ids in the whole graph; if ``undirected``, each has its ends swapped at random.
+
+    Args:
+        graph: The graph.
+        ids: The positions of the edges in the whole graph.
+        batch_key: The key of the batch that asks for them.
+        first: The position there of the edge at position 0 of the shard.
+        undirected: Whether both directions of each are there.
+    """
+    senders, receivers = edges_at(graph.shard.rows, ids - first)
+    return directed(torch.stack([senders, graph.ids_of_own(receivers)]), ids, batch_key, undirected)
 
 
 def around_across(

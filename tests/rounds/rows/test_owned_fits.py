@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from torch import Tensor
 
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.typed.synthetic import citations
@@ -23,7 +25,7 @@ from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.rounds.rows.fitting import Made, state_of
-from tests.rounds.rows.test_without_features import ByLayer, OfPyG, Rows, Typed, bare_graph
+from tests.rounds.rows.test_without_features import ByLayer, OfPyG, Rows, Typed, bare_graph, errors_of_rows
 from tests.strategies.fitting import differs
 
 OPTIONS: dict[str, Any] = {"max_epochs": 4, "accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
@@ -116,6 +118,13 @@ def test_a_fit_is_that_of_rows_that_all_ranks_hold(world_size: int, tmp_path: Pa
             agree(whole, replicated)
 
 
+def whole_of(kind: type[Rows], module: Rows) -> Tensor:
+    """The rows of all nodes by a model that has the whole table."""
+    alone = kind()
+    alone.load_state_dict(module.state_dict())
+    return alone.whole()
+
+
 def evaluated(rank: int, world_size: int) -> list[Any]:
     """For each kind of model the largest error of a row in validation, test and prediction, and what batches were."""
     found = []
@@ -123,16 +132,7 @@ def evaluated(rank: int, world_size: int) -> list[Any]:
         module, data = owned(kind), data_module(world_size)
         fitted = trainer(world_size, GrappaStrategy(**PATIENCE))
         fitted.fit(module, data)
-        errors = []
-        for run in (fitted.validate, fitted.test, fitted.predict):
-            module.rows = {}
-            more = {"return_predictions": False} if run == fitted.predict else {"verbose": False}
-            run(module, data, **more)
-            alone = kind()
-            alone.load_state_dict(module.state_dict())
-            with torch.no_grad():
-                expected = alone.whole()
-            errors += [float((expected[node] - row).abs().max()) for node, row in module.rows.items()]
+        errors = errors_of_rows(fitted, module, data, partial(whole_of, kind, module))
         found.append((max(errors), len(errors), module.kinds))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,19 @@ def data_module(**options: Any) -> PartitionedDataModule:
     return PartitionedDataModule(bare_graph(), partitioner=RandomPartitioner(), **options)
 
 
+def errors_of_rows(fitted: Any, module: Any, data: Any, whole: Callable[[], Tensor]) -> list[float]:
+    """The error of each row in validation, test and prediction, given what the rows of all nodes are after each."""
+    errors = []
+    for run in (fitted.validate, fitted.test, fitted.predict):
+        module.rows = {}
+        more = {"return_predictions": False} if run == fitted.predict else {"verbose": False}
+        run(module, data, **more)
+        with torch.no_grad():
+            expected = whole()
+        errors += [float((expected[node] - row).abs().max()) for node, row in module.rows.items()]
+    return errors
+
+
 def evaluated(rank: int, world_size: int, kinds: list[Any], options: dict[str, Any]) -> list[Any]:
     """For each kind of model the largest error of a row, in validation, test and prediction."""
     found = []
@@ -113,14 +127,7 @@ def evaluated(rank: int, world_size: int, kinds: list[Any], options: dict[str, A
         module, data = kind(), data_module(**options)
         fitted = trainer(world_size, LocalSGDStrategy(EverySteps(2), **PATIENCE))
         fitted.fit(module, data)
-        errors = []
-        for run in (fitted.validate, fitted.test, fitted.predict):
-            module.rows = {}
-            more = {"return_predictions": False} if run == fitted.predict else {"verbose": False}
-            run(module, data, **more)
-            with torch.no_grad():
-                expected = module.whole()
-            errors += [float((expected[node] - row).abs().max()) for node, row in module.rows.items()]
+        errors = errors_of_rows(fitted, module, data, module.whole)
         found.append((max(errors), len(errors), state_of(module)))
     return found
 

@@ -20,7 +20,7 @@ from lightning_gnn_dist.sampling.links import FALSE_ENDS
 from lightning_gnn_dist.sampling.negatives import draw_receivers
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sharded.links.held import Held, held_of_shard, own_share
-from lightning_gnn_dist.sharded.links.negatives import Draws, draw_receivers_across
+from lightning_gnn_dist.sharded.links.negatives import draw_false_ends, without_edge
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.wire.channel import open_channel
@@ -51,13 +51,12 @@ def drawn(rank: int, world_size: int, folder: str, senders: list[int], candidate
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     graph = CountingGraph(Shard.open(folder, rank), open_channel(world_size))
     ids = torch.arange(len(senders)) + 100
-    words = torch.from_numpy(np.array([key(5, 0, rank, FALSE_ENDS)]).view(np.int64)).expand(2 * len(senders))
-    asked = (torch.tensor(senders).repeat_interleave(2), ids.repeat_interleave(2), torch.arange(2).repeat(len(senders)))
-    found = graph.answered(draw_receivers_across(graph, Draws(words.contiguous(), *asked), candidates))
+    wanted = without_edge(graph, torch.tensor(senders), candidates)
+    (found,) = graph.answered(draw_false_ends(wanted, 2, [ids], [BatchKey(5, 0, rank)]))
     turns = graph.turns
     graph.close()
     dist.destroy_process_group()
-    return found.tolist(), turns
+    return found.view(-1).tolist(), turns
 
 
 def by_hand(graph: Graph, sender: int, word: np.uint64, number: int, place: int, candidates: range) -> int:
