@@ -43,7 +43,7 @@ class Price(NamedTuple):
 
 
 def prices(graph: Graph, partition: Partition, report: PartitionReport, num_layers: int, width: int) -> Iterator[Price]:
-    """Yield the price of each boundary.
+    """Yield the price of each boundary that the graph can have.
 
     Args:
         graph: The whole graph, of which all edges are read several times.
@@ -62,6 +62,8 @@ def prices(graph: Graph, partition: Partition, report: PartitionReport, num_laye
         if is_exact:
             break
         rows_before = rows
+    if graph.types is not None:  # whose rows are not exchanged
+        return
     rows, held = halos[0]
     between = _rows_between(graph, partition, num_layers)
     if not between.any():  # as of a single layer, or a single part

@@ -36,6 +36,8 @@ def run(options: argparse.Namespace) -> None:
             return
         graph = Graph.open(options.graph)
         print(report_of(graph))
+        if holds_split(options.graph):
+            print(f"The edges are those to train on; held back beside them: {LinkSplit.open(options.graph).counts}")
         if options.cache and graph.types is not None:
             raise ValueError(f"--cache is for graphs without types, and {options.graph} has types: leave it out.")
         if options.cache:
@@ -91,8 +93,6 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
     partition = cached_partition(graph, partitioner, options.parts, options.seed)
     report = partition.report(graph)
     print(f"\n{partitioner}\n{report}")
-    if graph.types is not None:  # nothing trains on it yet, so there is no RAM of a rank, no price and no advice
-        return
     ram = bytes_per_part(graph, report)
     print(
         f"RAM for a part: {in_bytes(float(ram.double().mean()))} in the mean, {in_bytes(int(ram.max()))} at most; "

@@ -91,10 +91,24 @@ def report_of(graph: Graph) -> GraphReport | TypesReport:
 
 
 def labels_of(graph: Graph) -> Tensor | None:
-    """``y``, if it is one integer per node. A typed graph has no label of all nodes."""
-    if graph.types is not None:
-        return None
-    y = graph.node_arrays.get("y")
+    """``y``, if it is one integer per node.
+
+    Of a typed graph, one integer for each node of all types: classes of a type are numbered on from those of the type
+    before, and a node without a label has -1. Where a type was chosen to learn from, others have none.
+    """
+    types = graph.types
+    if types is None:
+        return _integers(graph.node_arrays.get("y"))
+    labels, num_classes = torch.full((graph.num_nodes,), -1), 0
+    for kind in types.node_types if types.seeds is None else (types.seeds,):
+        y, nodes = _integers(types.node_arrays[kind].get("y")), types.nodes_of(kind)
+        if y is not None and y.numel():
+            labels[nodes.start : nodes.stop] = torch.where(y < 0, -1, y + num_classes)
+            num_classes += int(y.max()) + 1
+    return labels if num_classes else None
+
+
+def _integers(y: Tensor | None) -> Tensor | None:
     if y is None or y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         return None
     return y

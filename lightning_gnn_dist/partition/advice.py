@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph_report import labels_of
 from lightning_gnn_dist.graph.sizes import bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.partition_report import PartitionReport, label_skew, train_nodes_of
+from lightning_gnn_dist.partition.partition_report import PartitionReport, label_skew, train_mask_of, train_nodes_of
 
 DIFFERENT = 0.15  # label skew beyond chance, in the mean over training nodes
 LOST = 0.1  # share of nodes without any neighbour
@@ -44,7 +45,7 @@ class Finding:
 
 
 def advise(graph: Graph, report: PartitionReport) -> Finding:
-    """Advise on the strategy, the fan-out and the training nodes."""
+    """Advise on the strategy, the fan-out and the training nodes. Of a typed graph no fan-out is judged."""
     excess = skew_beyond_chance(graph, report)
     isolated = int(report.isolated_nodes.sum()) / max(graph.num_nodes, 1)
     parts_differ = excess is not None and excess >= DIFFERENT
@@ -54,7 +55,7 @@ def advise(graph: Graph, report: PartitionReport) -> Finding:
         f"{report.cut_ratio:.0%} of the edges are cut and {isolated:.1%} of the nodes lost all their neighbours: "
         + ("too many to ignore." if edges_lost else "few."),
         _strategy(parts_differ, edges_lost),
-        _fanout(graph, report),
+        *([_fanout(graph, report)] if graph.types is None else []),  # it has one for each edge type
     ]
     return Finding(parts_differ, edges_lost, [*sentences, *_about_training_nodes(report)])
 
@@ -111,10 +112,8 @@ def skew_beyond_chance(graph: Graph, report: PartitionReport) -> float | None:
 
 
 def _excess(graph: Graph, skew: Tensor | None, train_nodes: Tensor | None, nodes: Tensor) -> float | None:
-    if skew is None:
-        return None  # as of a typed graph
-    y, mask = graph.node_arrays.get("y"), graph.node_arrays.get("train_mask")
-    if y is None:
+    y, mask = labels_of(graph), train_mask_of(graph)
+    if skew is None or y is None:
         return None
     labelled = y >= 0 if train_nodes is None or mask is None else (y >= 0) & mask
     shares = y[labelled].unique(return_counts=True)[1].double() / labelled.sum()

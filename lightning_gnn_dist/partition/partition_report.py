@@ -30,7 +30,8 @@ class PartitionReport:
         label_skew: Total variation distance between the labels of the part and those of the whole graph:
             0 when they are distributed alike, towards 1 when the part holds classes of its own. Only training
             nodes count if there is a ``train_mask``, and no negative labels. NaN for a part without labels;
-            ``None`` when ``y`` is not one integer per node, or no node is labelled.
+            ``None`` when ``y`` is not one integer per node, or no node is labelled. Of a typed graph the classes of all
+            types count, or those of the type that was chosen to learn from.
         num_edges: Edges of the graph.
         train_of_types: For each node type with a ``train_mask``, its training nodes in the part; empty without types.
     """
@@ -110,7 +111,8 @@ class PartitionReport:
         return ["-" if skew != skew else f"{skew:.3f}" for skew in self.label_skew.tolist()]  # NaN != NaN
 
 
-def _train_mask(graph: Graph) -> Tensor | None:
+def train_mask_of(graph: Graph) -> Tensor | None:
+    """``train_mask``, if it is one bool per node; of a typed graph, for nodes of all types. ``None`` without one."""
     if graph.types is not None:
         found = graph.types.splits("train").values()
         return (
@@ -145,7 +147,7 @@ def labels_of_parts(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[T
 
     All nodes count if there is no ``train_mask``. ``None`` if ``y`` is not one integer per node or nobody has a label.
     """
-    y, train_mask = labels_of(graph), _train_mask(graph)
+    y, train_mask = labels_of(graph), train_mask_of(graph)
     if y is None:
         return None
     labelled = y >= 0 if train_mask is None else (y >= 0) & train_mask
@@ -158,7 +160,7 @@ def labels_of_parts(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[T
 
 def train_nodes_of(graph: Graph, assignment: Tensor, num_parts: int) -> Tensor | None:
     """The training nodes of every part, shape ``(P,)``; ``None`` without a ``train_mask``."""
-    train_mask = _train_mask(graph)
+    train_mask = train_mask_of(graph)
     return None if train_mask is None else torch.bincount(assignment[train_mask], minlength=num_parts)
 
 

@@ -35,6 +35,24 @@ def test_a_typed_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "all arrays are what was saved" in capsys.readouterr().out
 
 
+def test_parts_of_a_typed_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    citations(600).save(tmp_path / "graph")
+    main(["inspect", str(tmp_path / "graph"), "--parts", "2", "--partitioner", "metis"])
+    said = capsys.readouterr().out
+    assert "RAM for a part: " in said and 'boundary="auto" is Halo(2)' in said
+    assert "   Halo(1)  " in said and "Exchange(" not in said and "History(" not in said  # types are not exchanged
+    assert "The parts hold different labels" in said and "GrappaStrategy()" in said
+    assert "fan-out" not in said and "NeighborSampler" not in said  # which is one for each edge type
+
+
+def test_a_split_of_edges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    split = split_edges(communities(2000))
+    split.save(tmp_path / "split")
+    main(["inspect", str(tmp_path / "split")])
+    held = ", ".join(f"{edges.shape[1]:,} {name}" for name, edges in split.edges.items())
+    assert f"held back beside them: {held}\n" in capsys.readouterr().out
+
+
 def test_several_partitions_with_what_follows(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["inspect", graph, "--parts", "2", "--partitioner", "metis", "random", "supernodes", "--balance", "train"])
     said = capsys.readouterr().out

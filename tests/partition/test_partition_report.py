@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition
@@ -60,6 +61,24 @@ def test_labels_count_on_all_labelled_nodes_without_a_train_mask() -> None:
     assert report.label_skew is not None  # whole: 2/5 and 3/5; parts: 2/3 and 1/3, 0 and 1
     assert report.label_skew.tolist() == pytest.approx([4 / 15, 2 / 5])
     assert report.worst_label_skew == pytest.approx(2 / 5)
+
+
+def test_labels_of_types_count_one_by_one() -> None:
+    """By hand: classes of one type are not those of another, and a chosen type counts alone."""
+    data = HeteroData()
+    data["a"].y, data["a"].train_mask = torch.tensor([0, 1, 1, -1]), torch.tensor([True, True, True, False])
+    data["b"].y, data["b"].train_mask = torch.tensor([0, 0, 1]), torch.tensor([True, False, True])
+    data["c"].num_nodes = 2
+    data["a", "to", "b"].edge_index = torch.tensor([[0, 3], [1, 2]])
+    graph = Graph.from_pyg(data)
+    halves = Partition(torch.tensor([0, 0, 1, 1, 0, 0, 1, 0, 1], dtype=torch.int32), 2)
+    skew = halves.report(graph).label_skew
+    assert skew is not None  # a0, a1, a1, b0, b1: the first half has a0, a1 and b0
+    assert skew.tolist() == pytest.approx(
+        [(2 / 15 + 1 / 15 + 2 / 15 + 1 / 5) / 2, (1 / 5 + 1 / 10 + 1 / 5 + 3 / 10) / 2]
+    )
+    of_b = halves.report(graph.with_seeds("b")).label_skew
+    assert of_b is not None and of_b.tolist() == pytest.approx([1 / 2, 1 / 2])
 
 
 @pytest.mark.parametrize(
