@@ -11,6 +11,12 @@ error of a rank's gradient there is the difference between its part and the whol
 The further a replica walks from the anchor, the less the difference says. So the shift fades: at local step
 :math:`k` of the round it is multiplied by :math:`d^k`. Without that, rounds of fifty steps diverge.
 
+Where rounds go on in one direction, what an anchor said is still true at the next, and the shift may stay. With
+:math:`c` the share of the round before that the last round did once more
+(:mod:`~lightning_gnn_dist.rounds.means.momentum`), the default is
+
+.. math:: d = 1 - 0.2\,(1 - c^4).
+
 Tables with sparse gradients are left out: a shift would move all of their rows at every step.
 """
 
@@ -45,9 +51,11 @@ from lightning_gnn_dist.rounds.correction_gradients import (
     without_noise,
 )
 from lightning_gnn_dist.rounds.lightning_internals import module_of
+from lightning_gnn_dist.rounds.means.momentum import share_to_keep
 from lightning_gnn_dist.rounds.rows.tables import dense_parameters, tables_of
 
 Towards = Literal["ranks", "global"]
+DECAY = 0.8  # of the default, where rounds do not agree
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,8 @@ class Drift:
     Args:
         towards: The mean gradient of the ``"ranks"``, which misses cut edges, or the ``"global"`` gradient of the whole
             graph. Default: ``"global"`` in :class:`LLCGStrategy`, else ``"ranks"``.
-        decay: :math:`d` in [0, 1], the factor by which the shift fades with each local step. 1 keeps it.
+        decay: :math:`d` in [0, 1], the factor by which the shift fades with each local step. 1 keeps it. Default: 0.8,
+            and with ``Outer(adaptive=True)`` nearer to 1 while rounds go on in one direction.
         anchor_steps: Batches of an anchor gradient, at most; it takes no more than one pass.
         corrects: Whether the correction of :class:`LLCGStrategy` steps along the anchor's gradient of the whole graph.
             The anchor is then the mean of the replicas before the correction, not after it. It saves an exchange and a
@@ -65,7 +74,7 @@ class Drift:
     """
 
     towards: Towards | None = None
-    decay: float = 0.8
+    decay: float | None = None
     anchor_steps: int = 4
     corrects: bool = False
 
@@ -73,7 +82,7 @@ class Drift:
         check_choice("towards", self.towards, Towards | None)
         check_at_least(1, anchor_steps=self.anchor_steps)
         check_true_or_false(corrects=self.corrects)
-        if not is_number(self.decay) or not 0.0 <= self.decay <= 1.0:
+        if self.decay is not None and (not is_number(self.decay) or not 0.0 <= self.decay <= 1.0):
             raise ValueError(f"decay must lie in [0, 1] (1: the shift does not fade), got {shown(self.decay)}.")
         make_plain(self)
 
@@ -99,12 +108,21 @@ class DriftCorrection:
         strategy: The strategy whose module trains.
         shared: Maps this rank's gradient to the one that all ranks steer towards. Collective.
         drift: The settings. With None drift is not corrected.
+        agreement: Says how much of the round before the last round did once more, the same on all ranks.
     """
 
-    def __init__(self, strategy: Strategy, shared: Callable[[list[Tensor]], list[Tensor]], drift: Drift | None) -> None:
-        self._strategy, self._shared, self._drift = strategy, shared, drift
+    def __init__(
+        self,
+        strategy: Strategy,
+        shared: Callable[[list[Tensor]], list[Tensor]],
+        drift: Drift | None,
+        agreement: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._strategy, self._shared, self._drift, self._agreement = strategy, shared, drift, agreement
         self._parameters: Sequence[Tensor] = []
         self._shift: list[Tensor] = []
+        self._fixed = None if drift is None else drift.decay
+        self._decay = DECAY  # of this round
         self._taken: Counter[int] = Counter()  # steps of each optimizer since the anchor
 
     def begin(self, trainer: Trainer) -> None:
@@ -138,6 +156,7 @@ class DriftCorrection:
         """Start a round with known gradients: ``shared`` is the one that all ranks agree on, ``own`` this rank's."""
         self._parameters = parameters
         self._shift = [ours - mine for ours, mine in zip(shared, own, strict=True)]
+        self._decay = decay_after(self._agreement()) if self._fixed is None else self._fixed
         self._taken.clear()
 
     @torch.no_grad()
@@ -147,7 +166,7 @@ class DriftCorrection:
             return
         # Fused optimizers unscale gradients themselves, later.
         still_scaled = getattr(optimizer, "_step_supports_amp_scaling", False)
-        weight = self._drift.decay ** self._taken[id(optimizer)] * (loss_scale(self._strategy) if still_scaled else 1.0)
+        weight = self._decay ** self._taken[id(optimizer)] * (loss_scale(self._strategy) if still_scaled else 1.0)
         stepping = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for parameter, shift in zip(self._parameters, self._shift, strict=True):
             if id(parameter) in stepping and parameter.grad is not None:
@@ -156,7 +175,9 @@ class DriftCorrection:
 
     def state(self) -> dict[str, Any]:
         """Return the running round's shift for a checkpoint; it is empty before the first round."""
-        return {"drift": {"shift": [shift.cpu() for shift in self._shift]}} if self._shift else {}
+        if not self._shift:
+            return {}
+        return {"drift": {"shift": [shift.cpu() for shift in self._shift], "decay": self._decay}}
 
     def restore(self, state: Mapping[str, Any], round_idx: int, batches_done: int) -> None:
         """Go on with the shift of a checkpoint. Collective, if the run that wrote it had none."""
@@ -166,6 +187,12 @@ class DriftCorrection:
         shifts, self._parameters = state["drift"]["shift"], dense_parameters(module_of(self._strategy))
         _check_shapes(shifts, self._parameters)
         self._shift = [shift.to(each.device) for shift, each in zip(shifts, self._parameters, strict=True)]
+        self._decay = state["drift"].get("decay", DECAY) if self._fixed is None else self._fixed
+
+
+def decay_after(agreement: float) -> float:
+    """The default decay of a round; ``agreement`` is the share of the round before that the last did once more."""
+    return 1.0 - (1.0 - DECAY) * (1.0 - share_to_keep(agreement))
 
 
 def _require_dense(module: nn.Module) -> None:

@@ -106,7 +106,9 @@ class RoundStrategy(PartitionedStrategy):
         self.touched_rows = TouchedRows(self, self.averaging)
         self.peers = Peers(self)
         self.pace = Pace(self, self.clock)
-        self.drift_correction = DriftCorrection(self, self.shared_gradient, self.drift)
+        self.drift_correction = DriftCorrection(
+            self, self.shared_gradient, self.drift, lambda: self.outer_step.agreement
+        )
         self._companion = MeetingCallback(self)
 
     # What a subclass says.

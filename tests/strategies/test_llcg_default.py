@@ -89,7 +89,8 @@ def in_rounds(rank: int, world_size: int, settings: list[tuple[Outer | None, Dri
 def by_hand(*, corrects: bool = False) -> State:
     """Local steps that are shifted, a mean with momentum, moments averaged, one correction step, an anchor.
 
-    If the anchor ``corrects``, it is taken before the correction step, which goes along its gradient.
+    The shift fades the more slowly the more rounds agree. If the anchor ``corrects``, it is taken before the correction
+    step, which goes along its gradient.
     """
     graph, partition = double_graph()
     x, y, train = (graph.node_arrays[name] for name in ("x", "y", "train_mask"))
@@ -111,7 +112,7 @@ def by_hand(*, corrects: bool = False) -> State:
     mean, nets = plain(), [plain() for _ in parts]
     adams = [torch.optim.Adam(net.parameters(), lr=0.01) for net in nets]
     corrector, speed = torch.optim.Adam(mean.parameters(), lr=0.01), [torch.zeros_like(p) for p in mean.parameters()]
-    old: list[Tensor] = []
+    old, decay = list[Tensor](), 0.8
 
     def shifts_now() -> list[list[Tensor]]:
         whole = gradient(mean, everyone)
@@ -122,13 +123,14 @@ def by_hand(*, corrects: bool = False) -> State:
         for net, nodes, adam, shift in zip(nets, parts, adams, shifts, strict=True):
             net.load_state_dict(mean.state_dict())
             for number in range(STEPS):
-                step(adam, [g + 0.8**number * s for g, s in zip(gradient(net, nodes), shift, strict=True)])
+                step(adam, [g + decay**number * s for g, s in zip(gradient(net, nodes), shift, strict=True)])
         ends = [list(net.parameters()) for net in nets]
         ways = [
             (parameter - sum(w * end[place] for w, end in zip(share, ends, strict=True))).detach()
             for place, parameter in enumerate(mean.parameters())
         ]
-        momentum, old = 0.8 * agreement(ways, old) ** 4, ways
+        agreed, old = agreement(ways, old) ** 4, ways
+        momentum, decay = 0.8 * agreed, 1 - 0.2 * (1 - agreed)
         for place, (parameter, way) in enumerate(zip(mean.parameters(), ways, strict=True)):
             speed[place] = momentum * speed[place] + way
             parameter.data -= speed[place]

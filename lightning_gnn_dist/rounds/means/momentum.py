@@ -25,6 +25,11 @@ from torch.optim import Optimizer
 _STEPS = 1024  # c is a multiple of 1 / 1024: processors add in their own orders, and ranks must have the same
 
 
+def share_to_keep(agreement: float) -> float:
+    """Return :math:`c^4`, how much to keep of what earlier rounds say."""
+    return agreement**4
+
+
 class AgreeingMomentum(Optimizer):
     r"""An optimizer of meetings with such momentum.
 
@@ -33,17 +38,21 @@ class AgreeingMomentum(Optimizer):
         lr: :math:`\eta`.
         momentum: :math:`\beta`.
         nesterov: Whether a step is :math:`d_r + \beta\, c_r^4\, v_r`, as Nesterov's is.
+
+    Attributes:
+        agreement: :math:`c` of the last step; 0 before it.
     """
 
     def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float, *, nesterov: bool) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "nesterov": nesterov})
+        self.agreement = 0.0
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # torch's may return a loss
         """Step against the gradients. A closure is not called."""
-        agreement = self._agreement()
+        self.agreement = self._agreement()
         for group in self.param_groups:
-            weight = group["momentum"] * agreement**4
+            weight = group["momentum"] * share_to_keep(self.agreement)
             for parameter in group["params"]:
                 if (way := parameter.grad) is None:
                     continue

@@ -147,6 +147,11 @@ class OuterStep:
             self.distance = _distance(own, ways, counts=not is_left_out)
         self.step(ways)
 
+    @property
+    def agreement(self) -> float:
+        """How much of the round before the last round did once more, in [0, 1]; 0 if momentum does not follow it."""
+        return self._optimizer.agreement if isinstance(self._optimizer, AgreeingMomentum) else 0.0
+
     def forget(self) -> None:
         """Forget the fit before."""
         self._optimizer, self.distance = None, 0.0
