@@ -62,6 +62,7 @@ class CorrectionOptimizer:
         self._local: list[Optimizer] = []  # those that _optimizers were made for, with _layout their parameters
         self._layout: list[Any] = []
         self._round_idx: int | None = None
+        self._share_of_lr = 1.0
 
     def check(self, local: Sequence[Optimizer]) -> None:
         """Refuse local optimizers of which this mode cannot make another one."""
@@ -75,7 +76,13 @@ class CorrectionOptimizer:
             check_tables(module, [_checked(self.mode([*dense_parameters(module), *tables]))])
 
     def prepare(
-        self, local: Sequence[Optimizer], parameters: list[Tensor], round_idx: int, *, are_averaged: bool = False
+        self,
+        local: Sequence[Optimizer],
+        parameters: list[Tensor],
+        round_idx: int,
+        *,
+        are_averaged: bool = False,
+        share_of_lr: float = 1.0,
     ) -> None:
         """Get ready for the steps of a round. Collective: every rank calls it, also one that will take no step.
 
@@ -84,13 +91,14 @@ class CorrectionOptimizer:
             parameters: The parameters that are trained.
             round_idx: The number of the round.
             are_averaged: Whether the states of ``local`` are equal on all ranks already.
+            share_of_lr: The part of the local steps' learning rate with which it steps, where no other was given.
         """
         self._renew(local, parameters)
         if self.mode == "averaged":
             _copy_states(self._optimizers, local)
             if not are_averaged:
                 _average_states(self._optimizers)
-        self._round_idx = round_idx
+        self._round_idx, self._share_of_lr = round_idx, share_of_lr
 
     def step(
         self,
@@ -176,7 +184,7 @@ class CorrectionOptimizer:
             for group, other in zip(own.param_groups, leader.param_groups, strict=True):
                 if self.mode != "sgd":
                     group.update((name, value) for name, value in other.items() if name != "params")
-                group["lr"] = other["lr"] if lr is None else lr
+                group["lr"] = other["lr"] * self._share_of_lr if lr is None else lr
 
     def _drop_gradients(self) -> None:
         for optimizer in self._optimizers:

@@ -46,6 +46,7 @@ from lightning_gnn_dist.wire import collectives
 Correction = Literal["sliced", "rank0"]
 GlobalBuffers = Literal["average", "local", "global"]
 # Of a meeting that corrects drift, by default.
+_SHARE = 0.1  # correction steps for a local step
 _THRIFTY = Outer(lr=1.0, momentum=0.8, nesterov=False, adaptive=True, bits=8)
 
 
@@ -81,7 +82,8 @@ class LLCGStrategy(RoundStrategy):
     Args:
         clock: Decides when a round ends.
         correction_steps: :math:`S`. An integer, or a share of the round's local steps such as 0.1 (rounded up).
-            With 0, ``drift=None`` and ``weights="uniform"`` this is local SGD.
+            With 0, ``drift=None`` and ``weights="uniform"`` this is local SGD. Default: 0.1, and the more steps that are
+            the shorter they are; one step with ``drift=None`` or ``Drift(corrects=True)``.
         correction: ``"sliced"``, or the paper's ``"rank0"``: rank 0 computes the whole batch while the others wait, so
             the step must not call a collective (``self.all_gather``).
         correction_optimizer: An optimizer of the correction's own. ``"averaged"``: like the module's, starting each
@@ -89,7 +91,7 @@ class LLCGStrategy(RoundStrategy):
             to round. ``"reset"``: the same, new at every meeting. ``"sgd"``: plain SGD. Or a function from
             parameters to an optimizer. Default: ``"averaged"`` with ``average_optimizer=True``, else ``"persistent"``.
         correction_lr: :math:`\gamma`, or a function from the round's number to it. Default: the learning rate of the
-            local steps, schedule included.
+            local steps, schedule included, and where ``correction_steps`` is left out :math:`S^{-3/4}` times that.
         drift: What local gradients are steered towards: the gradient of the whole graph, or with ``Drift("ranks")``
             the mean of the ranks' gradients. None: no correction of drift.
         buffers: ``"average"`` or ``"local"``, or ``"global"``: at a meeting the statistics of batch normalisation are
@@ -108,7 +110,7 @@ class LLCGStrategy(RoundStrategy):
         self,
         clock: RoundClock | None = None,
         *,
-        correction_steps: int | float = 1,
+        correction_steps: int | float | None = None,
         correction: Correction = "sliced",
         correction_optimizer: Mode | Callable[[list[Tensor]], Optimizer] | None = None,
         correction_lr: float | Schedule | None = None,
@@ -130,6 +132,9 @@ class LLCGStrategy(RoundStrategy):
             outer=_THRIFTY if outer is None and drift is not None else outer,
             launch=launch,
         )
+        self._shortens_steps = correction_steps is None and correction_lr is None
+        if correction_steps is None:
+            correction_steps = 1 if drift is None or drift.corrects else _SHARE
         _check_steps(correction_steps)
         check_choice("correction", correction, Correction)
         takes_one = is_integer(correction_steps) and correction_steps == 1 and correction == "sliced"
@@ -160,7 +165,7 @@ class LLCGStrategy(RoundStrategy):
             self._correct_by_anchor()
         elif (steps := self._steps()) > 0:
             with unrecorded(self._module()):
-                self._prepare_correction()
+                self._prepare_correction(steps)
                 (self._correct_together if self.correction == "sliced" else self._correct_on_rank0)(steps)
             if self.buffers != "local":  # each rank's forwards have moved its own
                 collectives.average_(buffers_of(self._module()))
@@ -216,10 +221,14 @@ class LLCGStrategy(RoundStrategy):
             return f"drift={self.drift}"
         return 'buffers="global"' if self.buffers == "global" else ""
 
-    def _prepare_correction(self) -> None:
+    def _prepare_correction(self, steps: int) -> None:
         parameters = trained_parameters(self._module())
         self._corrector.prepare(
-            self.optimizers, parameters, self.state.round_idx, are_averaged=self.average_optimizer is True
+            self.optimizers,
+            parameters,
+            self.state.round_idx,
+            are_averaged=self.average_optimizer is True,
+            share_of_lr=steps**-0.75 if self._shortens_steps else 1.0,
         )
 
     def _correct_by_anchor(self) -> None:
@@ -228,7 +237,7 @@ class LLCGStrategy(RoundStrategy):
         self._rounds_ahead = 1
         gradient = self.drift_correction.anchor(self.state.round_idx + 1, done)
         self._rounds_ahead = 0
-        self._prepare_correction()
+        self._prepare_correction(steps=1)
         self._step(gradient, dense_parameters(self._module()))
 
     def _correct_together(self, steps: int) -> None:
