@@ -16,6 +16,7 @@ import argparse
 import json
 import logging
 import math
+import os
 import statistics
 import warnings
 from collections.abc import Iterable
@@ -32,6 +33,7 @@ from torch_geometric.transforms import GCNNorm
 from lightning_gnn_dist import (
     AdaptiveSteps,
     Coverage,
+    Drift,
     EverySteps,
     Graph,
     Halo,
@@ -51,8 +53,9 @@ RANKS, STEPS = 8, 200
 METIS, SUPER = MetisPartitioner(), SuperNodePartitioner()
 OUTER: dict[str, Any] = {"outer": Outer(bits=8), "average_optimizer": "variance"}
 PAPER: dict[str, Any] = {"drift": None, "weights": "uniform"}
-FIXED: dict[str, Any] = {"outer": Outer(lr=1.0, momentum=0.3, nesterov=False, bits=8)}
-EXACT: dict[str, Any] = {"outer": Outer(lr=1.0, momentum=0.0), "average_optimizer": True}
+EARLIER: dict[str, Any] = {"drift": Drift("global", decay=0.8), "correction_steps": 1}
+FIXED: dict[str, Any] = {"outer": Outer(lr=1.0, momentum=0.3, nesterov=False, bits=8), **EARLIER}
+EXACT: dict[str, Any] = {"outer": Outer(lr=1.0, momentum=0.0), "average_optimizer": True, **EARLIER}
 
 
 def tma(steps: int, **settings: Any) -> Strategy:
@@ -60,7 +63,7 @@ def tma(steps: int, **settings: Any) -> Strategy:
 
 
 def adaptive(_: int) -> Strategy:
-    return LLCGStrategy(AdaptiveSteps(10, 50), launch=Launch(start_method="fork"))
+    return LLCGStrategy(AdaptiveSteps(10, 50), launch=Launch(start_method="fork"), **EARLIER)
 
 
 class Enough(pl.Callback):
@@ -85,15 +88,17 @@ SETTINGS: dict[str, Method] = {
     "Grappa, 8 bits": every_step(bits=8),
     "Grappa, isolated": every_step(boundary=Isolated()),
     "LLCG": Method(partial(llcg, {}), SUPER, data=around()),
+    "LLCG, earlier default": Method(partial(llcg, EARLIER), SUPER, data=around()),
     "LLCG, adaptive rounds": Method(adaptive, SUPER, data=around()),
     "LLCG, fixed momentum": Method(partial(llcg, FIXED), SUPER, data=around()),
     "LLCG, fixed momentum, isolated": Method(partial(llcg, FIXED), SUPER, data=around(Isolated())),
     "LLCG, METIS": Method(partial(llcg, {}), METIS, data=around()),
+    "LLCG, METIS, earlier default": Method(partial(llcg, EARLIER), METIS, data=around()),
     "LLCG, METIS, fixed momentum": Method(partial(llcg, FIXED), METIS, data=around()),
     "LLCG, METIS, fixed momentum, isolated": Method(partial(llcg, FIXED), METIS, data=around(Isolated())),
     "LLCG, METIS, exact averages": Method(partial(llcg, EXACT), METIS, data=around()),
     "LLCG, as in the paper": Method(partial(llcg, PAPER), METIS, data=around(Isolated())),
-    "LLCG, METIS, seeds of the halo": Method(partial(llcg, {}), METIS, data=around(Halo(2, seed_hops=1))),
+    "LLCG, METIS, seeds of the halo": Method(partial(llcg, EARLIER), METIS, data=around(Halo(2, seed_hops=1))),
     "averaging": Method(averaging, SUPER, data=around()),
     "averaging, METIS": Method(averaging, METIS, data=around()),
     "averaging, METIS, seeds of the halo": Method(averaging, METIS, data=around(Halo(2, seed_hops=1))),
@@ -104,8 +109,10 @@ SETTINGS: dict[str, Method] = {
 # Also with rounds of 50 and 200 local steps.
 LONG = (
     "LLCG",
+    "LLCG, earlier default",
     "LLCG, fixed momentum",
     "LLCG, METIS",
+    "LLCG, METIS, earlier default",
     "LLCG, METIS, fixed momentum",
     "LLCG, METIS, seeds of the halo",
     "averaging",
@@ -157,10 +164,11 @@ def measure(options: argparse.Namespace) -> None:
             dropout=0.0,
             fanout=[10, 10],
             batch_size=64,
-            scratch=str(options.file.with_suffix(".tmp")),
+            scratch=str(options.file.with_suffix(f".{os.getpid()}.tmp")),
         )
         graph = graph_of(what["graph"], options.directory, what["seed"], what["model"])
         outcome = run(graph, SETTINGS[what["setting"]], settings, what["seed"], Enough())
+        Path(settings.scratch).unlink()
         with options.file.open("a") as file:
             file.write(json.dumps(what | outcome) + "\n")
         print(*what.values(), f"{outcome['test']:.3f} {outcome['bytes'] / 1e6:.1f} MB", flush=True)

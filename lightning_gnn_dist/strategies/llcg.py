@@ -82,8 +82,8 @@ class LLCGStrategy(RoundStrategy):
     Args:
         clock: Decides when a round ends.
         correction_steps: :math:`S`. An integer, or a share of the round's local steps such as 0.1 (rounded up).
-            With 0, ``drift=None`` and ``weights="uniform"`` this is local SGD. Default: 0.1, and the more steps that are
-            the shorter they are; one step with ``drift=None`` or ``Drift(corrects=True)``.
+            With 0, ``drift=None`` and ``weights="uniform"`` this is local SGD. Default: 0.1, and the more steps there
+            are, the shorter they are; one step with ``drift=None`` or ``Drift(corrects=True)``.
         correction: ``"sliced"``, or the paper's ``"rank0"``: rank 0 computes the whole batch while the others wait, so
             the step must not call a collective (``self.all_gather``).
         correction_optimizer: An optimizer of the correction's own. ``"averaged"``: like the module's, starting each
