@@ -132,8 +132,9 @@ class TypedArrays(NamedTuple):
     @classmethod
     def of(cls, graph: Graph, sample: Sample) -> TypedArrays:
         """The batch of a sample of a typed graph, and the graph's arrays."""
-        types, apart = graph.types, take_apart(graph, sample)
+        types = graph.types
         assert types is not None
+        apart = take_apart(graph, sample, with_ids=any(types.edge_arrays.values()))
         places = {
             kind: places_of(graph, number, rows.edge_ids)
             for number, (kind, rows) in enumerate(zip(types.edge_types, apart.rows, strict=True))

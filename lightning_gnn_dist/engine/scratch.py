@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_gnn_dist.engine.kernels import Array, Table, Work
+from lightning_gnn_dist.engine.kernels import AT_ONCE, Array, Table, Work
 
 DIRECT_NODES = 1 << 21  # a graph of up to so many nodes gets a table with a slot for every node
 ENTRY_LIMIT = 1 << 32  # entries of the table are uint32
@@ -36,7 +36,7 @@ class Scratch:
     def reserve(self, entries: int) -> None:
         """Make room for a batch of ``entries`` seeds and edges, and a quarter more."""
         size = entries + entries // 4
-        longs: list[Array] = [np.empty(size + 1, np.int64) for _ in range(4)]
+        longs: list[Array] = [np.empty(size + AT_ONCE, np.int64) for _ in range(4)]  # starts have one more
         starts, positions, first, degree = longs
         nodes, columns = np.empty(size, self.dtype), np.empty(size, self.dtype)
         self.work = Work(nodes, starts, positions[:size], columns, first, degree, np.empty(size, np.float32))

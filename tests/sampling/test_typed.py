@@ -33,15 +33,15 @@ from tests.sampling.reference import random_graph
 GRAPHS = ("acm", "aifb", "baseball", "f1", "openflights", "stackex_quantum", "umls")
 
 
-def many_types(num_types: int, seed: int = 0) -> Graph:
-    """Two node types and so many edge types, some of them in few rows."""
+def many_types(num_types: int, seed: int = 0, num_edges: int = 200) -> Graph:
+    """Two node types and so many edge types, of so many edges each, some of them in few rows."""
     generator = torch.Generator().manual_seed(seed)
     data = HeteroData()
     data["a"].num_nodes, data["b"].num_nodes = 80, 50
     for number in range(num_types):
         ends = ("a", f"r{number}", "b") if number % 3 else ("b", f"r{number}", "a")
         counts = [80 if end == "a" else 50 for end in ends[::2]]
-        data[ends].edge_index = torch.stack([torch.randint(n, (200,), generator=generator) for n in counts])
+        data[ends].edge_index = torch.stack([torch.randint(n, (num_edges,), generator=generator) for n in counts])
     return Graph.from_pyg(data)
 
 
@@ -86,6 +86,17 @@ def test_it_is_the_one_page_sampler(num_types, numbers, replace):
     assert sample.nodes.tolist() == nodes
     assert sample.edge_ids is not None and sample.edge_ids.tolist() == edges
     assert sample.indices.tolist() == columns
+    assert graph.types is not None and sample.edge_kinds is not None
+    assert sample.edge_kinds.equal(graph.types.edge_type[sample.edge_ids])
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_long_pieces_are_the_one_page_samplers_too(replace):
+    graph = many_types(4, num_edges=3000)  # pieces of 60 edges and of 37
+    sample = draw(graph, torch.arange(3), [45, 9], replace=replace)
+    nodes, edges, columns = by_hand(graph, [0, 1, 2], np.array([[45] * 4, [9] * 4]), PLACE, replace)
+    assert sample.nodes.tolist() == nodes and sample.indices.tolist() == columns
+    assert sample.edge_ids is not None and sample.edge_ids.tolist() == edges
     assert graph.types is not None and sample.edge_kinds is not None
     assert sample.edge_kinds.equal(graph.types.edge_type[sample.edge_ids])
 

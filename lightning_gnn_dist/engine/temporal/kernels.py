@@ -33,7 +33,7 @@ from lightning_gnn_dist.engine.kernels import (
 )
 from lightning_gnn_dist.engine.rng import draw
 from lightning_gnn_dist.engine.temporal.order import TimeOrder
-from lightning_gnn_dist.engine.typed.kernels import end_of_piece, open_rows
+from lightning_gnn_dist.engine.typed.kernels import end_of_piece, open_rows, prefetch_types
 from lightning_gnn_dist.engine.weighted.draws import aside_for
 
 _U = np.uint64
@@ -133,7 +133,7 @@ def _expand(
         low = begin + block * BLOCK
         for i in range(low, min(low + BLOCK, end)):
             first, degree = work.first[_U(i - begin)], work.degree[_U(i - begin)]
-            prefetch(draws.edge_type, first)
+            prefetch_types(draws.edge_type, first, degree)
             prefetch(draws.order.times, first)
             prefetch(draws.order.times, first + degree // 2)
         low -= BLOCK

@@ -6,7 +6,7 @@ first one's.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.engine.typed.apart_kernels import Layout, count, fill
 from lightning_gnn_dist.engine.typed.hops import edge_types_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
@@ -24,6 +25,7 @@ from lightning_gnn_dist.graph.typed.types import TypeNames
 _U = np.uint64
 _LEAST_EDGES = 64  # between two marks of an edge's place
 _EDGES_PER_TYPE = 16
+_NO_IDS = torch.empty(0, dtype=torch.int64)
 
 
 class Rows(NamedTuple):
@@ -58,31 +60,13 @@ class Apart(NamedTuple):
     rows: list[Rows]
 
 
-class Layout(NamedTuple):
-    """What kernels know of the types.
-
-    Attributes:
-        offsets: The first id of each node type, and the number of all nodes.
-        source: The node type of the senders of each edge type.
-        target: The node type of its receivers.
-        into: The edge types by the node type of their receivers.
-        starts: Where the edge types into each node type start in ``into``.
-    """
-
-    offsets: Array
-    source: Array
-    target: Array
-    into: Array
-    starts: Array
-
-
-def take_apart(graph: Graph, sample: Sample) -> Apart:
-    """Return the batch of a sample of a typed graph by types."""
+def take_apart(graph: Graph, sample: Sample, *, with_ids: bool = True) -> Apart:
+    """Return the batch of a sample of a typed graph by types; without ids, the edges are not told apart."""
     types = graph.types
     assert types is not None
     if sample.edge_kinds is None:
         sample = sample._replace(edge_kinds=types.edge_type[sample.edge_ids])
-    apart = by_types(types, sample)
+    apart = by_types(types, sample if with_ids else sample._replace(edge_ids=None))
     if apart is None:
         raise graph_is_damaged(graph)
     return apart
@@ -91,30 +75,33 @@ def take_apart(graph: Graph, sample: Sample) -> Apart:
 def by_types(types: TypeNames, sample: Sample) -> Apart | None:
     """Return the batch of a sample that has ``edge_kinds`` by types; None if an edge has ends of other types."""
     assert sample.edge_kinds is not None
-    layout, hops = _layout(types), np.array([0, *sample.num_sampled_nodes], np.int64).cumsum()
-    edges = torch.zeros(sample.indices.numel(), dtype=torch.int64) if sample.edge_ids is None else sample.edge_ids
-    ids, indptr, indices, positions = (t.numpy() for t in (sample.nodes, sample.indptr, sample.indices, edges))
-    kinds = sample.edge_kinds.numpy()
-    num_nodes = np.zeros((len(types.node_types), len(hops) - 1), np.int64)
-    num_edges = np.zeros((len(types.edge_types), len(hops) - 2), np.int64)
-    of_type, at = np.empty(len(ids), np.int32), np.empty(len(ids), np.int64)
-    is_right = _count(ids, indptr, kinds, hops, layout, of_type, at, num_nodes, num_edges)
-    first, edge_first = _starts(num_nodes.sum(1)), _starts(num_edges.sum(1))
-    targets = [types.node_types.index(target) for _, _, target in types.edge_types]
-    row_first = _starts(num_nodes[targets, :-1].sum(1) + 1)
+    layout, hops = (
+        remembered(types, "layout", lambda: _layout(types)),
+        np.array([0, *sample.num_sampled_nodes]).cumsum(),
+    )
+    ids, indptr, indices = (t.numpy() for t in (sample.nodes, sample.indptr, sample.indices))
+    kinds, positions = sample.edge_kinds.numpy(), (_NO_IDS if sample.edge_ids is None else sample.edge_ids).numpy()
+    upto_nodes = np.zeros((len(hops), len(types.node_types)), np.int64)
+    upto_edges = np.zeros((len(hops) - 1, len(types.edge_types)), np.int64)
+    of_type, at = np.empty((2, len(ids)), np.int32)
+    if not count(ids, indptr, kinds, hops, layout, of_type, at, upto_nodes[1:], upto_edges[1:]):
+        return None
+    first, edge_first = _starts(upto_nodes[-1]), _starts(upto_edges[-1])
+    row_first = _starts(upto_nodes[-2, layout.target] + 1)
     rows, columns = np.empty(row_first[-1], indptr.dtype), np.empty(edge_first[-1], indices.dtype)
     local, edge_ids = np.empty(len(ids), np.int64), np.empty(edge_first[-1], np.int64)
     starts = first, edge_first, row_first
     flat = ids, indptr, indices, positions, kinds
-    if not is_right or not _fill(*flat, layout, of_type, at, *starts, local, rows, columns, edge_ids):
+    if not fill(*flat, layout, of_type, at, *starts, local, rows, columns, edge_ids):
         return None
     pieces = [
         torch.from_numpy(array).split(np.diff(start).tolist())
         for array, start in ((rows, row_first), (columns, edge_first), (edge_ids, edge_first))
     ]
-    nodes = list(torch.from_numpy(local).split(np.diff(first).tolist()))
-    rows_of_types = [Rows(*of) for of in zip(*pieces, num_edges.tolist(), strict=True)]
-    return Apart(nodes, num_nodes.tolist(), torch.from_numpy(of_type), rows_of_types)
+    nodes = list(torch.from_numpy(local).split(upto_nodes[-1].tolist()))
+    num_nodes, num_edges = np.diff(upto_nodes, axis=0).T.tolist(), np.diff(upto_edges, axis=0).T.tolist()
+    rows_of_types = [Rows(*of) for of in zip(*pieces, num_edges, strict=True)]
+    return Apart(nodes, num_nodes, torch.from_numpy(of_type), rows_of_types)
 
 
 def places_of(graph: Graph, number: int, positions: Tensor) -> Tensor:
@@ -146,83 +133,6 @@ def _layout(types: TypeNames) -> Layout:
 def _starts(counts: Array) -> Array:
     starts: Array = np.concatenate([np.zeros(1, np.int64), counts.cumsum()])
     return starts
-
-
-@compiled
-def _count(
-    ids: Array,
-    indptr: Array,
-    kinds: Array,
-    hops: Array,
-    layout: Layout,
-    of_type: Array,
-    at: Array,
-    num_nodes: Array,
-    num_edges: Array,
-) -> Any:
-    """Number the nodes in their types, and count nodes and edges per hop; return whether all edge types are known."""
-    seen = np.zeros(len(num_nodes), np.int64)
-    for hop in range(len(hops) - 1):
-        for i in range(hops[hop], hops[hop + 1]):
-            low, size = np.int64(0), len(seen)
-            while size > 1:
-                half = size // 2
-                low += half if ids[_U(i)] >= layout.offsets[_U(low + half)] else 0
-                size -= half
-            of_type[_U(i)], at[_U(i)] = low, seen[_U(low)]
-            seen[_U(low)] += 1
-            num_nodes[_U(low), _U(hop)] += 1
-    for hop in range(len(hops) - 2):
-        for edge in range(indptr[hops[hop]], indptr[hops[hop + 1]]):
-            if _U(kinds[_U(edge)]) >= _U(len(num_edges)):
-                return False
-            num_edges[_U(kinds[_U(edge)]), _U(hop)] += 1
-    return True
-
-
-@compiled
-def _fill(
-    ids: Array,
-    indptr: Array,
-    indices: Array,
-    positions: Array,
-    kinds: Array,
-    layout: Layout,
-    of_type: Array,
-    at: Array,
-    first: Array,
-    edge_first: Array,
-    row_first: Array,
-    local: Array,
-    rows: Array,
-    columns: Array,
-    edge_ids: Array,
-) -> Any:
-    """Write each type's nodes and rows; return whether all edges have ends of the right types."""
-    for i in range(len(ids)):
-        kind = of_type[_U(i)]
-        at[_U(i)] += first[_U(kind)]
-        local[_U(at[_U(i)])] = ids[_U(i)] - layout.offsets[_U(kind)]
-    done = edge_first.copy()
-    is_right: Any = True
-    for i in range(len(indptr) - 1):
-        receiver = of_type[_U(i)]
-        row = at[_U(i)] - first[_U(receiver)]
-        for place in range(layout.starts[_U(receiver)], layout.starts[_U(receiver + 1)]):
-            kind = _U(layout.into[_U(place)])
-            rows[_U(row_first[kind] + row)] = done[kind] - edge_first[kind]
-        for edge in range(indptr[_U(i)], indptr[_U(i + 1)]):
-            kind = _U(kinds[_U(edge)])
-            sender = layout.source[kind]
-            column = at[_U(indices[_U(edge)])] - first[_U(sender)]
-            is_right &= _U(column) < _U(first[_U(sender + 1)] - first[_U(sender)])
-            out = _U(done[kind])
-            is_right &= layout.target[kind] == receiver
-            columns[out], edge_ids[out] = column, positions[_U(edge)]
-            done[kind] = out + _U(1)
-    for kind in range(len(done) - 1):
-        rows[_U(row_first[_U(kind + 1)] - 1)] = done[_U(kind)] - edge_first[_U(kind)]
-    return is_right
 
 
 @compiled

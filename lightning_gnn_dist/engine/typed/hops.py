@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.hops import sample_hops
+from lightning_gnn_dist.engine.intrinsics import RUN
 from lightning_gnn_dist.engine.kernels import Array, Rule, Table, Work
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
@@ -44,9 +45,9 @@ def sample_per_type(graph: Graph, seeds: Tensor, fanouts: Array, batch_key: Batc
 
 
 def _kinds_of_thread(dtype: np.dtype[Any], room: int) -> Array:
-    """The calling thread's own array, with room for the types of so many edges at least."""
+    """The calling thread's own array, with room for the types of so many edges at least, and a run past them."""
     mine: dict[str, Array] = _THREAD.__dict__
     found = mine.get(dtype.name)
-    if found is None or len(found) < room:
-        found = mine[dtype.name] = np.empty(room, dtype)
+    if found is None or len(found) < room + RUN:
+        found = mine[dtype.name] = np.empty(room + RUN, dtype)
     return found

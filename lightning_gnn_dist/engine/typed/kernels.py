@@ -2,6 +2,11 @@
 
 The edges of one type into one node are a piece of the node's row, for rows are in the order of types. Each piece is
 drawn from as if it were a row of a graph without types.
+
+Pieces are short, a few edges each, so what takes time is not the edges but the branches that no processor can predict:
+how long a piece is, and whether it is taken whole. So both are computed without a branch: as many edges as are to be
+drawn are taken from the front of every piece, some too many at once, which the next piece overwrites. The pieces that
+are not taken whole are noted, and drawn from once the block is done.
 """
 
 from __future__ import annotations
@@ -11,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_gnn_dist.engine.compiling import compiled, inlined, part
-from lightning_gnn_dist.engine.intrinsics import prefetch
+from lightning_gnn_dist.engine.intrinsics import RUN, fill_run, prefetch, run_length
 from lightning_gnn_dist.engine.kernels import (
+    AT_ONCE,
     BLOCK,
     DAMAGED,
     REPEATED_SEED,
@@ -24,15 +30,13 @@ from lightning_gnn_dist.engine.kernels import (
     Work,
     draw_row,
     is_no_row,
-    is_whole,
     place,
     place_seeds,
     read_senders,
-    take_row,
 )
 from lightning_gnn_dist.engine.weighted.draws import aside_for
 
-NEAR = 16  # edges that are looked at one by one: in short rows that is faster than a search
+NOTES = 256  # pieces that may wait to be drawn from
 _U = np.uint64
 _ALL_BITS: Any = _U(2**64 - 1)  # a node's name is its id
 
@@ -117,13 +121,15 @@ def _expand(
     With too little room for all edges it counts them, and finds no more nodes.
     """
     found, blocks, total = end, (end - begin + BLOCK - 1) // BLOCK, work.starts[_U(begin)]
+    notes = np.empty((NOTES + draws.fanouts.shape[1], 3), np.int64)
     for block in range(blocks + 3):
         low = begin + block * BLOCK
         for i in range(low, min(low + BLOCK, end)):
-            prefetch(draws.edge_type, work.first[_U(i - begin)])
+            prefetch_types(draws.edge_type, work.first[_U(i - begin)], work.degree[_U(i - begin)])
         low -= BLOCK
         if 1 <= block <= blocks:
-            total = _draw_rows(indices, begin, low, min(low + BLOCK, end), total, num_seeds, hop, draws, kinds, work)
+            high = min(low + BLOCK, end)
+            total = _draw_rows(indices, begin, low, high, total, num_seeds, hop, draws, kinds, work, notes)
             if total < 0:
                 return np.int64(DAMAGED)
         if num_seeds + total > len(work.positions):
@@ -151,10 +157,10 @@ def _draw_rows(
     draws: Draws,
     kinds: Array,
     work: Work,
+    notes: Array,
 ) -> Any:
     """Choose the edges of the frontier rows ``low`` to ``high``; return the batch's edges so far, or ``DAMAGED``."""
-    num_types, room = draws.fanouts.shape[1], len(work.positions) - num_seeds
-    aside = aside_for(draws.rule.weights, ZERO)  # edges of types have no weights
+    num_types, room, noted = draws.fanouts.shape[1], len(work.positions) - num_seeds, ZERO
     for i in range(low, high):
         first, node = work.first[_U(i - begin)], work.nodes[_U(i)]
         last = first + work.degree[_U(i - begin)]
@@ -166,31 +172,62 @@ def _draw_rows(
             if _U(kind) >= _U(num_types):  # read as unsigned, a negative number is large
                 return np.int64(DAMAGED)
             fanout, degree = draws.fanouts[_U(hop), _U(kind)], stop - first
-            takes_all = is_whole(degree, fanout, draws.rule.replace)
-            out, total = total, total + (degree if takes_all else fanout)
-            if total <= room:
-                for edge in range(out, total):
-                    kinds[_U(edge)] = kind
-                if takes_all:
-                    take_row(indices, first, degree, work.positions, out)
-                else:
-                    key = draws.keys[_U(hop), _U(kind)]
-                    draw_row(indices, first, degree, fanout, key, node, draws.rule, aside, work.positions, out)
-            first = stop
+            is_whole = (fanout < 0) | ((degree <= fanout) & (not draws.rule.replace))
+            count = degree if is_whole else fanout
+            if total + count <= room:
+                _take_first(indices, first, count, kind, kinds, work.positions, total)
+                notes[_U(noted), 0], notes[_U(noted), 1], notes[_U(noted), 2] = total, degree, node
+                noted += np.int64((not is_whole) & (fanout > 0))
+            first, total = stop, total + count
         work.starts[_U(i + 1)] = total
+        if noted >= NOTES:  # the next row may add one for each type
+            noted = _draw_noted(indices, notes, noted, hop, draws, kinds, work.positions)
+    _draw_noted(indices, notes, noted, hop, draws, kinds, work.positions)
     return total
+
+
+@inlined
+def _take_first(indices: Array, first: int, count: int, kind: int, kinds: Array, positions: Array, out: int) -> None:
+    """Choose the first edges of a piece. What is written past them belongs to the next piece, or to nobody."""
+    for edge in range(0, count, RUN):
+        fill_run(kinds, out + edge, kind)
+    for edge in range(0, count, AT_ONCE):
+        for i in range(AT_ONCE):
+            positions[_U(out + edge + i)] = first + edge + i
+        prefetch(indices, first + edge)
+    prefetch(indices, first + count - 1)
+
+
+@part
+def _draw_noted(
+    indices: Array, notes: Array, noted: int, hop: int, draws: Draws, kinds: Array, positions: Array
+) -> Any:
+    """Draw from the pieces that were noted, whose first edge and type stand where their edges go; return 0."""
+    aside = aside_for(draws.rule.weights, ZERO)  # edges of types have no weights
+    for i in range(noted):
+        out, degree, node = notes[_U(i), 0], notes[_U(i), 1], notes[_U(i), 2]
+        first, kind = positions[_U(out)], kinds[_U(out)]
+        fanout, key = draws.fanouts[_U(hop), _U(kind)], draws.keys[_U(hop), _U(kind)]
+        draw_row(indices, first, degree, fanout, key, node, draws.rule, aside, positions, out)
+    return ZERO
+
+
+@inlined
+def prefetch_types(edge_type: Array, first: int, degree: int) -> None:
+    """Ask for what :func:`end_of_piece` reads of a short row."""
+    prefetch(edge_type, first)
+    prefetch(edge_type, first + degree + RUN - 1)
 
 
 @inlined
 def end_of_piece(edge_type: Array, first: int, last: int) -> Any:
     """Where the edges of the type of edge ``first`` end in a row that ends at ``last``: past ``first`` in any case."""
-    kind = edge_type[_U(first)]
-    low, near = first + 1, min(first + NEAR, last)
-    while low < near and edge_type[_U(low)] == kind:
-        low += 1
-    if low < near or near == last:
-        return low
-    high = last
+    low = first + 1
+    if first + RUN <= len(edge_type):
+        low = first + run_length(edge_type, first)
+        if low < first + RUN or low >= last:
+            return min(low, last)
+    kind, high = edge_type[_U(first)], last
     while low < high:
         middle = (low + high) // 2
         if edge_type[_U(middle)] == kind:

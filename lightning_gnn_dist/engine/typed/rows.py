@@ -18,7 +18,7 @@ from lightning_gnn_dist.engine.kernels import ROWS_AHEAD, ZERO, Array, Rule, dra
 from lightning_gnn_dist.engine.temporal.kernels import BEFORE_ALL, first_later
 from lightning_gnn_dist.engine.temporal.order import TimeOrder
 from lightning_gnn_dist.engine.typed.hops import edge_types_of
-from lightning_gnn_dist.engine.typed.kernels import end_of_piece
+from lightning_gnn_dist.engine.typed.kernels import end_of_piece, prefetch_types
 from lightning_gnn_dist.engine.weighted.draws import EVEN, aside_for
 from lightning_gnn_dist.graph.graph import Graph
 
@@ -77,6 +77,8 @@ def _count(indptr: Array, indices: Array, edge_type: Array, asked: Asked, counts
     """Count the edges that each row gives; return whether all are rows of the graph, and of types that it has."""
     for i in range(len(asked.rows)):
         prefetch(indptr, asked.rows[_U(min(i + ROWS_AHEAD, len(asked.rows) - 1))])
+        soon = _U(asked.rows[_U(min(i + ROWS_AHEAD // 2, len(asked.rows) - 1))])
+        prefetch_types(edge_type, indptr[soon], indptr[soon + _U(1)] - indptr[soon])
         row = _U(asked.rows[_U(i)])
         first, last, total = indptr[row], indptr[row + _U(1)], ZERO
         if is_no_row(first, last, len(indices)):
