@@ -97,10 +97,14 @@ class OwningStrategy(PartitionedStrategy):
 
             self._owners.keep_moments(moments)
 
+    def _must_leave_at_once(self) -> bool:
+        """Whether other ranks may wait for what this one does not do any more, so that none can wait for their end."""
+        return self.is_alone
+
     def _leave(self, owners: RowOwners) -> None:
         """End a fit or an evaluation; after it, ranks that go on may still ask each other for rows."""
         owners.trains = False
-        if self.is_alone:
+        if self._must_leave_at_once():
             owners.abort()
             self._owners = None
         elif self._launcher is None:  # the process that started this rank gets the model of the first on each host

@@ -1,0 +1,163 @@
+"""Tables that live with one rank each, in rounds: fits of them are those of tables that all ranks hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from lightning_gnn_dist.rounds.clock import EverySteps, RoundProgress
+from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
+from lightning_gnn_dist.strategies.tma import TMAStrategy
+from lightning_gnn_dist.wire import collectives
+from tests.every_strategy import PATIENCE
+from tests.ranks import run_ranks
+from tests.rounds.rows.fitting import NUM_ROWS, WIDTH, Made, Table, loader_of, state_of
+from tests.rounds.rows.test_touched_rows import BATCHES, ROUNDS, STEPS, by_hand
+from tests.strategies.fitting import differs, fit
+
+
+def owned(module: Any) -> Any:
+    """The model with a table whose rows live with one rank each, and begin as they are."""
+    rows = OwnedEmbedding(NUM_ROWS, WIDTH).double()
+    rows.load_state_dict(module.rows.state_dict())
+    module.rows = rows
+    return module
+
+
+class Keeps(pl.Callback):
+    """The state behind each meeting."""
+
+    def __init__(self) -> None:
+        self.states: list[Made] = []
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self.states.append(state_of(module))
+
+
+def train(rank: int, strategy: Any, module: Table, world_size: int, **options: Any) -> list[Made]:
+    keeps = Keeps()
+    options = {"max_epochs": ROUNDS, "callbacks": []} | options
+    options["callbacks"] = [*options["callbacks"], keeps]
+    fit(rank, strategy, module, devices=world_size, train=loader_of(rank, BATCHES), **options)
+    return keeps.states
+
+
+def local_sgd(rank: int, world_size: int, optimizer: str, options: dict[str, Any]) -> list[Made]:
+    strategy = LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
+    return train(rank, strategy, owned(Table(optimizer)), world_size)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's Adagrad
+@pytest.mark.parametrize(
+    ("world_size", "optimizer", "options"),
+    [
+        (3, "LazyAdam", {"average_optimizer": True}),
+        pytest.param(3, "LazyAdam", {}, marks=pytest.mark.slow),
+        pytest.param(2, "SGD", {}, marks=pytest.mark.slow),
+        pytest.param(2, "Adagrad", {}, marks=pytest.mark.slow),
+        pytest.param(3, "Adagrad", {"average_optimizer": True}, marks=pytest.mark.slow),
+        pytest.param(1, "LazyAdam", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_meetings_are_those_by_hand(world_size: int, optimizer: str, options: dict[str, Any]) -> None:
+    first, *others = run_ranks(local_sgd, world_size, optimizer, options)
+    expected = by_hand(world_size, optimizer, moments=bool(options))
+    for number, state in enumerate(expected):
+        assert all(differs(first[number], other[number]) == 0.0 for other in others)
+        assert differs(first[number], state) < 1e-12
+
+
+class UnequalSteps:
+    """Each rank ends its rounds after a number of steps of its own."""
+
+    def is_over(self, progress: RoundProgress) -> bool:
+        return progress.local_steps >= 1 + 2 * collectives.rank()
+
+
+class Freezes(pl.Callback):
+    """The table trains in the first two rounds alone."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        pl_module.rows.requires_grad_(trainer.current_epoch < 2)
+
+
+class Breaks(pl.Callback):
+    """What rank 1 has trained becomes NaN in the second round."""
+
+    def on_before_zero_grad(self, trainer: pl.Trainer, module: Any, optimizer: Any) -> None:
+        if trainer.global_rank == 1 and trainer.current_epoch == 1:
+            module.head.weight.data.fill_(torch.nan)
+
+
+SETTINGS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "unequal": (lambda: TMAStrategy(UnequalSteps(), weights="steps", **PATIENCE), {}),
+    "accumulates": (
+        lambda: LocalSGDStrategy(EverySteps(4), average_optimizer="momentum", **PATIENCE),
+        {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05},
+    ),
+    "variance": (lambda: LocalSGDStrategy(EverySteps(2), average_optimizer="variance", **PATIENCE), {}),
+    "failed": (
+        lambda: TMAStrategy(EverySteps(3), failed_ranks=[1], average_optimizer=True, **PATIENCE),
+        {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    ),
+    "frozen": (lambda: LocalSGDStrategy(EverySteps(2), **PATIENCE), {"callbacks": [Freezes()]}),
+    "left out": (
+        lambda: LocalSGDStrategy(EverySteps(2), nonfinite="leave_out", **PATIENCE),
+        {"callbacks": [Breaks()]},
+    ),
+}
+
+
+def settings(rank: int, world_size: int, names: list[str]) -> dict[str, list[list[Made]]]:
+    """For each setting the states of a table that every rank holds, and of one whose rows have owners."""
+    return {
+        name: [
+            train(rank, SETTINGS[name][0](), module, world_size, **SETTINGS[name][1])
+            for module in (Table(), owned(Table()))
+        ]
+        for name in names
+    }
+
+
+@pytest.mark.parametrize("names", [["unequal"], pytest.param([*SETTINGS][1:], marks=pytest.mark.slow)], ids=str)
+def test_all_settings_are_those_of_a_table_that_all_ranks_hold(names: list[str]) -> None:
+    for found in run_ranks(settings, 3, names):
+        for name, (whole, others) in found.items():
+            assert len(whole) == ROUNDS
+            for one, other in zip(whole, others, strict=True):
+                assert differs(one, other) == 0.0, name
+
+
+def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> dict[str, Made]:
+    """The ends of runs that never stopped, and of those that went on from the second meeting of each kind."""
+
+    def strategy() -> LocalSGDStrategy:
+        return LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
+
+    found = {"whole": train(rank, strategy(), owned(Table()), world_size)[-1]}
+    for name, module in {"owned": owned(Table()), "replicated": Table()}.items():
+        path, loader = str(Path(folder, f"{name}.ckpt")), loader_of(rank, BATCHES)
+        fit(rank, strategy(), module, devices=world_size, train=loader, max_epochs=2).save_checkpoint(path)
+        found[name] = train(rank, strategy(), owned(Table()), world_size, ckpt_path=path)[-1]
+    if options:  # moments of one rank alone have no place in a table that all ranks hold
+        path = str(Path(folder, "owned.ckpt"))
+        found["back"] = train(rank, strategy(), Table(), world_size, ckpt_path=path)[-1]
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"average_optimizer": True}, marks=pytest.mark.slow)])
+def test_a_run_that_goes_on_ends_as_one_that_never_stopped(tmp_path: Path, options: dict[str, Any]) -> None:
+    for found in run_ranks(resumed, 2, str(tmp_path), options):
+        for name, state in found.items():
+            assert differs(found["whole"], state) == 0.0, name
+    for name in ("owned", "replicated"):
+        checkpoint = torch.load(tmp_path / f"{name}.ckpt", weights_only=True)
+        assert checkpoint["state_dict"]["rows.weight"].shape == (NUM_ROWS, WIDTH)
+        alone = Table()
+        alone.load_state_dict(checkpoint["state_dict"])
