@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-_GROWTH = 1.5  # of the memory, where it is too small: the part that holds no rows yet is not touched
+_GROWTH = 1.5  # of the memory, where it is too small
+_LEAST_BYTES = 1 << 26  # on a CPU, where memory that holds no rows yet is not taken, and so large a piece is given back
 
 
 class GrowingRows:
@@ -81,6 +83,12 @@ class GrowingRows:
         """Return all ids, increasing, and their slots."""
         return self._ids, self._slots
 
+    def in_ranges(self, ranges: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """Return the ids that lie in some ranges, one behind the other, and their slots."""
+        ends = torch.searchsorted(self._ids, torch.tensor(ranges)).tolist()
+        ids, slots = (torch.cat([each[start:stop] for start, stop in ends]) for each in (self._ids, self._slots))
+        return ids, slots
+
 
 def _mixed(is_new: Tensor, new: Tensor, old: Tensor) -> Tensor:
     mixed = torch.empty(len(is_new), dtype=old.dtype)
@@ -91,6 +99,8 @@ def _mixed(is_new: Tensor, new: Tensor, old: Tensor) -> Tensor:
 def _grown(tensor: Tensor, used: int, needed: int) -> Tensor:
     if needed <= len(tensor):
         return tensor
-    grown = tensor.new_empty((max(needed, int(_GROWTH * len(tensor))), *tensor.shape[1:]))
+    row_bytes = tensor.element_size() * math.prod(tensor.shape[1:])
+    least = _LEAST_BYTES // row_bytes if tensor.device.type == "cpu" else 0
+    grown = tensor.new_empty((max(needed, least, int(_GROWTH * len(tensor))), *tensor.shape[1:]))
     grown[:used] = tensor[:used]
     return grown

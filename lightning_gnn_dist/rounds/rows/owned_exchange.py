@@ -6,17 +6,20 @@ terms are added in the order of ranks, so that both come to the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.rounds.rows.merging import means_of
-from lightning_gnn_dist.rounds.rows.row_owners import bounds_of, short
+from lightning_gnn_dist.rounds.rows.row_owners import bounds_of, pieces_of, short
 from lightning_gnn_dist.rounds.rows.touches import Rows
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.pieces import exchange_pieces
+
+TouchedIn = Callable[[Sequence[tuple[int, int]]], Rows]  # what a rank has touched in some ranges of ids
 
 
 def to_owners(num_rows: int, rows: Rows, flags: Sequence[int] = ()) -> tuple[list[Rows], list[list[int]]]:
@@ -43,20 +46,30 @@ def to_owners(num_rows: int, rows: Rows, flags: Sequence[int] = ()) -> tuple[lis
 
 
 @torch.no_grad()
-def mean_at_owners_(num_rows: int, own: Rows, tensors: Sequence[Tensor], weights: Sequence[float]) -> None:
+def mean_at_owners_(num_rows: int, own: TouchedIn, tensors: Sequence[Tensor], weights: Sequence[float]) -> None:
     """Replace rows that ranks have touched, and their moments, by weighted means, where they lie. Collective.
 
     Args:
         num_rows: How many rows the table has.
-        own: What this rank has touched: in how many steps, and rows of what ``tensors`` are.
+        own: Returns what this rank has touched in some ranges of ids: in how many steps, and rows as ``tensors`` has.
         tensors: The rows that lie here, and their moments.
         weights: What each rank counts for. A row that ranks of weight 0 alone have touched stays as it is.
     """
-    ranks, _ = to_owners(num_rows, own)
-    counting = [(rows, weight) for rows, weight in zip(ranks, weights, strict=True) if weight > 0]
-    ids = torch.cat([rows.ids for rows, _ in counting]).unique()
-    for tensor, mean in zip(tensors, means_of(ids, counting, tensors), strict=True):
-        tensor.index_copy_(0, ids, mean)
+    for ranges in _ranges_at_once(num_rows, tensors):
+        ranks, _ = to_owners(num_rows, own(ranges))
+        counting = [(rows, weight) for rows, weight in zip(ranks, weights, strict=True) if weight > 0]
+        ids = torch.cat([rows.ids for rows, _ in counting]).unique()
+        for tensor, mean in zip(tensors, means_of(ids, counting, tensors), strict=True):
+            tensor.index_copy_(0, ids, mean)
+
+
+def _ranges_at_once(num_rows: int, tensors: Sequence[Tensor]) -> Iterator[list[tuple[int, int]]]:
+    """Yield ranges of ids whose rows are sent at once, one of each owner: the same on all ranks."""
+    owners = [*pairwise(bounds_of(num_rows, collectives.world_size()))]
+    row_bytes = sum(each.element_size() * math.prod(each.shape[1:]) for each in tensors)
+    longest = max(last - first for first, last in owners)
+    for start, stop in pieces_of(0, longest, row_bytes * len(owners)):
+        yield [(min(first + start, last), min(first + stop, last)) for first, last in owners]
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ of nodes. So everything that handles gradients takes it for a table that each ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -153,15 +153,17 @@ class ReplicaRows:
         """Return the rows of this round."""
         return self._of_round.all_of(_ROW)
 
-    def touched(self) -> Rows:
-        """Return the rows that steps of this round have moved: how many have, the rows, and averaged moments."""
+    def touched(self, ranges: Sequence[tuple[int, int]]) -> Rows:
+        """Return the rows of some ranges of ids that steps of this round have moved.
+
+        Of each there is how many steps have moved it, itself, and its averaged moments.
+        """
         for name in self.averaged:
             self._of_round.declare(name, torch.zeros_like(self.held.data[:1]))
-        ids, slots = self._of_round.by_id()
-        counts = self._of_round.take(_STEPS, slots)
-        slots = slots[(is_touched := counts.cpu() > 0)]
-        tensors = [self._of_round.take(name, slots) for name in (_STEPS, _ROW, *self.averaged)]
-        return Rows(ids[is_touched], tensors)
+        ids, slots = self._of_round.in_ranges(ranges)
+        is_touched = self._of_round.take(_STEPS, slots).cpu() > 0
+        slots = slots[is_touched]
+        return Rows(ids[is_touched], [self._of_round.take(name, slots) for name in (_STEPS, _ROW, *self.averaged)])
 
     def owned_tensors(self) -> list[Tensor]:
         """Return the rows that lie here, and their averaged moments, which begin here if they are new."""

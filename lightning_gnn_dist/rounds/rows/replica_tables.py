@@ -122,7 +122,7 @@ class ReplicaTables:
         weights = weights_of_ranks(weight, self._replicas[0].held.device)
         collectives.check_total(sum(weights))
         for replica in self._replicas:
-            mean_at_owners_(replica.table.num_embeddings, replica.touched(), replica.owned_tensors(), weights)
+            mean_at_owners_(replica.table.num_embeddings, replica.touched, replica.owned_tensors(), weights)
             replica.forget_round()
         self.have_changed()
 
