@@ -1,4 +1,4 @@
-"""Rows that live with one rank each, in rounds from end to end: corrections, evaluation, checkpoints, faults."""
+"""Rows that live with one rank each, in rounds from end to end: graphs, other ways to step, bytes, faults."""
 
 from __future__ import annotations
 
@@ -11,96 +11,34 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
+from lightning_gnn_dist.boundary.boundary import History
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.graph.typed.synthetic import citations
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.rounds.clock import EverySteps
-from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
-from tests.rounds.rows import test_llcg_rows, test_owned_fits
+from tests.rounds.rows import test_owned_fits
 from tests.rounds.rows.fitting import NUM_ROWS, WIDTH, Made, batches_of, state_of
 from tests.rounds.rows.test_owned_embedding import Measured, WithoutRows
 from tests.rounds.rows.test_owned_fits import OPTIONS, Keeps, agree, data_module
 from tests.rounds.rows.test_replica_rows import owned, train
 from tests.rounds.rows.test_table_gradients import Loader, OfData
-from tests.rounds.rows.test_without_features import Rows
+from tests.rounds.rows.test_without_features import ByLayer, Rows, Typed, bare_graph
+from tests.rounds.rows.test_without_features import data_module as plain_data_module
 from tests.strategies.fitting import differs, fit
-
-PLAIN: dict[str, Any] = {"drift": None, "weights": "uniform", "correction_steps": 2}
-
-
-def lazy(parameters: list[Tensor]) -> LazyAdam:
-    return LazyAdam(parameters, lr=0.02)
-
-
-# Corrections.
-
-CORRECTIONS: dict[str, dict[str, Any]] = {
-    "by default": {},
-    "plain": PLAIN,
-    "of a function": PLAIN | {"correction_optimizer": lazy, "correction_steps": 0.5},
-    "averaged": PLAIN | {"average_optimizer": True},
-    "reset": PLAIN | {"correction_optimizer": "reset", "average_optimizer": "variance"},
-    "by the anchor": {"drift": Drift(corrects=True)},
-    "sgd": PLAIN | {"correction_optimizer": "sgd", "nonfinite": "leave_out", "buffers": "global"},
-}
-
-
-def corrected(rank: int, world_size: int, names: list[str], optimizer: str) -> dict[str, list[Made]]:
-    """For each setting the end of a fit of a table that every rank holds, and of one whose rows have owners."""
-    found: dict[str, list[Made]] = {}
-    for name in names:
-        for module in (OfData(optimizer), owned(OfData(optimizer))):
-            strategy = LLCGStrategy(EverySteps(3), **CORRECTIONS[name], **PATIENCE)
-            test_llcg_rows.train(strategy, module, world_size)
-            found.setdefault(name, []).append(state_of(module))
-    return found
-
-
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's Adagrad
-@pytest.mark.parametrize(
-    ("names", "optimizer"),
-    [
-        (["by default", "plain"], "LazyAdam"),
-        pytest.param([*CORRECTIONS][2:], "LazyAdam", marks=pytest.mark.slow),
-        pytest.param(["by default", "plain", "sgd"], "Adagrad", marks=pytest.mark.slow),
-    ],
-)
-def test_corrections_are_those_of_a_table_that_all_ranks_hold(names: list[str], optimizer: str) -> None:
-    for found in run_ranks(corrected, 3, names, optimizer):
-        for name, (whole, other) in found.items():
-            assert differs(whole, other) == 0.0, name
-
-
-@pytest.mark.slow
-def test_corrections_are_those_by_hand() -> None:
-    first, *_ = run_ranks(corrected, 3, ["plain"], "LazyAdam")
-    assert differs(first["plain"][1], test_llcg_rows.by_hand(3, "LazyAdam")) < 1e-12
-
-
-def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> list[Made]:
-    whole, half, path = owned(OfData()), owned(OfData()), str(Path(folder, "half.ckpt"))
-
-    def strategy() -> LLCGStrategy:
-        return LLCGStrategy(EverySteps(3), **options, **PATIENCE)
-
-    test_llcg_rows.train(strategy(), whole, world_size)
-    test_llcg_rows.train(strategy(), half, world_size, rounds=2).save_checkpoint(path)
-    again = owned(OfData())
-    test_llcg_rows.train(strategy(), again, world_size, path)
-    return [state_of(whole), state_of(again)]
-
-
-@pytest.mark.parametrize("options", [{}, pytest.param(PLAIN, marks=pytest.mark.slow)], ids=["default", "plain"])
-def test_corrected_runs_go_on_to_the_bit(tmp_path: Path, options: dict[str, Any]) -> None:
-    for whole, again in run_ranks(resumed, 2, str(tmp_path), options):
-        assert differs(whole, again) == 0.0
-
 
 # Graphs.
 
@@ -160,6 +98,142 @@ def test_a_fit_is_that_of_rows_that_all_ranks_hold(name: str, tmp_path: Path) ->
             assert differs(found, {node: rows[node] for node in found}) < 1e-12
         with pytest.raises(RankError, match="written by 3 ranks, and this fit has 2: resume with as many"):
             run_ranks(on_others, 2, str(tmp_path / "owned.ckpt"), timeout=60)
+
+
+def on_shards(rank: int, world_size: int, where: str) -> list[Made]:
+    warnings.filterwarnings("ignore", "You defined a `validation_step`")
+    found = []
+    for module in (Rows(), test_owned_fits.owned(Rows)):
+        data = ShardedDataModule(where, sampler=NeighborSampler([3, 3]), batch_size=7)
+        trainer(world_size, LLCGStrategy(EverySteps(3), **PATIENCE)).fit(module, data)
+        found.append(state_of(module))
+    return found
+
+
+@pytest.mark.slow
+def test_shards_train_rows(tmp_path: Path) -> None:
+    save_shards(bare_graph(), RandomPartitioner()(bare_graph(), 2, 0), tmp_path / "shards")
+    for replicated, whole in run_ranks(on_shards, 2, str(tmp_path / "shards")):
+        assert differs(whole, replicated) < 1e-12
+
+
+def with_history(rank: int, world_size: int) -> list[Made]:
+    found = []
+    for module in (ByLayer(), test_owned_fits.owned(ByLayer)):
+        fitted = trainer(world_size, LocalSGDStrategy(EverySteps(2), **PATIENCE))
+        fitted.fit(module, plain_data_module(boundary=History()))
+        found.append(state_of(module))
+    return found
+
+
+@pytest.mark.slow
+def test_rows_of_the_last_meeting_come_from_learned_rows() -> None:
+    for replicated, whole in run_ranks(with_history, 2):
+        assert differs(whole, replicated) < 1e-12
+
+
+def typed(rank: int, world_size: int) -> list[Made]:
+    graph, found = citations(600), []
+    sizes = graph.types.num_nodes["venue"], graph.types.node_arrays["paper"]["x"].shape[1]
+    for kind in (Typed, test_owned_fits.OwnedTyped):
+        data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=32)
+        options: dict[str, Any] = {"limit_val_batches": 0, "precision": "64-true"}
+        strategy = LLCGStrategy(EverySteps(3), outer=Outer(), **PATIENCE)
+        module = kind(*sizes).double()
+        trainer(world_size, strategy, **options).fit(module, data)
+        found.append({name: each for name, each in state_of(module).items() if "author" not in name})
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_type_may_have_learned_rows() -> None:
+    for replicated, whole in run_ranks(typed, 2):
+        assert differs(whole, replicated) < 1e-12
+
+
+# Other ways to step.
+
+
+class ByHand(OfData):
+    """Steps two optimizers by hand, one of which takes sparse gradients alone, and throws some gradients away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any) -> Any:
+        optimizers: Any = self.optimizers()
+        self.manual_backward(super().training_step(batch) * 100)
+        for each in optimizers:
+            each.zero_grad()
+        self.manual_backward(super().training_step(batch))
+        self.manual_backward(super().training_step(batch) / 2)
+        for each in optimizers:
+            self.clip_gradients(each, 0.1)
+            each.step()
+
+    def configure_optimizers(self) -> Any:
+        others = torch.optim.SGD(self.head.parameters(), lr=0.1)
+        return [torch.optim.SparseAdam(list(self.rows.parameters()), lr=0.05), others]
+
+
+def by_hand(rank: int, world_size: int) -> list[Made]:
+    found = []
+    for module in (ByHand(), owned(ByHand())):
+        strategy = LocalSGDStrategy(EverySteps(3), average_optimizer=True, **PATIENCE)
+        fit(rank, strategy, module, devices=world_size, train=Loader(rank))
+        found.append(state_of(module))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_steps_by_hand_are_those_of_a_table_that_all_ranks_hold() -> None:
+    for replicated, whole in run_ranks(by_hand, 2):
+        assert differs(whole, replicated) == 0.0
+
+
+def in_half(rank: int, world_size: int) -> list[Made]:
+    found = []
+    for kind in (lambda module: module, owned):
+        module = kind(OfData()).float()
+        loader = [each.clone() for each in Loader(rank)]
+        for each in loader:
+            each.x, each.y = each.x.float(), each.y.float()
+        strategy = LocalSGDStrategy(EverySteps(3), average_optimizer=True, **PATIENCE)
+        options: dict[str, Any] = {"precision": "bf16-mixed", "gradient_clip_val": 0.5}
+        fit(rank, strategy, module, devices=world_size, train=DataLoader(loader, batch_size=None), **options)
+        found.append(state_of(module))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_mixed_precision_is_that_of_a_table_that_all_ranks_hold() -> None:
+    for replicated, whole in run_ranks(in_half, 2):
+        assert differs(whole, replicated) < 1e-6
+
+
+def one_after_the_other(rank: int, world_size: int) -> list[Made]:
+    """Fits of one model by several strategies."""
+    found = []
+    for module in (OfData(), owned(OfData())):
+        for strategy in (
+            LocalSGDStrategy(EverySteps(3), **PATIENCE),
+            GrappaStrategy(**PATIENCE),
+            LocalSGDStrategy(EverySteps(2), average_optimizer=True, **PATIENCE),
+        ):
+            fit(rank, strategy, module, devices=world_size, train=Loader(rank), max_epochs=2)
+        found.append(state_of(module))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_strategies_may_follow_one_another() -> None:
+    for replicated, whole in run_ranks(one_after_the_other, 2):
+        assert differs(whole, replicated) < 1e-12
 
 
 # What is sent.
