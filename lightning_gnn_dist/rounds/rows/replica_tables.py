@@ -176,7 +176,8 @@ class ReplicaTables:
             replica = self._by_parameter.get(id(parameter))
             if replica is None:
                 return entry
-            rows = {name: each for name, each in entry.items() if isinstance(each, Tensor) and each.dim()}
+            shape = parameter.shape
+            rows = {name: each for name, each in entry.items() if isinstance(each, Tensor) and each.shape == shape}
             replica.forget_all_moments()
             replica.take_moments(rows)
             return {name: each for name, each in entry.items() if name not in rows}

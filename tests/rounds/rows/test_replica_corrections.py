@@ -13,7 +13,7 @@ from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from tests.every_strategy import PATIENCE
-from tests.ranks import run_ranks
+from tests.ranks import RankError, run_ranks
 from tests.rounds.rows import test_llcg_rows
 from tests.rounds.rows.fitting import Made, state_of
 from tests.rounds.rows.test_replica_rows import owned
@@ -87,3 +87,18 @@ def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) ->
 def test_corrected_runs_go_on_to_the_bit(tmp_path: Path, options: dict[str, Any]) -> None:
     for whole, again in run_ranks(resumed, 2, str(tmp_path), options):
         assert differs(whole, again) == 0.0
+
+
+def of_another_kind(rank: int, world_size: int, folder: str) -> None:
+    path = str(Path(folder, "half.ckpt"))
+    options = PLAIN | {"average_optimizer": True, "correction_optimizer": "persistent"}
+    strategy = LLCGStrategy(EverySteps(3), **options, **PATIENCE)
+    test_llcg_rows.train(strategy, owned(OfData()), world_size, rounds=1).save_checkpoint(path)
+    strategy = LLCGStrategy(EverySteps(3), **options, **PATIENCE)
+    test_llcg_rows.train(strategy, OfData(), world_size, path)
+
+
+@pytest.mark.slow
+def test_moments_of_corrections_are_of_one_kind_of_table(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match=r"correction optimizer has numbers of shape .* resume with the kind of table"):
+        run_ranks(of_another_kind, 2, str(tmp_path), timeout=60)

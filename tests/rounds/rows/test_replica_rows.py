@@ -16,7 +16,7 @@ from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
-from tests.ranks import run_ranks
+from tests.ranks import RankError, run_ranks
 from tests.rounds.rows.fitting import NUM_ROWS, WIDTH, Made, Table, batches_of, loader_of, state_of
 from tests.rounds.rows.test_touched_rows import BATCHES, ROUNDS, STEPS, by_hand
 from tests.strategies.fitting import differs, fit
@@ -210,3 +210,29 @@ def test_a_run_that_goes_on_ends_as_one_that_never_stopped(tmp_path: Path, optio
         assert checkpoint["state_dict"]["rows.weight"].shape == (NUM_ROWS, WIDTH)
         alone = Table()
         alone.load_state_dict(checkpoint["state_dict"])
+
+
+def of_another_kind(rank: int, world_size: int, folder: str, options: dict[str, Any], again: dict[str, Any]) -> None:
+    path, loader = str(Path(folder, "half.ckpt")), loader_of(rank, BATCHES)
+    for module, settings, ckpt_path in ((owned(Table()), options, None), (again["kind"](Table()), again, path)):
+        settings = {name: value for name, value in settings.items() if name != "kind"}
+        strategy = LocalSGDStrategy(EverySteps(STEPS), **settings, **PATIENCE)
+        rounds = {"max_epochs": 1 if ckpt_path is None else 2, "ckpt_path": ckpt_path}
+        fit(rank, strategy, module, devices=world_size, train=loader, **rounds).save_checkpoint(path)
+
+
+def same(module: Table) -> Table:
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("again", "message"),
+    [
+        ({"kind": same}, r"moments of 1 OwnedEmbedding\(s\) on several ranks, and this fit trains 0: resume with"),
+        ({"kind": owned, "average_optimizer": True}, "averages them: resume with average_optimizer= as it was"),
+    ],
+)
+def test_moments_that_stay_with_ranks_go_on_as_they_were(tmp_path: Path, again: dict[str, Any], message: str) -> None:
+    with pytest.raises(RankError, match=message):
+        run_ranks(of_another_kind, 2, str(tmp_path), {}, again, timeout=60)
