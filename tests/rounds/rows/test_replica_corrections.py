@@ -83,7 +83,8 @@ def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) ->
     return [state_of(whole), state_of(again)]
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param(PLAIN, marks=pytest.mark.slow)], ids=["default", "plain"])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, PLAIN], ids=["default", "plain"])
 def test_corrected_runs_go_on_to_the_bit(tmp_path: Path, options: dict[str, Any]) -> None:
     for whole, again in run_ranks(resumed, 2, str(tmp_path), options):
         assert differs(whole, again) == 0.0
