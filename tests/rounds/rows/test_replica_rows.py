@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,13 +81,30 @@ class UnequalSteps:
         return progress.local_steps >= 1 + 2 * collectives.rank()
 
 
+class Waits(pl.Callback):
+    """Rank 0 begins a round when rank 1, which owns rows that it asks for, has trained them in two steps."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        end = time.monotonic() + 25
+        while trainer.global_rank == 0 and not (self.folder / f"{trainer.current_epoch}").exists():
+            assert time.monotonic() < end
+            time.sleep(0.002)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_rank == 1 and batch_idx == 1:
+            (self.folder / f"{trainer.current_epoch}").touch()
+
+
 def unequal(rank: int, world_size: int, folder: str) -> Made:
     """The end of a fit whose ranks take unequal steps, resumed half-way."""
     path = str(Path(folder, "half.ckpt"))
     for rounds, ckpt_path in ((ROUNDS // 2, None), (ROUNDS, path)):
         strategy, module = TMAStrategy(UnequalSteps(), weights="steps", **PATIENCE), owned(Table())
         options: dict[str, Any] = {"train": loader_of(rank, BATCHES), "max_epochs": rounds, "ckpt_path": ckpt_path}
-        fitted = fit(rank, strategy, module, devices=world_size, **options)
+        fitted = fit(rank, strategy, module, devices=world_size, callbacks=[Waits(folder)], **options)
         fitted.save_checkpoint(path)
     return state_of(module)
 
