@@ -7,6 +7,11 @@ fan-out 10 and 10, batches of so many nodes for all ranks together, a round of o
 LazyAdam, as are owned ones, whose rows live with one rank each; dense ones with Adam; all with rate 0.01. The accuracy
 is that of the weights of the best of 15 validations, on all test nodes of the whole graph. Megabytes are those that
 rank 0 sends in a pass, and seconds those of its CPU, with a share of the validations.
+
+    python benchmarks/rows.py --memory 1000000 --ranks 4
+
+Without a graph: the most memory that rank 0 takes in a fit with a table of so many rows, beyond what it had before,
+and the bytes that it sends in a round. A round touches 50 batches of 4000 rows, nine of ten in the rank's part.
 """
 
 from __future__ import annotations
@@ -19,7 +24,10 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import lightning.pytorch as pl
@@ -28,6 +36,8 @@ from accuracy import load
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import DataLoader
+from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -47,6 +57,8 @@ from lightning_gnn_dist.wire import collectives
 VALIDATIONS = 15
 TABLES = ["sparse", "dense", "owned"]
 FORK = Launch(start_method="fork")
+QUIET: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+QUIET |= {"enable_model_summary": False, "accelerator": "cpu", "num_sanity_val_steps": 0}
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "one process": lambda: SingleDeviceStrategy(torch.device("cpu")),
     "LocalSGDStrategy": lambda: LocalSGDStrategy(launch=FORK),
@@ -115,28 +127,98 @@ def run(graph: Graph, arm: str, table: str, ranks: int, seed: int, options: argp
     """One training."""
     pl.seed_everything(seed, verbose=False)
     module = Rows(graph.num_nodes, int(graph.node_arrays["y"].max()) + 1, table)
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    quiet |= {"enable_model_summary": False, "accelerator": "cpu", "num_sanity_val_steps": 0}
     trainer = pl.Trainer(
         devices=ranks,
         strategy=STRATEGIES[arm](),
         max_epochs=options.passes,
         check_val_every_n_epoch=max(1, options.passes // VALIDATIONS),
         callbacks=[Outcome(options.scratch)],
-        **quiet,
+        **QUIET,
     )
     size = options.batch_size // ranks
     trainer.fit(module, PartitionedDataModule(graph, sampler=NeighborSampler([10, 10]), batch_size=size, seed=seed))
     outcome = torch.load(options.scratch)
     module.load_state_dict(outcome["weights"])
     alone = PartitionedDataModule(graph, sampler=NeighborSampler([10, 10]), batch_size=256)
-    (metrics,) = pl.Trainer(devices=1, **quiet).test(module, alone, verbose=False)
+    (metrics,) = pl.Trainer(devices=1, **QUIET).test(module, alone, verbose=False)
     return {"test": metrics["accuracy"], "bytes": outcome["bytes"], "seconds": outcome["seconds"]}
+
+
+class Large(pl.LightningModule):
+    """Regression on rows of ids that are drawn."""
+
+    def __init__(self, num_rows: int, table: str) -> None:
+        super().__init__()
+        self.num_rows, self.table = num_rows, table
+        self.rows: Any = None
+        self.head = torch.nn.Linear(64, 1)
+
+    def configure_model(self) -> None:  # on the rank that trains it
+        if self.rows is None:
+            whole = {"owned": OwnedEmbedding, "sparse": partial(torch.nn.Embedding, sparse=True)}
+            self.rows = whole[self.table](self.num_rows, 64)
+
+    def train_dataloader(self) -> Any:
+        rank, size = self.trainer.global_rank, self.trainer.world_size
+        chance = torch.Generator().manual_seed(rank)
+        own = [torch.randint(self.num_rows // size, (3600,), generator=chance) * size + rank for _ in range(50)]
+        anywhere = torch.randint(self.num_rows, (50, 400), generator=chance)
+        batches = [Data(ids=torch.cat(pair), batch_size=4000) for pair in zip(own, anywhere, strict=True)]
+        return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+
+    def training_step(self, batch: Any) -> Tensor:
+        return (self.head(self.rows(batch.ids)) - 1).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return LazyAdam(self.parameters(), lr=0.01)
+
+
+class Memory(pl.Callback):
+    """Looks how much memory of its own the rank has while it trains, and hands the most to the process that forked."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.most, self.before = file, 0, 0
+        self.has_ended = False
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self.before = own_bytes()
+        Thread(target=self.look, daemon=True).start()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.has_ended = True
+        if trainer.is_global_zero:
+            sent = collectives.traffic.bytes_sent / trainer.current_epoch
+            self.file.write_text(json.dumps([self.most / 1e6, sent / 1e6]))
+
+    def look(self) -> None:
+        while not self.has_ended:
+            self.most = max(self.most, own_bytes() - self.before)
+            time.sleep(0.01)
+
+
+def own_bytes() -> int:
+    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["RssAnon"].split()[0]) * 1024
+
+
+def show_memory(arm: str, table: str, options: argparse.Namespace) -> None:
+    """Train two rounds, and print a line."""
+    trainer = pl.Trainer(
+        devices=options.ranks,
+        strategy=STRATEGIES[arm](),
+        max_epochs=2,
+        callbacks=[Memory(options.scratch)],
+        use_distributed_sampler=False,
+        **QUIET,
+    )
+    trainer.fit(Large(options.memory, table))
+    most, sent = json.loads(options.scratch.read_text())
+    print(f"| {arm} | {table} | {most:.0f} | {sent:.0f} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("directory", type=Path, nargs="?")
     parser.add_argument("--graphs", nargs="+", default=["cora"])
     parser.add_argument("--arms", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES)
@@ -144,6 +226,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--passes", type=int, default=30, help="over the training nodes")
     parser.add_argument("--batch-size", type=int, default=256, help="seeds of a batch on all ranks together")
+    parser.add_argument("--memory", type=int, help="the rows of a table without a graph, whose memory is measured")
     parser.add_argument("--scratch", type=Path, default=Path("rows.tmp.pt"), help="a file that may be overwritten")
     parser.add_argument("--out", type=Path, help="append every run to this file, one JSON object a line")
     options = parser.parse_args()
@@ -151,13 +234,21 @@ def main() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_num_threads(1)  # before anything is forked
+    if options.memory:
+        print("| strategy | table | MB of a rank | MB that it sends in a round |\n| --- | --- | --- | --- |")
+        for arm, table in product([*STRATEGIES][1:], ["sparse", "owned"]):
+            if arm in options.arms and arm != "LLCGStrategy":  # which needs a graph
+                show_memory(arm, table, options)
+        return
+    if options.directory is None:
+        parser.error("give the directory of the graphs, or --memory")
     print(
         "| graph | strategy | table | accuracy | MB a pass | s of CPU a pass |\n| --- | --- | --- | --- | --- | --- |"
     )
     for name in options.graphs:
         for arm in options.arms:
             for table in options.tables:
-                if table != "owned" or arm == "GrappaStrategy":
+                if table != "owned" or arm != "one process":
                     show(name, arm, table, options)
 
 

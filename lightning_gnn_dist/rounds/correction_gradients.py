@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from lightning_gnn_dist.rounds.lightning_internals import module_of, takes_batch
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.means import Means
 from lightning_gnn_dist.rounds.rows.merging import mean_gradients
+from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding, owned_tables
+from lightning_gnn_dist.rounds.rows.owned_gradients import mean_at_owners
 from lightning_gnn_dist.rounds.rows.tables import check_sparse, no_rows, tables_of
 from lightning_gnn_dist.rounds.walking import modules_of, parameters_of
 from lightning_gnn_dist.wire import collectives
@@ -73,17 +76,20 @@ def num_targets(batch: Any) -> int:
 
 
 def average_gradient_(strategy: Strategy, gradient: list[Tensor], seeds: float) -> None:
-    """Replace each rank's :func:`mean_gradient` by the mean over the targets of all ranks. Collective."""
+    """Replace each rank's :func:`mean_gradient` by the mean over the targets of all ranks. Collective.
+
+    Of a table whose rows live with one rank each, a rank gets the gradient of the rows that lie there.
+    """
     means: Means | None = getattr(strategy, "means", None)
     average_dense = collectives.average_ if means is None else means.average_gradient_
-    sparse = [place for place, each in enumerate(gradient) if each.is_sparse]
+    owned = _places_of_owned(module_of(strategy), gradient)
+    sparse = [place for place, each in enumerate(gradient) if each.is_sparse and place not in owned]
 
     def average(_: Sequence[Tensor], weight: float) -> None:
         average_dense([each for each in gradient if not each.is_sparse], weight)
-        if sparse and collectives.world_size() > 1:
-            of_rows = mean_gradients([gradient[place] for place in sparse], weight)
-            for place, mean in zip(sparse, of_rows, strict=True):
-                gradient[place] = mean
+        if collectives.world_size() > 1:
+            _replace(gradient, sparse, mean_gradients, weight)
+            _replace(gradient, owned, partial(mean_at_owners, owned.values()), weight)
 
     try:
         finite.average_gradient_(gradient, seeds, getattr(strategy, "nonfinite", "refuse"), "correction", average)
@@ -91,6 +97,23 @@ def average_gradient_(strategy: Strategy, gradient: list[Tensor], seeds: float) 
         require_seeds(strategy, 0.0)
     if collectives.world_size() == 1:
         require_seeds(strategy, seeds)
+
+
+def _replace(
+    gradient: list[Tensor], places: Collection[int], mean: Callable[[list[Tensor], float], list[Tensor]], weight: float
+) -> None:
+    """Replace the gradients of some tables by their means over ranks. Collective, if there are any."""
+    if places:
+        for place, each in zip(places, mean([gradient[place] for place in places], weight), strict=True):
+            gradient[place] = each
+
+
+def _places_of_owned(module: nn.Module, gradient: Sequence[Tensor]) -> dict[int, OwnedEmbedding]:
+    """Return, by their place among gradients of all trained parameters, the tables whose rows have owners."""
+    tables = {id(each.parameter): each for each in owned_tables(module).values() if each.owners is not None}
+    if not tables or not any(each.is_sparse for each in gradient):
+        return {}
+    return {place: tables[id(each)] for place, each in enumerate(trained_parameters(module)) if id(each) in tables}
 
 
 def require_seeds(strategy: Strategy, seeds: float) -> None:

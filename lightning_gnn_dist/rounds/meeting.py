@@ -28,6 +28,7 @@ from lightning_gnn_dist.rounds.lightning_internals import (
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.means.averaging import Averaging, summary
 from lightning_gnn_dist.rounds.means.means import Means
+from lightning_gnn_dist.rounds.rows.replica_tables import ReplicaTables
 from lightning_gnn_dist.rounds.rows.touched_rows import TouchedRows
 from lightning_gnn_dist.rounds.walking import parameters_of, unchanged
 from lightning_gnn_dist.wire import collectives
@@ -65,6 +66,7 @@ class HoldsMeetings(HasModule, Protocol):
     means: Means
     drift_correction: DriftCorrection
     touched_rows: TouchedRows
+    replicas: ReplicaTables
     nonfinite: str
     processors_differ: bool
     sigterm_received: bool
@@ -133,10 +135,11 @@ class Peers:
         """Return what :func:`finite.tell` gave on each rank; refuse ranks that would exchange different sizes."""
         strategy, module = self._strategy, module_of(self._strategy)
         sums = strategy.averaging.checksums() if collectives.world_size() > 1 else []
-        num_values = strategy.averaging.num_values(gradients=strategy.shares_gradients)
+        num_values = strategy.averaging.num_values(gradients=strategy.shares_gradients) + strategy.replicas.num_values()
         num_parameters = len(parameters_of(module))
         lengths = strategy.lengths_of_means()
-        told, known = finite.tell(batches, trained_parameters(module)), summary([*lengths, *sums])
+        weights = strategy.replicas.weights_here(trained_parameters(module))
+        told, known = finite.tell(batches, weights), summary([*lengths, *sums])
         rows = collectives.gather_numbers([told, num_values, num_parameters, known], strategy.root_device)
         for sizes in ([row[1] for row in rows], [row[2] for row in rows]):
             refusals.check_sizes(sizes)
@@ -189,6 +192,7 @@ class MeetingCallback(Callback):
         # After mixed precision has unscaled the gradients, and before they are clipped.
         self.strategy.touched_rows.count(optimizer)
         self.strategy.drift_correction.shift(optimizer)
+        self.strategy.replicas.begin_step(optimizer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if not trainer.is_last_batch:

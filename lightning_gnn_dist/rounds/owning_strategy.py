@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
@@ -13,13 +14,11 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from lightning_gnn_dist.rounds.partitioned_strategy import PartitionedStrategy
 from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding, divide, owned_tables, rows_here_alone
-from lightning_gnn_dist.rounds.rows.owned_gradients import clip_owned_gradients, give_back_norm
-from lightning_gnn_dist.rounds.rows.owned_moments import moments_of, own_state, read_mapped, whole_state
+from lightning_gnn_dist.rounds.rows.owned_moments import read_mapped
 from lightning_gnn_dist.rounds.rows.row_owners import RowOwners
 from lightning_gnn_dist.rounds.rows.table_gradients import hidden_from_ddp
 
@@ -27,21 +26,17 @@ from lightning_gnn_dist.rounds.rows.table_gradients import hidden_from_ddp
 class OwningStrategy(PartitionedStrategy):
     """Divides the rows of each :class:`OwnedEmbedding` among ranks, and puts them together in checkpoints.
 
-    A subclass exchanges gradients at every step, and then calls :meth:`has_gradients`.
+    A subclass says which moments of its rows a rank has, in ``_moments``, and how they come into checkpoints.
     """
 
     divides_tables: ClassVar[bool] = True
     _owners: RowOwners | None = None
 
-    def has_gradients(self) -> None:
-        """Note that owners have the gradients of their rows."""
-        if self._owners is not None and self._module().automatic_optimization:  # by hand other backwards may follow
-            self._owners.begin_step()
+    # What a subclass says.
 
-    def _of_all_ranks(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Return those parameters of which all ranks hold the same."""
-        owned = {id(table.parameter) for table in self._owned()} if self._owners is not None else set()
-        return [each for each in parameters if id(each) not in owned]
+    @abstractmethod
+    def _moments(self, parameter: Tensor) -> dict[str, Any]:
+        """Return what others may ask for beside the rows of a parameter that lie here, by name."""
 
     # What Lightning calls.
 
@@ -53,30 +48,10 @@ class OwningStrategy(PartitionedStrategy):
         hides = hidden_from_ddp(self._module(), [table.parameter for table in tables.values()])
         with nullcontext() if is_fit else hides:
             super().setup(trainer)
-        if is_fit and self._owners is not None:
-            clip_owned_gradients(self.precision_plugin, self._owned())
 
     def model_to_device(self) -> None:
         super().model_to_device()
         self._divide()
-
-    def on_train_start(self) -> None:
-        super().on_train_start()
-        if self._owners is not None:
-            self._owners.trains = True
-            for table in self._owned():
-                table.take_gradients()  # of an earlier fit
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        super().on_train_batch_start(batch, batch_idx)
-        if self._owners is not None:
-            self._owners.begin_batch()
-
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
-        result = super().optimizer_step(optimizer, closure, *args, **kwargs)
-        if self._owners is not None:
-            self._owners.has_changed()
-        return result
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         if self._owners is None or (self.is_global_zero and not self.is_alone):
@@ -90,22 +65,9 @@ class OwningStrategy(PartitionedStrategy):
                 state.pop(name, None)
         return state
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        state = super().optimizer_state(optimizer)
-        if self._owners is None or self.is_alone or not self.is_global_zero:
-            return state
-        return whole_state(state, optimizer, self._owned())
-
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         self._divide()  # so that each rank reads its rows alone
         super().load_model_state_dict(checkpoint, strict)
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        if self._owners is not None:
-            pairs = zip(checkpoint["optimizer_states"], self.optimizers, strict=False)
-            states = [own_state(state, optimizer, self._owned()) for state, optimizer in pairs]
-            checkpoint = {**checkpoint, "optimizer_states": states}
-        super().load_optimizer_state_dict(checkpoint)
 
     def teardown(self) -> None:
         if self._owners is not None:
@@ -120,10 +82,6 @@ class OwningStrategy(PartitionedStrategy):
             return super()._read(path, weights_only)
         return read_mapped(path, weights_only)
 
-    def _give_back(self, trainer: Trainer) -> None:
-        super()._give_back(trainer)
-        give_back_norm(self.precision_plugin)
-
     def _owned(self) -> list[OwnedEmbedding]:
         return [*owned_tables(self._module()).values()]
 
@@ -135,14 +93,18 @@ class OwningStrategy(PartitionedStrategy):
 
             def moments(parameter: Tensor) -> dict[str, Any]:
                 held = strategy()
-                return {} if held is None else moments_of(parameter, held.optimizers)
+                return {} if held is None else held._moments(parameter)
 
             self._owners.keep_moments(moments)
+
+    def _must_leave_at_once(self) -> bool:
+        """Whether other ranks may wait for what this one does not do any more, so that none can wait for their end."""
+        return self.is_alone
 
     def _leave(self, owners: RowOwners) -> None:
         """End a fit or an evaluation; after it, ranks that go on may still ask each other for rows."""
         owners.trains = False
-        if self.is_alone:
+        if self._must_leave_at_once():
             owners.abort()
             self._owners = None
         elif self._launcher is None:  # the process that started this rank gets the model of the first on each host

@@ -117,9 +117,21 @@ def take_from_checkpoint(checkpoint: dict[str, Any], path: object = "the checkpo
         _check_optimizers(state["optimizer_states"], checkpoint, path)
     _check_tensors(saved["ranks"][collectives.rank()], path)
     mine = saved["ranks"][collectives.rank()]
-    checkpoint["optimizer_states"] = mine["optimizer_states"]
+    checkpoint["optimizer_states"] = _with_rows_of_all(mine["optimizer_states"], checkpoint["optimizer_states"])
     checkpoint["state_dict"].update(mine["buffers"])
     return ReplicaState(mine["random_state"], mine["extra"], saved["round_idx"], mine["batches_done"])
+
+
+def _with_rows_of_all(states: list[dict[str, Any]], of_all: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a rank's states with the moments that the checkpoint has once: of rows that live with one rank each."""
+    made = []
+    for state, whole in zip(states, of_all, strict=True):
+        entries = {}
+        for number, entry in state["state"].items():
+            once = whole["state"].get(number, {}).items()
+            entries[number] = {name: each for name, each in once if isinstance(each, Tensor) and each.dim()} | entry
+        made.append({**state, "state": entries})
+    return made
 
 
 def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint") -> ReplicaState | None:

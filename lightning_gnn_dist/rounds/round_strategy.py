@@ -26,8 +26,11 @@ from lightning_gnn_dist.rounds.means.means import Means, is_rounded
 from lightning_gnn_dist.rounds.means.outer import Outer, OuterStep, check_outer
 from lightning_gnn_dist.rounds.meeting import MeetingCallback, Peers, RoundState, Votes
 from lightning_gnn_dist.rounds.pace import Pace
-from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
+from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
+from lightning_gnn_dist.rounds.replica_strategy import ReplicaStrategy
 from lightning_gnn_dist.rounds.round_loader import RoundLoader
+from lightning_gnn_dist.rounds.rows.owned_embedding import owned_parameters
+from lightning_gnn_dist.rounds.rows.replica_tables import ReplicaTables
 from lightning_gnn_dist.rounds.rows.tables import dense_parameters, warn_of_dense_tables
 from lightning_gnn_dist.rounds.rows.touched_rows import TouchedRows
 from lightning_gnn_dist.wire import collectives
@@ -35,7 +38,7 @@ from lightning_gnn_dist.wire import collectives
 Weights = Literal["uniform", "nodes"]
 
 
-class RoundStrategy(PartitionedStrategy):
+class RoundStrategy(ReplicaStrategy):
     """Train one replica per rank; let the replicas meet when a round is over.
 
     A subclass says what happens at a meeting, in one method:
@@ -104,6 +107,7 @@ class RoundStrategy(PartitionedStrategy):
         self.outer_step = OuterStep(self, outer, self.means, measures=isinstance(clock, AdaptiveSteps))
         self.averaging = Averaging(self, buffers=buffers != "local", moments=average_optimizer)
         self.touched_rows = TouchedRows(self, self.averaging)
+        self.replicas = ReplicaTables(self, self.averaging.averages)
         self.peers = Peers(self)
         self.pace = Pace(self, self.clock)
         self.drift_correction = DriftCorrection(
@@ -123,12 +127,14 @@ class RoundStrategy(PartitionedStrategy):
         moments, weight = self.averaging.moments(), self.own_weight()
         others = self.averaging.tensors(trained=self.outer is None, moments=False)
         is_left_out = self.global_rank in self.state.left_out
-        self.touched_rows.average_(0.0 if is_left_out else self.weight_of_rows())
+        for tables in (self.touched_rows, self.replicas):
+            tables.average_(0.0 if is_left_out else self.weight_of_rows())
         if is_left_out:
             weight = finite.leave_out_([*others, *moments])
         self.outer_step.take(lambda ways: self.means.average_(ways, others, moments, weight), is_left_out=is_left_out)
         if is_left_out:
             replica_state.forget_moments(self.optimizers)  # those that are its own are NaN, too
+            self.replicas.forget_moments()
 
     def own_weight(self) -> float:
         """Return the weight of this rank in a mean over ranks."""
@@ -160,10 +166,13 @@ class RoundStrategy(PartitionedStrategy):
 
     def extra_state(self) -> dict[str, Any]:
         """Return what a checkpoint must hold of this rank, beside weights and optimizers."""
-        outer = self.outer_step.state()
-        return self.drift_correction.state() | self.pace.state() | ({"outer": outer} if outer else {})
+        more = {"outer": self.outer_step.state(), "rows": self.replicas.lasting()}
+        more = {name: state for name, state in more.items() if state}
+        return self.drift_correction.state() | self.pace.state() | more
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
+        if "rows" in state:
+            self.replicas.take_lasting(state["rows"])
         self.outer_step.restore(state.get("outer", {}))
         self.drift_correction.restore(state, self.state.round_idx, self.state.batches_done)
 
@@ -194,7 +203,9 @@ class RoundStrategy(PartitionedStrategy):
         # Replicas start equal and exchange nothing during a round, so there is nothing to wrap.
         if self._resumed is None:  # else every rank has read its state from the checkpoint
             module = self._module()
-            collectives.broadcast_([*(p.data for p in module.parameters()), *module.buffers()])
+            owned = owned_parameters(module)
+            equal = [each.data for each in module.parameters() if id(each) not in owned]
+            collectives.broadcast_([*equal, *module.buffers()])
 
     def on_train_start(self) -> None:
         rank_zero_info(self.pace.schedule())
@@ -237,11 +248,13 @@ class RoundStrategy(PartitionedStrategy):
     def begin_round(self) -> None:
         """Note that a round runs, and start its timer; called for every batch."""
         self.state.in_round = True
+        self.replicas.begin_round()
         self.pace.timer.begin()
 
     def meet(self, batches: int) -> list[Votes]:
         """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""
         self.state.seconds = self.pace.timer.end(batches)
+        self.replicas.end_round()
         votes = self.peers.meet(batches)
         self.state.distance = self.outer_step.distance
         self.pace.plan(self.state.distance)
@@ -293,7 +306,7 @@ class RoundStrategy(PartitionedStrategy):
     def _of_rank(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         return {
             "batches_done": self.state.batches_done,
-            "optimizer_states": checkpoint["optimizer_states"],
+            "optimizer_states": self.replicas.without_whole(checkpoint["optimizer_states"]),
             "buffers": replica_state.cpu_buffers(self._module()) if self.buffers == "local" else {},
             "extra": self.extra_state(),
         }

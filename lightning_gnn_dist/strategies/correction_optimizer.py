@@ -146,6 +146,7 @@ class CorrectionOptimizer:
         self._renew(local, parameters)
         _check_sizes(state["optimizers"], self._optimizers)
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            _check_rows(saved["state"], _parameters_of([optimizer]))
             optimizer.load_state_dict(copy.deepcopy(saved))  # a copy, as it keeps tensors that it need not cast
 
     @property
@@ -303,6 +304,20 @@ def _check_steps_alone(optimizer: Optimizer) -> None:
             f"{name} takes sparse gradients only, and a correction has dense ones, too: use LazyAdam, in the module or "
             "for the correction alone, correction_optimizer=lambda parameters: LazyAdam(parameters, lr=0.001)."
         )
+
+
+def _check_rows(saved: Mapping[int, Mapping[str, Any]], parameters: Sequence[Tensor]) -> None:
+    """Refuse moments of other rows: a table may live with one rank each, or be whole on all."""
+    for number, entry in saved.items():
+        shape = parameters[number].shape
+        of_rows = [each.shape for each in entry.values() if isinstance(each, Tensor) and each.dim() == len(shape) > 1]
+        odd = [other for other in of_rows if other[1:] == shape[1:] and other[0] not in (1, shape[0])]
+        if odd:
+            raise ValueError(
+                f"The checkpoint's correction optimizer has numbers of shape {tuple(odd[0])} for a parameter of which "
+                f"this rank has {tuple(shape)}: resume with the kind of table (OwnedEmbedding or nn.Embedding) that it "
+                "was written with, or start from its weights (Module.load_from_checkpoint(path))."
+            )
 
 
 def _check_sizes(saved: Sequence[Mapping[str, Any]], optimizers: Sequence[Optimizer]) -> None:

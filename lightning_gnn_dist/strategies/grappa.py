@@ -43,11 +43,11 @@ from lightning_gnn_dist.rounds.lightning_internals import (
 )
 from lightning_gnn_dist.rounds.means import finite
 from lightning_gnn_dist.rounds.meeting import log_figures
-from lightning_gnn_dist.rounds.owning_strategy import OwningStrategy
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
 from lightning_gnn_dist.rounds.rows.table_gradients import TableGradients
 from lightning_gnn_dist.rounds.rows.tables import explain_other_sparse
 from lightning_gnn_dist.rounds.walking import buffers_of, parameters_of
+from lightning_gnn_dist.strategies.gradients_to_owners import GradientsToOwners
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.rounded_gradients import RoundedGradients
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters
@@ -63,7 +63,7 @@ _LEAVE_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _IS_RENAMED else "br
 _UNCOVERED = 1e-20
 
 
-class GrappaStrategy(OwningStrategy):
+class GrappaStrategy(GradientsToOwners):
     """Train on parts, exchange gradients at every step, and weigh seeds by the share of neighbours that their part has.
 
     An epoch is one pass over the training nodes, as with DDP. A step exchanges the gradients and five numbers: the sum

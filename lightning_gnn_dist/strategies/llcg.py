@@ -38,7 +38,14 @@ from lightning_gnn_dist.rounds.means.norm_statistics import reestimate_statistic
 from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy, Weights
 from lightning_gnn_dist.rounds.rows.merging import take_rows_
-from lightning_gnn_dist.rounds.rows.tables import dense_parameters, no_rows, refuse_average_of_moments, tables_of
+from lightning_gnn_dist.rounds.rows.owned_gradients import norms_of_ranks
+from lightning_gnn_dist.rounds.rows.tables import (
+    dense_parameters,
+    no_rows,
+    refuse_average_of_moments,
+    refuse_owned,
+    tables_of,
+)
 from lightning_gnn_dist.rounds.walking import buffers_of
 from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer, Mode, Schedule
 from lightning_gnn_dist.wire import collectives
@@ -155,7 +162,8 @@ class LLCGStrategy(RoundStrategy):
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING and self.correction_steps:
             self._corrector.check(self.optimizers)
-            self._corrector.check_tables(self._module())
+            with self.replicas.in_own_form():
+                self._corrector.check_tables(self._module())
             if self._corrector.mode == "averaged" and self.average_optimizer is not True:
                 refuse_average_of_moments(self._module())
 
@@ -189,7 +197,8 @@ class LLCGStrategy(RoundStrategy):
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
         super().restore_extra_state(state)
         if "correction" in state:
-            self._corrector.restore(state["correction"], self.optimizers, trained_parameters(self._module()))
+            with self.replicas.in_own_form():
+                self._corrector.restore(state["correction"], self.optimizers, trained_parameters(self._module()))
 
     @property
     def shares_gradients(self) -> bool:
@@ -199,6 +208,8 @@ class LLCGStrategy(RoundStrategy):
         if self._what_needs_global_batches:
             refusals.require_corrections(trainer, self._what_needs_global_batches)
             refusals.require_step(self._module())
+        if self.correction_steps and self.correction == "rank0" and self.world_size > 1:
+            refuse_owned(self._module(), f'{type(self).__name__}(correction="rank0")', 'correction="sliced"')
         self._others_wait = False
         self._rounds_ahead = 0
         super()._begin_fit(trainer)
@@ -223,13 +234,14 @@ class LLCGStrategy(RoundStrategy):
 
     def _prepare_correction(self, steps: int) -> None:
         parameters = trained_parameters(self._module())
-        self._corrector.prepare(
-            self.optimizers,
-            parameters,
-            self.state.round_idx,
-            are_averaged=self.average_optimizer is True,
-            share_of_lr=steps**-0.75 if self._shortens_steps else 1.0,
-        )
+        with self.replicas.in_own_form():
+            self._corrector.prepare(
+                self.optimizers,
+                parameters,
+                self.state.round_idx,
+                are_averaged=self.average_optimizer is True,
+                share_of_lr=steps**-0.75 if self._shortens_steps else 1.0,
+            )
 
     def _correct_by_anchor(self) -> None:
         """Step along the anchor gradient of the round that follows. Collective."""
@@ -263,7 +275,9 @@ class LLCGStrategy(RoundStrategy):
 
     def _step(self, gradient: list[Tensor], parameters: list[Tensor] | None = None) -> None:
         parameters = trained_parameters(self._module()) if parameters is None else parameters
-        self._corrector.step(self.optimizers, parameters, gradient, self.state.round_idx, self._clip)
+        with self.replicas.in_own_form(), norms_of_ranks(self.precision_plugin, self.replicas.tables):
+            self._corrector.step(self.optimizers, parameters, gradient, self.state.round_idx, self._clip)
+        self.replicas.have_changed()
 
     def _clip(self, optimizer: Optimizer) -> None:
         """Clip as in local steps. With manual optimisation ``training_step`` does that, so nothing is clipped here."""

@@ -24,6 +24,7 @@ from lightning_gnn_dist.rounds.correction_gradients import trained_parameters
 from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.rounds.replica_state import optimizer_tensors
 from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
+from lightning_gnn_dist.rounds.rows.owned_embedding import owned_parameters
 from lightning_gnn_dist.rounds.rows.tables import tables_of
 from lightning_gnn_dist.rounds.walking import buffers_of, parameters_of
 from lightning_gnn_dist.wire import collectives
@@ -68,7 +69,7 @@ class Averaging:
             trained: Whether trained parameters are among them.
             moments: Whether moments of optimizers are, where they are averaged.
         """
-        tables = {id(table) for table in self._tables()}
+        tables = {id(table) for table in tables_of(module_of(self._strategy)).values()}
         parameters = enumerate(self._parameters())
         tensors = [
             p.data
@@ -94,6 +95,10 @@ class Averaging:
                 optimizer.begin_state(table)  # another rank may have touched rows where this one has none
         return [each for each in optimizer_tensors(holders, self._names, [table]) if each.shape == table.shape]
 
+    def averages(self, name: str) -> bool:
+        """Return whether moments of a name are averaged."""
+        return bool(self._moments) and (self._names is None or name in self._names)
+
     def tables(self) -> list[Tensor]:
         """Return the tables, and their moments that are put together: like :meth:`tensors`, equal after a meeting."""
         return [each for table in self._tables() for each in (table.data, *self.of_rows(table))]
@@ -107,9 +112,12 @@ class Averaging:
         return sum(tensor.numel() for tensor in tensors)
 
     def checksums(self) -> list[int]:
-        """Return a checksum of 48 bits for each frozen parameter, and -1 for each trained one."""
-        parameters = self._parameters()
-        return [_TRAINED if each.requires_grad else collectives.checksum([each]) % (1 << 48) for each in parameters]
+        """Return a checksum of 48 bits for each frozen parameter; -1 where it is trained, or lives with its owners."""
+        parameters, owned = self._parameters(), owned_parameters(module_of(self._strategy))
+        return [
+            _TRAINED if each.requires_grad or id(each) in owned else collectives.checksum([each]) % (1 << 48)
+            for each in parameters
+        ]
 
     def compare(self, rows: Sequence[Sequence[int]]) -> None:
         """Average, until the next call, the parameters whose checksums differ; a row holds one rank's checksums."""
@@ -121,7 +129,10 @@ class Averaging:
         return _MOMENTS[self._moments] if isinstance(self._moments, str) else None
 
     def _tables(self) -> list[Tensor]:
-        return list(tables_of(module_of(self._strategy)).values())
+        """Those that every rank holds."""
+        module = module_of(self._strategy)
+        owned = owned_parameters(module)
+        return [each for each in tables_of(module).values() if id(each) not in owned]
 
     def _parameters(self) -> list[nn.Parameter]:
         return parameters_of(module_of(self._strategy))

@@ -70,7 +70,7 @@ def mean_rows(
         counting = [
             (rows, weight) for rows, weight in zip(ranks, weights, strict=True) if weight > 0
         ]  # else NaN, perhaps
-        return _means(ids, counting, ranks[0].values[1:])
+        return means_of(ids, counting, ranks[0].values[1:])
 
     made = put_together(touches, values, mean)
     found, left = [], []
@@ -81,7 +81,7 @@ def mean_rows(
     return found, left
 
 
-def _means(ids: Tensor, ranks: Sequence[tuple[Rows, float]], like: Sequence[Tensor]) -> list[Tensor]:
+def means_of(ids: Tensor, ranks: Sequence[tuple[Rows, float]], like: Sequence[Tensor]) -> list[Tensor]:
     """Return the means of rows, of which each counts as often as its rank has touched it, times the rank's weight."""
     places = [torch.searchsorted(ids, rows.ids) for rows, _ in ranks]
     total = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)

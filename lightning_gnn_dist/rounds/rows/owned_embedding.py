@@ -1,8 +1,9 @@
 """A table of learned rows that no rank holds whole: each has a range of the rows, and asks the others for theirs.
 
 one process:  whole table, made when it is first used, with sparse gradients
-P ranks:      rank p has the rows from N p / P on; a forward asks for those of the batch, whose gradients wait here
-              until the strategy hands them to their owners
+P ranks:      rank p has the rows from N p / P on; a forward asks for those of the batch
+gradients:    wait here until the strategy hands them to the rows' owners; or a replica trains copies of the rows, which
+              go to their owners when ranks meet
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from zlib import crc32
 
 import torch
@@ -19,6 +20,7 @@ from torch.nn import functional
 
 from lightning_gnn_dist.checks import check_at_least, check_positive, check_seed, holds_integers
 from lightning_gnn_dist.rounds.rows.initial_rows import initial_rows_
+from lightning_gnn_dist.rounds.rows.looked_up import looked_up
 from lightning_gnn_dist.rounds.rows.row_owners import RowOwners, bounds_of, send_from_first
 from lightning_gnn_dist.rounds.walking import modules_of
 from lightning_gnn_dist.wire import collectives
@@ -27,13 +29,24 @@ _NOT_MADE, _WHOLE, _OWNED = range(3)  # what a rank has of a table
 _NO_STATE_YET = "Save a checkpoint by the trainer, and load its weights: Module.load_from_checkpoint(path)."
 
 
+class Replica(Protocol):
+    """What a rank that trains copies of rows has of a table."""
+
+    held: nn.Parameter
+    is_in_round: bool
+
+    def rows(self, ids: Tensor, *, trains: bool) -> Tensor:
+        """Return rows as this rank has trained them; ``trains`` says that it is for a gradient."""
+
+
 class OwnedEmbedding(nn.Module):
     """An ``nn.Embedding(num_embeddings, embedding_dim, sparse=True)`` of which each rank of a fit holds a part.
 
-    With P ranks of :class:`GrappaStrategy` each has 1/P of the rows, and of the optimizer's moments of them. A forward
-    asks the owners of the rows for what the batch lacks; the gradient of a row goes to its owner. In one process it is
-    an ``nn.Embedding`` with sparse gradients. Either way its rows are made where they lie when they are first used, and
-    depend on the seed alone, not on the number of ranks.
+    With P ranks each has 1/P of the rows, and of the optimizer's moments of them. A forward asks the owners of the rows
+    for what the batch lacks. With :class:`GrappaStrategy` the gradient of a row goes to its owner at each step. With
+    strategies of rounds a rank trains copies of the rows that it touches in a round, and their owners put them together
+    at the meeting. In one process it is an ``nn.Embedding`` with sparse gradients. Either way its rows are made where
+    they lie when they are first used, and depend on the seed alone, not on the number of ranks.
 
     ``state_dict()`` has the whole table, which it asks for, and ``load_state_dict()`` takes it. So a checkpoint holds
     it once, and is loaded on any number of ranks. After a fit ranks may look rows up while all of them run.
@@ -59,6 +72,7 @@ class OwnedEmbedding(nn.Module):
         self.number = 0  # among the tables of its owners
         self._kind = _NOT_MADE
         self._owners: RowOwners | None = None
+        self._replica: Replica | None = None
         self._gradients: list[tuple[Tensor, Tensor]] = []  # ids, each once, and the gradients of their rows
         # Of the shape of the whole, in the memory of one row, until there are rows.
         self._parameters["weight"] = nn.Parameter(torch.zeros(1, embedding_dim).expand(num_embeddings, -1))
@@ -68,11 +82,16 @@ class OwnedEmbedding(nn.Module):
         """The rows that lie here: all of them in one process, which makes them; a range of them in a fit of ranks."""
         if self._kind == _NOT_MADE:
             self._make_all()
-        return self.parameter
+        return self.here
+
+    @property
+    def here(self) -> nn.Parameter:
+        """What has the rows that lie here."""
+        return self.parameter if self._replica is None else self._replica.held
 
     @property
     def parameter(self) -> nn.Parameter:
-        """The parameter as optimizers see it, whose rows need not be made yet."""
+        """The parameter as optimizers see it, whose rows need not be made yet, or be elsewhere."""
         parameter = self._parameters["weight"]
         assert parameter is not None
         return parameter
@@ -95,11 +114,25 @@ class OwnedEmbedding(nn.Module):
         if not holds_integers(ids):
             raise TypeError(f"ids must be integers, as batch.n_id has, got {ids.dtype}.")
         unique, places = ids.unique(return_inverse=True)
-        rows = self._owners.rows(self.number, unique.long().cpu()).to(self.parameter.device)
-        if torch.is_grad_enabled() and self.parameter.requires_grad:
+        trains = torch.is_grad_enabled() and self.parameter.requires_grad
+        if self._replica is not None:
+            rows = self._replica.rows(unique.long().cpu(), trains=trains)
+            return looked_up(self.parameter, rows, places, ids) if trains else functional.embedding(places, rows)
+        rows = self.ask(unique.long().cpu())
+        if trains:
             rows.requires_grad_()
             rows.register_post_accumulate_grad_hook(partial(self._keep_gradient, unique.long()))
         return functional.embedding(places, rows)
+
+    def ask(self, ids: Tensor) -> Tensor:
+        """Return rows as their owners have them; ids are on the CPU, each once and increasing. Not collective."""
+        assert self._owners is not None
+        return self._owners.rows(self.number, ids).to(self.parameter.device)
+
+    def ask_with_moments(self, ids: Tensor) -> list[Tensor]:
+        """Return rows as :meth:`ask` does, and of each moment that their owners keep."""
+        assert self._owners is not None
+        return [rows.to(self.parameter.device) for rows in self._owners.rows_with_moments(self.number, ids)]
 
     def settled_version(self) -> int | None:
         """Make the rows, and return how often they have changed, alike on all ranks; None where all lie here."""
@@ -116,7 +149,7 @@ class OwnedEmbedding(nn.Module):
         """Hold all rows here from now on, and ask nobody any more. Not collective."""
         if self._owners is not None:
             self.parameter.data = self._whole().to(self.parameter.device)
-            self._kind, self._owners = _WHOLE, None
+            self._kind, self._owners, self._replica = _WHOLE, None, None
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, std={self.std:g}"
@@ -125,8 +158,8 @@ class OwnedEmbedding(nn.Module):
         assert self._owners is not None and rows.grad is not None
         if not self._owners.trains:
             raise RuntimeError(
-                f"The rows of this OwnedEmbedding lie on {self._owners.size} ranks, and only a fit of GrappaStrategy "
-                "hands their gradients on: train with it, or load the model in one process."
+                f"The rows of this OwnedEmbedding lie on {self._owners.size} ranks, and outside a fit nobody takes "
+                "their gradients: train with GrappaStrategy or a strategy of rounds, or load the model in one process."
             )
         self._gradients.append((ids, rows.grad))
         rows.grad = None
@@ -138,7 +171,7 @@ class OwnedEmbedding(nn.Module):
                 f"Rows of this OwnedEmbedding lie on {self._owners.size} ranks, which have ended or were left. "
                 f"{_NO_STATE_YET}"
             )
-        return self._owners.whole(self.number, self.parameter.data)
+        return self._owners.whole(self.number, self.here.data)
 
     def _make_all(self) -> None:
         self._make(0, self.num_embeddings)
@@ -154,7 +187,9 @@ class OwnedEmbedding(nn.Module):
     # What torch calls.
 
     def _apply(self, fn: Any, recurse: bool = True) -> OwnedEmbedding:
-        if self._kind != _NOT_MADE:
+        if self._replica is not None:
+            self._replica.held.data = fn(self._replica.held.data)
+        elif self._kind != _NOT_MADE:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
             return self
         with torch.no_grad():  # for the one row in memory, not for each
@@ -163,7 +198,7 @@ class OwnedEmbedding(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if _keeps_here[-1]:
-            destination[f"{prefix}weight"] = self.parameter.detach()
+            destination[f"{prefix}weight"] = self.here.detach()
         elif self._owners is not None:
             destination[f"{prefix}weight"] = self._whole()
         else:
@@ -184,13 +219,18 @@ class OwnedEmbedding(nn.Module):
         self._load(found)
 
     def _load(self, whole: Tensor) -> None:
+        if self._replica is not None and self._replica.is_in_round:
+            raise RuntimeError(
+                "Weights were loaded into an OwnedEmbedding inside a round, of whose rows ranks are training copies: "
+                "load them between rounds, as in on_train_epoch_end or on_validation_end."
+            )
         first, last = self.rows_of_rank
         with torch.inference_mode(False), torch.no_grad():
             if self._kind == _NOT_MADE:
                 self.parameter.data = whole.detach().to(self.parameter.data, copy=True)
                 self._kind = _WHOLE
             else:
-                self.parameter.data.copy_(whole[first:last])
+                self.here.data.copy_(whole[first:last])
         if self._owners is not None:
             self._owners.has_changed()
 
@@ -227,7 +267,7 @@ class OwnedEmbedding(nn.Module):
         bounds = bounds_of(self.num_embeddings, collectives.world_size())
         first, last = bounds[collectives.rank() : collectives.rank() + 2]
         if _OWNED in kinds:
-            if any(kind != _OWNED for kind in kinds) or len(self.parameter) != last - first:
+            if any(kind != _OWNED for kind in kinds) or len(self.here) != last - first:
                 raise RuntimeError(f"Rows of an OwnedEmbedding lie on other ranks, of an earlier fit. {_NO_STATE_YET}")
         elif kinds[0] == _NOT_MADE:
             self.seed = seed
@@ -241,6 +281,26 @@ class OwnedEmbedding(nn.Module):
         self._owners, self.number, self._kind = owners, number, _OWNED
         self._gradients = []
 
+    def keep_apart(self, replica: Replica) -> None:
+        """Let ``replica.held`` have the rows that lie here, and the parameter none: the replica has those it trains."""
+        assert self._owners is not None
+        replica.held.data = self.parameter.data
+        self._replica = replica
+        self._owners.answer_from(self.number, replica.held)
+        self.show_none()
+
+    def show_none(self) -> None:
+        """Let the parameter have the shape of the whole, in the memory of one row."""
+        self.parameter.data = self.here.data.new_zeros(1, self.embedding_dim).expand(self.num_embeddings, -1)
+
+    def keep_together(self) -> None:
+        """Undo :meth:`keep_apart`."""
+        if self._replica is not None and self._owners is not None:
+            self.parameter.grad = None
+            self.parameter.data = self._replica.held.data
+            self._owners.answer_from(self.number, self.parameter)
+        self._replica = None
+
 
 _keeps_here = [False]  # whether state_dict() asks nobody
 
@@ -253,6 +313,11 @@ def rows_here_alone() -> Iterator[None]:
         yield
     finally:
         _keeps_here.pop()
+
+
+def owned_parameters(module: nn.Module) -> set[int]:
+    """Return the parameters, by ``id()``, of tables whose rows live with one rank each."""
+    return {id(table.parameter) for table in owned_tables(module).values() if table.owners is not None}
 
 
 def owned_tables(module: nn.Module) -> dict[str, OwnedEmbedding]:

@@ -10,19 +10,20 @@ the terms added in the order of ranks, as for any parameter under DDP.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_gnn_dist.rounds.rows.merging import weights_of_ranks
 from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
-from lightning_gnn_dist.rounds.rows.row_owners import bounds_of, short
-from lightning_gnn_dist.rounds.rows.tables import coalesced, of_rows, stand_ins
+from lightning_gnn_dist.rounds.rows.owned_exchange import refuse_product, sum_at_owners, to_owners
+from lightning_gnn_dist.rounds.rows.tables import coalesced, of_rows, stand_ins, touched
+from lightning_gnn_dist.rounds.rows.touches import Rows
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.pieces import exchange_pieces
 
 _CLIPS = "clip_grad_by_norm"  # of Lightning's precision
 
@@ -38,22 +39,13 @@ def hand_to_owners(tables: Iterable[OwnedEmbedding]) -> bool:
 
 
 def _hand_to_owners(table: OwnedEmbedding) -> bool:
-    if table.parameter.grad is not None and not table.parameter.grad.is_sparse:
-        raise ValueError(
-            "The weight of an OwnedEmbedding has a dense gradient, and a rank has some of its rows alone, so that a "
-            "product with it is not one with the whole table: look rows up by their ids alone."
-        )
+    refuse_product(table.parameter.grad)
     ids, rows, has_any = _summed(table)
-    bounds = bounds_of(table.num_embeddings, collectives.world_size())
-    ends = [*pairwise(torch.searchsorted(ids, torch.tensor(bounds, device=ids.device)).tolist())]
-    own = [int(has_any), int(bool(rows.isfinite().all())), *(stop - start for start, stop in ends)]
-    ranks = collectives.gather_numbers(own, rows.device)
-    pairs = zip(bounds, ends, strict=False)
-    sent = [[short(ids[start:stop] - first, table.num_embeddings), rows[start:stop]] for first, (start, stop) in pairs]
-    came = exchange_pieces(sent, [[[count] * 2 for count in counts] for _, _, *counts in ranks])
-    if any(has_any for has_any, *_ in ranks):
+    flags = [int(has_any), int(bool(rows.isfinite().all()))]
+    came, ranks = to_owners(table.num_embeddings, Rows(ids, [rows]), flags)
+    if any(has_any for has_any, _ in ranks):
         _add(table.parameter, came)
-    are_finite = all(is_finite for _, is_finite, *_ in ranks)
+    are_finite = all(is_finite for _, is_finite in ranks)
     if not are_finite:
         _spoil(table.parameter)
     return are_finite
@@ -70,14 +62,9 @@ def _summed(table: OwnedEmbedding) -> tuple[Tensor, Tensor, bool]:
     return ids, like.new_zeros((len(ids), like.shape[1])).index_add_(0, places, torch.cat([g for _, g in taken])), True
 
 
-def _add(parameter: nn.Parameter, came: Sequence[Sequence[Tensor]]) -> None:
+def _add(parameter: nn.Parameter, came: Sequence[Rows]) -> None:
     """Add to the gradient of the rows that lie here the mean over ranks."""
-    ids, places = torch.cat([places for places, _ in came]).long().unique(return_inverse=True)
-    total = parameter.data.new_zeros((len(ids), parameter.shape[1]))
-    start = 0
-    for _, rows in came:
-        total.index_add_(0, places[start : start + len(rows)], rows)
-        start += len(rows)
+    ids, total = sum_at_owners(came, parameter.data)
     gradient = of_rows(parameter, ids, total.div_(len(came)))
     # There is one where a backward by hand comes before the step of another.
     parameter.grad = gradient if parameter.grad is None else (parameter.grad + gradient).coalesce()
@@ -87,6 +74,29 @@ def _spoil(parameter: nn.Parameter) -> None:
     """Make the gradient of a row infinite, so that mixed precision skips the step on all ranks or on none."""
     ids = torch.arange(min(1, len(parameter)), device=parameter.device)
     parameter.grad = of_rows(parameter, ids, torch.full_like(parameter.data[: len(ids)], torch.inf))
+
+
+@torch.no_grad()
+def mean_at_owners(tables: Iterable[OwnedEmbedding], gradients: Sequence[Tensor], weight: float) -> list[Tensor]:
+    """Return the weighted means over ranks of coalesced gradients, of the rows that lie here alone. Collective.
+
+    Where a number is not finite, wherever it lies, all ranks get one that is not.
+    """
+    total = sum(weights_of_ranks(weight, gradients[0].device))
+    collectives.check_total(total)
+    found = []
+    for table, gradient in zip(tables, gradients, strict=True):
+        ids, values = touched(gradient)
+        ranks, _ = to_owners(table.num_embeddings, Rows(ids, [values * (weight / total)]))
+        found.append(of_rows(table.here, *sum_at_owners(ranks, table.here.data)))
+    bad = torch.tensor([float(not all(bool(each._values().isfinite().all()) for each in found))], device=values.device)
+    collectives.sum_(bad)
+    return [_spoiled(each) for each in found] if bad.item() else found
+
+
+def _spoiled(gradient: Tensor) -> Tensor:
+    values = gradient.new_full((1, gradient.shape[1]), torch.nan, layout=torch.strided)
+    return of_rows(gradient, torch.zeros(1, dtype=torch.int64, device=gradient.device), values)
 
 
 def clip_owned_gradients(precision: Precision, tables: Sequence[OwnedEmbedding]) -> None:
@@ -103,6 +113,17 @@ def clip_owned_gradients(precision: Precision, tables: Sequence[OwnedEmbedding])
             each.mul_((clip_val / (total + 1e-6)).clamp(max=1.0).to(each.dtype))  # as torch clips
 
     vars(precision)[_CLIPS] = clip_by_norm
+
+
+@contextmanager
+def norms_of_ranks(precision: Precision, tables: Sequence[OwnedEmbedding]) -> Iterator[None]:
+    """Clip so in the block, where all ranks step along one gradient."""
+    if tables:
+        clip_owned_gradients(precision, tables)
+    try:
+        yield
+    finally:
+        give_back_norm(precision)
 
 
 def give_back_norm(precision: Precision) -> None:

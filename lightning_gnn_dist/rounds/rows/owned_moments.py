@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
 
 Change = Callable[[OwnedEmbedding, str, Tensor], Tensor]
+Entry = dict[str, Any]  # an optimizer's state of one parameter
 
 
 def moments_of(parameter: Tensor, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
@@ -47,13 +48,23 @@ def _changed(
 ) -> dict[str, Any]:
     """Return a state in which the tensors of tables, but for single numbers, are others."""
     owned = {id(table.parameter): table for table in tables}
+
+    def changed(parameter: nn.Parameter, entry: Entry) -> Entry:
+        if (table := owned.get(id(parameter))) is None:
+            return entry
+        tensors = {name: each for name, each in entry.items() if isinstance(each, Tensor) and each.dim()}
+        return entry | {name: change(table, name, each) for name, each in tensors.items()}
+
+    return with_entries(state, optimizer, changed)
+
+
+def with_entries(
+    state: dict[str, Any], optimizer: Optimizer, change: Callable[[nn.Parameter, Entry], Entry]
+) -> dict[str, Any]:
+    """Return the state of an optimizer with other entries of its parameters; an empty one is left out."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    changed = {**state["state"]}
-    for number, table in ((number, owned.get(id(each))) for number, each in enumerate(parameters)):
-        if table is not None and number in changed:
-            tensors = {name: each for name, each in changed[number].items() if isinstance(each, Tensor) and each.dim()}
-            changed[number] = changed[number] | {name: change(table, name, each) for name, each in tensors.items()}
-    return {**state, "state": changed}
+    entries = {number: change(each, state["state"].get(number, {})) for number, each in enumerate(parameters)}
+    return {**state, "state": {number: entry for number, entry in entries.items() if entry}}
 
 
 def read_mapped(path: Any, weights_only: bool | None) -> dict[str, Any]:

@@ -4,9 +4,9 @@
     owner: waits until its rows are as old as the question says -> answers
 
 Asking is not collective: ranks look rows up as often as they like. A question says how often the asker has seen the
-tables change: by a step of the optimizer, or by weights that were loaded, both of which all ranks do alike. An owner
-that has changed its rows less often waits until it has. It cannot be ahead: before its next step it takes part in an
-exchange of gradients that needs the asker, too.
+tables change: by a step of the optimizer, at a meeting of replicas, or by weights that were loaded, all of which all
+ranks do alike. An owner that has changed its rows less often waits until it has. It cannot be ahead: before its next
+step or meeting it takes part in an exchange that needs the asker, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lightning_gnn_dist.wire.asking import Asking, Message
 from lightning_gnn_dist.wire.channel import Channel, open_channel, patience
 from lightning_gnn_dist.wire.pieces import exchange_pieces
 
-ROWS, RANGE = range(2)  # kinds of questions
+ROWS, RANGE, WITH_MOMENTS = range(3)  # kinds of questions
 PIECE_BYTES = 1 << 24  # of what is sent in one answer where many rows are wanted
 _MOST_SHORT = 2**31 - 1  # the largest number of four bytes
 
@@ -107,6 +107,10 @@ class RowOwners:
         """Let other ranks ask for what ``moments`` returns of a parameter: the optimizer's state of it."""
         self._answers.moments = moments
 
+    def answer_from(self, table: int, parameter: nn.Parameter) -> None:
+        """Let another parameter have the rows of a table that lie here."""
+        self._answers.tables[table] = parameter
+
     def rows(self, table: int, ids: Tensor) -> Tensor:
         """Return rows, on the CPU. Not collective.
 
@@ -114,6 +118,13 @@ class RowOwners:
             table: The number of the table.
             ids: Which rows: each once, increasing, on the CPU.
         """
+        return self._rows(ROWS, table, ids)[0]
+
+    def rows_with_moments(self, table: int, ids: Tensor) -> list[Tensor]:
+        """Return rows, and those of all moments that their owners keep, in the order of the moments' names."""
+        return self._rows(WITH_MOMENTS, table, ids)
+
+    def _rows(self, kind: int, table: int, ids: Tensor) -> list[Tensor]:
         bounds = self.bounds[table]
         if len(ids) and (int(ids[0]) < 0 or int(ids[-1]) >= bounds[-1]):
             wrong = int(ids[0]) if int(ids[0]) < 0 else int(ids[-1])
@@ -121,7 +132,7 @@ class RowOwners:
         cuts = torch.searchsorted(ids, torch.tensor(bounds)).tolist()
         of_ranks = [ids[cuts[rank] : cuts[rank + 1]] - bounds[rank] for rank in range(self.size)]
         questions = [[self._head(table), short(of, bounds[-1])] if len(of) else None for of in of_ranks]
-        return self._asked(ROWS, questions, lambda: self._answers.rows(table, of_ranks[self.rank]))
+        return self._asked(kind, questions, lambda: self._answers.rows(kind, table, of_ranks[self.rank]))
 
     def range(self, table: int, start: int, stop: int, moment: str = "") -> Tensor:
         """Return the rows from ``start`` to ``stop``, which one rank has, on the CPU. Not collective.
@@ -137,7 +148,7 @@ class RowOwners:
         what = [torch.tensor([start - first, stop - first]), torch.tensor(list(moment.encode()), dtype=torch.uint8)]
         questions: list[Message | None] = [None] * self.size
         questions[owner] = [self._head(table), *what]
-        return self._asked(RANGE, questions, lambda: self._answers.range(table, *what))
+        return self._asked(RANGE, questions, lambda: [self._answers.range(table, *what)])[0]
 
     def whole(self, table: int, like: Tensor, moment: str = "") -> Tensor:
         """Return the rows of all ranks, piece by piece, in the type of ``like``, on the CPU. Not collective."""
@@ -160,7 +171,7 @@ class RowOwners:
     def _head(self, table: int) -> Tensor:
         return torch.tensor([table, self.version])
 
-    def _asked(self, kind: int, questions: list[Message | None], own: Callable[[], Tensor]) -> Tensor:
+    def _asked(self, kind: int, questions: list[Message | None], own: Callable[[], Message]) -> Message:
         if self._is_stepping:
             raise RuntimeError(
                 "Rows were looked up between the exchange of gradients and the optimizer's step, where some ranks have "
@@ -170,17 +181,16 @@ class RowOwners:
             return own()  # no rows
         is_mine = questions[self.rank] is not None
         answers, mine = self._asking.ask(kind, questions, lambda: own() if is_mine else None)
-        rows = [answer[0] for answer in answers if answer is not None]
-        if mine is not None:
-            rows.insert(sum(answer is not None for answer in answers[: self.rank]), mine)
-        return rows[0] if len(rows) == 1 else torch.cat(rows)
+        answers[self.rank] = mine
+        said = [answer for answer in answers if answer is not None]
+        return said[0] if len(said) == 1 else [torch.cat(rows) for rows in zip(*said, strict=True)]
 
 
 class _Answers:
     """What a rank answers from its own rows, in any thread. It holds no module, so that threads keep none alive."""
 
     def __init__(self, tables: Sequence[nn.Parameter]) -> None:
-        self._tables = list(tables)
+        self.tables = list(tables)
         self._seconds = patience().total_seconds()
         self._change = Condition()
         self._is_closed = False
@@ -191,15 +201,17 @@ class _Answers:
         head, *rest = question
         table, version = head.tolist()
         self._wait_for(version)
-        return [(self.rows if kind == ROWS else self.range)(table, *rest)]
+        return [self.range(table, *rest)] if kind == RANGE else self.rows(kind, table, *rest)
 
-    def rows(self, table: int, places: Tensor) -> Tensor:
-        rows = self._tables[table].data
-        return rows.index_select(0, places.to(rows.device)).cpu()
+    def rows(self, kind: int, table: int, places: Tensor) -> Message:
+        parameter = self.tables[table]
+        moments = self.moments(parameter) if kind == WITH_MOMENTS else {}
+        tensors = [parameter.data, *(moments[name] for name in sorted(moments))]
+        return [each.index_select(0, places.to(each.device)).cpu() for each in tensors]
 
     def range(self, table: int, ends: Tensor, name: Tensor) -> Tensor:
         start, stop = ends.tolist()
-        parameter, moment = self._tables[table], name.numpy().tobytes().decode()
+        parameter, moment = self.tables[table], name.numpy().tobytes().decode()
         rows = self.moments(parameter)[moment] if moment else parameter.data
         return rows[start:stop].detach().to("cpu", copy=True)
 

@@ -94,7 +94,7 @@ def refuse_average_of_moments(module: nn.Module) -> None:
 
 def refuse_elastic(module: nn.Module) -> None:
     """Refuse tables where ranks may die: a meeting that is held again averages whole parameters."""
-    refuse_owned(module, "TMAStrategy(elastic=True)")
+    refuse_owned(module, "TMAStrategy(elastic=True)", "TMAStrategy() without elastic")
     if tables := tables_of(module):
         raise ValueError(
             f"{next(iter(tables))} has sparse gradients, and with elastic=True ranks average whole parameters: make it "
@@ -102,12 +102,12 @@ def refuse_elastic(module: nn.Module) -> None:
         )
 
 
-def refuse_owned(module: nn.Module, strategy: str) -> None:
+def refuse_owned(module: nn.Module, strategy: str, way_out: str = "GrappaStrategy()") -> None:
     """Refuse tables of which each rank has a part, for a strategy that cannot train them."""
     if tables := owned_tables(module):
         raise ValueError(
             f"{next(iter(tables))} is an OwnedEmbedding, whose rows live with one rank each, and {strategy} trains "
-            "replicas that hold all: use GrappaStrategy(), or nn.Embedding(..., sparse=True) where every rank has the "
+            f"replicas that hold all: use {way_out}, or nn.Embedding(..., sparse=True) where every rank has the "
             "memory for it."
         )
 

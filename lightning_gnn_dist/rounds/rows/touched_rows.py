@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.rounds.lightning_internals import module_of
 from lightning_gnn_dist.rounds.rows.merging import mean_rows, take_rows_, weights_of_ranks
+from lightning_gnn_dist.rounds.rows.owned_embedding import owned_parameters
 from lightning_gnn_dist.rounds.rows.tables import coalesced, refuse_other_sparse, tables_of
 from lightning_gnn_dist.wire import collectives
 
@@ -30,6 +31,9 @@ class KnowsMoments(Protocol):
 
 class TouchedRows:
     """Counts touched rows, and puts them together when ranks meet.
+
+    It leaves alone tables whose rows live with one rank each, which
+    :class:`~lightning_gnn_dist.rounds.rows.replica_tables.ReplicaTables` has.
 
     Args:
         strategy: The strategy whose module has the tables.
@@ -51,12 +55,13 @@ class TouchedRows:
         held = {id(each): each for group in optimizer.param_groups for each in group["params"]}
         if self._has_none and not any(each.grad is not None and each.grad.is_sparse for each in held.values()):
             return
-        tables = tables_of(module_of(self._strategy))
+        module = module_of(self._strategy)
+        tables, owned = tables_of(module), owned_parameters(module)
         self._has_none = not tables
         refuse_other_sparse(held.values(), tables.values())
         for name, table in tables.items():
             gradient = coalesced(table, name) if id(table) in held else None
-            if gradient is not None:
+            if gradient is not None and id(table) not in owned:
                 self._counter(name, table)[gradient._indices()[0]] += 1
 
     @torch.no_grad()
@@ -67,7 +72,10 @@ class TouchedRows:
             weight: What this rank counts for. With 0, it takes the rows of others. Some rank's must be positive.
         """
         self._has_none = False
-        named = tables_of(module_of(self._strategy), frozen=True)  # also those that were frozen in this round
+        module = module_of(self._strategy)
+        owned = owned_parameters(module)
+        named = tables_of(module, frozen=True)  # also those that were frozen in this round
+        named = {name: table for name, table in named.items() if id(table) not in owned}
         if not named or collectives.world_size() == 1:
             return
         counters = [self._counter(name, table) for name, table in named.items()]

@@ -1,7 +1,8 @@
-"""A rank of four holds a quarter of a table and of its moments, also while it is made, saved and loaded."""
+"""A rank of four holds a quarter of a table and of its moments, and in rounds the rows that it touches beside them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -14,6 +15,7 @@ from torch_geometric.data import Data
 from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
 from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from tests.every_strategy import PATIENCE
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import run_ranks
@@ -44,14 +46,20 @@ def batches(rank: int) -> list[Data]:
     return [Data(ids=torch.randint(NUM_ROWS, (1000,), generator=chance), batch_size=1000) for _ in range(5)]
 
 
-def peaks(rank: int, world_size: int, path: str) -> list[int]:
+STRATEGIES: dict[str, Callable[[], Any]] = {
+    "grappa": lambda: GrappaStrategy(**PATIENCE),
+    "local_sgd": lambda: LocalSGDStrategy(average_optimizer=True, **PATIENCE),
+}
+
+
+def peaks(rank: int, world_size: int, path: str, strategy: str) -> list[int]:
     give_back_at_once()
     found = []
     for epochs, ckpt_path in ((1, None), (2, path)):
         loader: Any = DataLoader(batches(rank), batch_size=None)  # type: ignore[arg-type]
         options: dict[str, Any] = {"train": loader, "max_epochs": epochs, "ckpt_path": ckpt_path}
         with Peak("RssAnon") as peak:
-            fitted = fit(rank, GrappaStrategy(**PATIENCE), Large(), devices=world_size, **options)
+            fitted = fit(rank, STRATEGIES[strategy](), Large(), devices=world_size, **options)
         found.append(peak.added_bytes)
         if ckpt_path is None:
             with Peak("RssAnon") as peak:
@@ -60,11 +68,12 @@ def peaks(rank: int, world_size: int, path: str) -> list[int]:
     return found
 
 
-def test_a_rank_holds_its_rows_alone(tmp_path: Any) -> None:
+@pytest.mark.parametrize("strategy", ["grappa", "local_sgd"])
+def test_a_rank_holds_its_rows_alone(tmp_path: Any, strategy: str) -> None:
     whole = NUM_ROWS * WIDTH * 4
     most = TENSORS * whole / RANKS + (100 << 20)
     assert most < 1.2 * whole  # less than what a table with its moments takes, by far
-    first, *others = run_ranks(peaks, RANKS, str(tmp_path / "large.ckpt"), timeout=300)
+    first, *others = run_ranks(peaks, RANKS, str(tmp_path / "large.ckpt"), strategy, timeout=300)
     for in_fit, in_save, resumed in others:
         assert in_fit < most
         assert in_save < 50 << 20
