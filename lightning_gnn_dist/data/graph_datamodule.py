@@ -157,17 +157,17 @@ class GraphDataModule(LightningDataModule, ABC):
 
     def train_dataloader(self) -> TrainLoader:
         refuse_sparse_gradients(self.trainer)
-        rank, num_ranks = self._rank(), self._world_size()  # now: later they may be others
+        rank, num_ranks, size = self._rank(), self._world_size(), self._num_batches()  # now: later they may be others
         self._train_loader = TrainLoader(
             self._parts_of_rank(),
             lambda part, num_batches: self._local_batches(part, num_batches, rank, num_ranks),
-            self._num_batches(),
+            size,
             every=self._every() if self._is_cut() else None,
             num_ranks=num_ranks,
             batch_level=self._is_cut() and self.coverage is not None and self.coverage.level == "batch",
             overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
             num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
-            num_left=lambda: passes_left(self.trainer, self._num_batches()),
+            num_left=lambda: passes_left(self.trainer, size),
         )
         self._loaders.append(self._train_loader)
         return self._train_loader

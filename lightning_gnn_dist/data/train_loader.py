@@ -158,9 +158,10 @@ class TrainLoader:
         """Return the numbers of the batches of the passes that will follow, as long as the part stays the same."""
         if self._overfits or self._num_used() < len(self):
             return []
-        firsts = [begin + (number + 1) * len(self) for number in range(int(min(self._num_left(), MOST_PASSES)))]
-        here = self.super_epoch(begin)
-        return [range(first, first + len(self)) for first in firsts if self.super_epoch(first) == here]
+        size, left = len(self), int(min(self._num_left(), MOST_PASSES))
+        if self._every is not None:
+            left = min(left, self._every - 1 - begin // size % self._every)
+        return [range(begin + number * size, begin + (number + 1) * size) for number in range(1, left + 1)]
 
     def _between(self, start: int, stop: int | None, then: Sequence[range] = ()) -> Batches:
         self._began = time.perf_counter() if self._began is None else self._began
