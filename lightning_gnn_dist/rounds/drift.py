@@ -116,7 +116,7 @@ class DriftCorrection:
         strategy: Strategy,
         shared: Callable[[list[Tensor]], list[Tensor]],
         drift: Drift | None,
-        agreement: Callable[[], float] = lambda: 0.0,
+        agreement: Callable[[], float] = float,  # none
     ) -> None:
         self._strategy, self._shared, self._drift, self._agreement = strategy, shared, drift, agreement
         self._parameters: Sequence[Tensor] = []

@@ -110,9 +110,7 @@ class RoundStrategy(ReplicaStrategy):
         self.replicas = ReplicaTables(self, self.averaging.averages)
         self.peers = Peers(self)
         self.pace = Pace(self, self.clock)
-        self.drift_correction = DriftCorrection(
-            self, self.shared_gradient, self.drift, lambda: self.outer_step.agreement
-        )
+        self.drift_correction = DriftCorrection(self, self.shared_gradient, self.drift, self._agreement)
         self._companion = MeetingCallback(self)
 
     # What a subclass says.
@@ -276,6 +274,9 @@ class RoundStrategy(ReplicaStrategy):
     @property
     def is_alone(self) -> bool:
         return self.state.in_round
+
+    def _agreement(self) -> float:
+        return self.outer_step.agreement
 
     def _begin_fit(self, trainer: Trainer) -> None:
         refusals.check_trainer(type(self).__name__, trainer, has_layer_sync=self._layer_sync is not None)
