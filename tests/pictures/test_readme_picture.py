@@ -46,7 +46,9 @@ def test_what_the_readme_says_of_it_is_what_was_measured() -> None:
     rows = drawing.rows_of(RESULTS)
     names = ("one process", "Grappa", "LLCG", "averaging", "averaging, METIS")
     found = {name: drawing.measured(rows, name) for name in names}
+    found["fifty"] = drawing.measured(rows, "LLCG", 50)
     assert {f"{accuracy:.0f}" for _, accuracy in found.values()} == set(re.findall(r"(6\d|5\d) %", said))
+    assert f"with {found['fifty'][0]:.0%}, every 50".replace("%", " %") in said
     assert f"{found['LLCG'][0]:.0%} of".replace("%", " %") in said and found["Grappa"][0] == 1.0
 
 
