@@ -17,10 +17,12 @@ from lightning_gnn_dist.graph.typed.synthetic import citations
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.prepare.shard import save_shards
+from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
@@ -145,20 +147,22 @@ def test_evaluation_and_prediction_are_exact() -> None:
     assert of_first[1][2] == {"SeedBatch"}  # layer by layer
 
 
-def on_shards(rank: int, world_size: int, where: str) -> list[Made]:
+def on_shards(rank: int, world_size: int, where: str, in_rounds: bool) -> list[Made]:
     warnings.filterwarnings("ignore", "You defined a `validation_step`")
     found = []
     for module in (Rows(), owned(Rows)):
         data = ShardedDataModule(where, sampler=NeighborSampler([3, 3]), batch_size=7)
-        trainer(world_size, GrappaStrategy(**PATIENCE)).fit(module, data)
+        strategy = LLCGStrategy(EverySteps(3), **PATIENCE) if in_rounds else GrappaStrategy(**PATIENCE)
+        trainer(world_size, strategy).fit(module, data)
         found.append(state_of(module))
     return found
 
 
 @pytest.mark.slow
-def test_shards_train_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_rounds", [False, True])
+def test_shards_train_rows(in_rounds: bool, tmp_path: Path) -> None:
     save_shards(bare_graph(), RandomPartitioner()(bare_graph(), 2, 0), tmp_path / "shards")
-    for replicated, whole in run_ranks(on_shards, 2, str(tmp_path / "shards")):
+    for replicated, whole in run_ranks(on_shards, 2, str(tmp_path / "shards"), in_rounds):
         assert differs(whole, replicated) < 1e-12
 
 

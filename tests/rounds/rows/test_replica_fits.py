@@ -16,13 +16,10 @@ from torch.utils.data import DataLoader
 from lightning_gnn_dist.boundary.boundary import History
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule
 from lightning_gnn_dist.graph.typed.synthetic import citations
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
@@ -36,7 +33,7 @@ from tests.rounds.rows.test_owned_embedding import Measured, WithoutRows
 from tests.rounds.rows.test_owned_fits import OPTIONS, Keeps, agree, data_module
 from tests.rounds.rows.test_replica_rows import owned, train
 from tests.rounds.rows.test_table_gradients import Loader, OfData
-from tests.rounds.rows.test_without_features import ByLayer, Rows, Typed, bare_graph
+from tests.rounds.rows.test_without_features import ByLayer, Rows, Typed
 from tests.rounds.rows.test_without_features import data_module as plain_data_module
 from tests.strategies.fitting import differs, fit
 
@@ -98,23 +95,6 @@ def test_a_fit_is_that_of_rows_that_all_ranks_hold(name: str, tmp_path: Path) ->
             assert differs(found, {node: rows[node] for node in found}) < 1e-12
         with pytest.raises(RankError, match="written by 3 ranks, and this fit has 2: resume with as many"):
             run_ranks(on_others, 2, str(tmp_path / "owned.ckpt"), timeout=60)
-
-
-def on_shards(rank: int, world_size: int, where: str) -> list[Made]:
-    warnings.filterwarnings("ignore", "You defined a `validation_step`")
-    found = []
-    for module in (Rows(), test_owned_fits.owned(Rows)):
-        data = ShardedDataModule(where, sampler=NeighborSampler([3, 3]), batch_size=7)
-        trainer(world_size, LLCGStrategy(EverySteps(3), **PATIENCE)).fit(module, data)
-        found.append(state_of(module))
-    return found
-
-
-@pytest.mark.slow
-def test_shards_train_rows(tmp_path: Path) -> None:
-    save_shards(bare_graph(), RandomPartitioner()(bare_graph(), 2, 0), tmp_path / "shards")
-    for replicated, whole in run_ranks(on_shards, 2, str(tmp_path / "shards")):
-        assert differs(whole, replicated) < 1e-12
 
 
 def with_history(rank: int, world_size: int) -> list[Made]:
