@@ -52,9 +52,9 @@ def advise(graph: Graph, report: PartitionReport) -> Finding:
     edges_lost = isolated >= LOST
     sentences = [
         _about_labels(excess),
-        f"{report.cut_ratio:.0%} of the edges are cut and {isolated:.1%} of the nodes lost all their neighbours: "
-        + ("too many to ignore." if edges_lost else "few."),
-        _strategy(parts_differ, edges_lost),
+        f"{report.cut_ratio:.0%} of the edges are cut. {isolated:.1%} of the nodes lost all their neighbours, "
+        + ("too many to ignore." if edges_lost else "which are few."),
+        _strategy(parts_differ, edges_lost, are_known=excess is not None),
         *([_fanout(graph, report)] if graph.types is None else []),  # it has one for each edge type
     ]
     return Finding(parts_differ, edges_lost, [*sentences, *_about_training_nodes(report)])
@@ -131,7 +131,7 @@ def _about_labels(excess: float | None) -> str:
     return f"The parts look alike: {max(excess, 0.0):.2f} of label skew beyond chance, in the mean."
 
 
-def _strategy(parts_differ: bool, edges_lost: bool) -> str:
+def _strategy(parts_differ: bool, edges_lost: bool, *, are_known: bool = True) -> str:
     if parts_differ:
         correction = "LLCGStrategy(clock, correction_steps=0.5)" if edges_lost else "LLCGStrategy(clock)"
         return (
@@ -144,6 +144,11 @@ def _strategy(parts_differ: bool, edges_lost: bool) -> str:
             "LLCGStrategy(clock, correction_steps=0.5): its correction sees the edges that are cut. To average alone, "
             "keep more of them: SuperNodePartitioner(). With gradients every step (GrappaStrategy()), use "
             "MetisPartitioner(), or holding=Holding(Rotate())."
+        )
+    if not are_known:
+        return (
+            "GrappaStrategy() loses nothing where parts differ. LocalSGDStrategy(EverySteps(16)) sends least, and is "
+            "enough if they are alike, as those of SuperNodePartitioner() mostly are."
         )
     return "LocalSGDStrategy(EverySteps(16)) is enough: averaging loses little on such parts, and sends least."
 

@@ -42,6 +42,11 @@ class ReplicaStrategy(OwningStrategy):
         super().on_train_start()
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        if self.replicas.tables and self._companion not in self._module().trainer.callbacks:  # type: ignore[attr-defined]
+            raise ValueError(
+                "A Tuner searches without the callback that hands an OwnedEmbedding its rows at each step: use "
+                "nn.Embedding(..., sparse=True) for the search."
+            )
         try:
             return super().optimizer_step(optimizer, closure, *args, **kwargs)
         finally:

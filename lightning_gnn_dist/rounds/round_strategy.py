@@ -63,7 +63,8 @@ class RoundStrategy(ReplicaStrategy):
             ``"local"``; then every rank validates with its own.
         average_optimizer: Average the optimizers' state too: True, or one kind alone, ``"momentum"`` (running means of
             gradients, as Adam's first moments) or ``"variance"`` (of their squares). With the latter all ranks divide
-            their steps alike, which is what averaging needs most where parts differ.
+            their steps alike, which is what averaging needs most where parts differ. ``"momentum"`` is not for learned
+            rows of nodes: a rank has no second moment of those that it has not trained.
         drift: ``Drift("ranks")`` corrects the drift of the replicas: after a meeting every rank computes its own
             gradient and the mean of all at the averaged model, and shifts each local gradient by their difference. One
             more exchange of the size of the model, and ``drift.anchor_steps`` more gradients, per round. The shift

@@ -89,8 +89,8 @@ class LLCGStrategy(RoundStrategy):
     Args:
         clock: Decides when a round ends.
         correction_steps: :math:`S`. An integer, or a share of the round's local steps such as 0.1 (rounded up).
-            With 0, ``drift=None`` and ``weights="uniform"`` this is local SGD. Default: 0.1, and the more steps there
-            are, the shorter they are; one step with ``drift=None`` or ``Drift(corrects=True)``.
+            With 0, ``drift=None`` and ``weights="uniform"`` this is local SGD. ``"auto"``: 0.1, and the more steps the
+            shorter they are; one step with ``drift=None`` or ``Drift(corrects=True)``.
         correction: ``"sliced"``, or the paper's ``"rank0"``: rank 0 computes the whole batch while the others wait, so
             the step must not call a collective (``self.all_gather``).
         correction_optimizer: An optimizer of the correction's own. ``"averaged"``: like the module's, starting each
@@ -98,7 +98,7 @@ class LLCGStrategy(RoundStrategy):
             to round. ``"reset"``: the same, new at every meeting. ``"sgd"``: plain SGD. Or a function from
             parameters to an optimizer. Default: ``"averaged"`` with ``average_optimizer=True``, else ``"persistent"``.
         correction_lr: :math:`\gamma`, or a function from the round's number to it. Default: the learning rate of the
-            local steps, schedule included, and where ``correction_steps`` is left out :math:`S^{-3/4}` times that.
+            local steps, schedule included, and with ``correction_steps="auto"`` :math:`S^{-3/4}` times that.
         drift: What local gradients are steered towards: the gradient of the whole graph, or with ``Drift("ranks")``
             the mean of the ranks' gradients. None: no correction of drift.
         buffers: ``"average"`` or ``"local"``, or ``"global"``: at a meeting the statistics of batch normalisation are
@@ -117,7 +117,7 @@ class LLCGStrategy(RoundStrategy):
         self,
         clock: RoundClock | None = None,
         *,
-        correction_steps: int | float | None = None,
+        correction_steps: int | float | Literal["auto"] = "auto",
         correction: Correction = "sliced",
         correction_optimizer: Mode | Callable[[list[Tensor]], Optimizer] | None = None,
         correction_lr: float | Schedule | None = None,
@@ -139,8 +139,9 @@ class LLCGStrategy(RoundStrategy):
             outer=_THRIFTY if outer is None and drift is not None else outer,
             launch=launch,
         )
-        self._shortens_steps = correction_steps is None and correction_lr is None
-        if correction_steps is None:
+        is_auto = isinstance(correction_steps, str) and correction_steps == "auto"
+        self._shortens_steps = is_auto and correction_lr is None
+        if is_auto:
             correction_steps = 1 if drift is None or drift.corrects else _SHARE
         _check_steps(correction_steps)
         check_choice("correction", correction, Correction)
@@ -322,5 +323,5 @@ def _check_steps(steps: int | float) -> None:
     if not is_number(steps) or not 0 <= steps <= most:
         raise ValueError(
             f"correction_steps must be a whole number (2: two steps a round) or a share of the local steps between "
-            f"0.0 and 1.0 (0.1: one for every ten), got {shown(steps)}."
+            f'0.0 and 1.0 (0.1: one for every ten), or "auto", got {shown(steps)}.'
         )

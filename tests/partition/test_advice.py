@@ -79,6 +79,10 @@ def test_what_is_missing_is_said() -> None:
     bare = Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4)
     text = "\n".join(finding(bare, RandomPartitioner(), 2).sentences)
     assert "Without labels" in text and "There is no train_mask" in text
+    graph = communities(2000)
+    bare = Graph(graph.indptr, graph.indices, {})
+    text = "\n".join(finding(bare, MetisPartitioner(), 2).sentences)
+    assert "Without labels" in text and "GrappaStrategy() loses nothing where parts differ" in text  # it is not known
 
 
 def test_training_nodes_in_one_part_are_seen() -> None:

@@ -93,8 +93,7 @@ def by_hand(steps: int = STEPS, *, corrects: bool = False) -> State:
     The shift fades the more slowly the more rounds agree. If the anchor ``corrects``, it is taken before the correction
     step, which goes along its gradient.
     """
-    corrections = math.ceil(steps / 10)
-    graph, partition = double_graph()
+    corrections, (graph, partition) = math.ceil(steps / 10), double_graph()
     x, y, train = (graph.node_arrays[name] for name in ("x", "y", "train_mask"))
     edges = torch.stack([graph.indices.long(), torch.arange(400).repeat_interleave(graph.degrees())])
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lightning_gnn_dist.checks import check_at_least, check_positive, check_seed, holds_integers
+from lightning_gnn_dist.checks import check_at_least, check_positive, check_seed, holds_integers, shown
 from lightning_gnn_dist.rounds.rows.initial_rows import initial_rows_
 from lightning_gnn_dist.rounds.rows.looked_up import looked_up
 from lightning_gnn_dist.rounds.rows.row_owners import RowOwners, bounds_of, send_from_first
@@ -111,28 +111,18 @@ class OwnedEmbedding(nn.Module):
         """Return the rows of some ids, of shape ``(*ids.shape, embedding_dim)``. Not collective."""
         if self._owners is None:
             return functional.embedding(ids, self.weight, sparse=True)
-        if not holds_integers(ids):
-            raise TypeError(f"ids must be integers, as batch.n_id has, got {ids.dtype}.")
+        if not isinstance(ids, Tensor) or not holds_integers(ids):
+            raise TypeError(f"ids must be a tensor of integers, as batch.n_id is, got {shown(ids)}.")
         unique, places = ids.unique(return_inverse=True)
         trains = torch.is_grad_enabled() and self.parameter.requires_grad
         if self._replica is not None:
             rows = self._replica.rows(unique.long().cpu(), trains=trains)
             return looked_up(self.parameter, rows, places, ids) if trains else functional.embedding(places, rows)
-        rows = self.ask(unique.long().cpu())
+        rows = ask_owners(self, unique.long().cpu())
         if trains:
             rows.requires_grad_()
             rows.register_post_accumulate_grad_hook(partial(self._keep_gradient, unique.long()))
         return functional.embedding(places, rows)
-
-    def ask(self, ids: Tensor) -> Tensor:
-        """Return rows as their owners have them; ids are on the CPU, each once and increasing. Not collective."""
-        assert self._owners is not None
-        return self._owners.rows(self.number, ids).to(self.parameter.device)
-
-    def ask_with_moments(self, ids: Tensor) -> list[Tensor]:
-        """Return rows as :meth:`ask` does, and of each moment that their owners keep."""
-        assert self._owners is not None
-        return [rows.to(self.parameter.device) for rows in self._owners.rows_with_moments(self.number, ids)]
 
     def settled_version(self) -> int | None:
         """Make the rows, and return how often they have changed, alike on all ranks; None where all lie here."""
@@ -281,25 +271,38 @@ class OwnedEmbedding(nn.Module):
         self._owners, self.number, self._kind = owners, number, _OWNED
         self._gradients = []
 
-    def keep_apart(self, replica: Replica) -> None:
-        """Let ``replica.held`` have the rows that lie here, and the parameter none: the replica has those it trains."""
-        assert self._owners is not None
-        replica.held.data = self.parameter.data
-        self._replica = replica
-        self._owners.answer_from(self.number, replica.held)
-        self.show_none()
-
     def show_none(self) -> None:
         """Let the parameter have the shape of the whole, in the memory of one row."""
         self.parameter.data = self.here.data.new_zeros(1, self.embedding_dim).expand(self.num_embeddings, -1)
 
     def keep_together(self) -> None:
-        """Undo :meth:`keep_apart`."""
+        """Undo :func:`keep_apart`."""
         if self._replica is not None and self._owners is not None:
             self.parameter.grad = None
             self.parameter.data = self._replica.held.data
             self._owners.answer_from(self.number, self.parameter)
         self._replica = None
+
+
+def ask_owners(table: OwnedEmbedding, ids: Tensor) -> Tensor:
+    """Return rows as their owners have them; ids are on the CPU, each once and increasing. Not collective."""
+    assert table.owners is not None
+    return table.owners.rows(table.number, ids).to(table.parameter.device)
+
+
+def ask_with_moments(table: OwnedEmbedding, ids: Tensor) -> list[Tensor]:
+    """Return rows as :func:`ask_owners` does, and of each moment that their owners keep."""
+    assert table.owners is not None
+    return [rows.to(table.parameter.device) for rows in table.owners.rows_with_moments(table.number, ids)]
+
+
+def keep_apart(table: OwnedEmbedding, replica: Replica) -> None:
+    """Let ``replica.held`` have the rows that lie here, and the parameter none: the replica has those it trains."""
+    assert table.owners is not None
+    replica.held.data = table.parameter.data
+    table._replica = replica
+    table.owners.answer_from(table.number, replica.held)
+    table.show_none()
 
 
 _keeps_here = [False]  # whether state_dict() asks nobody

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.rounds.rows.growing_rows import GrowingRows
 from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
-from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
+from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding, ask_owners, ask_with_moments, keep_apart
 from lightning_gnn_dist.rounds.rows.owned_exchange import refuse_product
 from lightning_gnn_dist.rounds.rows.tables import of_rows, touched
 from lightning_gnn_dist.rounds.rows.touches import Rows
@@ -71,7 +71,7 @@ class ReplicaRows:
 
     def begin(self, optimizer: Optimizer | None) -> None:
         """Begin a fit: take what the optimizer's constructor has made for the rows that lie here."""
-        self.table.keep_apart(self)
+        keep_apart(self.table, self)
         like = self.held.data
         self._of_round.declare(_ROW, like.new_zeros(1, *like.shape[1:]))
         self._of_round.declare(_STEPS, torch.zeros(1, dtype=torch.int32, device=like.device))
@@ -108,7 +108,7 @@ class ReplicaRows:
             return self._of_round.take(_ROW, self._kept(ids))
         slots = self._of_round.slots(ids) if self.is_in_round else torch.full_like(ids, -1)
         is_here = slots >= 0
-        asked = self.table.ask(ids[~is_here])
+        asked = ask_owners(self.table, ids[~is_here])
         if not bool(is_here.any()):
             return asked
         rows = asked.new_empty((len(ids), *asked.shape[1:]))
@@ -247,7 +247,7 @@ class ReplicaRows:
         """Return the slots of rows in this round; ask for those that are not here yet."""
         slots = self._of_round.slots(ids)
         if bool((is_new := slots < 0).any()):
-            rows, *moments = self.table.ask_with_moments(ids[is_new])
+            rows, *moments = ask_with_moments(self.table, ids[is_new])
             found = dict(zip(sorted(self.moments), moments, strict=True))
             slots[is_new] = self._of_round.add(ids[is_new], {_ROW: rows, **found})
         return slots

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.tuner import Tuner
 from torch import Tensor
 
 from lightning_gnn_dist.rounds.clock import EverySteps
@@ -61,6 +62,13 @@ def test_a_rank_that_raises_ends_all_with_its_own_error(rounds: bool) -> None:
     assert "threads are left" not in str(caught.value)
 
 
+def searched() -> Rows:
+    """Has a learning rate to search for."""
+    module = owned(Rows)
+    module.lr = 0.1
+    return module
+
+
 def refusals(rank: int, world_size: int) -> dict[str, str]:
     """What each strategy says, by its name."""
     strategies: dict[str, Any] = {
@@ -78,6 +86,10 @@ def refusals(rank: int, world_size: int) -> dict[str, str]:
         with pytest.raises(ValueError, match="table") as caught:
             averaging.fit(owned(Rows), data_module(world_size))
         said[f"WeightAveraging {type(strategy).__name__}"] = str(caught.value)
+    searching = trainer(world_size, LocalSGDStrategy(**PATIENCE), enable_checkpointing=False)
+    with pytest.raises(ValueError, match="for the search") as caught:
+        Tuner(searching).lr_find(searched(), data_module(world_size), num_training=3)
+    said["Tuner"] = str(caught.value)
     return said
 
 
@@ -103,7 +115,7 @@ def wrong_ids(rank: int, world_size: int) -> dict[str, str]:
     wrong: dict[str, Any] = {
         "Row 90 ": lambda: module.table(torch.tensor([3, 90])),
         "Row -1 ": lambda: module.table(torch.tensor([-1])),
-        "must be integers": lambda: module.table(torch.tensor([0.5])),
+        "must be a tensor of integers": lambda: module.table(torch.tensor([0.5])),
         "cannot be copied": lambda: copy.deepcopy(module),
         "sent to another process": lambda: pickle.dumps(module.table),
         "outside a fit nobody takes": lambda: module.table(torch.tensor([3])).sum().backward(),
