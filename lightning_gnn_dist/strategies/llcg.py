@@ -318,7 +318,7 @@ def _sparse(gradient: list[Tensor]) -> list[Tensor]:
     return [each for each in gradient if each.is_sparse]
 
 
-def _check_steps(steps: int | float) -> None:
+def _check_steps(steps: Any) -> None:
     most = MAX_INTEGER if is_integer(steps) else 1
     if not is_number(steps) or not 0 <= steps <= most:
         raise ValueError(
