@@ -37,7 +37,9 @@ def run(options: argparse.Namespace) -> None:
         graph = Graph.open(options.graph)
         print(report_of(graph))
         if holds_split(options.graph):
-            print(f"The edges are those to train on; held back beside them: {LinkSplit.open(options.graph).counts}")
+            held = LinkSplit.open(options.graph).edges.items()
+            counts = ", ".join(f"{edges.shape[1]:,} {name}" for name, edges in held)
+            print(f"The edges are those to train on; held back beside them: {counts}")
         if options.cache and graph.types is not None:
             raise ValueError(f"--cache is for graphs without types, and {options.graph} has types: leave it out.")
         if options.cache:

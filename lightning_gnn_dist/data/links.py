@@ -217,11 +217,6 @@ class LinkSplit:
                 digest.update(array.contiguous().numpy().data)
         return digest.hexdigest()
 
-    @property
-    def counts(self) -> str:
-        """How many edges each split holds back, in words."""
-        return ", ".join(f"{edges.shape[1]:,} {name}" for name, edges in self.edges.items())
-
     def __repr__(self) -> str:
         counts = ", ".join(f"{name}={edges.shape[1]}" for name, edges in self.edges.items())
         kind = "" if self.edge_type is None else f", {self.edge_type}"

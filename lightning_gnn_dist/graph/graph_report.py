@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
-from lightning_gnn_dist.graph.typed.report import TypesReport
+from lightning_gnn_dist.graph.typed.report import TypesReport, as_labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,20 +98,14 @@ def labels_of(graph: Graph) -> Tensor | None:
     """
     types = graph.types
     if types is None:
-        return _integers(graph.node_arrays.get("y"))
+        return as_labels(graph.node_arrays.get("y"))
     labels, num_classes = torch.full((graph.num_nodes,), -1), 0
     for kind in types.node_types if types.seeds is None else (types.seeds,):
-        y, nodes = _integers(types.node_arrays[kind].get("y")), types.nodes_of(kind)
+        y, nodes = as_labels(types.node_arrays[kind].get("y")), types.nodes_of(kind)
         if y is not None and y.numel():
             labels[nodes.start : nodes.stop] = torch.where(y < 0, -1, y + num_classes)
             num_classes += int(y.max()) + 1
     return labels if num_classes else None
-
-
-def _integers(y: Tensor | None) -> Tensor | None:
-    if y is None or y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        return None
-    return y
 
 
 def _tally(graph: Graph, y: Tensor | None) -> tuple[Tensor, float | None]:

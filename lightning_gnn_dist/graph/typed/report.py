@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import holds_integers
 from lightning_gnn_dist.graph.rows import row_slices
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes
 
@@ -131,10 +132,14 @@ def _runs(indptr: Tensor, types: GraphTypes) -> tuple[list[int], list[int]]:
     return receivers.tolist(), most.tolist()
 
 
+def as_labels(y: Tensor | None) -> Tensor | None:
+    """``y``, if it is one integer per node."""
+    return y if y is not None and y.dim() == 1 and holds_integers(y) else None
+
+
 def _classes(y: Tensor | None) -> int | None:
-    if y is None or y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        return None
-    return int(y[y >= 0].unique().numel())
+    labels = as_labels(y)
+    return None if labels is None else int(labels[labels >= 0].unique().numel())
 
 
 def _splits(arrays: Mapping[str, Tensor]) -> dict[str, int]:
