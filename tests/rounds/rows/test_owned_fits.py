@@ -18,6 +18,7 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.prepare.shard import save_shards
 from lightning_gnn_dist.rounds.clock import EverySteps
+from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.rows.owned_embedding import OwnedEmbedding
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
@@ -176,20 +177,22 @@ class OwnedTyped(Typed):
         self.tables = torch.nn.ModuleDict({"author": OwnedEmbedding(5, width), "venue": venues})
 
 
-def typed(rank: int, world_size: int) -> list[Made]:
+def typed(rank: int, world_size: int, in_rounds: bool) -> list[Made]:
     graph, found = citations(600), []
     sizes = graph.types.num_nodes["venue"], graph.types.node_arrays["paper"]["x"].shape[1]
     for kind in (Typed, OwnedTyped):
         module = kind(*sizes).double()
         data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=32)
         options: dict[str, Any] = {"limit_val_batches": 0, "precision": "64-true"}
-        trainer(world_size, GrappaStrategy(**PATIENCE), **options).fit(module, data)
+        rounds = LLCGStrategy(EverySteps(3), outer=Outer(), **PATIENCE)
+        trainer(world_size, rounds if in_rounds else GrappaStrategy(**PATIENCE), **options).fit(module, data)
         found.append({name: each for name, each in state_of(module).items() if "author" not in name})
     return found
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-def test_a_type_may_have_learned_rows() -> None:
-    for replicated, whole in run_ranks(typed, 2):
+@pytest.mark.parametrize("in_rounds", [False, True])
+def test_a_type_may_have_learned_rows(in_rounds: bool) -> None:
+    for replicated, whole in run_ranks(typed, 2, in_rounds):
         assert differs(whole, replicated) < 1e-12

@@ -14,12 +14,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_gnn_dist.boundary.boundary import History
-from lightning_gnn_dist.data.datamodule import PartitionedDataModule
-from lightning_gnn_dist.graph.typed.synthetic import citations
 from lightning_gnn_dist.rounds.clock import EverySteps
 from lightning_gnn_dist.rounds.means.outer import Outer
 from lightning_gnn_dist.rounds.rows.lazy_adam import LazyAdam
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
@@ -33,7 +30,7 @@ from tests.rounds.rows.test_owned_embedding import Measured, WithoutRows
 from tests.rounds.rows.test_owned_fits import OPTIONS, Keeps, agree, data_module
 from tests.rounds.rows.test_replica_rows import owned, train
 from tests.rounds.rows.test_table_gradients import Loader, OfData
-from tests.rounds.rows.test_without_features import ByLayer, Rows, Typed
+from tests.rounds.rows.test_without_features import ByLayer, Rows
 from tests.rounds.rows.test_without_features import data_module as plain_data_module
 from tests.strategies.fitting import differs, fit
 
@@ -109,26 +106,6 @@ def with_history(rank: int, world_size: int) -> list[Made]:
 @pytest.mark.slow
 def test_rows_of_the_last_meeting_come_from_learned_rows() -> None:
     for replicated, whole in run_ranks(with_history, 2):
-        assert differs(whole, replicated) < 1e-12
-
-
-def typed(rank: int, world_size: int) -> list[Made]:
-    graph, found = citations(600), []
-    sizes = graph.types.num_nodes["venue"], graph.types.node_arrays["paper"]["x"].shape[1]
-    for kind in (Typed, test_owned_fits.OwnedTyped):
-        data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=32)
-        options: dict[str, Any] = {"limit_val_batches": 0, "precision": "64-true"}
-        strategy = LLCGStrategy(EverySteps(3), outer=Outer(), **PATIENCE)
-        module = kind(*sizes).double()
-        trainer(world_size, strategy, **options).fit(module, data)
-        found.append({name: each for name, each in state_of(module).items() if "author" not in name})
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-def test_a_type_may_have_learned_rows() -> None:
-    for replicated, whole in run_ranks(typed, 2):
         assert differs(whole, replicated) < 1e-12
 
 
