@@ -248,6 +248,8 @@ def check_tensor(name: str, value: object, what: str) -> None:
         if isinstance(value, np.ndarray) and value.dtype.kind in "mM":  # of dates, which torch does not know
             array = f"({array}).astype('int64')"
         way_out = f" Make it one: torch.as_tensor({array})." if wide else ""
+        if isinstance(value, list | tuple) and any(isinstance(entry, str) for entry in value[:1]):
+            way_out = " Turn its words into numbers, or remove it."
         raise TypeError(f"{name} must be a tensor of {what}, got {shown(value)}.{way_out}")
 
 

@@ -14,6 +14,7 @@ from torch_geometric.data import HeteroData
 from lightning_gnn_dist import (
     Exchange,
     Graph,
+    LinkDataModule,
     PartitionedDataModule,
     ShardedDataModule,
     TemporalSampler,
@@ -56,7 +57,11 @@ SECONDS = 1_700_000_000 + torch.arange(12)
 OF_GRAPHS: dict[str, tuple[Callable[[], Any], str]] = {
     "times in words": (
         lambda: Graph.from_pyg(data_with(time=["monday"] * 12), time="time"),
-        r"data\['paper'\]\.time must be a tensor of one number for each node, or each edge, got \['monday'",
+        r"data\['paper'\]\.time must be a tensor of one number or row for each node, or each edge, got \['monday'",
+    ),
+    "times in words, of one type, which no call has named": (
+        lambda: Graph.from_pyg(data_with(time=torch.arange(12), cites_time=["2099-01-01"] * 40)),
+        r"data\['paper', 'cites', 'paper'\]\.time must be a tensor .*2099.*Turn its words into numbers, or remove it",
     ),
     "times as dates": (
         lambda: Graph.from_pyg(data_with(time=np.zeros(12, "datetime64[s]")), time="time"),
@@ -115,6 +120,39 @@ def test_seeds_that_see_everything_are_told(monkeypatch: pytest.MonkeyPatch) -> 
         "All seeds see all events: the earliest seed is at 90 (at), and the last event at 39 (time). If that cannot "
         "be, their units differ."
     )
+
+
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [
+        (1000, "No seed sees edges of these types, by their time: paper__cites__paper (1700000000000 to 170000003900"),
+        (1, None),
+        (1e-3, "Every seed sees all edges of these types, by their time: paper__cites__paper (1700000 to 1700000)."),
+    ],
+)
+def test_a_type_of_edges_in_another_unit_is_told(
+    monkeypatch: pytest.MonkeyPatch, unit: float, said: str | None
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("lightning_gnn_dist.data.temporal.checks.rank_zero_info", told.append)
+    of_cites = ((1_700_000_000 + torch.arange(40)) * unit).long()
+    data = data_with(time=SECONDS, cites_time=of_cites)
+    data[WRITES].time = 1_700_000_000 + torch.arange(data[WRITES].num_edges) % 12
+    PartitionedDataModule(Graph.from_pyg(data), sampler=TemporalSampler([2], "time"))
+    about = [line for line in told if "units differ" in line]
+    assert len(about) == (said is not None) and (said is None or about[0].startswith(said))
+    if said is not None:
+        assert "Seeds are at 1700000000 to 1700000011. If that cannot be, their units differ: give" in about[0]
+
+
+def test_links_of_a_split_are_compared_with_other_edges_by_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("lightning_gnn_dist.data.temporal.checks.rank_zero_info", told.append)
+    data = data_with(cites_time=1_700_000_000_000 + torch.arange(40))
+    data[WRITES].time = 1_700_000_000 + torch.arange(data[WRITES].num_edges)
+    split = split_edges(Graph.from_pyg(data), edge_type=WRITES, val=0.25, test=0.25, time="time")
+    LinkDataModule(split)
+    assert any(line.startswith("No seed sees edges of these types, by their time: paper__cites") for line in told)
 
 
 def test_mistakes_about_shards(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ class LinkDataModule(PartDataModule):
         self._asked = _asked_of(self.split)
         graph = _with_seeds(self.split)
         check_typed(graph, settings, boundary)
-        check_event_samplers(graph, settings, self.split.time)
+        check_event_samplers(graph, settings, self.split.time, self.split.edge_type)
         if partitioner is None and isinstance(boundary, Fetch):
             partitioner = RandomPartitioner()
         plan = PartPlan(graph, partitioner, holding, boundary, None, int(seed), cache_dir)

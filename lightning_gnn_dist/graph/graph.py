@@ -126,7 +126,8 @@ class Graph:
 
         Args:
             data: A ``Data`` or ``HeteroData`` with ``edge_index``, or ``(feature_store, graph_store)``, read into RAM.
-                Attributes that are not tensors are left out. Ids in ``train_idx``, ``val_idx`` (``valid_idx``) and
+                Attributes that are not tensors are left out, unless another type has a tensor of their name, which is
+                refused. Ids in ``train_idx``, ``val_idx`` (``valid_idx``) and
                 ``test_idx`` become masks, without nodes of ``y`` NaN.
             check_features: Refuse NaN and infinity (one pass over ``x``, and over the edge arrays).
             float_labels: Accept a floating point ``y`` with one value per node, for regression.
@@ -139,7 +140,7 @@ class Graph:
         if hetero.is_hetero(data):
             flags = {"check_features": check_features, "float_labels": float_labels, "edge_ids": edge_ids}
             nodes_of, edges_of = hetero.contents_of(data)
-            hetero.check_times(nodes_of, edges_of, time)
+            hetero.check_tensors(nodes_of, edges_of, time)
             return typed_graph(*build(*hetero.tables_of(nodes_of, edges_of, **flags), time))
         if time is not None:
             raise ValueError(f"time ({shown(time)}) orders the edges of a HeteroData: leave it out for a Data.")

@@ -97,13 +97,14 @@ class ShardedDataModule(ShardDataModule):
         sampler, rows = self._settings.of_parts(), self._whole_graph().shard.rows
         if not isinstance(sampler, TemporalSampler):
             return
-        row = [(*(span or (0, 0)), span is not None) for span in spans_of(rows, sampler)]
+        of_seeds, of_types = spans_of(rows, sampler)
+        row = [(*(span or (0, 0)), span is not None) for span in (of_seeds, *of_types.values())]
         floating = any(
             source.times.is_floating_point() for source in sources_of(rows, sampler.time) if source is not None
         )
         of_ranks = all_gather_rows(torch.tensor(row, dtype=torch.float64 if floating else torch.int64))
-        seeds, events = (ranks[ranks[:, 2] > 0] for ranks in of_ranks.unbind(1))
-        check_units(sampler, (_span(seeds), _span(events)))
+        seeds, *events = (_span(ranks[ranks[:, 2] > 0]) for ranks in of_ranks.unbind(1))
+        check_units(sampler, seeds, dict(zip(of_types, events, strict=True)))
 
     def _check_seeds(self, counts: Tensor) -> None:
         """Refuse ranks without training nodes, given how many each has: all ranks raise or none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -10,13 +11,13 @@ from lightning_gnn_dist.boundary.boundary import Boundary, History
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.temporal.events import times_of_receivers
-from lightning_gnn_dist.engine.temporal.times import node_times, range_of, sources_of
+from lightning_gnn_dist.engine.temporal.times import Span, node_times, sources_of, span_of, spans_of_types
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler, check_event_graph
 
 log = logging.getLogger(__name__)
-Span = tuple[float, float] | None
 
 
 def check_temporal(graph: Graph, settings: BatchSettings, boundary: Boundary) -> None:
@@ -33,7 +34,7 @@ def check_temporal(graph: Graph, settings: BatchSettings, boundary: Boundary) ->
     if isinstance(ours := settings.of_parts(), TemporalSampler):  # the others have its times
         _tell(graph, ours.time)
         if graph.num_senders == graph.num_nodes:  # a shard may have few of the events
-            check_units(ours, spans_of(graph, ours))
+            check_units(ours, *spans_of(graph, ours))
 
 
 def sampler_of_events(sampler: Sampler | None, time: str | None) -> Sampler | None:
@@ -58,7 +59,7 @@ def sampler_of_events(sampler: Sampler | None, time: str | None) -> Sampler | No
     return sampler
 
 
-def check_event_samplers(graph: Graph, settings: BatchSettings, time: str | None) -> None:
+def check_event_samplers(graph: Graph, settings: BatchSettings, time: str | None, edge_type: EdgeType | None) -> None:
     """Refuse samplers that do not suit a graph of events; say what is always seen."""
     if time is None:
         return
@@ -72,21 +73,26 @@ def check_event_samplers(graph: Graph, settings: BatchSettings, time: str | None
             )
         check_event_graph(sampler, graph)
     _tell(graph, time)
+    ours, whole = settings.of_parts(), graph.num_senders == graph.num_nodes
+    if isinstance(ours, TemporalSampler) and whole and edge_type is not None:
+        events = _by_type(graph, time)
+        _tell_of_units(ours, events["__".join(edge_type)], events)
 
 
-def spans_of(graph: Graph, sampler: TemporalSampler) -> tuple[Span, Span]:
-    """Return the first and the last time of seeds, and of events; None where there are none."""
+def spans_of(graph: Graph, sampler: TemporalSampler) -> tuple[Span | None, dict[str, Span | None]]:
+    """Return the first and the last time of seeds, and of the events of each edge type; None where there are none."""
     kind = None if graph.types is None else graph.types.seed_type()
-    seeds, events = node_times(graph, sampler.seed_time or sampler.time, kind), range_of(graph, sampler.time)
-    return (seeds.min().item(), seeds.max().item()) if seeds.numel() else None, events
+    seeds = node_times(graph, sampler.seed_time or sampler.time, kind)
+    return span_of(seeds), _by_type(graph, sampler.time)
 
 
-def check_units(sampler: TemporalSampler, spans: tuple[Span, Span]) -> None:
-    """Refuse times of which no seed is later than any event; say if all seeds are later than all events."""
-    seeds, events = spans
-    if seeds is None or events is None:
+def check_units(sampler: TemporalSampler, seeds: Span | None, events: Mapping[str, Span | None]) -> None:
+    """Refuse times of which no seed is later than any event; say if all seeds are later than all events, or types."""
+    spans = [span for span in events.values() if span is not None]
+    if seeds is None or not spans:
         return
-    (earliest, latest), (first, last) = seeds, events
+    earliest, latest = seeds
+    first, last = min(span[0] for span in spans), max(span[1] for span in spans)
     if latest < first or (latest == first and not sampler.equal):
         raise ValueError(
             f"No seed sees an event: the latest seed is at {latest} ({sampler.seed_time or sampler.time}), and the "
@@ -97,6 +103,24 @@ def check_units(sampler: TemporalSampler, spans: tuple[Span, Span]) -> None:
             f"All seeds see all events: the earliest seed is at {earliest} ({sampler.seed_time or sampler.time}), and "
             f"the last event at {last} ({sampler.time}). If that cannot be, their units differ."
         )
+    else:
+        _tell_of_units(sampler, seeds, events)
+
+
+def _tell_of_units(sampler: TemporalSampler, seeds: Span | None, events: Mapping[str, Span | None]) -> None:
+    """Say of which edge types seeds see nothing, or all, beside others of which they see a part."""
+    if seeds is None:
+        return
+    (earliest, latest), known = seeds, {kind: span for kind, span in events.items() if span is not None}
+    never = {kind for kind, (first, _) in known.items() if latest < first or (latest == first and not sampler.equal)}
+    always = {kind for kind, (_, last) in known.items() if earliest > last}
+    for kinds, what in ((never, "No seed sees"), (always, "Every seed sees all")):
+        if kinds:
+            spans = ", ".join(f"{kind} ({known[kind][0]} to {known[kind][1]})" for kind in sorted(kinds))
+            rank_zero_info(
+                f"{what} edges of these types, by their {sampler.time}: {spans}. Seeds are at {earliest} to {latest}. "
+                "If that cannot be, their units differ: give all times in one unit, such as seconds since 1970."
+            )
 
 
 def check_rows_of_nodes(graph: Graph, settings: BatchSettings, kind: str | None) -> None:
@@ -112,11 +136,18 @@ def check_rows_of_nodes(graph: Graph, settings: BatchSettings, kind: str | None)
 
 def _tell(graph: Graph, name: str) -> None:
     """Say which edges are always seen; log which are seen by the time of their sender."""
-    kinds = ["all edges"] if graph.types is None else ["__".join(kind) for kind in graph.types.edge_types]
-    sources = dict(zip(kinds, sources_of(graph, name), strict=True))
+    sources = dict(zip(_kinds(graph), sources_of(graph, name), strict=True))
     by_sender = [kind for kind, source in sources.items() if source and source.first_sender is not None]
     always = [kind for kind, source in sources.items() if source is None]
     if by_sender:
         log.info("These have no %s, and are seen by that of the node that sends: %s.", name, shown(by_sender))
     if always:
         rank_zero_info(f"These have no {name}, nor have their senders, and are always seen: {shown(always)}.")
+
+
+def _by_type(graph: Graph, name: str) -> dict[str, Span | None]:
+    return dict(zip(_kinds(graph), spans_of_types(graph, name), strict=True))
+
+
+def _kinds(graph: Graph) -> list[str]:
+    return ["all edges"] if graph.types is None else ["__".join(kind) for kind in graph.types.edge_types]

@@ -21,6 +21,7 @@ from lightning_gnn_dist.graph.typed.types import within
 
 BEFORE_ALL = -(2**63)  # before every time
 _TURNED = 2**63 - 1
+Span = tuple[float, float]  # the first time and the last
 
 
 class Source(NamedTuple):
@@ -49,16 +50,18 @@ def sources_of(graph: Graph, name: str) -> list[Source | None]:
     return remembered_of(graph, ("times", name), arrays_of(graph, name), lambda: _checked_sources(graph, name))
 
 
-def range_of(graph: Graph, name: str) -> tuple[float, float] | None:
-    """The earliest and the latest of the times called ``name``; None if there are no events."""
-    return remembered_of(graph, ("range of times", name), arrays_of(graph, name), lambda: _range(graph, name))
+def spans_of_types(graph: Graph, name: str) -> list[Span | None]:
+    """For each edge type the first and the last of the times called ``name``; None without times, or events."""
+
+    def find() -> list[Span | None]:
+        return [None if source is None else span_of(source.times) for source in sources_of(graph, name)]
+
+    return remembered_of(graph, ("spans of times", name), arrays_of(graph, name), find)
 
 
-def _range(graph: Graph, name: str) -> tuple[float, float] | None:
-    found = [source.times for source in sources_of(graph, name) if source is not None and source.times.numel()]
-    if not found:
-        return None
-    return min(times.min().item() for times in found), max(times.max().item() for times in found)
+def span_of(times: Tensor) -> Span | None:
+    """The first and the last of some times; None if there are none."""
+    return (times.min().item(), times.max().item()) if times.numel() else None
 
 
 def arrays_of(graph: Graph, name: str) -> list[Tensor | None]:

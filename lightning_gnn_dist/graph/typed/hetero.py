@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import HeteroData
 
 Content = dict[str, Any]  # arrays by name, num_nodes, edge_index
+_NO_ARRAYS = {"num_nodes", "edge_index", "adj_t"}
 
 
 def is_hetero(data: object) -> bool:
@@ -33,13 +34,19 @@ def contents_of(data: HeteroData) -> tuple[dict[str, Content], dict[EdgeType, Co
     return {k: data[k].to_dict() for k in data.node_types}, {k: data[k].to_dict() for k in data.edge_types}
 
 
-def check_times(nodes: Mapping[str, Content], edges: Mapping[EdgeType, Content], time: str | None) -> None:
-    """Refuse times that are no tensor: other things that a type holds are left out."""
+def check_tensors(nodes: Mapping[str, Content], edges: Mapping[EdgeType, Content], time: str | None) -> None:
+    """Refuse what is no tensor under the name of the times, or of a tensor of another type.
+
+    Other things that a type holds are left out. Left out here, a type would seem to have no such array: without times,
+    its edges are always seen.
+    """
     kinds: list[tuple[str | EdgeType, Content]] = [*nodes.items(), *edges.items()]
+    needed = {name for _, content in kinds for name, value in content.items() if isinstance(value, Tensor)} | {time}
     for kind, content in kinds:
-        if time is not None and content.get(time) is not None:
-            with within(kind):
-                check_tensor(f"data.{time}", content[time], "one number for each node, or each edge")
+        for name, value in content.items():
+            if name in needed and name not in _NO_ARRAYS and value is not None:
+                with within(kind):
+                    check_tensor(f"data.{name}", value, "one number or row for each node, or each edge")
 
 
 def tables_of(

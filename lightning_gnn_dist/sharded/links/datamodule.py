@@ -137,7 +137,7 @@ class ShardedLinkDataModule(ShardDataModule):
         return self._shard
 
     def _check_times(self, rows: Graph) -> None:
-        check_event_samplers(rows, self._settings, self._links.time)
+        check_event_samplers(rows, self._settings, self._links.time, self._links.edge_type)
 
     def _running_part(self) -> Graph:
         if isinstance(self.boundary, Fetch):
