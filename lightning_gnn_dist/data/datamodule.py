@@ -54,7 +54,9 @@ class PartitionedDataModule(HistoryDataModule):
         batch_size: Training nodes (seeds) in a batch, at most. All ranks have the same number of batches, so batches of
             a part with fewer training nodes are smaller. Each node is a seed once a pass, unless ``Halo`` adds seeds.
             The largest part of the first 16 super-epochs decides the number; a later, larger part has larger batches.
-        seed: Decides everything random: the partition, the order of seeds, the neighbours.
+        seed: Decides everything random: the partition, the order of seeds, the neighbours. Default: for
+            batches the seed of Lightning's ``seed_everything`` as the fit begins, and 0 without one; 0 for the
+            partition, which is not made anew, and for what ranks hold of it. A resumed fit keeps its seed.
         loading: How batches are made: bulks, threads, the device. It never changes what is in them.
         holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others.
         boundary: What becomes of senders outside the part: :class:`Isolated`, :class:`Halo`,
@@ -74,7 +76,7 @@ class PartitionedDataModule(HistoryDataModule):
         partitioner: Partitioner | Partition | None = None,
         sampler: Sampler | None = None,
         batch_size: int = 1024,
-        seed: int = 0,
+        seed: int | None = None,
         loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
         holding: Holding = Holding(),  # noqa: B008
         boundary: Boundary | Literal["auto"] = Auto(),  # noqa: B008
@@ -89,7 +91,7 @@ class PartitionedDataModule(HistoryDataModule):
         whole, asked = with_one_type_of_seeds(_as_graph(graph)), asked_for(boundary)
         check_typed(whole, settings, asked)
         check_temporal(whole, settings, asked)
-        plan = PartPlan(whole, partitioner, holding, asked, coverage, int(seed), cache_dir)
+        plan = PartPlan(whole, partitioner, holding, asked, coverage, settings.seed_of_parts, cache_dir)
         super().__init__(plan, settings)
 
     # What Lightning calls.

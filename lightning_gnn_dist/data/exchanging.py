@@ -42,7 +42,7 @@ class ExchangingDataModule(GraphDataModule):
 
     def setup(self, stage: str) -> None:
         warn_of_slow_bfloat16(self.trainer)
-        self._agree_on_budget()
+        super().setup(stage)
         if stage == "fit" and self._exchanges():
             assert self.trainer is not None
             check_exchange(self.trainer, self.trainer.lightning_module)

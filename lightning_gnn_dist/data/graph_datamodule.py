@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -30,6 +30,7 @@ from lightning_gnn_dist.checks import (
     check_choice,
     check_instance,
     check_true_or_false,
+    shown,
 )
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, refuse_sparse_gradients
@@ -68,7 +69,7 @@ class GraphDataModule(LightningDataModule, ABC):
         if coverage is not None:
             check_instance("coverage", coverage, Coverage, 'an object such as Coverage() or Coverage("batch"), or None')
         self._settings = settings
-        self.sampler, self.batch_size, self.seed = settings.of_parts(), settings.batch_size, int(settings.seed)
+        self.sampler, self.batch_size = settings.of_parts(), settings.batch_size
         self.loading, self.evaluation = settings.loading, settings.evaluation
         self.global_batching = settings.global_batching
         self.coverage, self.boundary = coverage, boundary
@@ -78,6 +79,12 @@ class GraphDataModule(LightningDataModule, ABC):
         self._anchors: tuple[Graph, BatchLoader] | None = None
         self._whole: GlobalBatches | None = None
         self._is_told, self._eval_bytes = False, DEFAULT_BYTES
+        self._seed_of_fit: int | None = None
+
+    @property
+    def seed(self) -> int:
+        """The seed of batches: as given; else the checkpoint's, or that of ``seed_everything`` as the fit began."""
+        return self._settings.seed_of_batches if self._seed_of_fit is None else self._seed_of_fit
 
     # What a subclass says.
 
@@ -154,6 +161,28 @@ class GraphDataModule(LightningDataModule, ABC):
     __repr__ = __str__
 
     # What Lightning calls.
+
+    def setup(self, stage: str) -> None:
+        """Find out what all ranks have alike: the memory of an evaluation, and in a fit the seed. Collective."""
+        if stage == "fit":
+            self._seed_of_fit = None  # of a fit before
+        self._agree()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed fit keeps: the seed of its batches."""
+        return {"seed": self.seed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        kept, given = state_dict.get("seed"), self._settings.seed
+        if kept is None or self._trainer_fn() not in (None, TrainerFn.FITTING):
+            return
+        if given is not None and int(given) != kept:
+            raise ValueError(
+                f"The checkpoint is of a fit with seed {kept}, and this data module has seed={given}, so that its "
+                f"batches would be others: give seed={kept} to go on, or begin a new fit with the weights alone, "
+                "Model.load_from_checkpoint(path)."
+            )
+        self._seed_of_fit = kept
 
     def train_dataloader(self) -> TrainLoader:
         refuse_sparse_gradients(self.trainer)
@@ -332,14 +361,19 @@ class GraphDataModule(LightningDataModule, ABC):
             return None
         return model
 
-    def _agree_on_budget(self) -> None:
-        """Find out how much memory an evaluation may take. Collective."""
+    def _agree(self) -> None:
+        """Find out how much memory an evaluation may take, and the seed, which is that of rank 0. Collective."""
         if self.trainer is not None and not isinstance(self.trainer.strategy, TrainsReplicasApart):
             check_group(self._world_size())  # elastic ranks are groups of their own
         device = device_of(self.trainer)
         own = budget(self.evaluation.bytes, device, ranks_here(self._world_size()))
-        of_ranks = gather_numbers([own], device) if self._world_size() > 1 else [[own]]
+        said = [own, self.seed, self._settings.seed is not None]
+        of_ranks = gather_numbers(said, device) if self._world_size() > 1 else [said]
         self._eval_bytes = min(of_ranks)[0]
+        seeds = [seed for _, seed, _ in of_ranks]
+        if len(set(seeds)) > 1 and any(is_given for _, _, is_given in of_ranks):
+            raise ValueError(f"All ranks need the same seed, and theirs are {shown(seeds)}: give the same to each.")
+        self._seed_of_fit = seeds[0]
 
     def _tell_of_estimates(self) -> None:
         if self.evaluation.sampler is not None and not self._is_told:

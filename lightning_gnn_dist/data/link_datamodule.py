@@ -79,7 +79,9 @@ class LinkDataModule(PartDataModule):
             :class:`TemporalSampler` with these numbers.
         batch_size: True edges in a training batch, at most. All ranks have the same number of batches.
         num_negatives: False receivers for each training edge. Default: 1, and none where edges have labels.
-        seed: Decides everything random: the partition, the order of edges, negatives, neighbours.
+        seed: Decides everything random: the partition, the order of edges, negatives, neighbours. Default: for
+            batches the seed of Lightning's ``seed_everything`` as the fit begins, and 0 without one; 0 for the
+            partition, which is not made anew, and for what ranks hold of it. A resumed fit keeps its seed.
         loading: How batches are made: bulks, threads, the device. It never changes what is in them.
         holding: What a rank holds: which chunks of the partition, when that changes, and random nodes of others.
         boundary: What a batch sees around the edges of its part: with :class:`Fetch` the whole graph, from which false
@@ -101,7 +103,7 @@ class LinkDataModule(PartDataModule):
         sampler: Sampler | None = None,
         batch_size: int = 1024,
         num_negatives: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
         holding: Holding = Holding(),  # noqa: B008
         boundary: Boundary | None = None,
@@ -128,7 +130,7 @@ class LinkDataModule(PartDataModule):
         check_event_samplers(graph, settings, self.split.time, self.split.edge_type)
         if partitioner is None and isinstance(boundary, Fetch):
             partitioner = RandomPartitioner()
-        plan = PartPlan(graph, partitioner, holding, boundary, None, int(seed), cache_dir)
+        plan = PartPlan(graph, partitioner, holding, boundary, None, settings.seed_of_parts, cache_dir)
         super().__init__(plan, settings)
         self._most: dict[int, int] = {}
 

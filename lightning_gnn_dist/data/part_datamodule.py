@@ -138,13 +138,14 @@ class PartDataModule(ExchangingDataModule):
         release(self.graph)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed fit keeps: passes in a super-epoch, with any epochs, and what "auto" has chosen."""
-        state: dict[str, Any] = {} if self._every() is None else {"repartition_every": self._every()}
+        """Return what a resumed fit keeps: its seed, passes in a super-epoch, and what "auto" has chosen."""
+        state = super().state_dict() | ({} if self._every() is None else {"repartition_every": self._every()})
         if isinstance(self._cut.boundary, Auto) and not isinstance(self.boundary, Auto):
             state["boundary"] = short_name(self.boundary)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
         if self.holding.every is None:
             self._period = state_dict.get("repartition_every")
         name, is_chosen = state_dict.get("boundary"), not isinstance(self.boundary, Auto)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -9,12 +10,14 @@ from typing import Literal
 from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.placement import check_sample_on
 from lightning_gnn_dist.checks import (
+    MAX_SEED,
     check_at_least,
     check_at_least_if_given,
     check_choice,
     check_instance,
     check_seed,
     make_plain,
+    shown,
 )
 from lightning_gnn_dist.evaluation.budget import LEAST_BYTES
 from lightning_gnn_dist.sampling.base import Sampler
@@ -94,13 +97,14 @@ class BatchSettings:
 
     sampler: Sampler | None
     batch_size: int
-    seed: int
+    seed: int | None
     loading: Loading
     evaluation: Evaluation
     global_batching: GlobalBatching
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
+        if self.seed is not None:
+            check_seed(self.seed)
         check_at_least(1, batch_size=self.batch_size)
         _check_sampler(self.sampler)
         check_instance("loading", self.loading, Loading, "an object such as Loading(bulk_size=8)")
@@ -117,6 +121,16 @@ class BatchSettings:
     def evaluates_whole_rows(self) -> bool:
         """Whether an evaluation takes all in-neighbours of a node, whichever seed it is reached from."""
         return self.evaluation.sampler is None and not isinstance(self.of_parts(), TemporalSampler)
+
+    @property
+    def seed_of_parts(self) -> int:
+        """What decides how a graph is cut and dealt: 0 unless a seed was given, so that no cut is made anew."""
+        return 0 if self.seed is None else int(self.seed)
+
+    @property
+    def seed_of_batches(self) -> int:
+        """What decides everything random in batches: the seed that was given, or ``seed_everything``'s, or 0."""
+        return _seed_of_lightning() if self.seed is None else int(self.seed)
 
     def _check_times(self) -> None:
         """Refuse samplers of which one sees what another must not, and labels of all times."""
@@ -178,6 +192,17 @@ class BatchSettings:
         if isinstance(ours, NeighborSampler) and isinstance(ours.num_neighbors, Mapping):  # types may be left out
             return NeighborSampler({kind: [-1 if n else 0 for n in of] for kind, of in ours.num_neighbors.items()})
         return NeighborSampler([-1] * ours.num_hops)
+
+
+def _seed_of_lightning() -> int:
+    """Return what ``seed_everything`` was called with, in this process or in the one that started it; else 0."""
+    said = os.environ.get("PL_GLOBAL_SEED", "0")
+    if not said.isascii() or not said.isdigit() or int(said) > MAX_SEED:
+        raise ValueError(
+            f"PL_GLOBAL_SEED must be an integer between 0 and {MAX_SEED}, as seed_everything sets it, got "
+            f"{shown(said)}: unset it, or give a seed to the data module."
+        )
+    return int(said)
 
 
 def _sight_of(sampler: Sampler) -> object:

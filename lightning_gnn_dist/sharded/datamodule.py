@@ -45,7 +45,8 @@ class ShardedDataModule(ShardDataModule):
         path: A folder that :func:`save_shards` wrote. Rank ``r`` needs its ``shares.json`` and shard ``r % n``.
         sampler: How training batches are drawn. Default: ``NeighborSampler([15, 10])``.
         batch_size: Training nodes (seeds) in a batch, at most.
-        seed: Decides everything random: the order of seeds, the neighbours.
+        seed: Decides everything random: the order of seeds, the neighbours. Default: the seed of Lightning's
+            ``seed_everything`` as the fit begins, and 0 without one. A resumed fit keeps its seed.
         loading: How batches are made: bulks, threads, and the memory for batches that are asked for ahead.
         boundary: What becomes of senders outside the own shard: :class:`Isolated`, :class:`Halo`, :class:`Exchange` or
             :class:`Fetch`. What ``Halo`` and ``Exchange`` need of other shards is asked for once, when the fit starts.
@@ -65,7 +66,7 @@ class ShardedDataModule(ShardDataModule):
         *,
         sampler: Sampler | None = None,
         batch_size: int = 1024,
-        seed: int = 0,
+        seed: int | None = None,
         loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
         boundary: Boundary = Isolated(),  # noqa: B008
         cache_bytes: int = 1 << 26,

@@ -248,11 +248,13 @@ class ShardDataModule(ExchangingDataModule):
         if self._exchanges():
             return self._whole_graph().shard.rows
         if self._part is None:
-            self._part, self._part_ids = read_part(self._whole_graph(), self.boundary, self.coverage, self.seed)
+            self._part, self._part_ids = read_part(
+                self._whole_graph(), self.boundary, self.coverage, self._settings.seed_of_parts
+            )
         return self._part
 
     def _around(self, part: Graph, num_ranks: int) -> tuple[Graph, Owners]:
-        found, ids = read_part(self._whole_graph(), self.boundary, None, self.seed)
+        found, ids = read_part(self._whole_graph(), self.boundary, None, self._settings.seed_of_parts)
         return found, Owners(ids, torch.searchsorted(self.bounds.nodes, ids, right=True) - 1)
 
     def _whole_arrays(self, layers: list[Layer], owners: Owners) -> dict[str, Tensor]:

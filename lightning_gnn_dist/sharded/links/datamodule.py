@@ -65,7 +65,8 @@ class ShardedLinkDataModule(ShardDataModule):
             :class:`TemporalSampler` with these numbers.
         batch_size: True edges in a training batch, at most. All ranks have the same number of batches.
         num_negatives: False receivers for each training edge. Default: 1, and none where edges have labels.
-        seed: Decides everything random: the order of edges, negatives, neighbours.
+        seed: Decides everything random: the order of edges, negatives, neighbours. Default: the seed of Lightning's
+            ``seed_everything`` as the fit begins, and 0 without one. A resumed fit keeps its seed.
         loading: How batches are made, and the memory for batches that are asked for ahead.
         boundary: What a batch sees around the edges of its shard: with :class:`Fetch` the whole graph, from which false
             receivers are drawn as well; with :class:`Isolated` the shard, or with :class:`Halo` nodes around it, too,
@@ -87,7 +88,7 @@ class ShardedLinkDataModule(ShardDataModule):
         sampler: Sampler | None = None,
         batch_size: int = 1024,
         num_negatives: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         loading: Loading = Loading(),  # noqa: B008  # frozen, as all of these
         boundary: Boundary | None = None,
         cache_bytes: int = 1 << 26,
@@ -149,10 +150,10 @@ class ShardedLinkDataModule(ShardDataModule):
     def _read_part(self) -> Graph:
         """Return the part in RAM, with the labels of its edges. Collective."""
         if self._links.labels is None:
-            return read_part(self._whole_graph(), self.boundary, None, self.seed)[0]
+            return read_part(self._whole_graph(), self.boundary, None, self._settings.seed_of_parts)[0]
         graph = self._opened(self._with_labels())  # for this once, as no batch may ask for labels
         try:
-            part, _ = read_part(graph, self.boundary, None, self.seed)
+            part, _ = read_part(graph, self.boundary, None, self._settings.seed_of_parts)
         except BaseException:
             graph.abort()  # its threads would wait for ranks that never answer
             raise
