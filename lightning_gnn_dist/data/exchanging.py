@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -61,9 +61,8 @@ class ExchangingDataModule(GraphDataModule):
             self._exchange_channel.explain(exception)
         super().on_exception(exception)
 
-    def teardown(self, stage: str) -> None:
-        super().teardown(stage)
-        self._exchange_channel = None
+    def _at_rest(self) -> dict[str, Any]:
+        return super()._at_rest() | {"_exchange_channel": None}
 
     def _widening(self) -> Widen:
         """Return which narrow types batches have as float32."""

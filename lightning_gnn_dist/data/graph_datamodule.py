@@ -214,12 +214,8 @@ class GraphDataModule(LightningDataModule, ABC):
         return loader
 
     def teardown(self, stage: str) -> None:
-        for loader in self._loaders:
-            loader.close()
-        self._loaders.clear()
-        if self._whole is not None:
-            self._whole.close()
-        self._anchors = self._whole = None
+        self._close()
+        vars(self).update(self._at_rest())
 
     def on_exception(self, exception: BaseException) -> None:
         """Explain the error and end what runs in the background: after an exception Lightning tears nothing down."""
@@ -272,6 +268,22 @@ class GraphDataModule(LightningDataModule, ABC):
         return dict(zip(("data/waited_seconds", "data/waited_share"), waited, strict=True))
 
     # What it is made of.
+
+    def _close(self) -> None:
+        """End what runs in the background, and free what it has taken."""
+        for loader in self._loaders:
+            loader.close()
+        if self._whole is not None:
+            self._whole.close()
+
+    def _at_rest(self) -> dict[str, Any]:
+        """Return, by name, the attributes that only a run has, as they are outside of one."""
+        return {"_loaders": [], "_anchors": None, "_whole": None}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is one at rest, as for a process that Lightning spawns: of a run there are threads and connections.
+        checks = {"_values": ValueCheck(is_on=self._values.is_on), "_depth": DepthCheck()}
+        return vars(self) | self._at_rest() | checks | {"trainer": None, "_train_loader": None}
 
     def _is_cut(self) -> bool:
         """Return whether this rank trains on less than the whole graph."""

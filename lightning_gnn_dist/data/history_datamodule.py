@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -42,12 +42,6 @@ class HistoryDataModule(PartDataModule):
             assert self.trainer is not None
             check_history(self.trainer, self.trainer.lightning_module)
 
-    def teardown(self, stage: str) -> None:
-        super().teardown(stage)
-        if self._channel is not None:
-            self._channel.close()
-        self._history = self._channel = None
-
     # What strategies ask for.
 
     def keeps_rows(self) -> bool:
@@ -75,6 +69,14 @@ class HistoryDataModule(PartDataModule):
             rows.refresh(self.trainer.lightning_module)
 
     # What it is made of.
+
+    def _close(self) -> None:
+        super()._close()
+        if self._channel is not None:
+            self._channel.close()
+
+    def _at_rest(self) -> dict[str, Any]:
+        return super()._at_rest() | {"_history": None, "_channel": None}
 
     def _keeps_history(self) -> bool:
         """Return whether this rank has rows of the last meeting."""

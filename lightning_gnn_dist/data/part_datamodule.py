@@ -128,15 +128,6 @@ class PartDataModule(ExchangingDataModule):
         if stage == "fit":
             self._num_batches()
 
-    def teardown(self, stage: str) -> None:
-        super().teardown(stage)
-        if self._parts is not None:
-            self._parts.close()
-        if self._disk_rows is not None:
-            self._disk_rows.close()
-        self._parts = self._disk_rows = None
-        release(self.graph)
-
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed fit keeps: its seed, passes in a super-epoch, and what "auto" has chosen."""
         state = super().state_dict() | ({} if self._every() is None else {"repartition_every": self._every()})
@@ -153,6 +144,17 @@ class PartDataModule(ExchangingDataModule):
             self._treat(*kept(name, self.sampler.num_hops, exchanges=self._can_exchange()))
 
     # What it is made of.
+
+    def _close(self) -> None:
+        super()._close()
+        if self._parts is not None:
+            self._parts.close()
+        if self._disk_rows is not None:
+            self._disk_rows.close()
+        release(self.graph)
+
+    def _at_rest(self) -> dict[str, Any]:
+        return super()._at_rest() | {"_parts": None, "_disk_rows": None}
 
     def partition(self, num_parts: int) -> Partition:
         """Return the partition for ``num_parts`` ranks, from the cache or computed and put there."""

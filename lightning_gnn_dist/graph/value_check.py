@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -26,23 +25,26 @@ class ValueCheck:
 
     def __init__(self, *, is_on: bool) -> None:
         self.is_on = is_on
-        self._seen: Callable[[], Graph | None] = lambda: None  # no reference, which would keep a part in RAM
+        self._seen: weakref.ref[Graph] | None = None  # weak, or it would keep a part in RAM
 
     def of_training(self, graph: Graph, seeds: Tensor) -> None:
         """Check the arrays of a rank's graph and the labels of its seeds."""
-        if graph is not self._seen():
+        if not self._has_seen(graph):
             self.of_arrays(graph)
             self.of_labels(graph, seeds, "train_mask")
 
     def of_arrays(self, graph: Graph) -> None:
         """Refuse NaN and infinity in the arrays that models read: one pass over them, in pieces."""
-        if not self.is_on or graph is self._seen():
+        if not self.is_on or self._has_seen(graph):
             return
         if graph.types is not None:
             _check_types(graph.types)
         else:
             _check_arrays(graph)
         self._seen = weakref.ref(graph)
+
+    def _has_seen(self, graph: Graph) -> bool:
+        return self._seen is not None and self._seen() is graph
 
     def of_labels(self, graph: Graph, nodes: Tensor, mask: str) -> None:
         """Refuse labels of ``nodes`` that are infinite, NaN in all columns, or negative but not -100.

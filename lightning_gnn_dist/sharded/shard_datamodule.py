@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -140,12 +141,6 @@ class ShardDataModule(ExchangingDataModule):
             self._num_marked = int(counts[: self.bounds.num_shards, 1].sum())
             self._marked_before = int(counts[: self._rank() % self.bounds.num_shards, 1].sum())
 
-    def teardown(self, stage: str) -> None:
-        super().teardown(stage)
-        if self._graph is not None:
-            self._graph.close()
-        self._graph = self._part = None
-
     def on_exception(self, exception: BaseException) -> None:
         if self._graph is not None:  # first, as a thread may wait for a rank that will never answer
             self._graph.abort()
@@ -174,6 +169,14 @@ class ShardDataModule(ExchangingDataModule):
         return super().figures | figures_of(cache.asked, cache.hits, cache.fetched_bytes)
 
     # What it is made of.
+
+    def _close(self) -> None:
+        super()._close()
+        if self._graph is not None:
+            self._graph.close()
+
+    def _at_rest(self) -> dict[str, Any]:
+        return super()._at_rest() | {"_graph": None, "_part": None}
 
     def _check_settings(self) -> None:
         """Refuse settings that do not work without the whole graph."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -117,16 +117,14 @@ class ShardedLinkDataModule(ShardDataModule):
             prepare_times(self._whole_graph(), time)
             self._candidates = self._receivers_by_time(time)
 
-    def teardown(self, stage: str) -> None:
-        super().teardown(stage)
-        self._shard = self._found = self._candidates = None
-        self._held.clear()
-
     def predict_dataloader(self) -> BatchLoader:
         check_rows_of_nodes(self._whole_graph().shard.rows, self._settings, self._asked.receiver_type)
         return super().predict_dataloader()
 
     # What it is made of.
+
+    def _at_rest(self) -> dict[str, Any]:
+        return super()._at_rest() | {"_shard": None, "_found": None, "_candidates": None, "_held": {}}
 
     def _shown_in_batches(self, shard: Shard) -> Shard:
         self._shard = shard

@@ -1,0 +1,82 @@
+"""A data module may be pickled and copied, before and after a fit: the copy is one at rest, with the same batches."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_gnn_dist import (
+    LinkDataModule,
+    Loading,
+    PartitionedDataModule,
+    RandomPartitioner,
+    ShardedDataModule,
+    ShardedLinkDataModule,
+    save_shards,
+    split_edges,
+)
+from tests.data_fitting import model, small_graph, trainer
+
+WAYS: list[Callable[[Any], Any]] = [lambda data: pickle.loads(pickle.dumps(data)), copy.deepcopy]
+
+
+def modules(folder: Path) -> dict[str, Any]:
+    graph, whole = small_graph(), RandomPartitioner()
+    split = split_edges(graph)
+    graph.save(folder / "graph")
+    split.save(folder / "split")
+    save_shards(graph, whole(graph, 1, 0), folder / "shards")
+    save_shards(split, whole(split.graph, 1, 0), folder / "link_shards")
+    return {
+        "graph": PartitionedDataModule(graph, batch_size=30),
+        "saved graph": PartitionedDataModule(folder / "graph", batch_size=30, loading=Loading(cache_bytes=1 << 12)),
+        "split": LinkDataModule(split, batch_size=500),
+        "saved split": LinkDataModule(folder / "split", batch_size=500),
+        "shards": ShardedDataModule(folder / "shards", batch_size=30),
+        "shards of a split": ShardedLinkDataModule(folder / "link_shards", batch_size=500),
+    }
+
+
+def of_a_run(data: Any) -> list[Any]:
+    """Batches of training and validation, in the midst of which nothing is torn down."""
+    if "Sharded" in type(data).__name__:
+        data.setup("fit")
+    return [batch.n_id.tolist() for load in (data.train_dataloader, data.val_dataloader) for batch in load()]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["pickle", "deepcopy"])
+def test_copies_have_the_same_batches(way: Callable[[Any], Any], tmp_path: Path) -> None:
+    for name, data in modules(tmp_path).items():
+        fresh = way(data)
+        there = of_a_run(data)
+        running = way(data)
+        data.teardown("fit")
+        for made in (fresh, running, way(data)):
+            assert of_a_run(made) == there, name
+            made.teardown("fit")
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_after_a_fit_a_copy_has_neither_trainer_nor_model() -> None:
+    data = PartitionedDataModule(small_graph(), batch_size=30)
+    trainer(1, max_epochs=1).fit(model(), data)
+    assert data.figures["data/waited_seconds"] > 0  # of the fit that is over
+    again = pickle.loads(written := pickle.dumps(data))
+    assert b"SAGE" not in written and again.trainer is None and again.figures["data/waited_seconds"] == 0
+    trainer(1, max_epochs=1).fit(model(), again)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:The '.*_dataloader' does not have many")
+def test_lightning_spawns_ranks_with_it() -> None:
+    module = model()
+    before = [weight.clone() for weight in module.parameters()]
+    fit = trainer(2, "ddp_spawn", max_epochs=1, limit_val_batches=0)
+    fit.fit(module, PartitionedDataModule(small_graph(), partitioner=RandomPartitioner(), batch_size=30))
+    assert not all(torch.equal(old, new) for old, new in zip(before, module.parameters(), strict=True))
