@@ -214,6 +214,10 @@ def test_ids_of_a_split_become_its_mask(name: str) -> None:
         ({"val_idx": torch.tensor([0]), "valid_idx": torch.tensor([1])}, "valid_idx names 1 nodes, and data.val_mask"),
         ({"test_idx": torch.tensor([0, 4])}, r"test_idx must hold ids of nodes, in \[0, 4\), got 0 to 4"),
         ({"test_idx": torch.tensor([True] * 4)}, "test_idx must be a vector of node ids"),
+        (
+            {"train_idx": torch.tensor([0, 1, 0])},
+            r"train_idx lists 3 nodes and names 2, .*give data.train_idx.unique\(\)\. To learn more .* weigh their losses",
+        ),
     ],
 )
 def test_ids_that_make_no_split_are_refused(changes: Arrays, message: str) -> None:

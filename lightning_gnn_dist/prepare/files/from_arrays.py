@@ -186,5 +186,6 @@ def _with_masks(found: Mapping[str, Column], num_nodes: int) -> dict[str, Column
             raise ValueError(f"{name} names nodes {array.min()} to {array.max()}, but the graph has {num_nodes}.")
         mask = np.zeros(num_nodes, np.bool_)
         mask[array] = True
+        convert.check_once(name, array.size, int(mask.sum()))
         arrays[f"{INDEX_LISTS[name]}_mask"] = mask
     return arrays

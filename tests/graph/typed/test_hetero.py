@@ -153,6 +153,11 @@ BAD: dict[str, tuple[Callable[[], HeteroData], dict[str, Any], str]] = {
         r"data\['paper'\]: train_mask marks 6 nodes",
     ),
     "split beyond the type": (changed(author__val_idx=torch.tensor([7])), {}, r"ids of nodes, in \[0, 7\), got 7 to 7"),
+    "a split with repeats": (
+        changed(author__test_idx=torch.tensor([5, 5])),
+        {},
+        r"data\['author'\].test_idx lists 2 nodes and names 1",
+    ),
     "split twice": (changed(author__train_idx=torch.tensor([5])), {}, r"`del data\['author'\].train_idx`"),
     "features as numpy": (changed(author__x=torch.ones(7, 1).numpy()), {}, r"data\['author'\].x must be a tensor"),
     "sparse features": (changed(author__x=torch.eye(7).to_sparse()), {}, "x is sparse or nested: store it dense"),

@@ -315,6 +315,7 @@ def test_what_is_to_be_left_out_must_be_there(form: Callable[..., dict[str, Any]
         ({"edge_index": EDGE, "num_nodes": np.array(2**45)}, "num_nodes says 35,184,372,088,832 nodes.*would take"),
         ({"edge_index": EDGE, "y": ONES, "train_idx": ONES, "train_mask": ONES > 0}, "'train_(idx|mask)' and 'train_"),
         ({"edge_index": EDGE, "y": ONES, "val_idx": ONES, "valid_idx": ONES}, "'val_idx' and 'valid_idx'"),
+        ({"edge_index": EDGE, "y": ONES, "train_idx": np.array([1, 0, 1])}, "train_idx lists 3 nodes and names 2"),
         ({"edge_index": EDGE, "y": ONES, "n_id": ONES}, r"\['n_id'\] are names that batches use"),
         ({"edge_index": EDGE, "y": ONES, "t": ONES.astype(np.uint64)}, "t is of torch.uint64, which cannot"),
     ],
