@@ -68,7 +68,8 @@ class GrappaStrategy(GradientsToOwners):
 
     An epoch is one pass over the training nodes, as with DDP. A step exchanges the gradients and five numbers: the sum
     of the weights, and four counts of ranks that want to leave or lack a gradient. An epoch or a validation averages
-    the buffers. On parts that see everything this is DDP, with unequal numbers of seeds put right.
+    the buffers. The start sends zeros of the size of the gradients once, after which sums have one order for good (but
+    with ``static_graph=True``). On parts that see everything this is DDP, with unequal numbers of seeds put right.
 
     A stop on one rank (``trainer.should_stop``, a timer, a SIGTERM) is a vote: all ranks stop after the next step, or
     at once after a validation and at the end of an epoch. A parameter that had no part in the loss of one rank has a
@@ -158,6 +159,8 @@ class GrappaStrategy(GradientsToOwners):
             self.model.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))  # type: ignore[union-attr,operator]
             self._rounded = RoundedGradients(self._module(), self.bits, overlaps=not looks_itself)
         self._parameters = UsedParameters(self._module(), hands_in_zeros=not looks_itself)
+        if not looks_itself and self._rounded is None:
+            self._parameters.settle_buckets(self.model.reducer.prepare_for_backward)  # type: ignore[union-attr,arg-type]
 
     def on_train_start(self) -> None:
         super().on_train_start()

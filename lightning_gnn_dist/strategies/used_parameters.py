@@ -6,7 +6,7 @@ would wait for it. Its share of the gradient is zero, so here it hands in zeros,
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,23 @@ class UsedParameters:
         self._used: set[Tensor] = set()
         hooked = self._names if hands_in_zeros else {}
         self._handles = [each.register_post_accumulate_grad_hook(self._used.add) for each in hooked]
+
+    def settle_buckets(self, prepare: Callable[[list[Tensor]], None]) -> None:
+        """Let DDP choose its lasting buckets before the first step, by a pass of zeros from the last parameter on.
+
+        Left alone, DDP deals gradients out anew after the first step, in the order in which they came. Their places
+        decide in which order three ranks or more are summed, so a run that goes on from a checkpoint, whose first step
+        is a later one, would end in other digits than the run that never stopped. Collective: it sends the zeros once.
+
+        Args:
+            prepare: DDP's preparation of a backward pass, ``prepare_for_backward`` of its reducer.
+        """
+        prepare([])
+        for parameter in reversed([*self._names]):
+            torch.autograd.backward(parameter, torch.zeros_like(parameter))
+        collectives.count_all_reduce(parameter.grad for parameter in self._names)
+        for parameter in self._names:
+            parameter.grad = None
 
     def begin(self) -> None:
         """Get ready for a backward pass; refuse parameters that were unfrozen since the fit began."""
