@@ -7,6 +7,7 @@ import os
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # before torch is imported: the server of tests.ranks must not fork threads
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # else a process that asks for GPUs has forks without
 os.environ.setdefault("RUST_LOG", "error")  # before torchft is: a line of its threads may crash who sets a variable
 
 import gc

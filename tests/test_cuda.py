@@ -31,6 +31,7 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.shadow import ShadowSampler
 from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
 from lightning_gnn_dist.strategies.llcg import LLCGStrategy
+from lightning_gnn_dist.wire.collectives import leave
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.link_model import LinkSAGE
 from tests.ranks import run_ranks
@@ -66,6 +67,7 @@ class Watched(SAGE):
 
 
 def fit(device: str, strategy: str, data: LightningDataModule, module: pl.LightningModule | None = None) -> Any:
+    leave()  # the group of a fit on another device, which would take its tensors no longer
     torch.manual_seed(0)
     module = Watched() if module is None else module
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}

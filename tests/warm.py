@@ -76,7 +76,9 @@ def gather_into_large_pages() -> None:
 for name in lightning_gnn_dist.__all__:
     getattr(lightning_gnn_dist, name)
 quieten()
-thread = threading.Thread(target=lambda: (write_code_of_layers(), train_on_a_part(), fit()))
+# With a GPU, a process that has trained has threads for its devices, and no fork of it could train.
+first = [write_code_of_layers, *([] if torch.cuda.is_available() else [train_on_a_part, fit])]
+thread = threading.Thread(target=lambda: [each() for each in first])
 thread.start()
 thread.join()
 gc.enable()

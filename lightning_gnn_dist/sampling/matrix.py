@@ -61,7 +61,7 @@ class MatrixSampler:
         for ids, _ in bulk:
             refuse_repeated(ids)
         matrix = adjacency(graph)
-        stack = Stack([ids for ids, _ in bulk], graph.num_nodes)
+        stack = Stack([ids.to(matrix.device) for ids, _ in bulk], graph.num_nodes)
         for hop in range(self.num_hops):
             words = keys_of(keys, hop, matrix.device)
             if isinstance(self.sampler, NeighborSampler):

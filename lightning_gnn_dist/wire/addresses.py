@@ -1,19 +1,28 @@
-"""The address at which the other ranks of a run can reach this one, and at which it then listens alone."""
+"""Where ranks reach each other: the address at which this one listens alone, and the stores that ranks meet at."""
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
 import struct
+import time
+from concurrent.futures import Future
 from contextlib import suppress
+from datetime import timedelta
+from threading import Thread
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.collectives import INTERFACE, keeps_on_host
 
 _HERE = "127.0.0.1"
+_PATIENCE = timedelta(minutes=5)  # torch's default for a store
+_BACKLOG = 2048  # connections that wait to be taken
 _LONGEST = 48  # letters of an address
 _ADDRESS_OF = 0x8915  # Linux's request for the address of an interface
 
@@ -51,3 +60,65 @@ def _of_interface() -> str:
             found = fcntl.ioctl(any_socket.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
         return socket.inet_ntoa(found[20:24]) if name else ""
     return ""
+
+
+def serve_store(address: str, port: int = 0, deadline: timedelta = _PATIENCE) -> Any:
+    """A key-value store in this process that listens at ``address`` alone, or at all addresses (``""``).
+
+    Raises a RuntimeError if another process listens there.
+    """
+    everywhere = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
+    how: Any = everywhere if not address else {"family": socket.AF_INET6 if ":" in address else socket.AF_INET}
+    options: Any = {"wait_for_workers": False, "multi_tenant": True}
+    try:
+        with socket.create_server((address, port), backlog=_BACKLOG, **how) as listener:
+            port, handle = listener.getsockname()[1], os.dup(listener.fileno())
+        options["master_listen_fd"] = handle  # torch's own socket would listen at every address, whatever it is told
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        # If this process has a store at that port, torch shares it; if another process has one, torch raises.
+    return dist.TCPStore(address or "localhost", port, None, True, deadline, **options)  # type: ignore[attr-defined]
+
+
+def join_store(address: str, port: int, deadline: timedelta) -> Any:
+    """The key-value store that another process serves. Raises a RuntimeError if it does not answer in time."""
+    found: Future[Any] = Future()
+
+    def join() -> None:
+        try:
+            _wait_for_listener(address, port, time.monotonic() + deadline.total_seconds())
+            store = dist.TCPStore(address, port, None, False, deadline, wait_for_workers=False)  # type: ignore[attr-defined]
+            found.set_result(store)
+        except Exception as error:  # it is raised where the result is asked for
+            found.set_exception(error)
+
+    # In a thread, for torch waits without end for a program that listens at the port and says nothing.
+    Thread(target=join, daemon=True).start()
+    try:
+        return found.result(deadline.total_seconds() + 1.0)
+    except TimeoutError as error:
+        raise RuntimeError(f"What listens at {address}:{port} says nothing.") from error
+
+
+def _wait_for_listener(address: str, port: int, end: float) -> None:
+    """Try often: torch itself, once refused, waits for half a second or more before it asks again."""
+    pause = 0.004
+    while True:
+        try:
+            return socket.create_connection((address, port), timeout=max(1.0, end - time.monotonic())).close()
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise RuntimeError(f"Nobody answers at {address}:{port}.") from error
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
+
+
+def own_store() -> Any:
+    """A key-value store for this process alone, at no address."""
+    return dist.HashStore()  # type: ignore[attr-defined]
+
+
+def part_of(store: Any, prefix: str) -> Any:
+    """The part of a store whose keys begin with ``prefix``."""
+    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]

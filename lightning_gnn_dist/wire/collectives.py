@@ -1,4 +1,4 @@
-"""What ranks make of their tensors together, and the stores they meet at. Every byte that is sent is counted.
+"""What ranks make of their tensors together. Every byte that is sent is counted.
 
 Functions that exchange are collective: all ranks must call them, in the same order and with tensors of the same shapes.
 These are ``average_``, ``sum_``, ``broadcast_`` and all that gather. With one process they return at once and send
@@ -8,18 +8,16 @@ nothing.
 from __future__ import annotations
 
 import atexit
-import errno
 import io
 import os
 import socket
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from threading import Lock, Thread
+from itertools import groupby
+from threading import Lock
 from typing import Any
 
 import torch
@@ -56,8 +54,6 @@ class Traffic:
 
 traffic = Traffic()
 _counting = Lock()
-_PATIENCE = timedelta(minutes=5)  # torch's default for a store
-_BACKLOG = 2048  # connections that wait to be taken
 INTERFACE = "GLOO_SOCKET_IFNAME"  # the variable that names the network interface of gloo
 _keeps_on_host = False  # whether channels open their ports to this host alone
 _WORDS_AT_ONCE = 1 << 22  # bounds what a checksum holds beside the tensors
@@ -124,10 +120,14 @@ def flatten(tensors: Iterable[Tensor], weight: float, device: torch.device | Non
 
     Integers go without a weight, for a maximum: they count (the batches that a norm has seen), and of counts a mean
     would be one that no rank has come to. Nothing is exchanged.
+
+    Vectors are on ``device``. Default: where tensors are, and not in RAM if some are not. Adam keeps the number of its
+    steps in RAM, and its moments where the parameters are.
     """
-    flats = {}
+    tensors, flats = list(tensors), {}
+    device = _meeting_place(tensors) if device is None else device
     for dtype, group in _by_dtype(tensors).items():
-        pieces = [tensor.detach().reshape(-1).to(device, dtype) for tensor in group]
+        pieces = _moved(group, dtype, device)
         if dtype.is_floating_point:
             flats[dtype] = torch.cat([*pieces, pieces[0].new_ones(1)]).mul_(weight)
         else:
@@ -143,8 +143,11 @@ def check_total(weight: float) -> None:
 
 def scatter_back(flat: Tensor, tensors: list[Tensor]) -> None:
     """Put the pieces of a vector in the place of tensors, one after the other. Nothing is exchanged."""
-    for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-        tensor.detach().copy_(piece.view_as(tensor))  # into the old storage: optimizers and compiled graphs hold it
+    runs = _runs(tensors)
+    for run, part in zip(runs, flat.split([_length(run) for run in runs]), strict=True):
+        pieces = part.to(run[0].device).split([t.numel() for t in run])  # one copy for all that are elsewhere
+        for tensor, piece in zip(run, pieces, strict=True):
+            tensor.detach().copy_(piece.view_as(tensor))  # into the old storage: optimizers and compiled graphs hold it
 
 
 def op_of(flat: Tensor) -> dist.ReduceOp.RedOpType:
@@ -166,7 +169,10 @@ def write_back(flats: Mapping[torch.dtype, Tensor], tensors: Iterable[Tensor]) -
 def sum_(tensor: Tensor) -> None:
     """Replace a tensor, in place, by its sum over all ranks."""
     if world_size() > 1:
-        _all_reduce(tensor, dist.ReduceOp.SUM)
+        total = tensor.to(_meeting_place([tensor]))
+        _all_reduce(total, dist.ReduceOp.SUM)
+        if total is not tensor:
+            tensor.copy_(total)
 
 
 def count_all_reduce(tensors: Iterable[Tensor | None]) -> None:
@@ -180,11 +186,12 @@ def broadcast_(tensors: Iterable[Tensor], source: int = 0) -> None:
     """Replace each tensor, in place, by the one on rank ``source``."""
     if world_size() == 1:
         return
-    groups: dict[torch.dtype, list[Tensor]] = {}
+    tensors = list(tensors)
+    place, groups = _meeting_place(tensors), dict[torch.dtype, list[Tensor]]()
     for tensor in tensors:
         groups.setdefault(tensor.dtype, []).append(tensor)
-    for group in groups.values():
-        flat = torch.cat([t.reshape(-1) for t in group])
+    for dtype, group in groups.items():
+        flat = torch.cat(_moved(group, dtype, place))
         with counted(flat.nbytes * (world_size() - 1) / world_size()):
             dist.broadcast(flat, source)
         scatter_back(flat, group)
@@ -204,10 +211,11 @@ def all_gather_rows(row: Tensor) -> Tensor:
     """The rows of all ranks, on every rank, shape ``(P, *row.shape)``."""
     if world_size() == 1:
         return row[None]
-    rows = row.new_empty((world_size(), *row.shape))
+    own = row.to(_meeting_place([row])).contiguous()
+    rows = own.new_empty((world_size(), *row.shape))
     with counted(row.nbytes * (world_size() - 1)):
-        dist.all_gather(list(rows), row.contiguous())
-    return rows
+        dist.all_gather(list(rows), own)
+    return rows.to(row.device)
 
 
 def gather_numbers(numbers: Sequence[int], device: torch.device) -> list[list[int]]:
@@ -225,9 +233,8 @@ def gather_objects(item: Any) -> list[Any] | None:
         return [item]
     file = io.BytesIO()
     torch.save(item, file)
-    device = "cpu" if "gloo" in dist.get_backend_config() else f"cuda:{torch.cuda.current_device()}"
-    content = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(device)
-    lengths = [int(length) for length in all_gather_rows(torch.tensor(len(content), device=device))]
+    content = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(_meeting_place([]))
+    lengths = [int(length) for length in all_gather_rows(torch.tensor(len(content), device=content.device))]
     content = torch.nn.functional.pad(content, (0, max(lengths) - len(content)))  # a gather needs equal lengths
     pieces = [torch.empty_like(content) for _ in lengths] if rank() == 0 else None
     with counted(0.0 if rank() == 0 else len(content)):
@@ -236,68 +243,6 @@ def gather_objects(item: Any) -> list[Any] | None:
         return None
     contents = [piece[:length].cpu().numpy().tobytes() for piece, length in zip(pieces, lengths, strict=True)]
     return [torch.load(io.BytesIO(octets), weights_only=True) for octets in contents]
-
-
-def serve_store(address: str, port: int = 0, deadline: timedelta = _PATIENCE) -> Any:
-    """A key-value store in this process that listens at ``address`` alone, or at all addresses (``""``).
-
-    Raises a RuntimeError if another process listens there.
-    """
-    everywhere = {"family": socket.AF_INET6, "dualstack_ipv6": True} if socket.has_dualstack_ipv6() else {}
-    how: Any = everywhere if not address else {"family": socket.AF_INET6 if ":" in address else socket.AF_INET}
-    options: Any = {"wait_for_workers": False, "multi_tenant": True}
-    try:
-        with socket.create_server((address, port), backlog=_BACKLOG, **how) as listener:
-            port, handle = listener.getsockname()[1], os.dup(listener.fileno())
-        options["master_listen_fd"] = handle  # torch's own socket would listen at every address, whatever it is told
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        # If this process has a store at that port, torch shares it; if another process has one, torch raises.
-    return dist.TCPStore(address or "localhost", port, None, True, deadline, **options)  # type: ignore[attr-defined]
-
-
-def join_store(address: str, port: int, deadline: timedelta) -> Any:
-    """The key-value store that another process serves. Raises a RuntimeError if it does not answer in time."""
-    found: Future[Any] = Future()
-
-    def join() -> None:
-        try:
-            _wait_for_listener(address, port, time.monotonic() + deadline.total_seconds())
-            store = dist.TCPStore(address, port, None, False, deadline, wait_for_workers=False)  # type: ignore[attr-defined]
-            found.set_result(store)
-        except Exception as error:  # it is raised where the result is asked for
-            found.set_exception(error)
-
-    # In a thread, for torch waits without end for a program that listens at the port and says nothing.
-    Thread(target=join, daemon=True).start()
-    try:
-        return found.result(deadline.total_seconds() + 1.0)
-    except TimeoutError as error:
-        raise RuntimeError(f"What listens at {address}:{port} says nothing.") from error
-
-
-def _wait_for_listener(address: str, port: int, end: float) -> None:
-    """Try often: torch itself, once refused, waits for half a second or more before it asks again."""
-    pause = 0.004
-    while True:
-        try:
-            return socket.create_connection((address, port), timeout=max(1.0, end - time.monotonic())).close()
-        except OSError as error:
-            if time.monotonic() >= end:
-                raise RuntimeError(f"Nobody answers at {address}:{port}.") from error
-        time.sleep(pause)
-        pause = min(2 * pause, 0.1)
-
-
-def own_store() -> Any:
-    """A key-value store for this process alone, at no address."""
-    return dist.HashStore()  # type: ignore[attr-defined]
-
-
-def part_of(store: Any, prefix: str) -> Any:
-    """The part of a store whose keys begin with ``prefix``."""
-    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
 
 
 def is_joined() -> bool:
@@ -395,4 +340,34 @@ def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
             continue
         floating = torch.float64 if tensor.dtype == torch.float64 else torch.float32
         groups.setdefault(floating if tensor.is_floating_point() else torch.int64, []).append(tensor)
-    return dict(sorted(groups.items(), key=lambda item: str(item[0])))
+    return {
+        dtype: sorted(group, key=lambda tensor: tensor.device.type)  # each device's together
+        for dtype, group in sorted(groups.items(), key=lambda item: str(item[0]))
+    }
+
+
+def _meeting_place(tensors: Iterable[Tensor]) -> torch.device:
+    """The device that tensors are exchanged on: theirs, or, if all are in RAM, one that the process group can read."""
+    elsewhere = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
+    if elsewhere is not None:
+        return elsewhere
+    reads_ram = not is_joined() or "gloo" in dist.get_backend_config()
+    return torch.device("cpu") if reads_ram else torch.device("cuda", torch.cuda.current_device())
+
+
+def _runs(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """The tensors, where neighbours on one device are together."""
+    return [list(run) for _, run in groupby(tensors, key=lambda tensor: tensor.device)]
+
+
+def _moved(tensors: Iterable[Tensor], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Vectors of a type on a device that hold the tensors in their order; neighbours on another make one copy."""
+    moved = []
+    for run in _runs(tensors):
+        pieces = [tensor.detach().reshape(-1).to(dtype) for tensor in run]
+        moved += pieces if run[0].device == device else [torch.cat(pieces).to(device)]
+    return moved
+
+
+def _length(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)

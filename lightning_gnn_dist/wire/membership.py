@@ -34,6 +34,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_at_least, check_positive
 from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.addresses import serve_store
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.roll_call import is_loopback
 
@@ -147,7 +148,7 @@ class Membership:
         self.was_behind = False
         self._load_state = load_state
         self._stays_on_host = is_loopback(urlsplit(_lighthouse()).hostname or "")
-        self._store = collectives.serve_store(_HERE if self._stays_on_host else "")
+        self._store = serve_store(_HERE if self._stays_on_host else "")
         with _ports_kept(self._stays_on_host):
             self._group, self._manager = _manager(elastic, state, self._catch_up, self._store.port, self._stays_on_host)
         self._left = threading.Event()

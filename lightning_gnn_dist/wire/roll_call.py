@@ -21,7 +21,7 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
-from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire import addresses
 
 RUN = "LIGHTNING_GNN_DIST_RUN"  # the environment variable that holds the key of the run
 _OF_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
@@ -79,10 +79,10 @@ class Roll:
             The store for the process group.
         """
         if self.num_ranks == 1:
-            return collectives.own_store()
+            return addresses.own_store()
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        open_to_all = collectives.part_of(self._store(), f"lightning_gnn_dist/{attempt}/{next(_calls)}")
-        store = collectives.part_of(open_to_all, _key())
+        open_to_all = addresses.part_of(self._store(), f"lightning_gnn_dist/{attempt}/{next(_calls)}")
+        store = addresses.part_of(open_to_all, _key())
         if store.add(f"count/{self.rank}", 1) > 1:
             raise RuntimeError(
                 f"Rank {self.rank} is already at {self.address}:{self.port}: two processes were given one rank, or two "
@@ -92,7 +92,7 @@ class Roll:
         missing = self._read(store, open_to_all) if self.rank == 0 else self._hear(store, open_to_all)
         if missing:
             self._refuse(store, missing)
-        return collectives.part_of(store, "group")
+        return addresses.part_of(store, "group")
 
     def _store(self) -> Any:
         serves = self.rank == 0 and not self.is_of_launcher
@@ -100,13 +100,13 @@ class Roll:
         if serves:
             return self._serve(_HERE if self.on_one_host else _own_address(self.address))
         try:
-            return collectives.join_store(address, self.port, self.deadline)
+            return addresses.join_store(address, self.port, self.deadline)
         except RuntimeError as error:
             raise TimeoutError(self._who_is_missing([0], _who_answers(address, self.port))) from error
 
     def _serve(self, address: str) -> Any:
         try:
-            return collectives.serve_store(address, self.port, self.deadline)
+            return addresses.serve_store(address, self.port, self.deadline)
         except RuntimeError as error:
             raise RuntimeError(
                 f"Port {self.port} at {address or 'this host'} is taken, by another run perhaps. Choose another by "

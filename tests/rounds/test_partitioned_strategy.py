@@ -22,7 +22,7 @@ from lightning_gnn_dist.rounds.launchers import Launch
 from lightning_gnn_dist.strategies.grappa import GrappaStrategy
 from lightning_gnn_dist.strategies.local_sgd import LocalSGDStrategy
 from lightning_gnn_dist.strategies.tma import TMAStrategy
-from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire import addresses, collectives
 from lightning_gnn_dist.wire.roll_call import RUN, Roll
 from tests.ranks import run_ranks
 from tests.strategies.fitting import Net, fit
@@ -133,12 +133,10 @@ def seconds_after_it_opened() -> float:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]  # free from here on
     limit, joined = timedelta(seconds=30), []
-    early = threading.Thread(
-        target=lambda: joined.append((collectives.join_store(HERE, port, limit), time.monotonic()))
-    )
+    early = threading.Thread(target=lambda: joined.append((addresses.join_store(HERE, port, limit), time.monotonic())))
     early.start()
     time.sleep(0.02)
-    stores, opened = [collectives.serve_store(HERE, port, limit)], time.monotonic()
+    stores, opened = [addresses.serve_store(HERE, port, limit)], time.monotonic()
     early.join()
     assert stores
     return float(joined[0][1] - opened)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lightning_gnn_dist.batches.batch import assemble
 from lightning_gnn_dist.engine import tensor_rows
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, checked_graph
 from lightning_gnn_dist.sampling import device as module
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.device import DeviceSampler, drawn_there, draws_anywhere
@@ -75,9 +75,10 @@ def assert_same(left: list[Sample], right: list[Sample]) -> None:
 
 
 def on(device: str, graph: Graph) -> Graph:
+    """A copy on a device, as the package makes its own: a user's graph lies in RAM."""
     nodes = {name: array.to(device) for name, array in graph.node_arrays.items()}
     edges = {name: array.to(device) for name, array in graph.edge_arrays.items()}
-    return Graph(graph.indptr.to(device), graph.indices.to(device), nodes, edges)
+    return checked_graph(graph.indptr.to(device), graph.indices.to(device), nodes, edges)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)

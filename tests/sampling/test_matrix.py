@@ -8,7 +8,7 @@ import torch
 
 from lightning_gnn_dist.engine import rng, torch_rng
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, checked_graph
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
@@ -75,8 +75,8 @@ def test_a_sampler_is_its_matrix_form(sampler):
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_on_a_device_the_batches_are_those_of_the_cpu(sampler):
     arrays = {name: array.cuda() for name, array in GRAPH.edge_arrays.items()}
-    graph = Graph(GRAPH.indptr.cuda(), GRAPH.indices.cuda(), {}, arrays)
-    found = MatrixSampler(sampler).sample_bulk(graph, [ids.cuda() for ids in SEEDS], PLACES)
+    graph = checked_graph(GRAPH.indptr.cuda(), GRAPH.indices.cuda(), {}, arrays)
+    found = MatrixSampler(sampler).sample_bulk(graph, SEEDS, PLACES)
     assert found[0].nodes.is_cuda
     assert_same(sampler.sample_bulk(GRAPH, SEEDS, PLACES), found)
 
