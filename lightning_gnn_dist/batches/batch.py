@@ -39,11 +39,20 @@ class Promising(BaseStorage):  # type: ignore[misc]
 
     _blocks: tuple[Block, ...] = ()
     _edge_arrays: frozenset[str] = frozenset()  # names that the graph knows
+    _num_layers = 0  # how many hops have a block for a layer, the seeds' first; 0 stands for all
 
     def promise(self, blocks: tuple[Block, ...]) -> None:
         """Hold these blocks, and promise an ``edge_index`` of the edges of the first one."""
         self._blocks = blocks
         self._mapping["edge_index"] = None
+
+    @property
+    def blocks_of_layers(self) -> tuple[Block, ...]:
+        """A block for each layer, outermost first. If more hops were drawn, its senders are all nodes of the batch."""
+        blocks = self._blocks[-self._num_layers :]
+        if len(blocks) == len(self._blocks):
+            return blocks
+        return replace(blocks[0], num_src=self._blocks[0].num_src), *blocks[1:]
 
     @property
     def is_pending(self) -> bool:
@@ -158,7 +167,7 @@ class SampledData(Data):  # type: ignore[misc]
         self._store._blocks = tuple(blocks)
 
     def _found_blocks(self) -> tuple[Block, ...]:
-        blocks: tuple[Block, ...] = self._store._blocks
+        blocks: tuple[Block, ...] = self._store.blocks_of_layers
         return blocks
 
     @property
@@ -313,6 +322,14 @@ def in_type(batch: Any, dtype: torch.dtype | None) -> SampledData:
                 store._blocks = rebase(blocks, replace(blocks[0], dtype=dtype))
     made: SampledData = batch
     return made
+
+
+def for_layers(batch: SampledData, num_layers: int) -> SampledData:
+    """The batch with blocks for so many layers: the edges of further hops are in its ``edge_index`` alone."""
+    for store in batch.stores:
+        if isinstance(store, Promising):
+            store._num_layers = num_layers
+    return batch
 
 
 def names_in_batches(graph: Graph, *, widen: Widen) -> list[str]:

@@ -60,7 +60,8 @@ class SampledHeteroData(HeteroData):  # type: ignore[misc]
         stores = self.edge_items()
         if not all(getattr(store, "_blocks", ()) for _, store in stores):
             raise AttributeError  # __getattr__ says why
-        return [{kind: store._blocks[layer] for kind, store in stores} for layer in range(len(stores[0][1]._blocks))]
+        kinds, blocks = [kind for kind, _ in stores], [store.blocks_of_layers for _, store in stores]
+        return [dict(zip(kinds, of_layer, strict=True)) for of_layer in zip(*blocks, strict=True)]
 
     @property
     def num_targets(self) -> int:

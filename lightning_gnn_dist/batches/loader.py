@@ -158,7 +158,7 @@ class BatchLoader:
         try:
             while run.left and (made := self._wait_for(run.ahead)):
                 for _ in range(made[0]):
-                    yield in_type(run.taken(made[1]), self._dtype)  # the batch is not held here
+                    yield self._finished(run.taken(made[1]))  # the batch is not held here
                     run.ahead.check()
         finally:
             if run.left or not run.then:
@@ -166,6 +166,10 @@ class BatchLoader:
             else:
                 self._end(self._kept)  # of another iterator
                 self._kept = run
+
+    def _finished(self, batch: SampledData) -> SampledData:
+        """Return a batch of the source as the loader yields it."""
+        return in_type(batch, self._dtype)
 
     def _end(self, run: _Run | None) -> None:
         if run is not None:

@@ -198,7 +198,7 @@ class SeedBatch(SampledData):
         for name, value in before.items():
             if mapping.get(name) is value and isinstance(value, Promise | _Sizes):
                 mapping[name] = whole._mapping[name]
-        store._edge_arrays = whole._edge_arrays
+        store._edge_arrays, store._num_layers = whole._edge_arrays, whole._num_layers
         if has_edges:
             store._blocks = store._blocks or whole._blocks
             if mapping.get("edge_weight") is not whole._mapping.get("edge_weight"):
@@ -209,6 +209,7 @@ class SeedBatch(SampledData):
         """Return the same batch, with all that was promised."""
         batch, store = SampledData(), self.read()._store
         batch._store._blocks, batch._store._edge_arrays = store._blocks, store._edge_arrays
+        batch._store._num_layers = store._num_layers
         batch._store._mapping |= store._mapping
         return batch
 
@@ -219,7 +220,7 @@ class SeedBatch(SampledData):
         return copy.copy, (self.ordinary(),)
 
     def _found_blocks(self) -> tuple[Block, ...]:
-        blocks: tuple[Block, ...] = self.read()._store._blocks
+        blocks: tuple[Block, ...] = self.read()._store.blocks_of_layers
         return blocks
 
     def rows_of(self, module: object) -> Tensor | None:

@@ -39,9 +39,10 @@ from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.evaluation.budget import DEFAULT_BYTES, budget, ranks_here
 from lightning_gnn_dist.evaluation.choice import Evaluated, is_limited
-from lightning_gnn_dist.evaluation.layered_loader import LayeredLoader, ReadyRows, Targets
+from lightning_gnn_dist.evaluation.layered_loader import EvaluationLoader, ReadyRows, Targets
 from lightning_gnn_dist.evaluation.model_depth import DepthCheck
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers, layers_of_model
+from lightning_gnn_dist.evaluation.sight import hops_of_evaluation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.joint import Scope, TrainsReplicasApart
@@ -323,7 +324,13 @@ class GraphDataModule(LightningDataModule, ABC):
         return -(-self._most_seeds(self._world_size()) // self.batch_size)
 
     def _nodes_loader(self, nodes: Tensor, whose: str) -> BatchLoader:
-        return self._eval_loader(self._settings.of_evaluation(), nodes, f"{whose} {nodes.numel()} nodes")
+        return self._eval_loader(self._eval_sampler(), nodes, f"{whose} {nodes.numel()} nodes")
+
+    def _eval_sampler(self) -> Sampler:
+        """Return the sampler of an evaluation: of whole rows, as many hops as the layers of the model say."""
+        module, num_hops = self._module(), self.sampler.num_hops
+        hops = num_hops if module is None else hops_of_evaluation(module, num_hops)
+        return self._settings.of_evaluation(hops - num_hops)
 
     def _eval_loader(
         self,
@@ -347,7 +354,7 @@ class GraphDataModule(LightningDataModule, ABC):
         if loading.sample_on != "cpu":
             loading = replace(loading, bulk_size=1)  # full neighbourhoods are large for a device
         rows, num_batches = self._ready_rows(evaluated, size), evaluated.num_batches(size)
-        make = BatchLoader if rows is None else partial(LayeredLoader, rows, targets)
+        make = partial(EvaluationLoader, self.sampler.num_hops, rows, targets)
         share, places = (replace(evaluated, ids=ids).share(self._eval_place()) for ids in (seeds, range(count)))
         loader = self._loader(source, share, num_batches, self.seed, loading, shuffle=False, inputs=places, make=make)
         self._loaders.append(loader)

@@ -161,7 +161,7 @@ class LinkDataModule(PartDataModule):
 
     def _held_sampler(self, name: str) -> HeldLinkSampler | HeldEventSampler:
         edges, negatives = self.split.edges[name], self.split.negatives.get(name)
-        arrays, drawn = self.split.held_arrays.get(name, {}), self._settings.of_evaluation()
+        arrays, drawn = self.split.held_arrays.get(name, {}), self._eval_sampler()
         if isinstance(drawn, TemporalSampler):
             return self._asked.around_held_events(drawn, edges, negatives, arrays)
         return self._asked.around_held(drawn, edges, negatives, arrays)

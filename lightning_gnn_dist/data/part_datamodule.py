@@ -326,7 +326,7 @@ class PartDataModule(ExchangingDataModule):
         return None if self.graph.path is None else self.graph.path.parent
 
     def _counter(self) -> Counter:
-        return Counter(self.graph, self.sampler.num_hops, self._module())
+        return Counter(self.graph, self._eval_sampler().num_hops, self._module())
 
     def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> GraphSource | FileSource:
         return self._source(self.graph, sampler, num_ids)

@@ -182,16 +182,17 @@ class BatchSettings:
         ours = self.of_parts()
         return NeighborSampler([-1] * ours.num_hops) if isinstance(ours, WholePartSampler) else ours
 
-    def of_evaluation(self) -> Sampler:
-        """Return the sampler of the whole graph for evaluation."""
+    def of_evaluation(self, more_hops: int = 0) -> Sampler:
+        """Return the sampler of the whole graph for evaluation; where it takes whole rows, with so many hops more."""
         ours = self.of_parts()
         if self.evaluation.sampler is not None:
             return self.evaluation.sampler
         if isinstance(ours, TemporalSampler):  # the latest are drawn without chance: what was learned from them holds
             return ours if ours.pick == "latest" else ours.of_all()
         if isinstance(ours, NeighborSampler) and isinstance(ours.num_neighbors, Mapping):  # types may be left out
-            return NeighborSampler({kind: [-1 if n else 0 for n in of] for kind, of in ours.num_neighbors.items()})
-        return NeighborSampler([-1] * ours.num_hops)
+            whole = {kind: [-1 if n else 0 for n in of] for kind, of in ours.num_neighbors.items()}
+            return NeighborSampler({kind: [*of, *of[-1:] * more_hops] for kind, of in whole.items()})
+        return NeighborSampler([-1] * (ours.num_hops + more_hops))
 
 
 def _seed_of_lightning() -> int:

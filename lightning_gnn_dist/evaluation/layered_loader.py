@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from lightning_gnn_dist.batches.batch import SampledData, in_type
+from lightning_gnn_dist.batches.batch import SampledData, for_layers
 from lightning_gnn_dist.batches.loader import Batches, BatchLoader
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Rows, SeedBatch
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -216,45 +216,58 @@ class ReadyRows:
             return self._pass.rows(model.layers, self._steps, progress)
 
 
-class LayeredLoader(BatchLoader):
-    """A loader whose batches know the rows that layers compute for their seeds.
+class EvaluationLoader(BatchLoader):
+    """A loader of an evaluation. Its batches may know the rows that layers compute for their seeds.
 
     Args:
-        rows: Computes them, before the first batch of a pass.
+        num_layers: How many layers batches have blocks for.
+        rows: Computes rows, before the first batch of a pass; None where batches do it at less cost.
         targets: Returns what a batch of some seeds evaluates.
         options: What a :class:`BatchLoader` takes.
     """
 
-    def __init__(self, rows: ReadyRows, targets: Callable[[Tensor], Targets], *options: Any, **named: Any) -> None:
+    def __init__(
+        self,
+        num_layers: int,
+        rows: ReadyRows | None,
+        targets: Callable[[Tensor], Targets],
+        *options: Any,
+        **named: Any,
+    ) -> None:
         super().__init__(*options, **named)
-        self._rows, self._targets = rows, targets
+        self._num_layers, self._rows, self._targets = num_layers, rows, targets
 
     def __iter__(self) -> Batches:
-        answers = self._rows.computed(lambda: self._targets(self._seeds).nodes.unique())
-        if answers is None:
+        rows = self._rows
+        answers = None if rows is None else rows.computed(lambda: self._targets(self._seeds).nodes.unique())
+        if rows is None or answers is None:
             yield from super().__iter__()
             return
         first, held = self._next_pass * len(self), [answers]
         self._next_pass += 1
         del answers  # a trainer leaves this frame at the last batch that it asks for: that batch alone holds the rows
-        last = first + min(len(self), self._rows.num_asked) - 1
+        last = first + min(len(self), rows.num_asked) - 1
         for number in range(first, first + len(self)):
             key = BatchKey(self._seed, *divmod(number, len(self)))
-            yield self._batch(key, held.pop() if number == last else next(iter(held), None))
+            yield self._batch(rows.nodes, key, held.pop() if number == last else next(iter(held), None))
 
     def close(self) -> None:
         super().close()
-        self._rows.close()
+        if self._rows is not None:
+            self._rows.close()
 
-    def _batch(self, key: BatchKey, answers: Answers | None) -> SeedBatch:
-        places, of_nodes = self._places_of(key), self._rows.nodes
+    def _finished(self, batch: SampledData) -> SampledData:
+        return for_layers(super()._finished(batch), self._num_layers)
+
+    def _batch(self, of_nodes: HasInputs, key: BatchKey, answers: Answers | None) -> SeedBatch:
+        places = self._places_of(key)
         seeds, inputs = self._seeds[places], None if self._inputs is None else self._inputs[places]
         nodes, others = self._targets(seeds)
         of_inputs = {} if inputs is None else {"input_id": inputs}
 
         def made() -> SampledData:
             (batch,) = self._source.make([seeds], [key], None if inputs is None else [inputs])
-            return in_type(batch, self._dtype)
+            return self._finished(batch)
 
         def seed_rows(name: str) -> Tensor | None:
             rows = of_nodes.inputs(name, nodes)

@@ -17,6 +17,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 from torch_geometric.utils import scatter
 
+from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.sampling.block import Block
 
@@ -87,6 +88,13 @@ def gcn_rows(conv: GCNConv, batch: Data, x: Tensor, weight: str | None) -> Tenso
         out = out * scale[: block.num_dst]
     out = conv.lin(out) if sums_first else out
     return out if conv.bias is None else out + conv.bias
+
+
+def count_degrees(batch: SampledData, weight: str | None, loop: float | None) -> None:
+    """Give a batch the degrees of its nodes, counted in all of its edges, also those that no layer has a block of."""
+    values = None if weight is None else batch[weight].reshape(-1)
+    dtype = torch.promote_types(batch.x.dtype, torch.float32)
+    _degrees(batch, batch._store._blocks[0], values, degree_name(weight, loop), loop, dtype)
 
 
 def _sums_first(conv: GCNConv, block: Block) -> bool:

@@ -7,6 +7,7 @@ A layer needs the edges into its own nodes alone. With ``jk``, its rows are [h_1
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.checks import check_instance, check_word, shown
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layerwise.gcn import degree_name, gcn_degrees, gcn_rows, loop_of
+from lightning_gnn_dist.layerwise.gcn import count_degrees, degree_name, gcn_degrees, gcn_rows, loop_of
 from lightning_gnn_dist.layerwise.layers import Layer
 
 _CONVS = (SAGEConv, GCNConv, GINConv, GATConv, GATv2Conv, PNAConv, EdgeConv)
@@ -80,6 +81,16 @@ def whole_graph_arrays(layers: Sequence[Layer], graph: Graph, first_node: int = 
     dtype = torch.float64 if x is not None and x.dtype == torch.float64 else torch.float32
     counted = {degree_name(*kind): gcn_degrees(graph, *kind, first_node) for kind in sorted(wanted, key=str)}
     return {name: degrees.to(dtype) for name, degrees in counted.items()}
+
+
+def with_degrees(layers: Sequence[Layer], batch: SampledData) -> SampledData:
+    """A batch with the degrees by which layers normalise, where it has the edges of more hops than layers."""
+    if batch.has_blocks and batch.blocks[0].num_edges < batch.num_edges:
+        batch = copy.copy(batch)
+        for layer in layers:
+            if isinstance(layer, _Layer) and layer.degrees is not None:
+                count_degrees(batch, *layer.degrees)
+    return batch
 
 
 @dataclass(frozen=True)

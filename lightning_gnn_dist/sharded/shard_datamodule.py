@@ -286,7 +286,7 @@ class ShardDataModule(ExchangingDataModule):
         if self.evaluation.sampler is not None or self._model_layers() is not None:
             return size
         share, nodes_of = evaluated.share(self._eval_place()), evaluated.nodes_of
-        of_nodes = self._settings.of_evaluation()
+        of_nodes = self._eval_sampler()
         if isinstance(of_nodes, TemporalSampler):
             while size > 1 and not self._fits(share[:size], sampler):
                 size //= 2

@@ -270,7 +270,7 @@ class ShardedLinkDataModule(ShardDataModule):
         shard, channel = self._with_labels(), self._whole_graph().channel
         copy, num_copies = self._rank() // channel.size, self._world_size() // channel.size
         share, numbers = own_share(held_of_shard(shard, self._links, name), starts, channel, copy, num_copies)
-        sampler = self._settings.of_evaluation()
+        sampler = self._eval_sampler()
         if isinstance(sampler, TemporalSampler):
             return HeldEvents(self._asked.around_held_events(sampler, *share), numbers.start)
         return HeldLinks(self._asked.around_held(sampler, *share), numbers.start)

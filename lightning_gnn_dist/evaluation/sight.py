@@ -1,0 +1,77 @@
+"""How far a model sees, as far as its layers say: the hops with which the rows of seeds are those of the whole graph.
+
+    hops = max(hops of the sampler, hops of all layers, if one takes several) + hops more in which degrees are counted
+
+A layer that divides by the degrees of senders counts them in the edges that it is given. The outermost nodes of a batch
+have none, so an evaluation draws theirs, too. What a module does by functions of its own cannot be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+from torch_geometric.nn import HeteroConv, MessagePassing
+
+from lightning_gnn_dist.layerwise.layers import has_layers
+
+# The functions by which layers count degrees, and within how many hops more all edges of a node are there: those into
+# it one hop further, those out of it another one, if both directions of every edge are in the graph.
+_COUNTS_DEGREES = {"gcn_norm": 1, "get_laplacian": 2}
+_OF_OTHERS = {"degree": 1}  # with it PyG's own layers count those of receivers alone
+# The attributes by which layers say over how many hops they look; the first two of layers that count degrees alone.
+_HOPS: dict[str, Callable[[Any], int]] = {
+    "K": int,  # SGConv, SSGConv, TAGConv, APPNP
+    "lins": lambda lins: len(lins) - 1,  # ChebConv
+    "powers": max,  # MixHopConv
+    "num_layers": int,  # ARMAConv, GatedGraphConv, LabelPropagation
+}
+_OF_DEGREES = ("K", "lins")
+
+
+def hops_of_evaluation(module: nn.Module, num_hops: int) -> int:
+    """Return how many hops an evaluation of a module draws, whose training draws ``num_hops``.
+
+    The layers of a module with ``layers`` are computed on batches of one hop each, so it takes no more.
+    """
+    if has_layers(module):
+        return num_hops
+    takes_several, taken = _hops(module)
+    return max(num_hops, taken if takes_several else 0) + max(map(_hops_of_degrees, module.modules()), default=0)
+
+
+def _hops(module: nn.Module) -> tuple[bool, int]:
+    """Return whether a layer takes several hops, and the hops of all layers, as if one followed the other."""
+    own = _hops_of_layer(module) if isinstance(module, MessagePassing) else 0
+    inner = [_hops(child) for child in module.children()]
+    if isinstance(module, HeteroConv):
+        inner = [_hops(child) for child in module.convs.values()]
+        return any(several for several, _ in inner), max((hops for _, hops in inner), default=0)
+    return own > 1 or any(several for several, _ in inner), own + sum(hops for _, hops in inner)
+
+
+def _hops_of_layer(layer: nn.Module) -> int:
+    for name, count in _HOPS.items():
+        if hasattr(layer, name) and (name not in _OF_DEGREES or _hops_of_degrees(layer)):
+            return count(getattr(layer, name))
+    return 1
+
+
+def _hops_of_degrees(module: nn.Module) -> int:
+    """Return within how many hops more a module counts the degrees of senders; 0 if it counts none."""
+    if not getattr(module, "normalize", True):
+        return 0
+    kind = type(module)
+    known = _COUNTS_DEGREES if kind.__module__.startswith("torch_geometric.") else _COUNTS_DEGREES | _OF_OTHERS
+    return max((known.get(name, 0) for name in _called(kind)), default=0)
+
+
+def _called(kind: type) -> Iterator[str]:
+    """Yield the names that the methods of a layer read, or the forward of another module."""
+    for base in kind.__mro__:
+        if base in (MessagePassing, nn.Module):
+            return
+        methods = vars(base) if issubclass(kind, MessagePassing) else {"forward": vars(base).get("forward")}
+        for method in methods.values():
+            yield from getattr(getattr(method, "__code__", None), "co_names", ())

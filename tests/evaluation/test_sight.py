@@ -1,0 +1,260 @@
+"""Layers that count degrees or take several hops are evaluated as one forward of the whole graph would be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import (
+    APPNP,
+    GCN,
+    ARMAConv,
+    ChebConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GraphSAGE,
+    HeteroConv,
+    MessagePassing,
+    MFConv,
+    MixHopConv,
+    PNAConv,
+    SAGEConv,
+    SGConv,
+    SSGConv,
+    TAGConv,
+)
+from torch_geometric.utils import degree
+
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.link_datamodule import LinkDataModule
+from lightning_gnn_dist.data.links import split_edges
+from lightning_gnn_dist.data.settings import Evaluation
+from lightning_gnn_dist.evaluation.sight import hops_of_evaluation
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.layerwise.on_blocks import on_blocks
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.prepare.shard import save_shards
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from tests.data_fitting import trainer
+from tests.evaluation.models import NUM_CLASSES, NUM_FEATURES, Judged, graph_of, whole_rows
+from tests.every_strategy import PATIENCE
+from tests.ranks import run_ranks
+
+NUM_NODES, WIDTH = 300, 5
+
+
+def sparse_data() -> Data:
+    """A ring with some chords and a hub, in both directions: few hops reach few nodes."""
+    chance = torch.Generator().manual_seed(3)
+    ring = torch.stack([torch.arange(NUM_NODES), torch.arange(1, NUM_NODES + 1) % NUM_NODES])
+    chords = torch.randint(NUM_NODES, (2, 60), generator=chance)
+    hub = torch.stack([torch.full((30,), 7), torch.randint(NUM_NODES, (30,), generator=chance)])
+    edges = torch.cat([ring, chords, hub], 1)
+    data = Data(edge_index=torch.cat([edges, edges.flip(0)], 1), num_nodes=NUM_NODES)
+    data.x = torch.randn(NUM_NODES, NUM_FEATURES, generator=chance, dtype=torch.float64)
+    data.y = torch.randint(NUM_CLASSES, (NUM_NODES,), generator=chance)
+    order = torch.randperm(NUM_NODES, generator=chance)
+    for name, some in zip(("train", "val", "test"), order.split([220, 40, 40]), strict=True):
+        data[f"{name}_mask"] = torch.zeros(NUM_NODES, dtype=torch.bool).index_fill(0, some, True)
+    return data
+
+
+class ByHand(MessagePassing):
+    """GCN as PyG's tutorial writes it."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(num_in, num_out)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        scale = (degree(edge_index[1], len(x), dtype=x.dtype) + 1) ** -0.5
+        return scale[:, None] * (self.propagate(edge_index, x=self.lin(x) * scale[:, None]))
+
+
+class Net(Judged):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.net = nn.ModuleList(layers)
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.whole(batch.x, batch.edge_index)[: batch.batch_size]
+
+    def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for layer in self.net:
+            x = layer(x, edge_index) if isinstance(layer, MessagePassing) else layer(x)
+        return x
+
+    def predict_step(self, batch: Any) -> Tensor:
+        return self(batch)
+
+
+class OnBlocks(Judged):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gnn = GCN(NUM_FEATURES, WIDTH, 2, NUM_CLASSES)
+
+    def forward(self, batch: Any) -> Tensor:
+        return on_blocks(self.gnn, batch)
+
+    def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.gnn(x, edge_index)
+
+
+class HalfOnBlocks(Net):
+    """Reads the batch's blocks beside a layer that counts degrees."""
+
+    def __init__(self) -> None:
+        super().__init__(SAGEConv(NUM_FEATURES, WIDTH), SAGEConv(WIDTH, NUM_CLASSES))
+        self.more = GCNConv(NUM_FEATURES, NUM_CLASSES)
+
+    def forward(self, batch: Any) -> Tensor:
+        x = batch.x
+        for layer, block in zip(self.net, batch.blocks, strict=True):
+            x = layer((x, x[: block.num_dst]), block.adj)
+        return x + self.more(batch.x, batch.edge_index)[: batch.batch_size]
+
+    def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return super().whole(x, edge_index) + self.more(x, edge_index)
+
+
+F, W, C = NUM_FEATURES, WIDTH, NUM_CLASSES
+EXACT: dict[str, tuple[int, Any]] = {
+    "GCN 2": (2, lambda: Net(GCNConv(F, W), nn.ReLU(), GCNConv(W, C))),
+    "GCN 3": (3, lambda: Net(GCNConv(F, W), nn.ReLU(), GCNConv(W, W), GCNConv(W, C))),
+    "GCN by hand": (2, lambda: Net(ByHand(F, W), nn.ReLU(), ByHand(W, C))),
+    "GCN on blocks": (2, OnBlocks),
+    "blocks": (2, HalfOnBlocks),
+    "SGC": (2, lambda: Net(SGConv(F, C, K=2))),
+    "SGC twice": (2, lambda: Net(SGConv(F, W, K=2), SGConv(W, C, K=3))),
+    "APPNP": (2, lambda: Net(nn.Linear(F, C), APPNP(10, 0.1))),
+    "TAG": (2, lambda: Net(TAGConv(F, C, K=3))),
+    "SSG": (1, lambda: Net(SSGConv(F, C, alpha=0.1, K=3))),
+    "Cheb": (1, lambda: Net(ChebConv(F, C, K=3))),
+    "ARMA": (1, lambda: Net(ARMAConv(F, C, num_layers=3))),
+    "MixHop": (1, lambda: Net(MixHopConv(F, 1, powers=[0, 1, 2]))),
+    "SAGE": (2, lambda: Net(SAGEConv(F, W), nn.ReLU(), SAGEConv(W, C))),
+}
+
+
+def made(name: str) -> Any:
+    torch.manual_seed(1)
+    return EXACT[name][1]().double()
+
+
+def data_module(name: str, where: str | None = None) -> Any:
+    options: dict[str, Any] = {"sampler": NeighborSampler([3] * EXACT[name][0]), "batch_size": 5}
+    options["evaluation"] = Evaluation(batch_size=5)
+    if where is not None:
+        return ShardedDataModule(where, **options)
+    return PartitionedDataModule(graph_of(sparse_data()), partitioner=RandomPartitioner(), **options)
+
+
+def check(name: str, rows: dict[int, Tensor]) -> None:
+    expected = whole_rows(made(name), sparse_data())
+    assert rows
+    for node, row in rows.items():
+        assert torch.allclose(row, expected[node], rtol=0, atol=1e-12), (name, node)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_rows_are_those_of_the_whole_graph(name: str) -> None:
+    module = made(name)
+    trainer(1).test(module, data_module(name), verbose=False)
+    check(name, module.rows)
+
+
+def test_predictions_are_those_of_the_whole_graph() -> None:
+    rows = torch.cat(trainer(1).predict(made("GCN 2"), data_module("GCN 2")))
+    check("GCN 2", dict(enumerate(rows)))
+
+
+def evaluate(rank: int, world_size: int, where: str | None, names: list[str]) -> list[dict[int, Tensor]]:
+    found = []
+    for name in names:
+        module = made(name)
+        trainer(world_size, GrappaStrategy(**PATIENCE)).test(module, data_module(name, where), verbose=False)
+        found.append(module.rows)
+    return found
+
+
+@pytest.mark.parametrize("where", ["RAM", "shards"])
+def test_rows_of_two_ranks(where: str, tmp_path: Any) -> None:
+    names = ["GCN 2", "APPNP"]
+    if where == "shards":
+        graph = graph_of(sparse_data())
+        save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "shards")
+    for of_rank in run_ranks(evaluate, 2, str(tmp_path / "shards") if where == "shards" else None, names):
+        for name, rows in zip(names, of_rank, strict=True):
+            check(name, rows)
+
+
+def test_rows_of_held_links() -> None:
+    class Embeds(Net):
+        def test_step(self, batch: Any) -> None:
+            self.rows |= dict(zip(batch.n_id[: batch.batch_size].tolist(), self(batch).detach(), strict=True))
+
+    torch.manual_seed(1)
+    module = Embeds(GCNConv(F, W), GCNConv(W, C)).double()
+    split = split_edges(Graph.from_pyg(sparse_data()), val=0.1, test=0.1, seed=0)
+    data = LinkDataModule(split, sampler=NeighborSampler([3, 3]), batch_size=5, evaluation=Evaluation(batch_size=5))
+    trainer(1).test(module, data, verbose=False)
+    senders = split.graph.indices.long()
+    receivers = torch.arange(NUM_NODES).repeat_interleave(split.graph.degrees())
+    with torch.no_grad():
+        expected = module.whole(split.graph.node_arrays["x"], torch.stack([senders, receivers]))
+    assert module.rows
+    assert all(torch.allclose(row, expected[node], rtol=0, atol=1e-12) for node, row in module.rows.items())
+
+
+def test_rows_of_a_typed_graph() -> None:
+    class Typed(Judged):
+        def __init__(self) -> None:
+            super().__init__()
+            kinds = {("node", "to", "node"): GCNConv(F, W)}, {("node", "to", "node"): GCNConv(W, C)}
+            self.convs = nn.ModuleList(HeteroConv(kind) for kind in kinds)
+
+        def test_step(self, batch: Any) -> None:
+            x = batch.x_dict
+            for conv in self.convs:
+                x = conv(x, batch.edge_index_dict)
+            self.rows |= dict(zip(batch.n_id.tolist(), x["node"][: batch.batch_size].detach(), strict=False))
+
+    torch.manual_seed(1)
+    module, plain, data = Typed().double(), sparse_data(), HeteroData()
+    data["node"].x, data["node"].y, data["node", "to", "node"].edge_index = plain.x, plain.y, plain.edge_index
+    for mask in ("train_mask", "val_mask", "test_mask"):
+        data["node"][mask] = plain[mask]
+    batches = PartitionedDataModule(
+        data, sampler=NeighborSampler([3, 3]), batch_size=5, evaluation=Evaluation(batch_size=5)
+    )
+    trainer(1).test(module, batches, verbose=False)
+    with torch.no_grad():
+        first, last = (conv.convs[("node", "to", "node")] for conv in module.convs)
+        expected = last(first(plain.x, plain.edge_index), plain.edge_index)
+    assert len(module.rows) == 40
+    assert all(torch.allclose(row, expected[node], rtol=0, atol=1e-12) for node, row in module.rows.items())
+
+
+SIGHT: list[tuple[nn.Module, int]] = [
+    (nn.ModuleList([SAGEConv(4, 4), GATConv(4, 4), GATv2Conv(4, 4)]), 2),
+    (MFConv(4, 4), 2),
+    (PNAConv(4, 4, ["mean"], ["identity"], deg=torch.ones(3, dtype=torch.int64)), 2),
+    (SAGEConv(4, 4, normalize=True), 2),
+    (GraphSAGE(4, 4, 2), 2),
+    (GCNConv(4, 4, normalize=False), 2),
+    (GCNConv(4, 4), 3),
+    (APPNP(10, 0.1), 11),
+    (nn.ModuleList([SGConv(4, 4, K=2), SGConv(4, 4, K=2)]), 5),
+    (HeteroConv({("a", "b", "a"): SGConv(4, 4, K=3), ("a", "c", "a"): SGConv(4, 4, K=3)}), 4),
+]
+
+
+@pytest.mark.parametrize(("module", "hops"), SIGHT)
+def test_hops_of_an_evaluation(module: nn.Module, hops: int) -> None:
+    assert hops_of_evaluation(module, 2) == hops
