@@ -148,7 +148,7 @@ def by_hand(rank: int, world_size: int) -> list[Made]:
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_steps_by_hand_are_those_of_a_table_that_all_ranks_hold() -> None:
     for replicated, whole in run_ranks(by_hand, 2):
-        assert differs(whole, replicated) == 0.0
+        assert differs(whole, replicated) < 1e-12
 
 
 def in_half(rank: int, world_size: int) -> list[Made]:
