@@ -1,4 +1,4 @@
-"""Compiled loops over rows of the graph: draws for other ranks, hops of what they answer, reach."""
+"""Compiled loops over rows of the graph: hops of what other ranks answer, reach, places of ids."""
 
 from __future__ import annotations
 
@@ -8,76 +8,9 @@ import numpy as np
 
 from lightning_gnn_dist.engine.compiling import compiled, part
 from lightning_gnn_dist.engine.intrinsics import prefetch
-from lightning_gnn_dist.engine.kernels import (
-    BLOCK,
-    REPEATED_SEED,
-    ROWS_AHEAD,
-    ZERO,
-    Array,
-    Rule,
-    Table,
-    Work,
-    draw_row,
-    is_no_row,
-    is_whole,
-    place,
-    prefetch_row,
-    slot_of,
-    take_row,
-)
-from lightning_gnn_dist.engine.weighted.draws import aside_for
+from lightning_gnn_dist.engine.kernels import BLOCK, REPEATED_SEED, ZERO, Array, Table, Work, is_no_row, place, slot_of
 
 _U = np.uint64
-
-
-@compiled
-def draw_rows(
-    indptr: Array,
-    indices: Array,
-    rows: Array,
-    nodes: Array,
-    keys: Array,
-    fanout: int,
-    rule: Rule,
-    longest: int,
-    starts: Array,
-    positions: Array,
-    senders: Array,
-) -> None:
-    """Draw from ``rows`` the same edges that :func:`kernels.sample` draws for their nodes.
-
-    Args:
-        indptr: The row starts of this rank, int64.
-        indices: The in-neighbours of its rows.
-        rows: The rows to draw from, int64.
-        nodes: The id of each row's node, int64.
-        keys: The key of each row's batch and hop, uint64.
-        fanout: Neighbours to draw; -1 takes all.
-        rule: How neighbours are drawn.
-        longest: The length of the longest row.
-        starts: Where the edges of each row go in ``positions``.
-        positions: Receives positions in ``indices``.
-        senders: Receives what stands there, which was prefetched a block of rows before it is read.
-    """
-    count, read, aside = len(rows), 0, aside_for(rule.weights, longest)
-    for low in range(0, count + BLOCK, BLOCK):
-        for i in range(low + BLOCK, min(low + 2 * BLOCK, count) if len(rule.weights.table) else 0):
-            row = _U(rows[_U(i)])
-            degree = indptr[row + _U(1)] - indptr[row]
-            prefetch_row(rule, indptr[row], degree, fanout, keys[_U(i)], nodes[_U(i)])
-        for i in range(low, min(low + BLOCK, count)):
-            prefetch(indptr, rows[_U(min(i + ROWS_AHEAD, count - 1))])
-            row, out = _U(rows[_U(i)]), starts[_U(i)]
-            first = indptr[row]
-            degree = indptr[row + _U(1)] - first
-            if is_whole(degree, fanout, rule.replace):
-                take_row(indices, first, degree, positions, out)
-            else:
-                draw_row(indices, first, degree, fanout, keys[_U(i)], nodes[_U(i)], rule, aside, positions, out)
-        stop = starts[_U(low)] if low < count else len(positions)
-        for edge in range(read, stop):
-            senders[_U(edge)] = indices[_U(positions[_U(edge)])]
-        read = stop
 
 
 @compiled

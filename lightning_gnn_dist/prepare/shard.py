@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,12 @@ class Bounds:
     @property
     def num_shards(self) -> int:
         return self.nodes.numel() - 1
+
+    @cached_property
+    def of_types(self) -> TypedBounds:
+        """The same by types; a graph without types counts as one of one type, which has no name."""
+        one = ("",), (("", "", ""),)
+        return TypedBounds(*one, self.nodes[None], self.edges[None]) if self.types is None else self.types
 
 
 @dataclass(frozen=True, eq=False)

@@ -103,8 +103,13 @@ class NeighborSampler:
             lambda indptr, indices, ids, keys, *batch: sample(indptr, indices, ids, fanouts, keys, rule, *batch),
         )
 
-    def of_types(self, types: TypeNames) -> Array:
-        """The numbers of each hop and edge type, int64, shape (hops, types); those of other types are refused."""
+    def of_types(self, types: TypeNames | None) -> Array:
+        """The numbers of each hop and edge type, int64, shape (hops, types); those of other types are refused.
+
+        A graph without types counts as one of one type.
+        """
+        if types is None:
+            return np.array(self.per_hop, np.int64).reshape(-1, 1)
         if self.weight is not None:
             raise ValueError(f"weight ({self.weight!r}) draws from graphs without types: leave it out for this one.")
         given = self.num_neighbors

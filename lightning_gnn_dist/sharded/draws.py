@@ -1,19 +1,23 @@
-"""Draws for each edge type, and by time, by the ranks that own the rows.
+"""Draws by the ranks that own the rows, and the hops of a bulk that are made of them.
 
-A graph without types counts as one of one type.
+frontier -> its owners draw neighbours of each edge type -> senders -> the nodes among them that are new -> ...
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.turns import Steps
-from lightning_gnn_dist.sharded.messages import DRAW_TYPES, Message, letters_of, narrow
+from lightning_gnn_dist.sharded.growing import GrowingBatch
+from lightning_gnn_dist.sharded.messages import DRAW, Message, letters_of
 from lightning_gnn_dist.sharded.questions import Question
-from lightning_gnn_dist.sharded.remote_graph import Route, ShardedGraph
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
+
+_ALL_BITS = 62  # of a name, where it is an id
 
 
 class Seen(NamedTuple):
@@ -31,7 +35,24 @@ class Seen(NamedTuple):
     trees: Tensor
 
 
-class TypedDrawn(NamedTuple):
+class How(NamedTuple):
+    """How neighbours are drawn.
+
+    Attributes:
+        replace: Whether an edge may be drawn more than once.
+        weight: The name of the edge array that says how likely an edge is. With None all are equally likely.
+        seen: What the trees of batches by time see. With None all edges are seen.
+    """
+
+    replace: bool = False
+    weight: str | None = None
+    seen: Seen | None = None
+
+
+_ALIKE = How()
+
+
+class Drawn(NamedTuple):
     """The edges drawn for some nodes.
 
     Attributes:
@@ -47,61 +68,105 @@ class TypedDrawn(NamedTuple):
     edge_ids: Tensor | None
 
 
-def draw_types(
-    graph: ShardedGraph,
-    nodes: Tensor,
-    batches: Tensor,
-    keys: Tensor,
-    fanouts: Tensor,
-    *,
-    replace: bool,
-    seen: Seen | None = None,
-) -> Steps[TypedDrawn]:
-    """Let the ranks that own the rows draw neighbours of some nodes, of each edge type so many.
+class Names(NamedTuple):
+    """The nodes of growing batches by name: with trees, a node that several trees reach has a name in each.
+
+    Attributes:
+        bits: The lowest bits of a name are the node's id, and those above them say which tree of its batch.
+        first: The number of each batch's first tree among those of all batches; without trees its own number.
+    """
+
+    bits: int
+    first: list[int]
+
+    @classmethod
+    def of_nodes(cls, num_batches: int) -> Names:
+        """Names that are ids."""
+        return cls(_ALL_BITS, list(range(num_batches)))
+
+    def nodes(self, names: Tensor) -> Tensor:
+        return names & ((1 << self.bits) - 1)
+
+    def groups(self, frontiers: Sequence[Tensor]) -> Tensor:
+        """The batch, or the tree among those of all batches, that each name is of."""
+        return torch.cat([(of >> self.bits) + first for of, first in zip(frontiers, self.first, strict=False)])
+
+    def of_senders(self, drawn: Drawn, frontier: Tensor) -> Tensor:
+        """The names of what was drawn for a frontier: it stays in the trees of its receivers."""
+        trees = (frontier >> self.bits) << self.bits
+        if self.bits == _ALL_BITS:
+            return drawn.senders
+        return drawn.senders.to(torch.int64) | trees.repeat_interleave(drawn.counts)
+
+
+def draw_hops(
+    graph: ShardedGraph, batches: Sequence[GrowingBatch], names: Names, fanouts: Tensor, keys: Tensor, how: How
+) -> Steps[None]:
+    """Let batches grow by all hops, one turn each.
 
     Args:
         graph: The graph; where trees see times, its :func:`prepare_times` has run.
+        batches: The batches, which have their seeds.
+        names: What their nodes are called.
+        fanouts: Neighbours to draw per hop and edge type, int64, shape (hops, types); -1 takes all.
+        keys: The random key of each batch, hop and edge type, int64, shape (batches, hops, types).
+        how: How they are drawn.
+    """
+    for hop, of_hop in enumerate(fanouts):
+        frontiers = [batch.frontier for batch in batches]
+        nodes, groups = names.nodes(torch.cat(frontiers)), names.groups(frontiers)
+        drawn = yield from draw(graph, nodes, groups, keys[:, hop].contiguous(), of_hop, how)
+        for batch, frontier, own in zip(batches, frontiers, _divided(drawn, list(map(len, frontiers))), strict=True):
+            batch.join(names.of_senders(own, frontier), own.counts, own.edge_ids, own.kinds)
+
+
+def draw(
+    graph: ShardedGraph, nodes: Tensor, groups: Tensor, keys: Tensor, fanouts: Tensor, how: How = _ALIKE
+) -> Steps[Drawn]:
+    """Let the ranks that own the rows draw neighbours of some nodes, of each edge type so many.
+
+    Args:
+        graph: The graph.
         nodes: The nodes, by their ids in the whole graph.
-        batches: The number of the batch that each node is for, in increasing order.
+        groups: The number of the batch that each node is for, in increasing order; with trees that of the tree.
         keys: The random key of this hop in each batch, for each edge type, shape (batches, types).
         fanouts: Neighbours to draw of each edge type; -1 takes all.
-        replace: Whether an edge may be drawn more than once.
-        seen: What the trees of batches by time see; then ``batches`` are numbers of trees. None for all edges.
+        how: How they are drawn.
     """
-    owners, rows = graph.owners(nodes)
-    route, sizes = Route(owners, graph.channel.size), graph.shard.bounds.nodes.diff().tolist()
-    pieces = zip(route.pieces(rows), route.pieces(batches), sizes, strict=True)
-    how = keys, fanouts, replace, seen
-    (answers,) = yield [Question(DRAW_TYPES, [_draws_of(some, of, *how, most) for some, of, most in pieces])]
+    route, questions = graph.to_owners(nodes, groups)
+    (answers,) = yield [Question(DRAW, [_question(question, keys, fanouts, how) for question in questions])]
     counts, senders, join = graph.in_order(route, answers)
-    places = [answer[2:] for answer in answers]
-    kinds = None if graph.shard.bounds.types is None else join([of.pop(0) for of in places])
+    rest, kinds = [answer[2:] for answer in answers], [torch.zeros(1, dtype=torch.uint8)] * len(answers)
+    if len(fanouts) > 1:
+        kinds = [more.pop(0) for more in rest]
     edge_ids = None
     if graph.has_edge_arrays:
-        firsts = _first_edges(graph, [answer[2] for answer in answers])
-        edge_ids = join([of[0].to(torch.int64) + first for of, first in zip(places, firsts, strict=True)])
-    return TypedDrawn(counts, senders, kinds, edge_ids)
+        firsts = [of_rank[kind.to(torch.int64)] for of_rank, kind in zip(graph.types.edges.T, kinds, strict=False)]
+        edge_ids = join([of[0].to(torch.int64) + first for of, first in zip(rest, firsts, strict=True)])
+    if graph.shard.bounds.types is None:
+        return Drawn(counts, senders, None, edge_ids)
+    return Drawn(counts, senders, join(kinds) if len(fanouts) > 1 else kinds[0].expand(len(senders)), edge_ids)
 
 
-def whole_rows(graph: ShardedGraph, nodes: Tensor, num_types: int) -> TypedDrawn:
+def whole_rows(graph: ShardedGraph, nodes: Tensor) -> Drawn:
     """Return all edges of some nodes, in their order."""
-    keys, batches = torch.zeros(1, num_types, dtype=torch.int64), torch.zeros_like(nodes)
-    return graph.answered(draw_types(graph, nodes, batches, keys, torch.full_like(keys[0], -1), replace=False))
+    fanouts = torch.full((len(graph.types.edge_types),), -1)
+    return graph.answered(draw(graph, nodes, torch.zeros_like(nodes), torch.zeros_like(fanouts)[None], fanouts))
 
 
-def _first_edges(graph: ShardedGraph, kinds: list[Tensor]) -> list[Tensor]:
-    """The id of each rank's first edge, of a typed graph for each edge that it has drawn, given their types."""
-    types = graph.shard.bounds.types
-    if types is None:
-        return list(graph.shard.bounds.edges[:-1])
-    return [types.edges[:, rank][of_rank.to(torch.int64)] for rank, of_rank in enumerate(kinds)]
+def _question(rows_and_groups: Message, keys: Tensor, fanouts: Tensor, how: How) -> Message:
+    """The question for neighbours of some rows of a shard."""
+    rows, groups = rows_and_groups
+    seen = how.seen or Seen("", False, keys.new_empty(4, 0))
+    counts = torch.bincount(groups, minlength=seen.trees.shape[1] if how.seen else len(keys))
+    flags = torch.tensor([how.replace, seen.latest])
+    return [rows, counts, keys, fanouts, flags, letters_of(how.weight), seen.trees, letters_of(seen.time)]
 
 
-def _draws_of(
-    rows: Tensor, batches: Tensor, keys: Tensor, fanouts: Tensor, replace: bool, seen: Seen | None, most: int
-) -> Message:
-    """The question for neighbours of some rows of a shard that has ``most`` of them."""
-    trees = keys.new_empty(4, 0) if seen is None else seen.trees
-    counts = torch.bincount(batches, minlength=len(keys) if seen is None else trees.shape[1])
-    flags = torch.tensor([replace, seen is not None and seen.latest])
-    return [narrow(rows, most), counts, keys, fanouts, flags, trees, letters_of(None if seen is None else seen.time)]
+def _divided(drawn: Drawn, sizes: list[int]) -> list[Drawn]:
+    """Return what was drawn for each batch, given how many nodes it asked for."""
+    counts, *columns = drawn
+    parts = counts.split(sizes)
+    lengths = [int(some.sum()) for some in parts]
+    split = [[None] * len(sizes) if column is None else column.split(lengths) for column in columns]
+    return [Drawn(*found) for found in zip(parts, *split, strict=True)]

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.pool import Pool, gather_rows
+from lightning_gnn_dist.graph.graph import Graph
 
 Message: TypeAlias = list[Tensor]
 
 # Kinds of questions.
-DRAW, DRAW_TYPES, ROWS, NODES, EDGES, LINKED, DEGREES, TIMES_OF_NODES, TIMES_OF_EDGES, HAPPENED = range(10)
+DRAW, ROWS, NODES, EDGES, LINKED, DEGREES, TIMES_OF_NODES, TIMES_OF_EDGES, HAPPENED = range(9)
 _WIDTHS = (torch.uint8, torch.int16, torch.int32)
 
 
@@ -42,3 +43,13 @@ def letters_of(name: str | None) -> Tensor:
 
 def name_of(letters: Tensor) -> str:
     return letters.numpy().tobytes().decode()
+
+
+def arrays_of_nodes(rows: Graph, number: int) -> Mapping[str, Tensor]:
+    """The arrays of a node type of a shard; a graph without types counts as one of one type."""
+    return rows.node_arrays if rows.types is None else rows.types.node_arrays[rows.types.node_types[number]]
+
+
+def arrays_of_edges(rows: Graph, number: int) -> Mapping[str, Tensor]:
+    """The arrays of an edge type of a shard."""
+    return rows.edge_arrays if rows.types is None else rows.types.edge_arrays[rows.types.edge_types[number]]

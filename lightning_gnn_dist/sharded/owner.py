@@ -1,6 +1,7 @@
 """What a rank answers of its own shard, when others ask and when it needs the same itself.
 
-Ids travel as places in the owner's shard, and numbers in as few bytes as the largest of them needs.
+Nodes travel as rows of the owner's shard, edges as places among the owner's edges of their type, and numbers in as few
+bytes as the largest of them needs. A graph without types counts as one of one type.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from torch import Tensor
 from lightning_gnn_dist.batches.pool import Pool
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.kernels import Rule
-from lightning_gnn_dist.engine.row_kernels import draw_rows
+from lightning_gnn_dist.engine.rng import first_words
 from lightning_gnn_dist.engine.temporal.order import TimeOrder
+from lightning_gnn_dist.engine.typed.apart import places_of
+from lightning_gnn_dist.engine.typed.rows import NO_ORDER, Asked, draw_from_rows
 from lightning_gnn_dist.engine.weights import edge_weights, weights_of
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.prepare.shard import Shard
 from lightning_gnn_dist.sampling.negatives import has_edges
+from lightning_gnn_dist.sampling.temporal.negatives import have_happened
 from lightning_gnn_dist.sharded.messages import (
+    DEGREES,
     DRAW,
-    DRAW_TYPES,
     EDGES,
     HAPPENED,
     LINKED,
@@ -32,12 +35,12 @@ from lightning_gnn_dist.sharded.messages import (
     TIMES_OF_EDGES,
     TIMES_OF_NODES,
     Message,
+    arrays_of_edges,
+    arrays_of_nodes,
     gathered,
-    letters_of,
     name_of,
     narrow,
 )
-from lightning_gnn_dist.sharded.temporal.answers import TimedAnswers
 
 
 class Owner:
@@ -50,75 +53,99 @@ class Owner:
     """
 
     def __init__(self, shard: Shard, pool: Pool, orders: Mapping[str, TimeOrder]) -> None:
-        self._shard, self._rows, self._pool = shard, shard.rows, pool
-        self._timed = TimedAnswers(shard.rows, orders)
+        self._shard, self._rows, self._pool, self._orders = shard, shard.rows, pool, orders
+        self._types = shard.bounds.of_types
+        self._with_arrays = [
+            number for number in range(len(self._types.edge_types)) if arrays_of_edges(self._rows, number)
+        ]
 
     def answer(self, kind: int, question: Message) -> Message:
         """Return the answer to a question."""
         of_kinds: dict[int, Callable[..., Message]]
-        of_kinds = {DRAW: self._draw, ROWS: self._whole_rows, NODES: self._nodes, EDGES: self._edges}
-        of_kinds |= {DRAW_TYPES: self._draw_by_time, TIMES_OF_NODES: self._timed.of_nodes}
-        of_kinds |= {TIMES_OF_EDGES: self._timed.of_edges, HAPPENED: self._timed.happened, LINKED: self._linked}
+        of_kinds = {DRAW: self._draw, ROWS: self._whole_rows, DEGREES: self._degrees, LINKED: self._linked}
+        of_kinds |= {NODES: self._nodes, EDGES: self._edges, HAPPENED: self._happened}
+        of_kinds |= {TIMES_OF_NODES: self._times_of_nodes, TIMES_OF_EDGES: self._times_of_edges}
         return of_kinds[kind](*question)
 
-    def _draw_by_time(self, rows: Tensor, *question: Tensor) -> Message:
-        """The number of edges drawn for each node, their senders, and where there are edge arrays, their places."""
-        local = rows.to(torch.int64)
-        drawn, positions = self._timed.drawn(local, local + self._shard.first_node, list(question))
-        places = [narrow(positions, self._rows.num_edges)] if self._rows.edge_arrays else []
-        most = int(drawn.max()) if len(drawn) else 0
-        return [narrow(drawn, most), self._rows.indices[positions], *places]
+    def _draw(
+        self,
+        rows: Tensor,
+        counts: Tensor,
+        keys: Tensor,
+        fanouts: Tensor,
+        flags: Tensor,
+        weight: Tensor,
+        trees: Tensor,
+        time: Tensor,
+    ) -> Message:
+        """The number of edges drawn for each row, their senders, of several types their types, and their places.
 
-    def _draw(self, nodes: Tensor, counts: Tensor, keys: Tensor, settings: Tensor, weight: Tensor) -> Message:
-        """The number of edges drawn for each node, their senders, and where there are edge arrays, their places."""
-        (fanout, replace), words = settings.tolist(), keys.repeat_interleave(counts)
-        name, local = name_of(weight) or None, nodes.to(torch.int64)
-        rule = Rule(weights_of(self._rows, name, draws=fanout >= 0), bool(replace))
-        degrees = self._degrees(local)
-        is_whole = torch.full_like(degrees, fanout < 0, dtype=torch.bool)
-        is_whole |= (degrees == 0) if rule.replace else (degrees <= fanout)
-        drawn = torch.where(is_whole, degrees, fanout)
-        longest = int(degrees.max()) if len(degrees) else 0
-        positions = np.empty(int(drawn.sum()), np.int64)
-        senders = self._rows.indices.new_empty(len(positions))
-        draw_rows(
-            self._rows.indptr.numpy(),
-            self._rows.indices.numpy(),
-            local.numpy(),
-            (local + self._shard.first_node).numpy(),
-            words.numpy().view(np.uint64),
-            fanout,
-            rule,
-            longest,
-            (drawn.cumsum(0) - drawn).numpy(),
-            positions,
-            senders.numpy(),
-        )
-        places = [narrow(torch.from_numpy(positions), self._rows.num_edges)] if self._rows.edge_arrays else []
-        return [narrow(drawn, longest if fanout < 0 else fanout), senders, *places]
+        These are sent where some edges have arrays; they are 0 for an edge whose type has none.
+        """
+        local, (replace, latest) = rows.to(torch.int64), map(bool, flags)
+        groups, words = torch.arange(len(counts)).repeat_interleave(counts), keys.numpy().view(np.uint64)
+        of_batch, seeds, after, upto = trees.numpy()
+        order, name = NO_ORDER, name_of(weight) or None
+        if len(time):  # what a tree draws does not depend on the other trees of its batch
+            words, order = first_words(words[of_batch], seeds[:, None]), self._orders[name_of(time)]
+        rule = Rule(weights_of(self._rows, name, draws=bool((fanouts >= 0).any())), replace)
+        nodes = self._types.to_whole(self._shard.index, local)
+        given = local.numpy(), nodes.numpy(), groups.numpy(), words, fanouts.numpy()
+        drawn = draw_from_rows(self._rows, Asked(*given, rule, latest, after, upto, order))
+        kinds = [] if self._rows.types is None or len(fanouts) == 1 else [self._rows.types.edge_type[drawn.positions]]
+        places = [self._places(drawn.positions, *kinds)] if self._with_arrays else []
+        most = int(drawn.counts.max()) if len(drawn.counts) else 0
+        return [narrow(drawn.counts, most), drawn.senders, *kinds, *places]
+
+    def _places(self, positions: Tensor, kinds: Tensor | None = None) -> Tensor:
+        """Where edges stand among those of their types; 0 where a type has no arrays."""
+        if kinds is None:
+            return narrow(positions, self._rows.num_edges)
+        places = torch.zeros_like(positions)
+        for number in self._with_arrays:
+            is_of = kinds == number
+            places[is_of] = places_of(self._rows, number, positions[is_of])
+        return narrow(places, int(self._types.edges.diff()[:, self._shard.index].max()))
 
     def _whole_rows(self, nodes: Tensor, weight: Tensor) -> Message:
         """The degrees, the senders and weights of all edges, and where rows begin; the last two where there are any."""
         local, name = nodes.to(torch.int64), name_of(weight) or None
-        degrees, at = self._degrees(local), edge_positions(self._rows.indptr, local)
+        degrees, at = self._lengths(local), edge_positions(self._rows.indptr, local)
         found = [narrow(degrees, int(degrees.max()) if len(degrees) else 0), self._rows.indices[at]]
         if name is not None:
             found.append(torch.from_numpy(edge_weights(self._rows, name))[at])
-        if self._rows.edge_arrays:
+        if self._with_arrays:
             found.append(narrow(self._rows.indptr[local], self._rows.num_edges))
         return found
 
-    def _nodes(self, nodes: Tensor) -> Message:
-        return gathered(self._rows.node_arrays, nodes, self._pool)
+    def _degrees(self, rows: Tensor) -> Message:
+        return [self._lengths(rows.to(torch.int64))]
 
-    def _edges(self, edges: Tensor) -> Message:
-        return gathered(self._rows.edge_arrays, edges, self._pool)
+    def _nodes(self, places: Tensor, number: Tensor) -> Message:
+        """The rows of the arrays of a node type, by their places in it."""
+        return gathered(arrays_of_nodes(self._rows, int(number)), places, self._pool)
 
-    def _linked(self, *question: Tensor) -> Message:
-        return linked(self._rows, *question)
+    def _edges(self, places: Tensor, number: Tensor) -> Message:
+        return gathered(arrays_of_edges(self._rows, int(number)), places, self._pool)
 
-    def _degrees(self, local: Tensor) -> Tensor:
-        """Return the lengths of own rows; refuse rows that reach beyond the shard, where compiled loops would read."""
+    def _linked(self, receivers: Tensor, senders: Tensor, edge_type: Tensor) -> Message:
+        """A bool for each pair of nodes: whether the second sends to the first."""
+        return [has_edges(self._rows, _pairs(senders, receivers), *edge_type.tolist())]
+
+    def _happened(self, receivers: Tensor, senders: Tensor, times: Tensor, edge_type: Tensor, name: Tensor) -> Message:
+        """A bool for each pair of nodes: whether the second sent something to the first at the time."""
+        order = self._orders[name_of(name)]
+        return [have_happened(self._rows, order, _pairs(senders, receivers), times, *edge_type.tolist())]
+
+    def _times_of_nodes(self, places: Tensor, number: Tensor, name: Tensor) -> Message:
+        """The times of some nodes of a type, by their places in it."""
+        return [arrays_of_nodes(self._rows, int(number))[name_of(name)][places.to(torch.int64)]]
+
+    def _times_of_edges(self, places: Tensor, number: Tensor, name: Tensor) -> Message:
+        return [arrays_of_edges(self._rows, int(number))[name_of(name)][places.to(torch.int64)]]
+
+    def _lengths(self, local: Tensor) -> Tensor:
+        """Return the lengths of own rows; refuse rows that reach beyond the shard."""
         rows = self._rows
         first, last = rows.indptr[local], rows.indptr[local + 1]
         if bool(((first < 0) | (last < first) | (last > rows.num_edges)).any()):
@@ -126,41 +153,5 @@ class Owner:
         return last - first
 
 
-def draw_of(
-    nodes: Tensor, batches: Tensor, keys: Tensor, fanout: int, replace: bool, weight: str | None, most: int
-) -> Message:
-    """The question for neighbours of some nodes.
-
-    Args:
-        nodes: Their places in the owner's shard.
-        batches: The number of the batch that each is for, in increasing order.
-        keys: The random key of each batch.
-        fanout: Neighbours to draw; -1 takes all.
-        replace: Whether an edge may be drawn more than once.
-        weight: The name of the edge array that says how likely an edge is, or None.
-        most: How many nodes the shard has.
-    """
-    counts = torch.bincount(batches, minlength=len(keys))
-    return [narrow(nodes, most), counts, keys, torch.tensor([fanout, int(replace)]), letters_of(weight)]
-
-
-def rows_of(nodes: Tensor, weight: str | None, most: int) -> Message:
-    """The question for all edges of some nodes, by their places in the owner's shard."""
-    return [narrow(nodes, most), letters_of(weight)]
-
-
-def linked_of(senders: Tensor, receivers: Tensor, edge_type: int | None, most: int) -> Message:
-    """The question which of some pairs of nodes are edges.
-
-    Args:
-        senders: Their ids in the whole graph.
-        receivers: Their places in the owner's shard.
-        edge_type: Of a typed graph the number of the one type to look at.
-        most: How many nodes the shard has.
-    """
-    return [narrow(receivers, most), senders, torch.tensor([] if edge_type is None else [edge_type])]
-
-
-def linked(rows: Graph, receivers: Tensor, senders: Tensor, edge_type: Tensor) -> Message:
-    """The answer to :func:`linked_of`: a bool for each pair."""
-    return [has_edges(rows, torch.stack([senders.to(torch.int64), receivers.to(torch.int64)]), *edge_type.tolist())]
+def _pairs(senders: Tensor, receivers: Tensor) -> Tensor:
+    return torch.stack([senders.to(torch.int64), receivers.to(torch.int64)])

@@ -13,7 +13,6 @@ from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.part_reader import PartRows, RowReading, induced, joined
 from lightning_gnn_dist.graph.graph import Graph, checked_graph
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
-from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 from lightning_gnn_dist.sharded.typed.part import read_typed_part
 
 
@@ -28,7 +27,7 @@ def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None
         coverage: Writes each node's weight to ``node_arrays["coverage"]``. With None there are no weights.
         seed: Decides everything random.
     """
-    if isinstance(graph, TypedShardedGraph):
+    if graph.shard.bounds.types is not None:
         return read_typed_part(graph, boundary, coverage, seed)
     own, first = graph.shard.rows, graph.shard.first_node
     residents, counted = torch.arange(first, first + own.num_nodes), _without_ids(own)
@@ -65,7 +64,7 @@ class _ShardRows(RowReading):
         rows, edges = self._graph.answered(self._graph.rows(nodes, weight=None)), dict[str, Tensor]()
         if self._graph.has_edge_arrays:
             ids = rows.edge_ids(torch.arange(rows.senders.numel()))
-            edges = self._graph.answered(self._graph.fetch_edges(ids))
+            edges = self._graph.answered(self._graph.of_edges[0].fetch(ids))
         return PartRows(rows.starts, rows.senders, edges)
 
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.row_cache import RowCache, Rows
 from lightning_gnn_dist.batches.ahead.turns import Result, Steps, answered
-from lightning_gnn_dist.batches.pool import BufferPool, Pool
+from lightning_gnn_dist.batches.pool import BufferPool
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.layer_kernels import add_column_norms
 from lightning_gnn_dist.engine.row_kernels import put_rows
@@ -26,29 +26,25 @@ from lightning_gnn_dist.engine.temporal.order import TimeOrder
 from lightning_gnn_dist.engine.weights import NONE, edge_weights
 from lightning_gnn_dist.graph.rows import bytes_per_row, take_rows
 from lightning_gnn_dist.prepare.shard import Shard
-from lightning_gnn_dist.sharded.messages import DRAW, EDGES, LINKED, NODES, ROWS, Answers, Message, narrow
-from lightning_gnn_dist.sharded.owner import Owner, draw_of, linked_of, rows_of
+from lightning_gnn_dist.sharded.messages import (
+    DEGREES,
+    EDGES,
+    LINKED,
+    NODES,
+    ROWS,
+    Message,
+    arrays_of_edges,
+    arrays_of_nodes,
+    letters_of,
+    narrow,
+)
+from lightning_gnn_dist.sharded.owner import Owner
 from lightning_gnn_dist.sharded.questions import Question, answer_of, ask_owners
-from lightning_gnn_dist.sharded.tables import Table
+from lightning_gnn_dist.sharded.tables import Caches, Table
 from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel
 
 _BYTES_OF_A_ROUND = 1 << 26
-AnyDrawn = TypeVar("AnyDrawn", bound=Any)  # a NamedTuple that begins with counts
-
-
-class Drawn(NamedTuple):
-    """The edges drawn for some nodes.
-
-    Attributes:
-        counts: The number of edges drawn for each node, int64.
-        senders: The senders of these edges, node after node, by their ids in the whole graph.
-        edge_ids: The edges' ids in the whole graph; None if it has no edge arrays.
-    """
-
-    counts: Tensor
-    senders: Tensor
-    edge_ids: Tensor | None
 
 
 class FetchedRows(NamedTuple):
@@ -113,8 +109,11 @@ class ShardedGraph:
         cache_bytes: Memory for rows of other ranks that coming bulks need again.
 
     Attributes:
+        types: Which rank owns which ids of each type; a graph without types counts as one of one type.
         orders: The shard's edges in the order of times, by the names of times.
-        cache: Holds such rows.
+        of_nodes: The arrays of each node type.
+        of_edges: Those of each edge type that has some, by its number. None of their rows is held.
+        cache: What is held of the rows of others.
         making: Held by the thread that makes a bulk from the cache.
     """
 
@@ -125,14 +124,15 @@ class ShardedGraph:
                 f"{shard.index} of {shard.bounds.num_shards}: divide the graph into as many shards as ranks hold it "
                 "together."
             )
-        self.shard, self.channel = shard, channel
+        self.shard, self.channel, self.types = shard, channel, shard.bounds.of_types
         self.orders: dict[str, TimeOrder] = {}
         pool = BufferPool(2 * channel.size)  # for rows on their way, so that the system need not clear new memory
-        self._owner = self._new_owner(pool)
+        self._owner = Owner(shard, pool, self.orders)
         self._asking = Asking(channel, partial(answer_of, self._owner), pool.take)
         self._splits: dict[str, Tensor] = {}
         self._norms: dict[str | None, Tensor] = {}
-        self.cache, self.making = self._new_cache(cache_bytes), Lock()
+        self.of_nodes, self.of_edges = self._tables_of_nodes(cache_bytes), self._tables_of_edges()
+        self.cache, self.making = Caches([table.cache for table in self.of_nodes]), Lock()
 
     @property
     def num_nodes(self) -> int:
@@ -140,7 +140,7 @@ class ShardedGraph:
 
     @property
     def has_edge_arrays(self) -> bool:
-        return bool(self.shard.rows.edge_arrays)
+        return bool(self.of_edges)
 
     def split(self, name: str) -> Tensor:
         """Return the ids of all nodes of the whole graph that ``<name>_mask`` marks, increasing. Collective."""
@@ -174,8 +174,8 @@ class ShardedGraph:
             nodes: The nodes, in increasing order of their ids in the whole graph.
             weight: The name of the edge array that weighs edges, or None.
         """
-        questions = [rows_of(local, weight, most) for local, most in self._local(nodes, self.shard.bounds.nodes)]
-        (answers,) = yield [Question(ROWS, questions)]
+        local = self._local(nodes, self.shard.bounds.nodes)
+        (answers,) = yield [Question(ROWS, [[narrow(some, most), letters_of(weight)] for some, most in local])]
         counts, senders = (torch.cat([answer[i] for answer in answers]) for i in (0, 1))
         weights = None if weight is None else torch.cat([answer[2] for answer in answers])
         firsts = None
@@ -208,48 +208,11 @@ class ShardedGraph:
             self._norms[weight] = norms
         return self._norms[weight]
 
-    def draw(
-        self, nodes: Tensor, batches: Tensor, keys: Tensor, fanout: int, *, replace: bool, weight: str | None = None
-    ) -> Steps[Drawn]:
-        """Let the ranks that own the rows draw neighbours of some nodes.
-
-        Args:
-            nodes: The nodes, by their ids in the whole graph.
-            batches: The number of the batch that each node is for, in increasing order.
-            keys: The random key of this hop in each batch.
-            fanout: Neighbours to draw; -1 takes all.
-            replace: Whether an edge may be drawn more than once.
-            weight: The name of the edge array that says how likely an edge is. With None all are equally likely.
-        """
-        bounds = self.shard.bounds.nodes
-        route = self._route(nodes, bounds)
-        local = zip(route.pieces(nodes), route.pieces(batches), bounds.tolist(), bounds.diff().tolist(), strict=False)
-        questions = [draw_of(ids - low, of, keys, fanout, replace, weight, most) for ids, of, low, most in local]
-        (answers,) = yield [Question(DRAW, questions)]
-        (counts, senders, join), edge_ids = self.in_order(route, answers), None
-        if self.has_edge_arrays:
-            begins = self.shard.bounds.edges.tolist()
-            edge_ids = join([answer[2].to(torch.int64) + begin for answer, begin in zip(answers, begins, strict=False)])
-        return Drawn(counts, senders, edge_ids)
-
-    @cached_property
-    def nodes(self) -> Table:
-        """The arrays of nodes."""
-        rows = self.shard.rows
-        return Table(rows.node_arrays, self.shard.first_node, rows.num_nodes, self.cache, self._fetch_nodes)
-
-    @cached_property
-    def edges(self) -> Table:
-        """The arrays of edges, of which none is held."""
-        rows = self.shard.rows
-        nothing_held = RowCache(rows.edge_arrays, 0)
-        return Table(rows.edge_arrays, self.shard.first_edge, rows.num_edges, nothing_held, self.fetch_edges)
-
-    def fetch_edges(self, ids: Tensor) -> Steps[Rows]:
-        """Return the rows of every edge array, by name, for some edge ids, which are increasing."""
-        if not self.shard.rows.edge_arrays:  # then nobody may have counted the edges of shards
-            return {}
-        return (yield from self._fetched(EDGES, ids, self.shard.bounds.edges, self.shard.rows.edge_arrays))
+    def degrees(self, nodes: Tensor) -> Steps[Tensor]:
+        """Return the in-degrees of some nodes, in their order."""
+        route, questions = self.to_owners(nodes)
+        (answers,) = yield [Question(DEGREES, questions)]
+        return route.restore([answer[0] for answer in answers])
 
     def extended(self, arrays: dict[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
         """Return arrays of the own nodes in RAM, each with the rows of some other nodes below. Collective.
@@ -265,12 +228,9 @@ class ShardedGraph:
         rounds = -(-int(counts.max()) * bytes_per_row(arrays) // _BYTES_OF_A_ROUND)
         for start in range(rounds):
             at = slice(start, None, rounds)
-            for name, rows in self._ask(ids[at].contiguous(), self.shard.bounds.nodes, arrays).items():
+            for name, rows in self._ask(ids[at].contiguous(), arrays).items():
                 full[name][num_own:][at] = rows
         return full
-
-    def _fetch_nodes(self, ids: Tensor) -> Steps[Rows]:
-        return self._fetched(NODES, ids, self.shard.bounds.nodes, self.shard.rows.node_arrays)
 
     def _fetched(self, kind: int, ids: Tensor, bounds: Tensor, arrays: Rows, *more: Tensor) -> Steps[Rows]:
         """Return the rows of each array for increasing ids; the question goes on with ``more``."""
@@ -286,13 +246,23 @@ class ShardedGraph:
             (some - low, most) for some, low, most in zip(pieces, bounds.tolist(), bounds.diff().tolist(), strict=False)
         ]
 
-    def _ask(self, ids: Tensor, bounds: Tensor, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _ask(self, ids: Tensor, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """Send each id to its owner, and return the rows of each array that owners answer with. Collective."""
-        route = self._route(ids, bounds)
-        first = int(bounds[self.shard.index])
-        asked = [piece - first for piece in self.channel.exchange(route.pieces(ids))]
+        owners, rows_there = self.types.owners(ids)
+        route = Route(owners, self.channel.size)
+        asked = self.channel.exchange(route.pieces(rows_there))
         answers = {name: [take_rows(array, rows) for rows in asked] for name, array in sorted(arrays.items())}
         return {name: route.restore(self.channel.exchange(rows, route.sizes)) for name, rows in answers.items()}
+
+    def to_owners(self, nodes: Tensor, *columns: Tensor) -> tuple[Route, list[Message]]:
+        """Divide some nodes, and a number or more that goes with each, among their owners: a question for each.
+
+        A question begins with the nodes as rows of the owner's shard.
+        """
+        owners, rows = self.types.owners(nodes)
+        route, sizes = Route(owners, self.channel.size), self.shard.bounds.nodes.diff().tolist()
+        local = [narrow(some, most) for some, most in zip(route.pieces(rows), sizes, strict=True)]
+        return route, [list(of_rank) for of_rank in zip(local, *map(route.pieces, columns), strict=True)]
 
     def in_order(self, route: Route, answers: list[Message]) -> tuple[Tensor, Tensor, Callable[[list[Tensor]], Tensor]]:
         """Bring what owners have drawn into the order of the request.
@@ -303,9 +273,6 @@ class ShardedGraph:
         counts = route.restore(lengths)
         join = partial(route.joined, lengths, starts=counts.cumsum(0) - counts)
         return counts, self._checked(join([answer[1] for answer in answers])), join
-
-    def _route(self, ids: Tensor, bounds: Tensor) -> Route:
-        return Route(torch.searchsorted(bounds, ids, right=True) - 1, self.channel.size)
 
     def _checked(self, senders: Tensor) -> Tensor:
         """Return senders that ranks sent; refuse ids outside the graph, which would index beyond a table."""
@@ -322,30 +289,48 @@ class ShardedGraph:
 
         Of a typed graph ``edge_type`` is the number of the one type to look at.
         """
-        owners, rows = self.owners(edges[1].contiguous())
-        route, sizes = Route(owners, self.channel.size), self.shard.bounds.nodes.diff().tolist()
-        senders = edges[0].to(self.shard.rows.indices.dtype)
-        pieces = zip(route.pieces(senders), route.pieces(rows), sizes, strict=True)
-        (answers,) = yield [Question(LINKED, [linked_of(some, to, edge_type, most) for some, to, most in pieces])]
+        kind, senders = (
+            torch.tensor([] if edge_type is None else [edge_type]),
+            edges[0].to(self.shard.rows.indices.dtype),
+        )
+        route, questions = self.to_owners(edges[1].contiguous(), senders)
+        (answers,) = yield [Question(LINKED, [[*question, kind] for question in questions])]
         return route.restore([answer[0] for answer in answers])
-
-    def owners(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rank that has each node, and its row there."""
-        owners = torch.searchsorted(self.shard.bounds.nodes, ids, right=True) - 1
-        return owners, ids - self.shard.bounds.nodes[owners]
 
     def ids_of_own(self, rows: Tensor) -> Tensor:
         """Return the ids in the whole graph of some rows of the own shard."""
-        return rows + self.shard.first_node
+        return self.types.to_whole(self.shard.index, rows)
 
-    def _new_owner(self, pool: Pool) -> Answers:
-        return Owner(self.shard, pool, self.orders)
+    def _tables_of_nodes(self, cache_bytes: int) -> list[Table]:
+        """Each type's cache has the share of its rows in the bytes of all rows of others."""
+        arrays = [dict(arrays_of_nodes(self.shard.rows, number)) for number in range(len(self.types.node_types))]
+        others = self.types.nodes[:, -1] - self.types.nodes.diff()[:, self.shard.index]
+        sizes = [int(count) * bytes_per_row(own) for count, own in zip(others, arrays, strict=True)]
+        of_types = zip(arrays, self.types.nodes, self.types.offsets, sizes, strict=False)
+        return [
+            self._table(NODES, number, own, bounds, cache_bytes * size // max(1, sum(sizes)), offset)
+            for number, (own, bounds, offset, size) in enumerate(of_types)
+        ]
 
-    def _new_cache(self, num_bytes: int) -> RowCache:
-        arrays = self.shard.rows.node_arrays
-        num_rows = num_bytes // max(1, bytes_per_row(arrays))
-        most = self.num_nodes - self.shard.rows.num_nodes
-        return RowCache(arrays, min(num_rows, most), self._count_edges_from)
+    def _tables_of_edges(self) -> dict[int, Table]:
+        """Where no edge has arrays, nobody may have counted the edges of shards."""
+        arrays = [dict(arrays_of_edges(self.shard.rows, number)) for number in range(len(self.types.edge_types))]
+        return {
+            number: self._table(EDGES, number, own, self.types.edges[number])
+            for number, own in enumerate(arrays)
+            if own
+        }
+
+    def _table(
+        self, kind: int, number: int, own: Rows, bounds: Tensor, cache_bytes: int = 0, first_node: int = 0
+    ) -> Table:
+        first, end = bounds[self.shard.index : self.shard.index + 2].tolist()
+        most = min(cache_bytes // max(1, bytes_per_row(own)), int(bounds[-1]) - (end - first))
+        cache, of_type = (
+            RowCache(own, most, lambda ids: self._count_edges_from(ids + first_node)),
+            torch.tensor([number]),
+        )
+        return Table(own, first, end - first, cache, lambda ids: self._fetched(kind, ids, bounds, own, of_type))
 
     def _count_edges_from(self, ids: Tensor) -> Tensor:
         """Return how many edges of the shard come from each of some nodes that others own."""
@@ -358,15 +343,6 @@ class ShardedGraph:
         """The shard's senders, increasing, and how many edges come from each: found when they are first needed."""
         senders, counts = self.shard.rows.indices.unique(return_counts=True)
         return senders.to(torch.int64), counts
-
-
-def divided(drawn: AnyDrawn, sizes: list[int]) -> list[AnyDrawn]:
-    """Return what was drawn for each batch, given how many nodes it asked for: the counts, and numbers of each edge."""
-    counts, *columns = drawn
-    parts = counts.split(sizes)
-    lengths, make = [int(some.sum()) for some in parts], type(drawn)
-    split = [[None] * len(sizes) if column is None else column.split(lengths) for column in columns]
-    return [make(*found) for found in zip(parts, *split, strict=True)]
 
 
 def union(vectors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:

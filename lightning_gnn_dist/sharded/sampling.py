@@ -8,27 +8,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.ahead.turns import Steps, together
 from lightning_gnn_dist.batches.batch import LABELS, Arrays, PoolOf, assemble
+from lightning_gnn_dist.batches.hetero import TypedArrays, assemble_typed
 from lightning_gnn_dist.batches.pool import Widen, gather_joined
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.engine.torch_rng import keys_of
+from lightning_gnn_dist.engine.typed.apart import Apart, by_types, of_one_type
 from lightning_gnn_dist.prepare.typed_bounds import TypedBounds
 from lightning_gnn_dist.sampling.fastgcn import FastGCNSampler
 from lightning_gnn_dist.sampling.ladies import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
+from lightning_gnn_dist.sharded.draws import How, Names, draw_hops
 from lightning_gnn_dist.sharded.growing import GrowingBatch
 from lightning_gnn_dist.sharded.layer_sampling import LayerWise, sample_layer_wise
-from lightning_gnn_dist.sharded.remote_graph import ShardedGraph, divided
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.tables import Found, Sought
 from lightning_gnn_dist.sharded.temporal.sampling import sample_timed
-from lightning_gnn_dist.sharded.typed import batches as typed
-from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 
 ShardedSampler = NeighborSampler | TemporalSampler | LayerWise
 
@@ -48,85 +50,82 @@ class Bulk(NamedTuple):
 
     Attributes:
         samples: What was drawn, for each batch.
-        nodes: The rows that all of them need.
+        apart: The same by types; a graph without types counts as one of one type.
+        nodes: The rows of each node type that all of them need.
     """
 
     samples: list[Sample]
-    nodes: Sought
-
-
-AnyBulk = Bulk | typed.TypedBulk
+    apart: list[Apart]
+    nodes: list[Sought]
 
 
 def begin(
     graph: ShardedGraph, sampler: ShardedSampler | EdgeSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
-) -> Steps[AnyBulk]:
+) -> Steps[Bulk]:
     """Draw the batches of a bulk: one turn a hop, and those before that the seeds take if these are edges."""
     if isinstance(sampler, EdgeSampler):
         samples = yield from sampler.sample_across(graph, seeds, keys)
     else:
         samples = yield from sample_bulk(graph, sampler, seeds, keys)
-    if isinstance(graph, TypedShardedGraph):
-        return typed.bulk_of_types(graph, samples)
-    return Bulk(samples, graph.nodes.seek(torch.cat([sample.nodes for sample in samples])))
+    apart = [_apart(graph, sample) for sample in samples]
+    nodes = [
+        table.seek(torch.cat([of_batch.nodes[number] for of_batch in apart]))
+        for number, table in enumerate(graph.of_nodes)
+    ]
+    return Bulk(samples, apart, nodes)
 
 
 def finish(
     graph: ShardedGraph,
-    bulk: AnyBulk,
-    coming: Sequence[AnyBulk] = (),
+    bulk: Bulk,
+    coming: Sequence[Bulk] = (),
     pool_of: PoolOf = lambda _: None,
     *,
     widen: Widen = True,
     all_labels: bool = True,
 ) -> Steps[list[Any]]:
-    """Return the batches of a bulk with their arrays, in one turn. The next bulks say what will be needed again."""
-    if isinstance(graph, TypedShardedGraph):
-        drawn: Any = bulk
-        others: Any = coming
-        return (yield from typed.finish_typed(graph, drawn, others, pool_of, widen=widen, all_labels=all_labels))
-    assert isinstance(bulk, Bulk)
-    samples = bulk.samples
-    ids = [sample.nodes[:0] if sample.edge_ids is None else sample.edge_ids for sample in samples]
-    rows_of_nodes = graph.nodes.find(bulk.nodes, [other.nodes.distinct for other in coming if isinstance(other, Bulk)])
-    nodes, edges = yield from together([rows_of_nodes, graph.edges.find(graph.edges.seek(torch.cat(ids)))])
-    at_node = nodes.places.split([len(sample.nodes) for sample in samples])
-    at_edge = edges.places.split(list(map(len, ids)))
-    made: list[Any] = []
-    for sample, rows, positions in zip(samples, at_node, at_edge, strict=True):
-        labelled = {} if all_labels else {LABELS: rows[: sample.num_sampled_nodes[0]]}
-        of_nodes = {name: _rows(nodes, name, labelled.get(name, rows), pool_of) for name in nodes.own}
-        of_edges = {name: _rows(edges, name, positions, pool_of) for name in edges.own}
-        made.append(assemble(Arrays(of_nodes, of_edges, are_gathered=True), sample, widen=widen))
+    """Return the batches of a bulk with their arrays, in one turn. The next bulks say what will be needed again.
+
+    The owners are asked for the rows of all types at once.
+    """
+    nodes, edges = yield from together([together(_nodes(graph, bulk, coming)), together(_edges(graph, bulk))])
+    at_node = [
+        found.places.split([len(apart.nodes[number]) for apart in bulk.apart]) for number, found in enumerate(nodes)
+    ]
+    of_edges = {
+        number: (found, found.places.split([len(apart.rows[number].edge_ids) for apart in bulk.apart]))
+        for number, found in zip(graph.of_edges, edges, strict=True)
+    }
+    made = []
+    for batch, (sample, apart) in enumerate(zip(bulk.samples, bulk.apart, strict=True)):
+        node_rows = [
+            _rows(nodes[i], kind, at_node[i][batch], pool_of, None if all_labels else apart.num_sampled[i][0])
+            for i, kind in enumerate(graph.types.node_types)
+        ]
+        edge_rows = [
+            _rows(of_edges[i][0], kind, of_edges[i][1][batch], pool_of) if i in of_edges else {}
+            for i, kind in enumerate(graph.types.edge_types)
+        ]
+        made.append(_batch(graph, sample, apart, node_rows, edge_rows, widen, all_labels))
     return made
-
-
-def _rows(found: Found, name: str, places: Tensor, pool_of: PoolOf) -> Tensor:
-    return gather_joined(found.own[name], found.held[name], found.fetched[name], places, pool_of(name))
 
 
 def sample_bulk(
     graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
 ) -> Steps[list[Sample]]:
-    """Draw what ``sampler`` draws from the whole graph, one sample for each batch."""
-    if isinstance(graph, TypedShardedGraph):
-        return (yield from typed.sample_typed(graph, _of_types(sampler), seeds, keys))
-    if isinstance(sampler, LayerWise):
+    """Draw what ``sampler`` draws from the whole graph, one sample for each batch.
+
+    The samples' ``edge_ids`` count in the edges' types.
+    """
+    if isinstance(sampler, LadiesSampler | FastGCNSampler):
         return (yield from sample_layer_wise(graph, sampler, seeds, keys))
     if isinstance(sampler, TemporalSampler):
         return (yield from sample_timed(graph, sampler, seeds, keys))
-    assert isinstance(sampler, NeighborSampler)
+    fanouts = torch.from_numpy(sampler.of_types(graph.shard.bounds.types))  # (hops, types)
+    words = np.stack([typed_keys(*key, *fanouts.shape).view(np.int64) for key in keys])
     growing = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
-    for hop, fanout in enumerate(sampler.per_hop):
-        frontiers = [batch.frontier for batch in growing]
-        sizes = list(map(len, frontiers))
-        batch_of = torch.arange(len(growing)).repeat_interleave(torch.tensor(sizes))
-        words = keys_of(keys, hop, batch_of.device)
-        drawn = yield from graph.draw(
-            torch.cat(frontiers), batch_of, words, fanout, replace=sampler.replace, weight=sampler.weight
-        )
-        for batch, own in zip(growing, divided(drawn, sizes), strict=True):
-            batch.join(own.senders, own.counts, own.edge_ids)
+    how = How(sampler.replace, sampler.weight)
+    yield from draw_hops(graph, growing, Names.of_nodes(len(growing)), fanouts, torch.from_numpy(words), how)
     return [batch.sample() for batch in growing]
 
 
@@ -143,7 +142,7 @@ def check_sampler(sampler: object, types: TypedBounds | None = None) -> ShardedS
     )
 
 
-def _of_types(sampler: object, types: TypedBounds | None = None) -> typed.TypedSampler:
+def _of_types(sampler: object, types: TypedBounds | None = None) -> NeighborSampler | TemporalSampler:
     """Return the sampler of a typed graph."""
     if not isinstance(sampler, NeighborSampler | TemporalSampler):
         raise ValueError(
@@ -153,3 +152,61 @@ def _of_types(sampler: object, types: TypedBounds | None = None) -> typed.TypedS
     if types is not None:
         sampler.of_types(types)  # refuses numbers of other types
     return sampler
+
+
+def _apart(graph: ShardedGraph, sample: Sample) -> Apart:
+    """Return what was drawn for a batch by types."""
+    if graph.shard.bounds.types is None:
+        return of_one_type(sample)
+    apart = by_types(graph.types, sample)
+    if apart is None:
+        raise ValueError(
+            "A rank has an edge whose ends are of other types than its type says: its shard was changed after it was "
+            "opened. Copy the shards again."
+        )
+    return apart
+
+
+def _nodes(graph: ShardedGraph, bulk: Bulk, coming: Sequence[Bulk]) -> list[Steps[Found]]:
+    """Fetch the rows of each node type."""
+    return [
+        table.find(wanted, [other.nodes[number].distinct for other in coming])
+        for number, (table, wanted) in enumerate(zip(graph.of_nodes, bulk.nodes, strict=True))
+    ]
+
+
+def _edges(graph: ShardedGraph, bulk: Bulk) -> list[Steps[Found]]:
+    """Fetch the rows of each edge type that has arrays."""
+    return [
+        table.find(table.seek(torch.cat([apart.rows[number].edge_ids for apart in bulk.apart])))
+        for number, table in graph.of_edges.items()
+    ]
+
+
+def _rows(
+    found: Found, kind: object, places: Tensor, pool_of: PoolOf, num_labels: int | None = None
+) -> dict[str, Tensor]:
+    """Gather the rows of a batch of all arrays of a type: of labels the first ones."""
+    rows = {}
+    for name in found.own:
+        at = places[:num_labels] if name == LABELS else places
+        pool = pool_of(f"{kind} {name}")
+        rows[name] = gather_joined(found.own[name], found.held[name], found.fetched[name], at, pool)
+    return rows
+
+
+def _batch(
+    graph: ShardedGraph,
+    sample: Sample,
+    apart: Apart,
+    nodes: list[dict[str, Tensor]],
+    edges: list[dict[str, Tensor]],
+    widen: Widen,
+    all_labels: bool,
+) -> Any:
+    """Return a batch of its arrays, of each node type and edge type."""
+    if graph.shard.bounds.types is None:
+        return assemble(Arrays(nodes[0], edges[0], are_gathered=True), sample, widen=widen)
+    types = graph.types
+    of_types = dict(zip(types.node_types, nodes, strict=True)), dict(zip(types.edge_types, edges, strict=True))
+    return assemble_typed(TypedArrays(types, apart, *of_types), sample, widen=widen, all_labels=all_labels)

@@ -37,7 +37,6 @@ from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import EdgeSampler, check_sampler, sample_bulk
 from lightning_gnn_dist.sharded.source import ShardedSource
 from lightning_gnn_dist.sharded.typed.checks import check_typed_shards
-from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 from lightning_gnn_dist.wire.collectives import all_gather_rows
 
@@ -228,8 +227,7 @@ class ShardDataModule(ExchangingDataModule):
 
     def _opened(self, shard: Shard) -> ShardedGraph:
         """Return the whole graph across shards. Collective."""
-        make = ShardedGraph if self.bounds.types is None else TypedShardedGraph
-        return make(shard, open_channel(self.bounds.num_shards), cache_bytes=self.cache_bytes)
+        return ShardedGraph(shard, open_channel(self.bounds.num_shards), cache_bytes=self.cache_bytes)
 
     def _whole_graph(self) -> ShardedGraph:
         if self._graph is None:

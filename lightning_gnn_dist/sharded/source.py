@@ -19,7 +19,7 @@ from lightning_gnn_dist.sharded.messages import Message
 from lightning_gnn_dist.sharded.questions import Question
 from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import (
-    AnyBulk,
+    Bulk,
     EdgeSampler,
     ShardedSampler,
     begin,
@@ -29,7 +29,7 @@ from lightning_gnn_dist.sharded.sampling import (
 from lightning_gnn_dist.sharded.temporal.times import prepare_times
 
 
-class ShardedSource(AheadSource[AnyBulk]):
+class ShardedSource(AheadSource[Bulk]):
     """Makes the batches that a source of the whole graph would make.
 
     Rows of other ranks are asked for once for all nodes of a bulk, in the background where that is wished. Making a
@@ -68,10 +68,10 @@ class ShardedSource(AheadSource[AnyBulk]):
     def _ask(self, questions: list[Question]) -> list[list[Message]]:
         return self._graph.ask(questions)
 
-    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[AnyBulk]:
+    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[Bulk]:
         return begin(self._graph, self._sampler, seeds, keys)
 
-    def _fill(self, bulk: AnyBulk, coming: Sequence[AnyBulk]) -> Steps[list[SampledData]]:
+    def _fill(self, bulk: Bulk, coming: Sequence[Bulk]) -> Steps[list[SampledData]]:
         widen, all_labels = self._widen, self._loading.all_labels
         with self._graph.making:  # what the cache holds stays until the bulk has it
             made = finish(self._graph, bulk, coming, self._pool_of, widen=widen, all_labels=all_labels)

@@ -58,7 +58,7 @@ class Table:
     def __init__(
         self, own: Rows, first: int, num_own: int, cache: RowCache, fetch: Callable[[Tensor], Steps[Rows]]
     ) -> None:
-        self.own, self.cache, self._fetch = own, cache, fetch
+        self.own, self.cache, self.fetch = own, cache, fetch
         self._first, self._num_own = first, num_own
 
     def seek(self, ids: Tensor) -> Sought:
@@ -68,7 +68,7 @@ class Table:
     def find(self, wanted: Sought, coming: Sequence[Tensor] = ()) -> Steps[Found]:
         """Fetch the rows that others own, each once; ``coming`` are the ``distinct`` of what will be sought next."""
         at, missing = self.cache.look_up(wanted.distinct, coming)
-        fetched = yield from self._fetch(missing)
+        fetched = yield from self.fetch(missing)
         self.cache.offer(missing, fetched)
         wanted.places[wanted.is_other] = self._num_own + at[wanted.inverse]
         return Found(wanted.places, self.own, self.cache.rows, fetched)
@@ -77,8 +77,41 @@ class Table:
         """Return the rows of all arrays for some ids, in their order, past the cache."""
         wanted = self.seek(ids)
         wanted.places[wanted.is_other] = self._num_own + wanted.inverse
-        fetched = yield from self._fetch(wanted.distinct)
+        fetched = yield from self.fetch(wanted.distinct)
         return {name: gather_joined(own, own[:0], fetched[name], wanted.places) for name, own in self.own.items()}
+
+
+class Caches:
+    """The caches of all node types, as one."""
+
+    def __init__(self, caches: Sequence[RowCache]) -> None:
+        self._caches = caches
+
+    @property
+    def num_rows(self) -> int:
+        return sum(cache.num_rows for cache in self._caches)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows that they may hold."""
+        return sum(cache.num_bytes for cache in self._caches)
+
+    @property
+    def asked(self) -> int:
+        return sum(cache.asked for cache in self._caches)
+
+    @property
+    def hits(self) -> int:
+        return sum(cache.hits for cache in self._caches)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / max(1, self.asked)
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of the rows that were looked up and not held."""
+        return sum(cache.fetched_bytes for cache in self._caches)
 
 
 def sought_among(ids: Tensor, first: int, num_own: int) -> Sought:

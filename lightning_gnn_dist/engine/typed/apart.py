@@ -104,6 +104,14 @@ def by_types(types: TypeNames, sample: Sample) -> Apart | None:
     return Apart(nodes, num_nodes, torch.from_numpy(of_type), rows_of_types)
 
 
+def of_one_type(sample: Sample) -> Apart:
+    """Return the batch of a graph without types as one of one type."""
+    edge_ids = _NO_IDS if sample.edge_ids is None else sample.edge_ids
+    rows = Rows(sample.indptr, sample.indices, edge_ids, sample.num_sampled_edges)
+    kinds = torch.zeros(1, dtype=torch.int32).expand(len(sample.nodes))
+    return Apart([sample.nodes], [sample.num_sampled_nodes], kinds, [rows])
+
+
 def places_of(graph: Graph, number: int, positions: Tensor) -> Tensor:
     """Where edges of type ``number``, given by their positions in the graph, stand among all edges of that type."""
     types = graph.types

@@ -1,4 +1,4 @@
-"""Draws per edge type from rows of a shard, for ranks that ask: those of :mod:`typed.kernels`, :mod:`temporal.kernels`.
+"""Draws from rows of a shard, for ranks that ask: the same edges that the kernels of sampling draw for their nodes.
 
 rows -> how many edges each gives -> which ones, row after row and in each row type after type
 """
@@ -14,12 +14,23 @@ from torch import Tensor
 from lightning_gnn_dist.engine.compiling import compiled, inlined
 from lightning_gnn_dist.engine.hops import graph_is_damaged
 from lightning_gnn_dist.engine.intrinsics import prefetch
-from lightning_gnn_dist.engine.kernels import ROWS_AHEAD, ZERO, Array, Rule, draw_row, is_no_row, is_whole, take_row
+from lightning_gnn_dist.engine.kernels import (
+    BLOCK,
+    ROWS_AHEAD,
+    ZERO,
+    Array,
+    Rule,
+    draw_row,
+    is_no_row,
+    is_whole,
+    prefetch_row,
+    take_row,
+)
 from lightning_gnn_dist.engine.temporal.kernels import BEFORE_ALL, first_later
 from lightning_gnn_dist.engine.temporal.order import TimeOrder
 from lightning_gnn_dist.engine.typed.hops import edge_types_of
 from lightning_gnn_dist.engine.typed.kernels import end_of_piece, prefetch_types
-from lightning_gnn_dist.engine.weighted.draws import EVEN, aside_for
+from lightning_gnn_dist.engine.weighted.draws import aside_for
 from lightning_gnn_dist.graph.graph import Graph
 
 _U = np.uint64
@@ -31,101 +42,148 @@ class Asked(NamedTuple):
     Attributes:
         rows: Their numbers in the shard, int64.
         nodes: The ids of their nodes in the whole graph, int64.
-        batches: The number of the batch that each is for, int64.
-        keys: The key of each batch and edge type at this hop, uint64, shape (batches, types).
+        groups: The number of the batch, or of the tree by time, that each is for, int64.
+        keys: The key of each group and edge type at this hop, uint64, shape (groups, types).
         fanouts: Neighbours to draw of each edge type, int64; -1 takes all, 0 none.
-        replace: Whether an edge may be drawn more than once.
+        rule: How the neighbours of one type are drawn. Weights are for a graph of one type.
         latest: Whether the latest edges are drawn, instead of any.
-        after: Each batch sees events later than this, int64. Empty if there are no times.
+        after: Each group sees events later than this, int64. Empty if there are no times.
         upto: And no later than this.
         order: The edges by time; as :data:`NO_ORDER` if there are no times.
     """
 
     rows: Array
     nodes: Array
-    batches: Array
+    groups: Array
     keys: Array
     fanouts: Array
-    replace: bool
+    rule: Rule
     latest: bool
     after: Array
     upto: Array
     order: TimeOrder
 
 
+class Drawn(NamedTuple):
+    """The edges drawn for some rows, row after row.
+
+    Attributes:
+        counts: How many each row gives, int64.
+        positions: Their places in the shard, int64.
+        senders: Their senders, by ids in the whole graph.
+    """
+
+    counts: Tensor
+    positions: Tensor
+    senders: Tensor
+
+
 NO_ORDER = TimeOrder(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.bool_))
 
 
-def draw_of_types(graph: Graph, asked: Asked) -> tuple[Tensor, Tensor]:
-    """Return how many edges are drawn for each row, and their positions in ``graph.indices``.
-
-    A graph without types counts as one of one type.
-    """
+def draw_from_rows(graph: Graph, asked: Asked) -> Drawn:
+    """Draw edges of each type that leads to a row; a graph without types counts as one of one type."""
     kinds = np.empty(0, np.uint8) if graph.types is None else edge_types_of(graph.types)
     csr = graph.indptr.numpy(), graph.indices.numpy(), kinds
     counts = np.empty(len(asked.rows), np.int64)
-    if not _count(*csr, asked, counts):
+    longest = _count(*csr, asked, counts)
+    if longest < 0:
         raise graph_is_damaged(graph)
     starts = counts.cumsum() - counts
     positions = np.empty(int(counts.sum()), np.int64)
-    _draw(*csr, asked, Rule(EVEN, asked.replace), starts, positions)
-    return torch.from_numpy(counts), torch.from_numpy(positions)
+    senders = graph.indices.new_empty(len(positions))
+    _draw(*csr, asked, longest, starts, positions, senders.numpy())
+    return Drawn(torch.from_numpy(counts), torch.from_numpy(positions), senders)
 
 
 @compiled
-def _count(indptr: Array, indices: Array, edge_type: Array, asked: Asked, counts: Array) -> bool:
-    """Count the edges that each row gives; return whether all are rows of the graph, and of types that it has."""
+def _count(indptr: Array, indices: Array, edge_type: Array, asked: Asked, counts: Array) -> Any:
+    """Count the edges that each row gives; return the length of the longest row.
+
+    Or return -1, if one is no row of the graph, or has an edge of a type that is none.
+    """
+    longest: Any = ZERO
     for i in range(len(asked.rows)):
         prefetch(indptr, asked.rows[_U(min(i + ROWS_AHEAD, len(asked.rows) - 1))])
-        soon = _U(asked.rows[_U(min(i + ROWS_AHEAD // 2, len(asked.rows) - 1))])
-        prefetch_types(edge_type, indptr[soon], indptr[soon + _U(1)] - indptr[soon])
+        if len(edge_type):
+            soon = _U(asked.rows[_U(min(i + ROWS_AHEAD // 2, len(asked.rows) - 1))])
+            prefetch_types(edge_type, indptr[soon], indptr[soon + _U(1)] - indptr[soon])
         row = _U(asked.rows[_U(i)])
         first, last, total = indptr[row], indptr[row + _U(1)], ZERO
         if is_no_row(first, last, len(indices)):
-            return False
+            return -1
+        longest = max(longest, last - first)
         while first < last:
             kind, stop = ZERO, last
             if len(edge_type):
                 kind, stop = np.int64(edge_type[_U(first)]), end_of_piece(edge_type, first, last)
             if _U(kind) >= _U(len(asked.fanouts)):  # read as unsigned, a negative number is large
-                return False
+                return -1
             start, end = _seen(asked, i, kind, first, stop)
             fanout = asked.fanouts[_U(kind)]
-            total += end - start if is_whole(end - start, fanout, asked.replace) else fanout
+            total += end - start if is_whole(end - start, fanout, asked.rule.replace) else fanout
             first = stop
         counts[_U(i)] = total
-    return True
+    return longest
 
 
 @compiled
 def _draw(
-    indptr: Array, indices: Array, edge_type: Array, asked: Asked, rule: Rule, starts: Array, positions: Array
+    indptr: Array,
+    indices: Array,
+    edge_type: Array,
+    asked: Asked,
+    longest: int,
+    starts: Array,
+    positions: Array,
+    senders: Array,
 ) -> None:
-    """Write the positions of the edges that rows give, each row's from its place in ``starts`` on."""
-    aside: Any = aside_for(rule.weights, ZERO)  # edges of types have no weights
-    for i in range(len(asked.rows)):
-        row, node, out = _U(asked.rows[_U(i)]), asked.nodes[_U(i)], starts[_U(i)]
-        first, last, begin = indptr[row], indptr[row + _U(1)], out
-        while first < last:
-            kind, stop = ZERO, last
-            if len(edge_type):
-                kind, stop = np.int64(edge_type[_U(first)]), end_of_piece(edge_type, first, last)
-            start, end = _seen(asked, i, kind, first, stop)
-            fanout, degree = asked.fanouts[_U(kind)], end - start
-            if is_whole(degree, fanout, rule.replace):
-                take_row(indices, start, degree, positions, out)
-                out += degree
-            elif asked.latest:
-                take_row(indices, end - fanout, fanout, positions, out)
-                out += fanout
-            else:
-                key = asked.keys[_U(asked.batches[_U(i)]), _U(kind)]
-                draw_row(indices, start, degree, fanout, key, node, rule, aside, positions, out)
-                out += fanout
-            first = stop
-        if len(asked.order.places):
-            for edge in range(begin, out):
-                positions[_U(edge)] = indptr[row] + asked.order.places[_U(positions[_U(edge)])]
+    """Write which edges the rows give, each row's from its place in ``starts`` on.
+
+    What stands there is read a block of rows later: it was prefetched when it was drawn.
+    """
+    count, read, aside = len(asked.rows), 0, aside_for(asked.rule.weights, longest)
+    for low in range(0, count + BLOCK, BLOCK):
+        for i in range(low + BLOCK, min(low + 2 * BLOCK, count) if len(asked.rule.weights.table) else 0):
+            first, key = indptr[_U(asked.rows[_U(i)])], asked.keys[_U(asked.groups[_U(i)]), ZERO]
+            degree = indptr[_U(asked.rows[_U(i)]) + _U(1)] - first
+            prefetch_row(asked.rule, first, degree, asked.fanouts[ZERO], key, asked.nodes[_U(i)])
+        for i in range(low, min(low + BLOCK, count)):
+            prefetch(indptr, asked.rows[_U(min(i + ROWS_AHEAD, count - 1))])
+            _draw_row(indptr, indices, edge_type, asked, i, aside, starts[_U(i)], positions)
+        stop = starts[_U(low)] if low < count else len(positions)
+        for edge in range(read, stop):
+            senders[_U(edge)] = indices[_U(positions[_U(edge)])]
+        read = stop
+
+
+@inlined
+def _draw_row(
+    indptr: Array, indices: Array, edge_type: Array, asked: Asked, i: int, aside: Any, begin: int, positions: Array
+) -> None:
+    """Draw from row ``i``, of each edge type that leads to it."""
+    row, node, out = _U(asked.rows[_U(i)]), asked.nodes[_U(i)], begin
+    first, last = indptr[row], indptr[row + _U(1)]
+    while first < last:
+        kind, stop = ZERO, last
+        if len(edge_type):
+            kind, stop = np.int64(edge_type[_U(first)]), end_of_piece(edge_type, first, last)
+        start, end = _seen(asked, i, kind, first, stop)
+        fanout, degree = asked.fanouts[_U(kind)], end - start
+        if is_whole(degree, fanout, asked.rule.replace):
+            take_row(indices, start, degree, positions, out)
+            out += degree
+        elif asked.latest:
+            take_row(indices, end - fanout, fanout, positions, out)
+            out += fanout
+        else:
+            key = asked.keys[_U(asked.groups[_U(i)]), _U(kind)]
+            draw_row(indices, start, degree, fanout, key, node, asked.rule, aside, positions, out)
+            out += fanout
+        first = stop
+    if len(asked.order.places):
+        for edge in range(begin, out):
+            positions[_U(edge)] = indptr[row] + asked.order.places[_U(positions[_U(edge)])]
 
 
 @inlined
@@ -133,8 +191,8 @@ def _seen(asked: Asked, i: int, kind: int, first: int, stop: int) -> Any:
     """Where the edges of a type into row ``i`` that are seen start and end, in the order of time."""
     start, end = first, stop
     if len(asked.after) and asked.order.has_time[_U(kind)]:
-        batch = _U(asked.batches[_U(i)])
-        if asked.after[batch] != BEFORE_ALL:
-            start = first_later(asked.order.times, first, stop, asked.after[batch])
-        end = first_later(asked.order.times, start, stop, asked.upto[batch])
+        group = _U(asked.groups[_U(i)])
+        if asked.after[group] != BEFORE_ALL:
+            start = first_later(asked.order.times, first, stop, asked.after[group])
+        end = first_later(asked.order.times, start, stop, asked.upto[group])
     return start, end

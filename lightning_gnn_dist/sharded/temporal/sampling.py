@@ -18,9 +18,9 @@ from lightning_gnn_dist.engine.temporal.hops import SEED_TIME, View, check_compa
 from lightning_gnn_dist.engine.temporal.times import node_times
 from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
-from lightning_gnn_dist.sharded.draws import Seen, draw_types
+from lightning_gnn_dist.sharded.draws import How, Names, Seen, draw_hops
 from lightning_gnn_dist.sharded.growing import GrowingBatch
-from lightning_gnn_dist.sharded.remote_graph import ShardedGraph, divided
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.temporal.times import prepare_times, times_of_nodes
 
 
@@ -47,21 +47,13 @@ def sample_at_times(
 
     The graph's :func:`prepare_times` has run.
     """
-    fanouts, view = torch.from_numpy(sampler.of_types(graph.shard.bounds.types)), sampler.view  # (hops, types)
+    fanouts = torch.from_numpy(sampler.of_types(graph.shard.bounds.types))  # (hops, types)
     words = np.stack([typed_keys(*key, *fanouts.shape).view(np.int64) for key in keys])
     bits = max(1, (graph.num_nodes - 1).bit_length())
-    first = torch.tensor([0, *map(len, seeds)]).cumsum(0).tolist()
-    seen = _seen(seeds, torch.cat(list(times)), view)
+    names = Names(bits, torch.tensor([0, *map(len, seeds)]).cumsum(0).tolist())
     growing = [GrowingBatch((torch.arange(len(ids)) << bits) + ids, max(1, len(ids)) << bits) for ids in seeds]
-    for hop, of_hop in enumerate(fanouts):
-        frontiers = [batch.frontier for batch in growing]
-        names, trees = torch.cat(frontiers), [(of >> bits) + low for of, low in zip(frontiers, first, strict=False)]
-        nodes, of_batches = names & ((1 << bits) - 1), torch.from_numpy(words[:, hop].copy())
-        given = nodes, torch.cat(trees), of_batches, of_hop
-        drawn = yield from draw_types(graph, *given, replace=sampler.replace, seen=seen)
-        for batch, of, own in zip(growing, frontiers, divided(drawn, list(map(len, frontiers))), strict=True):
-            senders = own.senders.to(torch.int64) | ((of >> bits) << bits).repeat_interleave(own.counts)
-            batch.join(senders, own.counts, own.edge_ids, own.kinds)
+    how = How(sampler.replace, seen=_seen(seeds, torch.cat(list(times)), sampler.view))
+    yield from draw_hops(graph, growing, names, fanouts, torch.from_numpy(words), how)
     return [_named(batch.sample(), bits, of) for batch, of in zip(growing, times, strict=True)]
 
 

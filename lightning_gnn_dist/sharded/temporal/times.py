@@ -11,10 +11,16 @@ from torch import Tensor
 from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.engine.temporal.order import ordered
 from lightning_gnn_dist.engine.temporal.times import BEFORE_ALL, as_integers, sources_of
-from lightning_gnn_dist.sharded.messages import HAPPENED, TIMES_OF_EDGES, TIMES_OF_NODES, letters_of, narrow
+from lightning_gnn_dist.sharded.messages import (
+    HAPPENED,
+    TIMES_OF_EDGES,
+    TIMES_OF_NODES,
+    arrays_of_nodes,
+    letters_of,
+    narrow,
+)
 from lightning_gnn_dist.sharded.questions import Question
 from lightning_gnn_dist.sharded.remote_graph import Route, ShardedGraph
-from lightning_gnn_dist.sharded.temporal.answers import arrays_of_nodes
 
 
 def prepare_times(graph: ShardedGraph, name: str) -> None:
@@ -29,7 +35,7 @@ def prepare_times(graph: ShardedGraph, name: str) -> None:
             times[at] = as_integers(source.times)
         elif source is not None:
             sender = 0 if types is None else types.node_types.index(types.edge_types[number][0])
-            ids, inverse = (rows.indices[at].to(torch.int64) - _first_node(graph, sender)).unique(return_inverse=True)
+            ids, inverse = (rows.indices[at].to(torch.int64) - graph.types.offsets[sender]).unique(return_inverse=True)
             found = graph.answered(times_of_nodes(graph, sender, name, ids))
             times[at] = as_integers(found)[inverse]
     graph.orders[name] = ordered(rows, name, times)
@@ -38,16 +44,12 @@ def prepare_times(graph: ShardedGraph, name: str) -> None:
 
 def times_of_nodes(graph: ShardedGraph, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
     """Return the times called ``name`` of some nodes of a type, by their ids in it, in any order."""
-    types = graph.shard.bounds.types
-    bounds = graph.shard.bounds.nodes if types is None else types.nodes[number]
-    return (yield from _times_of(graph, TIMES_OF_NODES, bounds, number, name, ids))
+    return (yield from _times_of(graph, TIMES_OF_NODES, graph.types.nodes[number], number, name, ids))
 
 
 def times_of_edges(graph: ShardedGraph, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
     """Return the times called ``name`` of some edges of a type, by their ids in it, in any order."""
-    types = graph.shard.bounds.types
-    bounds = graph.shard.bounds.edges if types is None else types.edges[number]
-    return (yield from _times_of(graph, TIMES_OF_EDGES, bounds, number, name, ids))
+    return (yield from _times_of(graph, TIMES_OF_EDGES, graph.types.edges[number], number, name, ids))
 
 
 def times_of_all_nodes(graph: ShardedGraph, number: int, name: str) -> Tensor:
@@ -68,12 +70,9 @@ def have_happened_across(
         times: The time of each, as an integer.
         edge_type: Of a typed graph the number of the one type to look at.
     """
-    owners, rows = graph.owners(edges[1].contiguous())
-    route, sizes = Route(owners, graph.channel.size), graph.shard.bounds.nodes.diff().tolist()
-    kind, senders = torch.tensor([] if edge_type is None else [edge_type]), edges[0].to(graph.shard.rows.indices.dtype)
-    pieces = zip(route.pieces(rows), route.pieces(senders), route.pieces(times), sizes, strict=True)
-    questions = [[narrow(to, most), some, when, kind, letters_of(name)] for to, some, when, most in pieces]
-    (answers,) = yield [Question(HAPPENED, questions)]
+    more = [torch.tensor([] if edge_type is None else [edge_type]), letters_of(name)]
+    route, questions = graph.to_owners(edges[1].contiguous(), edges[0].to(graph.shard.rows.indices.dtype), times)
+    (answers,) = yield [Question(HAPPENED, [[*question, *more] for question in questions])]
     return route.restore([answer[0] for answer in answers])
 
 
@@ -83,8 +82,3 @@ def _times_of(graph: ShardedGraph, kind: int, bounds: Tensor, number: int, name:
     pieces = zip(route.pieces(ids - bounds[owners]), bounds.diff().tolist(), strict=True)
     (answers,) = yield [Question(kind, [[narrow(some, most), *more] for some, most in pieces])]
     return route.restore([answer[0] for answer in answers])
-
-
-def _first_node(graph: ShardedGraph, number: int) -> int:
-    types = graph.shard.bounds.types
-    return 0 if types is None else types.offsets[number]

@@ -18,12 +18,12 @@ from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.rows import Lookup, edge_positions, senders_by_row
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, offsets_of
-from lightning_gnn_dist.sharded.draws import TypedDrawn, whole_rows
-from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
+from lightning_gnn_dist.sharded.draws import Drawn, whole_rows
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 
 
 def read_typed_part(
-    graph: TypedShardedGraph, boundary: Boundary, coverage: Coverage | None, seed: int
+    graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None, seed: int
 ) -> tuple[Graph, Tensor]:
     """Return the part in RAM, and the ids of its nodes in the whole graph, which increase.
 
@@ -45,21 +45,21 @@ def read_typed_part(
     train = graph.types.to_whole(graph.shard.index, learned_from(own))
     part.node_arrays |= {"n_id": nodes, "train_mask": Lookup(train).contains(nodes)}
     if coverage is not None:
-        part.node_arrays["coverage"] = weights_of_part(coverage, part, graph.degrees(nodes), is_own)
+        part.node_arrays["coverage"] = weights_of_part(coverage, part, graph.answered(graph.degrees(nodes)), is_own)
     return part, nodes
 
 
 class _Reading:
     """Asks for the rows of nodes, and remembers them: a boundary asks first."""
 
-    def __init__(self, graph: TypedShardedGraph) -> None:
-        self._graph, self._known = graph, list[tuple[Tensor, TypedDrawn]]()
+    def __init__(self, graph: ShardedGraph) -> None:
+        self._graph, self._known = graph, list[tuple[Tensor, Drawn]]()
 
-    def rows_of(self, nodes: Tensor) -> TypedDrawn:
+    def rows_of(self, nodes: Tensor) -> Drawn:
         for known, rows in self._known:
             if known is nodes:
                 return rows
-        self._known.append((nodes, whole_rows(self._graph, nodes, len(self._graph.types.edge_types))))
+        self._known.append((nodes, whole_rows(self._graph, nodes)))
         return self._known[-1][1]
 
     def edges_into(self, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -68,7 +68,7 @@ class _Reading:
         return senders_by_row(torch.cat([rows.counts.new_zeros(1), rows.counts.cumsum(0)]), rows.senders)
 
 
-def _built(graph: TypedShardedGraph, nodes: Tensor, receiving: Tensor, pieces: list[TypedDrawn]) -> Graph:
+def _built(graph: ShardedGraph, nodes: Tensor, receiving: Tensor, pieces: list[Drawn]) -> Graph:
     """Return the graph among ``nodes``, of which some receive: their whole rows stand in ``pieces``."""
     counts, order = torch.cat([piece.counts for piece in pieces]), receiving.argsort()
     at = edge_positions(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), order)
@@ -84,20 +84,20 @@ def _built(graph: TypedShardedGraph, nodes: Tensor, receiving: Tensor, pieces: l
     return typed_graph(starts, senders.to(index_dtype(len(nodes))), types, node_arrays={})
 
 
-def _types(graph: TypedShardedGraph, nodes: Tensor, kinds: Tensor, edge_ids: Tensor | None) -> GraphTypes:
+def _types(graph: ShardedGraph, nodes: Tensor, kinds: Tensor, edge_ids: Tensor | None) -> GraphTypes:
     """Return the types of a part, with the rows of all arrays."""
     whole = graph.types
     begins = torch.searchsorted(nodes, torch.tensor(whole.offsets))
     local = [some - first for some, first in zip(nodes.split(begins.diff().tolist()), whole.offsets, strict=False)]
     of_nodes = [table.take(ids) for table, ids in zip(graph.of_nodes, local, strict=True)]
-    numbers = [number for number, table in enumerate(graph.of_edges) if edge_ids is not None and table.own]
-    edge_ids = kinds[:0] if edge_ids is None else edge_ids
-    of_edges = [graph.of_edges[number].take(edge_ids[kinds == number]) for number in numbers]
+    of_edges = (
+        [] if edge_ids is None else [table.take(edge_ids[kinds == number]) for number, table in graph.of_edges.items()]
+    )
     found = graph.answered(together([*of_nodes, *of_edges]))
     node_arrays = dict(zip(whole.node_types, found, strict=False))
     edge_arrays: dict[EdgeType, dict[str, Tensor]] = {kind: {} for kind in whole.edge_types}
     edge_arrays |= {
-        whole.edge_types[number]: rows for number, rows in zip(numbers, found[len(of_nodes) :], strict=True)
+        whole.edge_types[number]: rows for number, rows in zip(graph.of_edges, found[len(of_nodes) :], strict=True)
     }
     num_edges = torch.bincount(kinds, minlength=len(whole.edge_types)).tolist()
     own = graph.shard.rows.types
@@ -107,7 +107,7 @@ def _types(graph: TypedShardedGraph, nodes: Tensor, kinds: Tensor, edge_ids: Ten
     return GraphTypes(*made, own.time, whole.seeds)
 
 
-def _sizes_of_whole(graph: TypedShardedGraph) -> Graph:
+def _sizes_of_whole(graph: ShardedGraph) -> Graph:
     """Return a graph with as many nodes of each type as the whole one, and arrays as wide, that takes no memory.
 
     A budget of bytes is counted by it. It has no edges, and no ``n_id``, which whole graphs do not have.

@@ -19,8 +19,8 @@ from lightning_gnn_dist.graph.typed.synthetic import citations
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import Shard, save_shards
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.sharded.sampling import begin, finish
-from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.conftest import module_of
 from tests.graph.typed.graphs import EDGES
@@ -41,7 +41,7 @@ def keys_of(rank: int, bulk: int, count: int) -> list[BatchKey]:
     return [BatchKey(7 + rank, bulk, i) for i in range(count)]
 
 
-class CountingGraph(TypedShardedGraph):
+class CountingGraph(ShardedGraph):
     """Knows how often it asked other ranks something."""
 
     turns = 0

@@ -17,7 +17,7 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import Shard, save_shards
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sharded.part import read_part
-from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.ranks import run_ranks
 from tests.sharded.typed.graphs import check_equal, in_order_of_shards, some_graph, some_partition
@@ -28,7 +28,7 @@ COVERAGE = Coverage(hops=2, shrinkage=1.0)
 
 def parts(rank: int, world_size: int, folder: Path) -> list[dict[str, Any]]:
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-    graph = TypedShardedGraph(Shard.open(folder, rank), open_channel(world_size))
+    graph = ShardedGraph(Shard.open(folder, rank), open_channel(world_size))
     found = [contents(read_part(graph, boundary, COVERAGE, 5)[0]) for boundary in BOUNDARIES]
     graph.close()
     dist.destroy_process_group()

@@ -17,7 +17,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.shard import Shard, save_shards
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
-from lightning_gnn_dist.sharded.typed.graph import TypedShardedGraph
+from lightning_gnn_dist.sharded.remote_graph import ShardedGraph
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.ranks import run_ranks
 from tests.sampling.temporal_graphs import typed
@@ -45,7 +45,7 @@ def drawn(rank: int, world_size: int, folders: list[str], samplers: list[Tempora
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     found = []
     for folder in folders:
-        graph = TypedShardedGraph(Shard.open(folder, rank), open_channel(world_size))
+        graph = ShardedGraph(Shard.open(folder, rank), open_channel(world_size))
         bulk = bulk_of(rank, world_size, graph.types.nodes_of("a"))
         made = [made_of(graph, sampler, *bulk) for sampler in samplers]
         graph.close()
