@@ -18,7 +18,7 @@ from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.quantize import scale_of
-from lightning_gnn_dist.sampling.block import Block, rebase
+from lightning_gnn_dist.sampling.block import Block, innermost, rebase
 
 PoolOf = Callable[[str], Pool | None]
 LABELS = "y"
@@ -48,11 +48,8 @@ class Promising(BaseStorage):  # type: ignore[misc]
 
     @property
     def blocks_of_layers(self) -> tuple[Block, ...]:
-        """A block for each layer, outermost first. If more hops were drawn, its senders are all nodes of the batch."""
-        blocks = self._blocks[-self._num_layers :]
-        if len(blocks) == len(self._blocks):
-            return blocks
-        return replace(blocks[0], num_src=self._blocks[0].num_src), *blocks[1:]
+        """A block for each layer, outermost first."""
+        return innermost(self._blocks, self._num_layers)
 
     @property
     def is_pending(self) -> bool:
@@ -324,14 +321,6 @@ def in_type(batch: Any, dtype: torch.dtype | None) -> SampledData:
     return made
 
 
-def for_layers(batch: SampledData, num_layers: int) -> SampledData:
-    """The batch with blocks for so many layers: the edges of further hops are in its ``edge_index`` alone."""
-    for store in batch.stores:
-        if isinstance(store, Promising):
-            store._num_layers = num_layers
-    return batch
-
-
 def names_in_batches(graph: Graph, *, widen: Widen) -> list[str]:
     """The names of a graph's arrays that batches have, and ``n_id``."""
     names = gathered(graph.node_arrays, torch.empty(0, dtype=torch.int64), widen=widen)
@@ -349,13 +338,6 @@ def device_of_batch(batch: Any) -> torch.device:
     """Where a batch is. Reads nothing that it promises."""
     found: torch.device = batch.node_stores[0]["n_id"].device
     return found
-
-
-def writes_of(batch: Any) -> list[int]:
-    """How often each of the batch's tensors was written to. Does not build a promised ``edge_index``."""
-    values = [value for store in batch.stores for value in store._mapping.values()]
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 def gathered(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, assemble, device_of_batch, writes_of
+from lightning_gnn_dist.batches.batch import SampledData, assemble, device_of_batch
 from lightning_gnn_dist.batches.device_stream import DeviceStream, handed_out
 from lightning_gnn_dist.batches.file_rows import FileRows
 from lightning_gnn_dist.batches.hetero import SampledHeteroData, assemble_typed
@@ -204,6 +204,13 @@ class GraphSource:
         if pool is None:  # one pool for each array, because its buffers have nearly the same size
             pool = self._pools.setdefault(name, BufferPool(self._num_buffers))
         return pool
+
+
+def writes_of(batch: Any) -> list[int]:
+    """How often each of the batch's tensors was written to. Does not build a promised ``edge_index``."""
+    values = [value for store in batch.stores for value in store._mapping.values()]
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 def _sorted_as(sample: Sample, seeds: Tensor, given: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, one_hop, writes_of
+from lightning_gnn_dist.batches.batch import SampledData, one_hop
 from lightning_gnn_dist.batches.loader import Batches
 from lightning_gnn_dist.batches.part_batch import PartBatch
-from lightning_gnn_dist.batches.source import WRITTEN
+from lightning_gnn_dist.batches.source import WRITTEN, writes_of
 from lightning_gnn_dist.boundary.exchange_plan import ExchangePlan, Owners, Step, exchange_plan
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph

@@ -119,7 +119,8 @@ class RunRecord:
         rounds: The metrics of each round.
         parts: The parts; ``None`` on one rank, or if the data module does not tell.
         coverage: For each rank, the mean coverage of its training nodes at the end, or ``None``.
-        estimated_by: The sampler that drew neighbours for metrics, or ``None`` where they are exact.
+        estimated_by: The sampler that drew neighbours for metrics, or ``None`` where they see all.
+        one_hop_more: What one hop more makes of outputs, in parts of 1, or ``None`` where it changes nothing.
     """
 
     strategy: str
@@ -132,6 +133,17 @@ class RunRecord:
     parts: PartsRecord | None = None
     coverage: list[float | None] = field(default_factory=list)
     estimated_by: str | None = None
+    one_hop_more: float | None = None
+
+    @property
+    def estimates(self) -> list[str]:
+        """A sentence that says why metrics are not exact, if they are not."""
+        if self.estimated_by is not None:
+            return [f"Metrics are estimates: {self.estimated_by} drew neighbours for them."]
+        if self.one_hop_more is not None:
+            changed = f"with one more hop, outputs differ by up to {self.one_hop_more:.1%}"
+            return [f"Metrics are estimates: the model sees farther than the batches of an evaluation ({changed})."]
+        return []
 
     @property
     def unit(self) -> str:
@@ -195,9 +207,7 @@ class RunRecord:
         if self.fetched_bytes:
             table = [[*line, *cells] for line, cells in zip(table, self._fetched(), strict=True)]
         lines = [self._heading(), *_aligned(table), *self._progress()]
-        if self.estimated_by is not None:
-            lines.append(f"Metrics are estimates: {self.estimated_by} drew neighbours for them.")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.estimates])
 
     def _heading(self) -> str:
         cut = f", {self.parts.cut_ratio:.1%} of the edges cut" if self.parts else ""

@@ -195,6 +195,7 @@ class RunReport(Callback):
             parts=self._parts,
             coverage=coverage,
             estimated_by=_estimated_by(trainer),
+            one_hop_more=getattr(getattr(trainer.datamodule, "exactness", None), "difference", None),  # type: ignore[attr-defined]
         )
         folder = self.path or _folder_of_logger(trainer)
         if folder is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]

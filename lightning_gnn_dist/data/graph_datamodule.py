@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -37,24 +35,20 @@ from lightning_gnn_dist.data.explained_errors import explain_features, explain_l
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
-from lightning_gnn_dist.evaluation.budget import DEFAULT_BYTES, budget, ranks_here
+from lightning_gnn_dist.evaluation.budget import DEFAULT_BYTES, agreed_budget
 from lightning_gnn_dist.evaluation.choice import Evaluated, is_limited
 from lightning_gnn_dist.evaluation.layered_loader import EvaluationLoader, ReadyRows, Targets
-from lightning_gnn_dist.evaluation.model_depth import DepthCheck
-from lightning_gnn_dist.evaluation.model_layers import ModelLayers, layers_of_model
+from lightning_gnn_dist.evaluation.model_layers import ModelLayers, layers_as_they_are
+from lightning_gnn_dist.evaluation.probe import Exactness, Outlook
 from lightning_gnn_dist.evaluation.sight import hops_of_evaluation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.joint import Scope, TrainsReplicasApart
+from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.wire.collectives import check_group, gather_numbers
+from lightning_gnn_dist.wire.collectives import gather_numbers
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.joint import CountsSeeds, ForStrategies
-
-log = logging.getLogger(__name__)
-
-_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class GraphDataModule(LightningDataModule, ABC):
@@ -74,12 +68,13 @@ class GraphDataModule(LightningDataModule, ABC):
         self.loading, self.evaluation = settings.loading, settings.evaluation
         self.global_batching = settings.global_batching
         self.coverage, self.boundary = coverage, boundary
-        self._values, self._depth = ValueCheck(is_on=settings.loading.check_values), DepthCheck()
+        self._values = ValueCheck(is_on=settings.loading.check_values)
+        self.exactness = self._new_exactness()
         self._loaders: list[BatchLoader | TrainLoader] = []
         self._train_loader: TrainLoader | None = None
         self._anchors: tuple[Graph, BatchLoader] | None = None
         self._whole: GlobalBatches | None = None
-        self._is_told, self._eval_bytes = False, DEFAULT_BYTES
+        self._eval_bytes = DEFAULT_BYTES
         self._seed_of_fit: int | None = None
 
     @property
@@ -217,6 +212,7 @@ class GraphDataModule(LightningDataModule, ABC):
     def teardown(self, stage: str) -> None:
         self._close()
         vars(self).update(self._at_rest())
+        self.exactness.forget()
 
     def on_exception(self, exception: BaseException) -> None:
         """Explain the error and end what runs in the background: after an exception Lightning tears nothing down."""
@@ -270,6 +266,9 @@ class GraphDataModule(LightningDataModule, ABC):
 
     # What it is made of.
 
+    def _new_exactness(self) -> Exactness:
+        return Exactness(self.sampler, self.evaluation.sampler, probes=self._settings.probes)
+
     def _close(self) -> None:
         """End what runs in the background, and free what it has taken."""
         for loader in self._loaders:
@@ -283,7 +282,7 @@ class GraphDataModule(LightningDataModule, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is one at rest, as for a process that Lightning spawns: of a run there are threads and connections.
-        checks = {"_values": ValueCheck(is_on=self._values.is_on), "_depth": DepthCheck()}
+        checks = {"_values": ValueCheck(is_on=self._values.is_on), "exactness": self._new_exactness()}
         return vars(self) | self._at_rest() | checks | {"trainer": None, "_train_loader": None}
 
     def _is_cut(self) -> bool:
@@ -324,25 +323,25 @@ class GraphDataModule(LightningDataModule, ABC):
         return -(-self._most_seeds(self._world_size()) // self.batch_size)
 
     def _nodes_loader(self, nodes: Tensor, whose: str) -> BatchLoader:
-        return self._eval_loader(self._eval_sampler(), nodes, f"{whose} {nodes.numel()} nodes")
+        return self._eval_loader(self._eval_sampler, nodes, f"{whose} {nodes.numel()} nodes")
 
-    def _eval_sampler(self) -> Sampler:
-        """Return the sampler of an evaluation: of whole rows, as many hops as the layers of the model say."""
+    def _eval_sampler(self, more_hops: int = 0) -> Sampler:
+        """Return the sampler of an evaluation: of whole rows, as many hops as the layers of the model say, and more."""
         module, num_hops = self._module(), self.sampler.num_hops
         hops = num_hops if module is None else hops_of_evaluation(module, num_hops)
-        return self._settings.of_evaluation(hops - num_hops)
+        return self._settings.of_evaluation(hops - num_hops + more_hops)
 
     def _eval_loader(
         self,
-        sampler: Sampler,
+        sampler_of: Callable[[int], Sampler],
         seeds: Tensor | range,
         whose: str,
         num_ids: int | None = None,
         targets: Callable[[Tensor], Targets] = Targets,
     ) -> BatchLoader:
-        """Return a loader of this rank's share of ``seeds``, sampled in the whole graph."""
-        self._depth.check(self.trainer, self.sampler)
-        self._tell_of_estimates()
+        """Return a loader of this rank's share of ``seeds``, sampled in the whole graph by one of some samplers."""
+        sampler = sampler_of(0)
+        self.exactness.check(self.trainer)
         world_size, count = self._world_size(), len(seeds)
         if count < world_size:
             raise ValueError(f"{whose}, but {world_size} ranks share the evaluation: each needs one at least.")
@@ -354,7 +353,14 @@ class GraphDataModule(LightningDataModule, ABC):
         if loading.sample_on != "cpu":
             loading = replace(loading, bulk_size=1)  # full neighbourhoods are large for a device
         rows, num_batches = self._ready_rows(evaluated, size), evaluated.num_batches(size)
-        make = partial(EvaluationLoader, self.sampler.num_hops, rows, targets)
+        outlook = Outlook(
+            evaluated,
+            lambda more_hops: self._whole_source(sampler_of(more_hops), num_ids),
+            self._bytes_around,
+            lambda: num_batches == 1 and world_size == 1 and self._is_whole_graph(evaluated.nodes),
+        )
+        look = partial(self.exactness.look, self.trainer, outlook)
+        make = partial(EvaluationLoader, self.sampler.num_hops, look, rows, targets)
         share, places = (replace(evaluated, ids=ids).share(self._eval_place()) for ids in (seeds, range(count)))
         loader = self._loader(source, share, num_batches, self.seed, loading, shuffle=False, inputs=places, make=make)
         self._loaders.append(loader)
@@ -364,6 +370,17 @@ class GraphDataModule(LightningDataModule, ABC):
         """Return how many seeds a batch of an evaluation has, the same on all ranks."""
         return self.batch_size
 
+    @abstractmethod
+    def _bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
+        """Return the bytes of a batch around each of some lists of nodes, with one hop more than an evaluation has.
+
+        None where these are more than ``most``, or where that hop brings no edge.
+        """
+
+    def _is_whole_graph(self, seeds: Tensor) -> bool:
+        """Return whether a batch of an evaluation around these nodes is known to be the whole graph."""
+        return False
+
     def _ready_rows(self, evaluated: Evaluated, batch_size: int) -> ReadyRows | None:
         """Return what computes the rows of all seeds layer by layer, or None where batches do it at less cost."""
         return None
@@ -371,33 +388,20 @@ class GraphDataModule(LightningDataModule, ABC):
     def _model_layers(self) -> ModelLayers | None:
         """Return the layers of the model, if it has as many as the batches have hops, and these take whole rows."""
         module = self._module()
-        model = None if module is None or not self._settings.evaluates_whole_rows else layers_of_model(module)
-        if model is None or len(model.layers) != self.sampler.num_hops:
+        if module is None or not self._settings.evaluates_whole_rows:
             return None
-        changed = [name for name in _HOOKS if is_overridden(name, module) or is_overridden(name, self)]
-        if changed and model.owner is module:
-            log.info("The layers are not computed one by one, as %s() may change what they see.", changed[0])
-            return None
-        return model
+        return layers_as_they_are(module, self, self.sampler.num_hops)
 
     def _agree(self) -> None:
         """Find out how much memory an evaluation may take, and the seed, which is that of rank 0. Collective."""
-        if self.trainer is not None and not isinstance(self.trainer.strategy, TrainsReplicasApart):
-            check_group(self._world_size())  # elastic ranks are groups of their own
-        device = device_of(self.trainer)
-        own = budget(self.evaluation.bytes, device, ranks_here(self._world_size()))
-        said = [own, self.seed, self._settings.seed is not None]
-        of_ranks = gather_numbers(said, device) if self._world_size() > 1 else [said]
-        self._eval_bytes = min(of_ranks)[0]
-        seeds = [seed for _, seed, _ in of_ranks]
-        if len(set(seeds)) > 1 and any(is_given for _, _, is_given in of_ranks):
+        device, num_ranks = device_of(self.trainer), self._world_size()
+        self._eval_bytes = agreed_budget(self.evaluation.bytes, device, self.trainer)
+        said = [self.seed, self._settings.seed is not None]
+        of_ranks = gather_numbers(said, device) if num_ranks > 1 else [said]
+        seeds = [seed for seed, _ in of_ranks]
+        if len(set(seeds)) > 1 and any(is_given for _, is_given in of_ranks):
             raise ValueError(f"All ranks need the same seed, and theirs are {shown(seeds)}: give the same to each.")
         self._seed_of_fit = seeds[0]
-
-    def _tell_of_estimates(self) -> None:
-        if self.evaluation.sampler is not None and not self._is_told:
-            log.info("Evaluation draws neighbours with %s: figures are estimates.", self.evaluation.sampler)
-            self._is_told = True
 
     def _loader(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -157,11 +158,11 @@ class LinkDataModule(PartDataModule):
         sampler, count = self._held_sampler(name), self.split.edges[name].shape[1]
         whose = f"There are {count} {name} edges"
         targets = _targets_of(sampler) if isinstance(sampler, HeldLinkSampler) else Targets
-        return self._eval_loader(sampler, range(count), whose, count, targets)
+        return self._eval_loader(partial(self._held_sampler, name), range(count), whose, count, targets)
 
-    def _held_sampler(self, name: str) -> HeldLinkSampler | HeldEventSampler:
+    def _held_sampler(self, name: str, more_hops: int = 0) -> HeldLinkSampler | HeldEventSampler:
         edges, negatives = self.split.edges[name], self.split.negatives.get(name)
-        arrays, drawn = self.split.held_arrays.get(name, {}), self._eval_sampler()
+        arrays, drawn = self.split.held_arrays.get(name, {}), self._eval_sampler(more_hops)
         if isinstance(drawn, TemporalSampler):
             return self._asked.around_held_events(drawn, edges, negatives, arrays)
         return self._asked.around_held(drawn, edges, negatives, arrays)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -325,8 +325,15 @@ class PartDataModule(ExchangingDataModule):
         """Return where rows go that take too much memory, or None for the system's folder of temporary files."""
         return None if self.graph.path is None else self.graph.path.parent
 
-    def _counter(self) -> Counter:
-        return Counter(self.graph, self._eval_sampler().num_hops, self._module())
+    def _bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
+        counter = self._counter(1)
+        return [counter.bytes_around(nodes, most) for nodes in some]
+
+    def _is_whole_graph(self, seeds: Tensor) -> bool:
+        return self._counter().is_whole_graph(seeds)
+
+    def _counter(self, more_hops: int = 0) -> Counter:
+        return Counter(self.graph, self._eval_sampler(more_hops).num_hops, self._module())
 
     def _whole_source(self, sampler: Sampler, num_ids: int | None = None) -> GraphSource | FileSource:
         return self._source(self.graph, sampler, num_ids)

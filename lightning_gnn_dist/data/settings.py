@@ -16,6 +16,7 @@ from lightning_gnn_dist.checks import (
     check_choice,
     check_instance,
     check_seed,
+    check_true_or_false,
     make_plain,
     shown,
 )
@@ -41,15 +42,19 @@ class Evaluation:
             them exact; beside a ``TemporalSampler(pick="latest")``, which draws without chance, the same one.
         bytes: Memory that an evaluation may take on each rank, beside what the rank takes anyway. Default: 4 GiB. It is
             halved until it is at most half of the rank's share of the memory that is free when it begins.
+        probe: Whether a few seeds are computed with one more hop before the first evaluation, and a model is told that
+            sees farther than its batches.
     """
 
     batch_size: int | None = None
     sampler: Sampler | None = None
     bytes: int | None = None
+    probe: bool = True
 
     def __post_init__(self) -> None:
         check_at_least_if_given(1, batch_size=self.batch_size)
         check_at_least_if_given(LEAST_BYTES, bytes=self.bytes)
+        check_true_or_false(probe=self.probe)
         if self.sampler is not None:
             kinds = NeighborSampler | TemporalSampler
             check_instance("sampler", self.sampler, kinds, "an object such as NeighborSampler([50, 50])")
@@ -131,6 +136,11 @@ class BatchSettings:
     def seed_of_batches(self) -> int:
         """What decides everything random in batches: the seed that was given, or ``seed_everything``'s, or 0."""
         return _seed_of_lightning() if self.seed is None else int(self.seed)
+
+    @property
+    def probes(self) -> bool:
+        """Whether a few seeds are computed with one more hop before an evaluation."""
+        return self.evaluation.probe and self.evaluates_whole_rows
 
     def _check_times(self) -> None:
         """Refuse samplers of which one sees what another must not, and labels of all times."""

@@ -6,10 +6,24 @@ import os
 from pathlib import Path
 
 import torch
+from lightning.pytorch import Trainer
+
+from lightning_gnn_dist.joint import TrainsReplicasApart
+from lightning_gnn_dist.wire.collectives import check_group, gather_numbers
 
 DEFAULT_BYTES = 4 << 30
 LEAST_BYTES = 16 << 20  # with less, a sampler's table of nodes would leave no room for a batch
 _GROUPS = (("memory.max", "anon"), ("memory/memory.limit_in_bytes", "total_rss"))  # of cgroups, version 2 and 1
+
+
+def agreed_budget(wanted: int | None, device: torch.device, trainer: Trainer | None) -> int:
+    """Return the bytes that each rank of a trainer may take, as many as the one that may take least. Collective."""
+    num_ranks = 1 if trainer is None else trainer.world_size
+    if trainer is not None and not isinstance(trainer.strategy, TrainsReplicasApart):
+        check_group(num_ranks)  # elastic ranks are groups of their own
+    own = budget(wanted, device, ranks_here(num_ranks))
+    of_ranks = gather_numbers([own], device) if num_ranks > 1 else [[own]]
+    return min(of_ranks)[0]
 
 
 def budget(wanted: int | None, device: torch.device, num_sharers: int) -> int:

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_gnn_dist.batches.loader import batches_of_ranks, slice_of
 from lightning_gnn_dist.checks import is_limit
-from lightning_gnn_dist.evaluation.reach import Neighbourhoods
+from lightning_gnn_dist.evaluation.reach import Neighbourhoods, Reach
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.sizes import bytes_per_edge, numbers_per_node
 from lightning_gnn_dist.layerwise.layers import BYTES_OF_AN_EDGE, COPIES
@@ -114,9 +114,23 @@ class Counter:
         return least
 
     def _fits(self, nodes: Tensor, budget_bytes: int) -> bool:
+        return self._within(nodes, budget_bytes)[0] <= budget_bytes
+
+    def _within(self, nodes: Tensor, budget_bytes: int) -> tuple[int, Reach]:
+        """Return the bytes of a batch, or more than the budget where it has more, and how far it was counted."""
         at_most = budget_bytes // self.bytes_of(0, 1)
         reached = self._reached.of(nodes, at_most)
-        return reached.edges[-1] <= at_most and self.bytes_of(reached.nodes[-1], reached.edges[-1]) <= budget_bytes
+        return self.bytes_of(reached.nodes[-1], reached.edges[-1]), reached
+
+    def bytes_around(self, nodes: Tensor, budget_bytes: int) -> int | None:
+        """Return the bytes of a batch; None where these are more than the budget, or its last hop brings no edge."""
+        needed, reached = self._within(nodes, budget_bytes)
+        return needed if needed <= budget_bytes and reached.edges[-1] > reached.edges[-2] else None
+
+    def is_whole_graph(self, nodes: Tensor) -> bool:
+        """Return whether a batch has all nodes and all edges."""
+        reached = self._reached.of(nodes)
+        return (reached.nodes[-1], reached.edges[-1]) == (self._graph.num_nodes, self._graph.num_edges)
 
     def is_cheaper_by_layer(self, seeds: Evaluated, batch_size: int) -> bool:
         """Return whether one pass over the layers costs a rank less than its batches of full neighbourhoods.

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from lightning_gnn_dist.batches.batch import SampledData, for_layers
+from lightning_gnn_dist.batches.batch import Promising, SampledData
 from lightning_gnn_dist.batches.loader import Batches, BatchLoader
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Rows, SeedBatch
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -216,11 +216,21 @@ class ReadyRows:
             return self._pass.rows(model.layers, self._steps, progress)
 
 
+def for_layers(batch: Any, num_layers: int) -> SampledData:
+    """Return a batch with blocks for so many layers: the edges of further hops are in its ``edge_index`` alone."""
+    for store in batch.stores:
+        if isinstance(store, Promising):
+            store._num_layers = num_layers
+    made: SampledData = batch
+    return made
+
+
 class EvaluationLoader(BatchLoader):
     """A loader of an evaluation. Its batches may know the rows that layers compute for their seeds.
 
     Args:
         num_layers: How many layers batches have blocks for.
+        look: Called before a pass over batches of full neighbourhoods.
         rows: Computes rows, before the first batch of a pass; None where batches do it at less cost.
         targets: Returns what a batch of some seeds evaluates.
         options: What a :class:`BatchLoader` takes.
@@ -229,18 +239,20 @@ class EvaluationLoader(BatchLoader):
     def __init__(
         self,
         num_layers: int,
+        look: Callable[[], None],
         rows: ReadyRows | None,
         targets: Callable[[Tensor], Targets],
         *options: Any,
         **named: Any,
     ) -> None:
         super().__init__(*options, **named)
-        self._num_layers, self._rows, self._targets = num_layers, rows, targets
+        self._num_layers, self._look, self._rows, self._targets = num_layers, look, rows, targets
 
     def __iter__(self) -> Batches:
         rows = self._rows
         answers = None if rows is None else rows.computed(lambda: self._targets(self._seeds).nodes.unique())
         if rows is None or answers is None:
+            self._look()
             yield from super().__iter__()
             return
         first, held = self._next_pass * len(self), [answers]

@@ -11,6 +11,8 @@ from types import MethodType
 from typing import Any, cast
 
 import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn import norm
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _OF_ALL_ROWS = (norm.GraphNorm, norm.PairNorm, norm.MeanSubtractionNorm, norm.GraphSizeNorm)
 
+_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _MOST_COMPARED = 1 << 16  # numbers of a weight; whoever sets other weights does not leave so many as they were
 
 
@@ -58,6 +61,18 @@ class ModelLayers:
         return self.is_found or self.norm is not None or needs_whole_graph(self.layers)
 
 
+def layers_as_they_are(module: LightningModule, data: object, num_hops: int) -> ModelLayers | None:
+    """Return the layers of a module, one for each hop, if no hook of it or of its data module changes what they see."""
+    model = layers_of_model(module)
+    if model is None or len(model.layers) != num_hops:
+        return None
+    changed = [name for name in _HOOKS if is_overridden(name, module) or is_overridden(name, data)]
+    if changed and model.owner is module:
+        log.info("The layers are not computed one by one, as %s() may change what they see.", changed[0])
+        return None
+    return model
+
+
 def layers_of_model(module: nn.Module) -> ModelLayers | None:
     """Return the layers of a module: its own, or those of the one PyG model in it. None if there are none."""
     try:
@@ -73,21 +88,24 @@ def layers_of_model(module: nn.Module) -> ModelLayers | None:
 def _only_model_of_pyg(module: nn.Module) -> BasicGNN | None:
     """Return the one model of PyG's in a module; None if there are several, or it is compiled, watched or lazy."""
     found = [child for child in module.modules() if isinstance(child, BasicGNN)]
-    if len(found) != 1 or _is_watched(found[0]) or any(map(_is_compiled, module.modules())):
+    if len(found) != 1 or any(map(is_compiled, module.modules())):
+        return None
+    if any(is_watched(child) for child in found[0].modules() if child is not found[0]):
         return None
     if any(map(is_lazy, found[0].parameters())):  # the first rows that it sees decide on its shape
         return None
     return found[0]
 
 
-def _is_compiled(module: nn.Module) -> bool:
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is compiled before it computes."""
     made = (getattr(module, name, None) for name in ("_orig_mod", "_compiler_ctx", "_compiled_call_impl"))
     return any(item is not None for item in made)
 
 
-def _is_watched(gnn: BasicGNN) -> bool:
-    """Whether somebody watches or changes what the model's own modules compute."""
-    return any(child._forward_hooks or child._forward_pre_hooks for child in gnn.modules() if child is not gnn)
+def is_watched(module: nn.Module) -> bool:
+    """Whether somebody watches or changes what a module computes."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 class ModelState:

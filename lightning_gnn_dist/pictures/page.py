@@ -53,8 +53,7 @@ def _about(record: RunRecord) -> str:
         sentences.append(
             f"Mean coverage of the training nodes by rank: {', '.join(f'{share:.2f}' for share in known)}."
         )
-    if record.estimated_by is not None:
-        sentences.append(f"Metrics are estimates: {record.estimated_by} drew neighbours for them.")
+    sentences += record.estimates
     if not record.finished:
         sentences.append("The run did not come to its end; what is shown is rank 0's.")
     return " ".join(sentences)

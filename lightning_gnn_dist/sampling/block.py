@@ -167,6 +167,12 @@ def rebase(blocks: tuple[Block, ...], outermost: Block) -> tuple[Block, ...]:
     return outermost, *(outermost.head(block.num_dst, block.num_src, block.num_edges) for block in blocks[1:])
 
 
+def innermost(blocks: tuple[Block, ...], num_layers: int) -> tuple[Block, ...]:
+    """The blocks of so many layers, of 0 all. If some are left out, senders of the first one are all nodes."""
+    found = blocks[-num_layers:]
+    return found if len(found) == len(blocks) else (replace(found[0], num_src=blocks[0].num_src), *found[1:])
+
+
 @cache
 def spend_warning() -> None:
     """Provoke torch's warning about CSR tensors, which comes once per process, where nobody sees it."""

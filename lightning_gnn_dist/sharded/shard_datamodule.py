@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from lightning_gnn_dist.checks import check_at_least, check_path, check_true_or_
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.exchanging import ExchangingDataModule
 from lightning_gnn_dist.data.settings import BatchSettings
-from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.evaluation.choice import Evaluated, bytes_of_batch, widest_row
 from lightning_gnn_dist.evaluation.layered_loader import ReadyRows
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers
@@ -30,6 +30,7 @@ from lightning_gnn_dist.layerwise.layers import Layer
 from lightning_gnn_dist.layerwise.ready_made import whole_graph_arrays
 from lightning_gnn_dist.prepare.shard import Bounds, Shard, check_ranks, check_same
 from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.temporal.sampler import TemporalSampler
 from lightning_gnn_dist.sharded.part import read_part
 from lightning_gnn_dist.sharded.refusals import check_on_all_ranks
@@ -295,14 +296,28 @@ class ShardDataModule(ExchangingDataModule):
 
     def _fits(self, seeds: Tensor, sampler: Sampler | EdgeSampler) -> bool:
         """Return whether batches of each rank's seeds fit the budgets of all ranks. Collective."""
-        graph, bulk = self._whole_graph(), ([seeds], [BatchKey(0, 0, 0)])
+        (sample,) = self._drawn([seeds], sampler)
+        return int(all_gather_rows(torch.tensor([self._bytes_of(sample)])).max()) <= self._eval_bytes
+
+    def _drawn(self, seeds: list[Tensor], sampler: Sampler | EdgeSampler) -> list[Sample]:
+        graph, keys = self._whole_graph(), [BatchKey(0, 0, 0)] * len(seeds)
         if isinstance(sampler, EdgeSampler):
-            drawn = sampler.sample_across(graph, *bulk)
-        else:
-            drawn = sample_bulk(graph, check_sampler(sampler, self.bounds.types), *bulk)
-        (sample,) = graph.answered(drawn)
-        needed = bytes_of_batch(graph.shard.rows, widest_row(self._module()), len(sample.nodes), len(sample.indices))
-        return int(all_gather_rows(torch.tensor([needed])).max()) <= self._eval_bytes
+            return graph.answered(sampler.sample_across(graph, seeds, keys))
+        return graph.answered(sample_bulk(graph, check_sampler(sampler, self.bounds.types), seeds, keys))
+
+    def _bytes_of(self, sample: Sample) -> int:
+        rows, widest = self._whole_graph().shard.rows, widest_row(self._module())
+        return bytes_of_batch(rows, widest, len(sample.nodes), len(sample.indices))
+
+    def _bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
+        sizes = dict[int, int]()
+        small, num_hops = list(range(len(some))), self._eval_sampler(1).num_hops
+        for hops in range(1, num_hops + 1):  # hop by hop, so that what is large is never drawn whole
+            samples = self._drawn([some[at] for at in small], NeighborSampler([-1] * hops))
+            grown = {at: sample for at, sample in zip(small, samples, strict=True) if sample.num_sampled_edges[-1]}
+            sizes = {at: size for at, sample in grown.items() if (size := self._bytes_of(sample)) <= most}
+            small = list(sizes)
+        return [sizes.get(at) for at in range(len(some))]
 
     def _ready_rows(self, evaluated: Evaluated, batch_size: int) -> ReadyRows | None:
         model = None if self.bounds.types is not None else self._model_layers()

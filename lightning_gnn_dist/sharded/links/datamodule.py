@@ -262,9 +262,13 @@ class ShardedLinkDataModule(ShardDataModule):
         if name not in self._held:
             self._held[name] = self._held_links(name, starts)
         count, held = int(starts[-1]), self._held[name]
-        sampler = cast(Sampler, held)  # for who draws across shards
         targets = held.targets if isinstance(held, HeldLinks) else Targets
-        return self._eval_loader(sampler, range(count), f"There are {count} {name} edges", count, targets)
+
+        def sampler_of(more_hops: int) -> Sampler:
+            around = held.around(self._eval_sampler(more_hops)) if isinstance(held, HeldLinks) else held
+            return cast(Sampler, around)  # for who draws across shards
+
+        return self._eval_loader(sampler_of, range(count), f"There are {count} {name} edges", count, targets)
 
     def _held_links(self, name: str, starts: Tensor) -> AcrossLinks:
         shard, channel = self._with_labels(), self._whole_graph().channel

@@ -6,7 +6,7 @@ own edges -> false receivers, of which owners say whether they are edges -> the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.ahead.turns import Steps
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.evaluation.layered_loader import Targets
+from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.links import (
     HeldLinkSampler,
     LinkSampler,
@@ -81,6 +82,10 @@ class HeldLinks:
         places = [ids - self.first for ids in seeds]
         found = yield from around_across(graph, self.held.sampler, [self.held.pairs(ids) for ids in places], keys)
         return [self.held.finished(*drawn, ids) for ids, drawn in zip(places, found, strict=True)]
+
+    def around(self, sampler: Sampler) -> HeldLinks:
+        """Return the same, with the neighbourhoods that a sampler draws."""
+        return replace(self, held=replace(self.held, sampler=sampler))
 
     def targets(self, ids: Tensor) -> Targets:
         """Return the ends of some edges and of their negatives, and what batches say of them."""

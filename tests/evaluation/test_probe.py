@@ -1,0 +1,216 @@
+"""Before an evaluation a few seeds are computed with one more hop, and a model that sees farther is told so."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GPSConv, PairNorm, SAGEConv
+
+from lightning_gnn_dist.callbacks.run_report import RunReport
+from lightning_gnn_dist.data.datamodule import PartitionedDataModule
+from lightning_gnn_dist.data.settings import Evaluation
+from lightning_gnn_dist.partition.random import RandomPartitioner
+from lightning_gnn_dist.prepare.shard import save_shards
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sharded.datamodule import ShardedDataModule
+from lightning_gnn_dist.strategies.grappa import GrappaStrategy
+from tests.data_fitting import trainer
+from tests.evaluation.models import Judged, graph_of
+from tests.evaluation.test_sight import EXACT, C, F, Net, W, data_module, made, sparse_data
+from tests.every_strategy import PATIENCE
+from tests.ranks import run_ranks
+
+FARTHER = r"sees farther than num_hops=2: with one more hop, outputs of some seeds differ by up to .*%"
+
+
+class Paired(Net):
+    def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.net[2](self.net[1](self.net[0](x, edge_index)), edge_index)
+
+
+def paired() -> Any:
+    torch.manual_seed(1)
+    return Paired(SAGEConv(F, W), PairNorm(), SAGEConv(W, C)).double()
+
+
+class Attending(Judged):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.lin = GPSConv(F, SAGEConv(F, F), heads=2), nn.Linear(F, C)
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.lin(self.conv(batch.x, batch.edge_index))[: batch.batch_size]
+
+
+class ByNames(Judged):
+    """As PyG's examples call a model: with the batch's arrays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = paired().net
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return Paired.whole(self, x, edge_index)
+
+    def test_step(self, batch: Any) -> None:
+        self(batch.x, batch.edge_index)
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = paired().net
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return Paired.whole(self, x, edge_index)
+
+
+class WithoutForward(Judged):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def test_step(self, batch: Any) -> None:
+        self.inner(batch.x, batch.edge_index)
+
+
+def graph_data(**options: Any) -> PartitionedDataModule:
+    evaluation = Evaluation(**({"batch_size": 5} | options))
+    return PartitionedDataModule(
+        graph_of(sparse_data()),
+        partitioner=RandomPartitioner(),
+        sampler=NeighborSampler([3, 3]),
+        batch_size=50,
+        evaluation=evaluation,
+    )
+
+
+def messages(run: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    return [str(each.message) for each in caught if "sees farther" in str(each.message)]
+
+
+@pytest.mark.parametrize("model", [paired, lambda: Attending().double(), ByNames, WithoutForward])
+def test_a_model_that_sees_farther_is_told_so(model: Any) -> None:
+    data = graph_data()
+    with pytest.warns(UserWarning, match=FARTHER):
+        trainer(1).test(model().double(), data, verbose=False)
+    assert data.exactness.difference is None  # the next run looks anew
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_an_exact_evaluation_brings_no_message(name: str) -> None:
+    assert not messages(lambda: trainer(1).test(made(name), data_module(name), verbose=False))
+
+
+def test_a_prediction_is_told_of_and_one_in_a_batch_of_the_whole_graph_is_not() -> None:
+    with pytest.warns(UserWarning, match=FARTHER):
+        trainer(1).predict(paired(), graph_data())
+    data = graph_data(batch_size=sparse_data().num_nodes)
+    assert not messages(lambda: trainer(1).predict(paired(), data))
+
+
+def test_it_is_switched_off_by_one_word() -> None:
+    assert not messages(lambda: trainer(1).test(paired(), graph_data(probe=False), verbose=False))
+    with pytest.raises(ValueError, match="probe must be True or False, got 1"):
+        Evaluation(probe=1)  # type: ignore[arg-type]
+
+
+class Traced(Paired):
+    """Leaves a trace of every call, and draws."""
+
+    def __init__(self) -> None:
+        super().__init__(*paired().net)
+        self.register_buffer("calls", torch.zeros(1))
+        self.lists: list[int] = []
+        self.count = 0
+
+    def forward(self, batch: Any) -> Tensor:
+        self.calls += 1
+        self.count += 1
+        self.lists.append(self.count)
+        self.accuracy.update(torch.zeros(1, C), torch.zeros(1, dtype=torch.int64))
+        torch.rand(1), random.random(), np.random.rand()
+        return super().forward(batch)
+
+    def on_test_end(self) -> None:
+        drawn = [float(torch.rand(1)), random.random(), float(np.random.rand())]
+        self.seen = self.calls.item(), self.count, list(self.lists), drawn, self.training
+
+
+def traced(**options: Any) -> tuple[Any, Any, Any]:
+    module = Traced().double()
+    torch.manual_seed(0), random.seed(0), np.random.seed(0)
+    run = trainer(1)
+    (figures,) = run.test(module, graph_data(**options), verbose=False)
+    return module.seen, module.rows, figures
+
+
+@pytest.mark.filterwarnings("ignore:Traced sees farther")
+def test_it_leaves_no_trace() -> None:
+    (seen, rows, figures), (expected, rows_without, without) = traced(), traced(probe=False)
+    assert seen == expected and figures == without
+    assert all(rows[node].equal(rows_without[node]) for node in rows_without)
+
+
+class Fails(Paired):
+    """Is called in a way that nobody could guess."""
+
+    def forward(self, batch: Any, how: str) -> Tensor:
+        assert how == "well"
+        return super().forward(batch)
+
+    def test_step(self, batch: Any) -> None:
+        self(batch, "well")
+
+
+class Draws(Net):
+    def forward(self, batch: Any) -> Tensor:
+        return super().forward(batch) + torch.rand(1)
+
+
+def test_a_model_that_cannot_be_judged_is_evaluated_as_before() -> None:
+    failing = Fails(*paired().net).double()
+    drawing = Draws(SAGEConv(F, W), SAGEConv(W, C)).double()
+    for module in (failing, drawing):
+        assert not messages(lambda module=module: trainer(1).test(module, graph_data(), verbose=False))
+
+
+@pytest.mark.filterwarnings("ignore:Paired sees farther")
+def test_a_fit_looks_once_and_its_report_calls_figures_estimates(tmp_path: Path) -> None:
+    for module, said in ((paired(), True), (made("GCN 2"), False)):
+        report = RunReport(tmp_path)
+        run = trainer(1, callbacks=[report], max_epochs=2)
+        found = messages(lambda module=module, run=run: run.fit(module, graph_data()))
+        assert len(found) == said
+        assert report.record is not None and (report.record.one_hop_more is not None) == said
+        assert ("Metrics are estimates: the model sees farther" in str(report.record)) == said
+
+
+def on_two_ranks(rank: int, world_size: int, where: str) -> tuple[list[str], list[str]]:
+    options: dict[str, Any] = {"sampler": NeighborSampler([3, 3]), "evaluation": Evaluation(batch_size=5)}
+    found = []
+    for module in (paired(), made("SAGE")):
+        data = ShardedDataModule(where, **options) if where else graph_data()
+        run = trainer(world_size, GrappaStrategy(**PATIENCE))
+        found.append(messages(lambda module=module, run=run, data=data: run.test(module, data, verbose=False)))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("where", ["RAM", "shards"])
+def test_two_ranks_look_alike(where: str, tmp_path: Path) -> None:
+    graph, folder = graph_of(sparse_data()), tmp_path / "shards"
+    if where == "shards":
+        save_shards(graph, RandomPartitioner()(graph, 2, seed=0), folder)
+    first, second = run_ranks(on_two_ranks, 2, str(folder) if where == "shards" else "")
+    assert [len(each) for each in first] == [1, 0]  # rank 0 tells
+    assert [len(each) for each in second] == [0, 0]
