@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from difflib import unified_diff
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def compare(before: Found, after: Found, most: int) -> bool:
         differ += bool(values)
         if values:
             say(f"differs  {name}")
-            say(*(f"           {key}: {theirs[key]} -> {ours[key]}" for key in values[:most]))
+            say(*(f"           {key}: {changed(theirs[key], ours[key])}" for key in values[:most]))
             say(*[f"           and {len(values) - most} other values"] * (len(values) > most))
         if alone:
             say(f"alone    {name}: {', '.join(('+' if key in ours else '-') + key for key in alone[:most])}")
@@ -90,6 +91,13 @@ def compare(before: Found, after: Found, most: int) -> bool:
     say(*(f"after alone   {name}" for name in sorted(after.keys() - before.keys())))
     say(f"{len(before.keys() & after.keys())} runs compared, {differ} differ")
     return differ > 0
+
+
+def changed(before: str, after: str) -> str:
+    """One as the other, or the lines of a text that are not the same."""
+    if "\n" not in before + after:
+        return f"{before} -> {after}"
+    return "\n".join(list(unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))[2:])
 
 
 def say(*lines: str) -> None:

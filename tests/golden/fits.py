@@ -39,7 +39,7 @@ from tests.samplers import SAMPLERS
 
 PATIENCE: dict[str, Any] = {"launch": Launch(timeout=timedelta(seconds=60), start_timeout=timedelta(seconds=60))}
 SECONDS = ("seconds", "waited", "_s")  # figures of time, which no two runs share
-OF_ROUNDS = ("round_idx", "batches", "bytes_sent", "boundary_bytes", "fetched_bytes", "cache_asked", "cache_hits")
+COUNTED = ("bytes_sent", "boundary_bytes", "fetched_bytes", "cache_asked", "cache_hits")
 Make = Callable[[], Any]
 
 
@@ -151,10 +151,10 @@ def tensors_of(state: Any) -> Any:
 def show_record(tally: Tally, record: Any) -> None:
     """The ledger of all ranks, which rank 0 has."""
     if record is not None:
-        tally.add("ledger", [{name: getattr(row, name) for name in OF_ROUNDS} for rows in record.ranks for row in rows])
-        tally.add(
-            "metrics of rounds", [{k: v for k, v in row.metrics.items() if "_s" not in k} for row in record.rounds]
-        )
+        tally.add("rounds", [[(row.round_idx, row.batches) for row in rows] for rows in record.ranks])
+        tally.add("metrics of rounds", [row.metrics for row in record.rounds])
+        for name in COUNTED:  # of the fit: what ranks ask each other falls into this round or the next, by chance
+            tally.say(f"ledger: {name}", str([sum(getattr(row, name) or 0 for row in rows) for rows in record.ranks]))
         tally.add("coverage", record.coverage)
         if record.parts is not None:
             parts = record.parts

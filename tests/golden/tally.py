@@ -61,7 +61,7 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         for key in sorted(value, key=word):
             yield from leaves(f"{name}.{word(key)}", value[key])
     elif isinstance(value, list | tuple) and not _is_plain(value):
-        yield f"{name}.count", len(value)
+        yield name, len(value)
         for item in value:
             yield from leaves(name, item)
     elif isinstance(value, Graph):
