@@ -1,0 +1,85 @@
+"""Where runs find what several of them read: saved graphs, splits and shards; and data modules over them.
+
+Names that merges will change are looked up here, and nowhere else in these runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning_gnn_dist as package
+from lightning_gnn_dist import (
+    Graph,
+    LinkDataModule,
+    Loading,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    TemporalSampler,
+    save_shards,
+)
+from tests.golden.graphs import SPLITS, plain, simple, typed, typed_in_time
+
+GRAPHS = {"plain": plain, "simple": simple, "typed": typed, "timed": typed_in_time}
+RANKS = 2  # of the shards that are prepared
+AT_ONCE = Loading(num_threads=0)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder that all runs share, and one that is a run's own."""
+
+    shared: Path
+    own: Path
+
+    def prepare(self) -> None:
+        """Write what is read."""
+        for name, make in GRAPHS.items():
+            make().save(self.shared / name)
+            save_shards(make(), RandomPartitioner()(make(), RANKS, 0), self.shared / f"{name}_shards")
+        for name, make_split in SPLITS.items():
+            split = make_split()
+            split.save(self.shared / f"{name}_split")
+            save_shards(split, RandomPartitioner()(split.graph, RANKS, 0), self.shared / f"{name}_split_shards")
+
+    def nodes(self, graph: str, store: str, **options: Any) -> Any:
+        """A data module of nodes of a graph: in ``"ram"``, in ``"files"`` or in ``"shards"``."""
+        defaults: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 32, "loading": AT_ONCE, "seed": 3}
+        options = defaults | options
+        if store == "shards":
+            return sharded_nodes(self.shared / f"{graph}_shards", **options)
+        where: Graph | Path = GRAPHS[graph]() if store == "ram" else self.shared / graph
+        options = {"partitioner": RandomPartitioner(), "cache_dir": self.own} | options
+        return PartitionedDataModule(where, **options)
+
+    def links(self, split: str, store: str, **options: Any) -> Any:
+        """A data module of the edges of a split."""
+        time = {"events": "edge_time", "labelled_events": "edge_time", "typed_events": "time"}.get(split)
+        sampler = NeighborSampler([4, 3]) if time is None else TemporalSampler([4, 3], time)
+        defaults: dict[str, Any] = {"sampler": sampler, "batch_size": 48, "loading": AT_ONCE, "seed": 3}
+        options = defaults | options
+        if store == "shards":
+            return sharded_links(self.shared / f"{split}_split_shards", **options)
+        where = SPLITS[split]() if store == "ram" else self.shared / f"{split}_split"
+        options = {"partitioner": RandomPartitioner(), "cache_dir": self.own} | options
+        return LinkDataModule(where, **options)
+
+
+def sharded_nodes(path: Path, **options: Any) -> Any:
+    return getattr(package, "ShardedDataModule", PartitionedDataModule)(path, **options)
+
+
+def sharded_links(path: Path, **options: Any) -> Any:
+    return getattr(package, "ShardedLinkDataModule", LinkDataModule)(path, **options)
+
+
+def prepare_typed(*args: Any, **options: Any) -> None:
+    getattr(package, "prepare_typed_graph", package.prepare_graph)(*args, **options)
+
+
+def prepare_a_shard(source: Path, folder: Path, index: int, count: int, *, has_types: bool, **options: Any) -> None:
+    """Of typed tables, or of a table of edges."""
+    prepare = getattr(package, "prepare_typed_shard" if has_types else "prepare_shard", None) or package.prepare_shard
+    prepare(source, folder, index, count, **options)

@@ -1,0 +1,97 @@
+"""Runs that are stopped and gone on with: what a checkpoint must hold is in what they end with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lightning_gnn_dist import Drift, EverySteps, Exchange, History, Outer, WholePartSampler
+from tests.golden.boundaries import layered
+from tests.golden.fits import (
+    BASIC,
+    HOLDINGS,
+    OF_TYPES_BASIC,
+    Make,
+    edge_types,
+    grappa,
+    llcg,
+    local,
+    show_fit,
+    show_state,
+    trainer,
+    typed_module,
+)
+from tests.golden.graphs import asked_of
+from tests.golden.models import Blocks, Links, Rows, Typed
+from tests.golden.place import Place
+from tests.golden.runs import Run
+from tests.golden.tally import Tally
+
+
+def stopped(
+    make: Make,
+    data: Callable[[Place], Any],
+    module: Callable[[], Any],
+    tally: Tally,
+    place: Place,
+    *,
+    num_ranks: int = 2,
+    steps: int = -1,
+) -> None:
+    """Train two epochs, or so many steps; go on in a new module, data module and strategy up to the fourth epoch."""
+    torch.manual_seed(0)
+    first, path = module(), place.own / "stopped.ckpt"
+    options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(place.own, save_top_k=0)]}
+    run = trainer(make(), devices=num_ranks, max_epochs=2, max_steps=steps, **options)
+    torch.manual_seed(1)
+    run.fit(first, data(place))
+    run.save_checkpoint(path)
+    show_state(tally, run, first)
+    torch.manual_seed(2)
+    show_fit(tally, data(place), module(), make(), num_ranks, max_epochs=4, ckpt_path=path)
+
+
+def nodes(place: Place, graph: str = "plain", store: str = "ram", **options: Any) -> Any:
+    return place.nodes(graph, store, **options)
+
+
+def links_of(split: str, place: Place) -> Any:
+    return place.links(split, "ram")
+
+
+def links(split: str) -> Callable[[], Links]:
+    return lambda: Links(asked_of(split), edge_types() if asked_of(split) else (), labels="label" in split)
+
+
+def runs() -> Iterator[Run]:
+    strategies = BASIC | {
+        "local_sgd_outer_8": local(drift=Drift("ranks"), outer=Outer(bits=8), average_optimizer=True),
+        "llcg_persistent": llcg(EverySteps(2, growth=1.5, limit=6), correction_optimizer="persistent"),
+        "grappa_8": grappa(bits=8),
+    }
+    for name, make in strategies.items():
+        yield Run(f"resumed/{name}", partial(stopped, make, nodes, Blocks), 2)
+        owned = partial(stopped, make, nodes, lambda: Rows(owned=True))
+        yield Run(f"resumed/{name}/owned", owned, 2)
+    yield Run("resumed/grappa/mid_epoch", partial(stopped, grappa(), nodes, Blocks, steps=4), 2)
+    yield Run("resumed/grappa/1_rank", partial(stopped, grappa(), nodes, Blocks, num_ranks=1), 1)
+    for name in ("llcg", "grappa"):
+        rotating = partial(nodes, **HOLDINGS["rotate"])
+        yield Run(f"resumed/{name}/rotate", partial(stopped, BASIC[name], rotating, Blocks), 2)
+        yield Run(f"resumed/{name}/sparse", partial(stopped, BASIC[name], nodes, lambda: Rows(owned=False)), 2)
+        yield Run(f"resumed/{name}/shards", partial(stopped, BASIC[name], partial(nodes, store="shards"), Blocks), 2)
+        make, of_types = OF_TYPES_BASIC[name], partial(nodes, graph="typed")
+        yield Run(f"resumed/{name}/typed", partial(stopped, make, of_types, lambda: typed_module(None)), 2)
+        owned = partial(stopped, make, of_types, lambda: Typed(edge_types(), owned=True))
+        yield Run(f"resumed/{name}/typed_owned", owned, 2)
+        for split in ("undirected", "typed", "events"):
+            of_split = partial(links_of, split)
+            yield Run(f"resumed/{name}/links_{split}", partial(stopped, make, of_split, links(split)), 2)
+    kept = partial(nodes, boundary=History())
+    yield Run("resumed/local_sgd/history", partial(stopped, local(), kept, lambda: layered(None)), 2)
+    rows = partial(nodes, boundary=Exchange(), sampler=WholePartSampler(2))
+    yield Run("resumed/grappa/exchange", partial(stopped, grappa(), rows, lambda: layered(None)), 2)
