@@ -47,7 +47,14 @@ _log = logging.getLogger(__name__)
 
 
 class Work(Protocol):
-    """What every rank does."""
+    """What every rank does.
+
+    Attributes:
+        failure: What ended it, and when, by ``time.monotonic()``: before anything is torn down, which other ranks
+            notice, and where an interrupt may come between. None as long as nothing has.
+    """
+
+    failure: tuple[BaseException, float] | None
 
     def shared(self) -> Sequence[object]:
         """Return objects that results may refer to, in the same order in all processes, before anything runs."""
@@ -73,8 +80,8 @@ class Outcome:
     story: str = ""
 
     def fail(self, failure: BaseException) -> None:
-        """Note an exception, now that it is handled."""
-        self.how, self.story = "failed", traceback.format_exc()
+        """Note an exception."""
+        self.how, self.story = "failed", "".join(traceback.format_exception(failure))
         with suppress(Exception):  # whatever the user's own class raises when it is pickled
             self.error = by_value.as_bytes(failure)
 
@@ -268,7 +275,9 @@ def _be_rank(rank: int, seat: _Seat, work: Work | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     except (KeyboardInterrupt, InterruptedRankError):  # at any place above, but once
         outcome.how = "interrupted"
-    outcome.at = time.monotonic()
+    error, outcome.at = (work and work.failure) or (None, time.monotonic())
+    if isinstance(error, Exception) and outcome.how in ("failed", "interrupted"):
+        outcome.fail(error)  # the first one: tearing down may have raised another, or have been interrupted
     _tell(_file(seat.folder, rank), outcome, work, shared)
     sys.exit(_CODES[outcome.how])
 

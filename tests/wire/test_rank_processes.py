@@ -24,13 +24,19 @@ class Task:
 
     act: Callable[[int], Any]
     returned: Any = None
+    failure: tuple[BaseException, float] | None = None
 
     def shared(self) -> list[object]:
         return [self]
 
     def run(self) -> How:
         rank = int(os.environ["LOCAL_RANK"])
-        self.returned = self.act(rank)
+        try:
+            self.returned = self.act(rank)
+        except ValueError as error:
+            self.failure = error, time.monotonic()
+            time.sleep(rank)  # to tear down, which other ranks notice, and which an interrupt ends
+            raise
         return "done"
 
     def result(self, how: How) -> Any:
@@ -112,7 +118,7 @@ def test_the_rank_that_fails_is_heard_and_the_others_end(
 
 def test_of_several_failures_the_first_is_the_cause() -> None:
     def act(rank: int) -> None:
-        time.sleep(0.5 * (2 - rank))
+        time.sleep(0.25 * (2 - rank))  # rank 2 fails first, and ends last
         raise ValueError(f"of rank {rank}")
 
     assert str(ranks_of(act, 3).run()) == "of rank 2"

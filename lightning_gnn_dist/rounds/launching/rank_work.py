@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ class RankWork:
     keeper: Keeper = field(default_factory=lambda: Keeper())
     returned: Any = None
     known: set[str] = field(default_factory=set)  # the names of the weights at the start
+    failure: tuple[BaseException, float] | None = None
     _shared: list[Any] = field(default_factory=list)
 
     def shared(self) -> Sequence[object]:
@@ -74,10 +76,17 @@ class RankWork:
         if not sys.stdout.isatty():
             show_one_bar(self.trainer)
         try:
-            self.returned = call._call_and_handle_interrupt(self.trainer, self.function, *self.args, **self.kwargs)
+            self.returned = call._call_and_handle_interrupt(self.trainer, self._noted, *self.args, **self.kwargs)
         except SIGTERMException:
             return "left"
         return "done"
+
+    def _noted(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.function(*args, **kwargs)
+        except BaseException as error:
+            self.failure = error, time.monotonic()
+            raise
 
     def result(self, how: How) -> RankResult:
         kept = Kept.of(self) if os.environ["LOCAL_RANK"] == "0" else None
