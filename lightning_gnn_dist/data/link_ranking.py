@@ -19,7 +19,6 @@ from torchmetrics import Metric, MetricCollection
 
 from lightning_gnn_dist.checks import check_at_least, check_each, check_list, check_tensor, shown
 
-
 DEFAULT = (1, 10, 50)
 
 
@@ -34,8 +33,8 @@ class LinkRanking(MetricCollection):
     and a negative whose score is NaN ranks above its edge.
 
     Args:
-        hits: The ``k`` of each Hits@k. Each edge needs at least ``k`` negatives. Default: those of 1, 10 and 50 of which
-            there are as many, seen at the first batch.
+        hits: The ``k`` of each Hits@k. Each edge needs at least ``k`` negatives. Default: 1, 10 and 50, as far as the
+            first batch has as many.
         prefix: Put before every name, such as ``"val/"``.
     """
 

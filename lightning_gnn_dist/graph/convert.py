@@ -160,9 +160,9 @@ def check_once(name: str, num_listed: int, num_nodes: int) -> None:
     """Refuse a list that names nodes repeatedly: a mask, and each pass of training and evaluation, has them once."""
     if num_listed > num_nodes:
         raise ValueError(
-            f"{name} lists {num_listed} nodes and names {num_nodes}, some of them repeatedly, and a pass has each once: "
-            f"give {name}.unique(). To learn more from some nodes, weigh their losses, by class or by an array of nodes "
-            "such as data.loss_weight, of which batches have the rows."
+            f"{name} lists {num_listed} nodes and names {num_nodes}, some of them repeatedly, and a pass has each "
+            f"once: give {name}.unique(). To learn more from some nodes, weigh their losses, by class or by an array "
+            "of nodes such as data.loss_weight, of which batches have the rows."
         )
 
 
