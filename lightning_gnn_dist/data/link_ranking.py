@@ -11,12 +11,15 @@ With :math:`a` negatives that score higher than the edge and :math:`b` that scor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from lightning_gnn_dist.checks import check_at_least, check_each, check_list, check_tensor, shown
+
+DEFAULT = (1, 10, 50)
 
 
 class LinkRanking(MetricCollection):
@@ -30,17 +33,40 @@ class LinkRanking(MetricCollection):
     and a negative whose score is NaN ranks above its edge.
 
     Args:
-        hits: The ``k`` of each Hits@k. Each edge needs at least ``k`` negatives.
+        hits: The ``k`` of each Hits@k. Each edge needs at least ``k`` negatives. Default: 1, 10 and 50, as far as the
+            first batch has as many.
         prefix: Put before every name, such as ``"val/"``.
     """
 
-    def __init__(self, hits: Sequence[int] = (1, 10, 50), *, prefix: str | None = None) -> None:
+    def __init__(self, hits: Sequence[int] | None = None, *, prefix: str | None = None) -> None:
+        self._open = DEFAULT if hits is None else ()
+        hits = DEFAULT if hits is None else hits
         check_list("hits", hits, "[1, 10, 50]")
         check_each(1, "hits", hits)
         if prefix is not None and not isinstance(prefix, str):
             raise TypeError(f'prefix must be a text such as "val/", or None, got {shown(prefix)}.')
         metrics: dict[str, Metric | MetricCollection] = {"mrr": ReciprocalRank()}
         super().__init__(metrics | {f"hits@{k}": HitsAt(k) for k in hits}, prefix=prefix, compute_groups=False)
+
+    def update(self, scores: Tensor, edge_label: Tensor) -> None:  # type: ignore[override]  # of a dict of modules
+        """Add a batch, as :meth:`RankMean.update` takes it."""
+        self._leave_out(edge_label)
+        super().update(scores, edge_label)
+
+    def forward(self, scores: Tensor, edge_label: Tensor) -> dict[str, Any]:
+        """Add a batch, and return its own values."""
+        self._leave_out(edge_label)
+        found: dict[str, Any] = super().forward(scores, edge_label)
+        return found
+
+    def _leave_out(self, edge_label: object) -> None:
+        """Of the default, leave out each Hits@k of more negatives than the first batch has for an edge."""
+        if not isinstance(edge_label, Tensor) or not (num_edges := int((edge_label == 1).sum())):
+            return  # which each metric refuses
+        for k in self._open:
+            if edge_label.numel() // num_edges - 1 < k:
+                del self[f"hits@{k}"]
+        self._open = ()
 
 
 class RankMean(Metric):

@@ -104,3 +104,16 @@ def test_labels_that_would_rank_something_else_are_refused(scores: Tensor, label
 def test_a_batch_without_edges_is_refused() -> None:
     with pytest.raises(ValueError, match="edge_label must have an edge"):
         LinkRanking([1]).update(torch.ones(2), torch.zeros(2))
+
+
+def test_the_default_is_what_the_negatives_allow() -> None:
+    scores, labels = batch([1.0], [[0.0] * 20])
+    ranking, called = LinkRanking(), LinkRanking(prefix="val/")
+    with pytest.raises(TypeError, match="edge_label must be a tensor"):
+        ranking.update(scores, None)
+    ranking.update(scores, labels)
+    assert results(ranking) == {"mrr": 1.0, "hits@1": 1.0, "hits@10": 1.0}
+    assert set(called(scores, labels)) == set(called.compute()) == {"val/mrr", "val/hits@1", "val/hits@10"}
+    assert set(ranking.clone().compute()) == set(ranking.compute())
+    with pytest.raises(ValueError, match="With 5 negatives for each edge, Hits@10 is always 1"):
+        ranking.update(*batch([1.0], [[0.0] * 5]))
