@@ -94,7 +94,7 @@ def axes() -> list[str]:
     for share in (0.02, 0.05, 0.1, 0.2, 0.5, 1.0):
         parts.append(text(pixels(share, LOWEST)[0], HEIGHT - BOTTOM + 24, f"{share:.0%}".replace("%", " %")))
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(text(middle, HEIGHT - 14, "bytes sent; gradients at every step are 100 %"))
+    parts.append(text(middle, HEIGHT - 14, "bytes sent, on a logarithmic scale; gradients at every step are 100 %"))
     parts.append(text(12, 24, "Test accuracy over bytes sent, eight ranks", "start", more=' font-weight="600"'))
     return parts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import lightning_gnn_dist
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.partition.supernode import SUPERNODES_PER_PART
-from lightning_gnn_dist.strategies.names import _CLASSES, _after_import
+from lightning_gnn_dist.strategies.names import _CLASSES, _after_import, tell_lightning
 from tests.every_strategy import every_strategy
 
 HEAVY = {"torch", "torch_geometric", "lightning", "torchmetrics", "numba", "matplotlib", "scipy", "jsonargparse"}
@@ -117,3 +118,14 @@ def test_help_tells_the_default_of_supernodes(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         main(["inspect", "--help"])
     assert f"clusters (default: {SUPERNODES_PER_PART} for each part)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_lightning_warns_of_itself_reaches_nobody() -> None:
+    from lightning.pytorch.utilities import CombinedLoader
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        tell_lightning(lambda: None)
+        CombinedLoader([[1]])
+        warnings.warn("`isinstance(treespec, LeafSpec)` is deprecated", FutureWarning, stacklevel=1)  # in other code
+    assert [Path(warning.filename) for warning in seen] == [Path(__file__)]

@@ -45,7 +45,7 @@ def charts_of(tables: dict[str, list[Row]]) -> list[Bars]:
         alone, whole = ([number(row[f"{what}, ms"]) for row in rows] for what in ("sampling alone", "whole batch"))
         lengths = [[drawn, max(0.0, both - drawn)] for drawn, both in zip(alone, whole, strict=True)]
         pieces = ["sampling", "features and blocks"]
-        charts.append(Bars("A batch of 1,024 seeds, 3 hops", "CPU milliseconds", pieces, names_of(rows), lengths))
+        charts.append(Bars("A batch of 1,024 seeds, 3 hops", "CPU milliseconds", pieces, names_of(rows), lengths, totals=True))
     for part, title, unit, column in (
         ("partitions", "Two METIS parts", "CPU seconds", "CPU-s"),
         ("accuracy", "Until a model has learned", "CPU seconds", "CPU-s to the target, median"),
@@ -55,7 +55,7 @@ def charts_of(tables: dict[str, list[Row]]) -> list[Bars]:
         rows = [row for row in tables.get(part, []) if row.get("limit", "none") == "none"]
         if rows:
             lengths = [[number(row[column])] for row in rows]
-            charts.append(Bars(title, unit, [unit], names_of(rows), lengths))
+            charts.append(Bars(title, unit, [unit], names_of(rows), lengths, totals=True))
     return charts
 
 

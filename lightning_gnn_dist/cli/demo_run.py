@@ -74,8 +74,7 @@ def run_demo(graph: Graph, *, ranks: int, rounds: int, steps: int, seed: int = 0
 
     Every method takes the same number of local steps on each rank, and the single process as many as one rank.
     """
-    for advice in ("You passed in a `val_dataloader`", ".*isinstance.treespec, LeafSpec.. is deprecated"):
-        warnings.filterwarnings("ignore", advice)
+    warnings.filterwarnings("ignore", "You passed in a `val_dataloader`")
     torch.set_num_threads(1)  # the same for all methods; batches are small
     outcomes = []
     if LightningEnvironment().local_rank() == 0:  # first, because a process stays in a group that it has joined

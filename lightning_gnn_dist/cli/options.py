@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from lightning_gnn_dist.cli.values import Commands, count, gigabits, gigabytes, positive, seconds
 
@@ -31,10 +32,17 @@ types of nodes, nodes/paper.csv, nodes/author.parquet, ..., and of edges, edges/
 source type, name and destination type; each may also be an .npz or a folder of .npy."""
 
 
+class Parser(argparse.ArgumentParser):
+    """Tells an error without the usage before it, which would fill the screen."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\nAll options: {self.prog} --help\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of a whole command line: ``module`` of what it returns is the file here that does the work."""
     version = import_module(__name__.partition(".")[0]).__version__
-    whole = argparse.ArgumentParser(prog=PROGRAM, description=PURPOSE)
+    whole = Parser(prog=PROGRAM, description=PURPOSE)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {version}")
     commands = whole.add_subparsers(required=True, metavar="command")
     for add in (_add_demo, _add_prepare, _add_inspect, _add_divide, _add_elastic, _add_report):

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import traceback
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
@@ -47,7 +46,6 @@ def run(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"{PROGRAM} {given[0]}: {error}") from error
     if os.getcwd() not in sys.path:  # where a user's own module lies; a console script does not look there
         sys.path.append(os.getcwd())  # at the end: a file there takes no library's place
-    warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.. is deprecated")  # Lightning, of itself
     try:
         TrainCLI(
             given[:1],
@@ -85,6 +83,9 @@ class Parser(LightningArgumentParser):
         way_out = hint(message, self.names or set(self.get_defaults().keys()))
         brief = in_one_line(message, way_out) if self.exit_on_error else None  # others go on with what is said
         super().error(brief or (message if way_out is None else f"{message}\n{way_out}"), ex)
+
+    def print_usage(self, file: Any = None) -> None:
+        """Nothing: it is asked for before an error alone, which names ``--help``, and would fill the screen."""
 
 
 class ConfigBesideLogs(SaveConfigCallback):

@@ -22,12 +22,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Lines:
-    """Several curves over one axis."""
+    """Several curves over one axis, which has whole numbers alone if it ``counts`` rounds or epochs."""
 
     title: str
     x_label: str
     y_label: str
     lines: list[Line]
+    counts: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class HeatMap:
 class Bars:
     """A bar for each row, made of named pieces. ``lengths`` has a list for each row, with a number for each piece.
 
-    A piece that is named as the unit is the only one, and needs no legend.
+    A piece that is named as the unit is the only one, and needs no legend. With ``totals`` the length of each bar stands
+    behind it.
     """
 
     title: str
@@ -58,6 +60,7 @@ class Bars:
     pieces: list[str]
     rows: list[str]
     lengths: list[list[float]]
+    totals: bool = False
 
     @property
     def legend(self) -> list[str]:
@@ -86,7 +89,7 @@ def of_all(records: Mapping[str, RunRecord], metric: str) -> list[Lines]:
     charts = [
         Lines(f"{metric} over time", "seconds since training began", metric, over_time),
         Lines(f"{metric} over bytes", "MB sent by all ranks", metric, over_bytes),
-        Lines(f"{metric} by {unit}", unit, metric, over_rounds),
+        Lines(f"{metric} by {unit}", unit, metric, over_rounds, counts=True),
     ]
     return [chart for chart in charts if any(line.points for line in chart.lines)]
 

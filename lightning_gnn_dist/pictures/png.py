@@ -52,6 +52,8 @@ def _lines(axes: Any, chart: Lines) -> None:
     for number, line in enumerate(chart.lines):
         across, up = ([point[axis] for point in line.points] for axis in (0, 1))
         axes.plot(across, up, marker="o", markersize=3, label=line.name, color=COLOURS[number % len(COLOURS)])
+    if chart.counts:
+        axes.locator_params(axis="x", integer=True)
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     axes.grid(visible=True, alpha=0.3)
@@ -75,6 +77,9 @@ def _bars(axes: Any, chart: Bars) -> None:
         lengths = [row[number] for row in chart.lengths]
         axes.barh(chart.rows, lengths, left=start, label=piece, color=COLOURS[number % len(COLOURS)])
         start = [begin + length for begin, length in zip(start, lengths, strict=True)]
+    if chart.totals:
+        axes.bar_label(axes.containers[-1], [f"{total:.4g}" for total in start], padding=3)
+        axes.margins(x=0.15)
     axes.invert_yaxis()
     axes.set_xlabel(chart.unit)
     if chart.legend:

@@ -55,11 +55,11 @@ def _height(drawing: str) -> float:
     return float(drawing.split(' height="', 1)[1].split('"', 1)[0])
 
 
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers from at most ``low`` to at least ``high``."""
+def ticks(low: float, high: float, about: int = 5, *, whole: bool = False) -> list[float]:
+    """Round numbers from at most ``low`` to at least ``high``, ``whole`` ones if asked."""
     if not high > low:
         low, high = low - 0.5, high + 0.5
-    rough = (high - low) / about
+    rough = max((high - low) / about, 1.0 if whole else 0.0)
     unit = 10.0 ** floor(log10(rough))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
     return [step * index for index in range(floor(low / step), ceil(high / step) + 1)]
@@ -67,7 +67,8 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 def _lines(chart: Lines) -> str:
     points = [point for line in chart.lines for point in line.points]
-    across, up = (ticks(min(values), max(values)) for values in zip(*points, strict=True))
+    along, upwards = zip(*points, strict=True)
+    across, up = ticks(min(along), max(along), whole=chart.counts), ticks(min(upwards), max(upwards))
     inner_width, inner_height = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
 
     def pixels(x: float, y: float) -> tuple[float, float]:
@@ -144,7 +145,9 @@ def _bars(chart: Bars) -> str:
     longest = max((sum(row) for row in chart.lengths), default=0.0) or 1.0
     across = [tick for tick in ticks(0.0, longest) if tick <= longest * 1.001]
     left = max(_LEFT, 6 + (_CHARACTER + 1) * max(map(len, chart.rows), default=0))
-    inner, bottom = WIDTH - left - _RIGHT, _TOP + _BAR * len(chart.rows)
+    totals = [_number(sum(row)) if chart.totals else "" for row in chart.lengths]
+    room = (_CHARACTER + 1) * max(map(len, totals), default=0)
+    inner, bottom = WIDTH - left - _RIGHT - room, _TOP + _BAR * len(chart.rows)
     parts = []
     for down, (name, row) in enumerate(zip(chart.rows, chart.lengths, strict=True)):
         x, y = float(left), _TOP + down * _BAR
@@ -155,6 +158,8 @@ def _bars(chart: Bars) -> str:
             parts.append(f'<rect {box} fill="{COLOURS[number % len(COLOURS)]}">{hint}</rect>')
             x += width
         parts.append(_text(left - 6, y + 14, name, "end"))
+        if totals[down]:
+            parts.append(_text(x + 4, y + 14, totals[down]))
     for tick in across:
         parts.append(_text(left + tick / longest * inner, bottom + 15, _number(tick), "middle"))
     total = bottom + _BOTTOM

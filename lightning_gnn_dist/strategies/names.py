@@ -6,6 +6,7 @@ Both work once the package is imported, before Lightning or after it.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -31,6 +32,9 @@ def tell_lightning(import_all: Callable[[], None]) -> None:
     Args:
         import_all: Imports all that the package exports.
     """
+    # Lightning warns of its own line, once in every process and phase, whatever loaders it is given.
+    deprecated = r".*isinstance\(treespec, LeafSpec\). is deprecated"
+    warnings.filterwarnings("ignore", deprecated, FutureWarning, r"lightning\.pytorch\.utilities\._pytree")
     _after_import("lightning.pytorch.strategies", _register)
     _after_import("lightning.pytorch.cli", lambda _: import_all())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,20 @@ def test_ticks_are_round_and_enclose(low: float, high: float, expected: list[flo
     assert found == pytest.approx(expected, abs=0.11 if low == high else 1e-9)
 
 
+def test_rounds_and_epochs_have_whole_ticks() -> None:
+    assert ticks(1.0, 3.0, whole=True) == [1.0, 2.0, 3.0] and ticks(1.0, 1.0, whole=True) == [0.0, 1.0, 2.0]
+    assert ticks(1.0, 20.0, whole=True) == ticks(1.0, 20.0)
+    by_round = of_all({"a": record(2, 2)}, "accuracy")[2]
+    shown = [text.text for text in ElementTree.fromstring(drawn(by_round)).iter("text") if text.get("y") == "269.0"]
+    assert shown == ["1", "2"]
+
+
+def test_a_bar_has_its_length_behind_it_if_asked() -> None:
+    chart = Bars("time", "seconds", ["a", "b"], ["rank 0", "rank 1"], [[1.5, 0.25], [20.0, 3.0]], totals=True)
+    said = [text.text for text in ElementTree.fromstring(drawn(chart)).iter("text")]
+    assert {"1.75", "23"} <= set(said) and "1.75" not in drawn(replace(chart, totals=False))
+
+
 CHARTS = [
     *of_all({"runs/a & <b>": record(), "x" * 200: record(counted=False)}, "accuracy"),
     *of_run(record(2, 3)),
@@ -33,6 +48,7 @@ CHARTS = [
     Lines("one point", "x", "y", [Line("a", [(3.0, 3.0)])]),
     HeatMap("nothing", "x", "y", ["0"], ["0"], [[None]], as_share=False),
     Bars("one piece", "seconds", ["seconds"], ["rank 0"], [[2.0]]),
+    Bars("with totals", "seconds", ["seconds"], ["rank 0"], [[1234.5]], totals=True),
     Bars("no length", "seconds", ["a"], ["rank 0"], [[0.0]]),
 ]
 

@@ -91,8 +91,9 @@ def test_what_is_wrong_in_a_value_is_said_in_one_line_with_its_path(
 ) -> None:
     with pytest.raises(SystemExit):
         start(data, tmp_path, *options)
-    _, _, error = capsys.readouterr().err.partition("\nerror: ")
+    before, _, error = capsys.readouterr().err.partition("\nerror: ")
     assert error.startswith(reason) and error.count("\n") == 1
+    assert "usage:" not in before and before.endswith("--help")
 
 
 @pytest.mark.parametrize("sampler", ["LadiesSampler", "FastGCNSampler"])
