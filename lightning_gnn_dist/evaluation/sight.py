@@ -9,7 +9,8 @@ have none, so an evaluation draws theirs, too. What a module does by functions o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import UnionType
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch_geometric.nn import HeteroConv, MessagePassing
@@ -20,14 +21,23 @@ from lightning_gnn_dist.layerwise.layers import has_layers
 # it one hop further, those out of it another one, if both directions of every edge are in the graph.
 _COUNTS_DEGREES = {"gcn_norm": 1, "get_laplacian": 2}
 _OF_OTHERS = {"degree": 1}  # with it PyG's own layers count those of receivers alone
-# The attributes by which layers say over how many hops they look; the first two of layers that count degrees alone.
-_HOPS: dict[str, Callable[[Any], int]] = {
-    "K": int,  # SGConv, SSGConv, TAGConv, APPNP
-    "lins": lambda lins: len(lins) - 1,  # ChebConv
-    "powers": max,  # MixHopConv
-    "num_layers": int,  # ARMAConv, GatedGraphConv, LabelPropagation
-}
-_OF_DEGREES = ("K", "lins")
+
+
+class _Takes(NamedTuple):
+    """An attribute by which layers that call a function say over how many hops they look."""
+
+    name: str
+    kind: type | UnionType
+    function: str
+    count: Callable[[Any], int]
+
+
+_SEVERAL = (
+    _Takes("K", int, "gcn_norm", int),  # SGConv, SSGConv, TAGConv, APPNP
+    _Takes("lins", nn.ModuleList, "get_laplacian", lambda lins: len(lins) - 1),  # ChebConv
+    _Takes("powers", list | tuple, "propagate", max),  # MixHopConv
+    _Takes("num_layers", int, "propagate", int),  # ARMAConv, GatedGraphConv, LabelPropagation
+)
 
 
 def hops_of_evaluation(module: nn.Module, num_hops: int) -> int:
@@ -52,15 +62,17 @@ def _hops(module: nn.Module) -> tuple[bool, int]:
 
 
 def _hops_of_layer(layer: nn.Module) -> int:
-    for name, count in _HOPS.items():
-        if hasattr(layer, name) and (name not in _OF_DEGREES or _hops_of_degrees(layer)):
-            return count(getattr(layer, name))
+    called = set(_called(type(layer)))
+    for takes in _SEVERAL:
+        value = getattr(layer, takes.name, None)
+        if isinstance(value, takes.kind) and takes.function in called:
+            return takes.count(value)
     return 1
 
 
 def _hops_of_degrees(module: nn.Module) -> int:
     """Return within how many hops more a module counts the degrees of senders; 0 if it counts none."""
-    if not getattr(module, "normalize", True):
+    if getattr(module, "normalize", True) is False:
         return 0
     kind = type(module)
     known = _COUNTS_DEGREES if kind.__module__.startswith("torch_geometric.") else _COUNTS_DEGREES | _OF_OTHERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,23 +175,21 @@ def test_predictions_are_those_of_the_whole_graph() -> None:
     check("GCN 2", dict(enumerate(rows)))
 
 
-def evaluate(rank: int, world_size: int, where: str | None, names: list[str]) -> list[dict[int, Tensor]]:
+def evaluate(rank: int, world_size: int, cases: list[tuple[str, str | None]]) -> list[dict[int, Tensor]]:
     found = []
-    for name in names:
+    for name, where in cases:
         module = made(name)
         trainer(world_size, GrappaStrategy(**PATIENCE)).test(module, data_module(name, where), verbose=False)
         found.append(module.rows)
     return found
 
 
-@pytest.mark.parametrize("where", ["RAM", "shards"])
-def test_rows_of_two_ranks(where: str, tmp_path: Any) -> None:
-    names = ["GCN 2", "APPNP"]
-    if where == "shards":
-        graph = graph_of(sparse_data())
-        save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "shards")
-    for of_rank in run_ranks(evaluate, 2, str(tmp_path / "shards") if where == "shards" else None, names):
-        for name, rows in zip(names, of_rank, strict=True):
+def test_rows_of_two_ranks(tmp_path: Path) -> None:
+    graph = graph_of(sparse_data())
+    save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "shards")
+    cases = [(name, where) for name in ("GCN 2", "APPNP") for where in (None, str(tmp_path / "shards"))]
+    for of_rank in run_ranks(evaluate, 2, cases):
+        for (name, _), rows in zip(cases, of_rank, strict=True):
             check(name, rows)
 
 
@@ -241,6 +240,14 @@ def test_rows_of_a_typed_graph() -> None:
     assert all(torch.allclose(row, expected[node], rtol=0, atol=1e-12) for node, row in module.rows.items())
 
 
+class Odd(ByHand):
+    """Has other things by the names by which PyG's layers say how far they see."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.K, self.normalize = nn.Linear(4, 4), torch.ones(2)
+
+
 SIGHT: list[tuple[nn.Module, int]] = [
     (nn.ModuleList([SAGEConv(4, 4), GATConv(4, 4), GATv2Conv(4, 4)]), 2),
     (MFConv(4, 4), 2),
@@ -249,6 +256,7 @@ SIGHT: list[tuple[nn.Module, int]] = [
     (GraphSAGE(4, 4, 2), 2),
     (GCNConv(4, 4, normalize=False), 2),
     (GCNConv(4, 4), 3),
+    (Odd(), 3),
     (APPNP(10, 0.1), 11),
     (nn.ModuleList([SGConv(4, 4, K=2), SGConv(4, 4, K=2)]), 5),
     (HeteroConv({("a", "b", "a"): SGConv(4, 4, K=3), ("a", "c", "a"): SGConv(4, 4, K=3)}), 4),
