@@ -9,30 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.kernels import DAMAGED, REPEATED_SEED, Array, Work
-from lightning_gnn_dist.engine.rng import key
-from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample, refuse_repeated
+from lightning_gnn_dist.engine.kernels import DAMAGED, REPEATED_SEED, Work
+from lightning_gnn_dist.engine.sample import MAX_ENTRIES, Sample, refuse_repeated
 from lightning_gnn_dist.engine.scratch import Scratch, scratch_of_thread
 from lightning_gnn_dist.graph.graph import Graph
 
-# (indptr, indices, seeds, keys, work, table, num_nodes, num_edges) -> entries of ``work`` that it needs, or an error
+# (indptr, indices, seeds, *settings, work, table, num_nodes, num_edges) -> needed entries of ``work``, or an error
 Kernel = Callable[..., Any]
-
-
-def hop_keys(batch_key: BatchKey, num_hops: int) -> Array:
-    """The key of each hop of a batch, uint64, shape (num_hops,)."""
-    return np.array([key(*batch_key, hop) for hop in range(num_hops)], np.uint64)
 
 
 def sample_hops(
     graph: Graph,
     seeds: Tensor,
-    keys: Array,
+    num_hops: int,
     kernel: Kernel,
-    *,
+    *settings: Any,
     tables: int = 1,
     weighs: bool = False,
     with_ids: bool | None = None,
+    with_kinds: bool = False,
     num_names: int | None = None,
 ) -> Sample:
     """Sample one batch by ``kernel``, which runs again with more memory if it had too little.
@@ -40,20 +35,23 @@ def sample_hops(
     Args:
         graph: The graph to sample.
         seeds: The batch's first nodes, as ``check_bulk`` returns them.
-        keys: The key of each hop, as ``hop_keys`` returns them.
+        num_hops: The number of hops that the kernel counts nodes and edges of.
         kernel: Samples one batch into the ``Work`` that it is given.
+        settings: What else the kernel takes.
         tables: How often the kernel opens its table.
         weighs: Whether the kernel gives edges a weight.
         with_ids: Whether the sample has ``edge_ids``. Default: if the graph has edge arrays or types.
+        with_kinds: Whether it has ``edge_kinds``.
         num_names: The kernel calls nodes by names of its own, int64, below this number. Default: by their ids.
     """
-    scratch = scratch_of_thread(graph.indices.numpy().dtype if num_names is None else np.int64)
+    kinds = np.dtype(np.uint8) if graph.types is None else graph.types.edge_type.numpy().dtype
+    scratch = scratch_of_thread(graph.indices.numpy().dtype if num_names is None else np.int64, kinds)
     reserve(scratch, seeds.numel())
-    num_nodes, num_edges = np.zeros((2, len(keys) + 1), np.int64)
+    num_nodes, num_edges = np.zeros((2, num_hops + 1), np.int64)
     csr = graph.indptr.numpy(), graph.indices.numpy()
     while True:
         table = scratch.open_table(graph.num_nodes if num_names is None else num_names, tables)
-        needed = kernel(*csr, seeds.numpy(), keys, scratch.work, table, num_nodes, num_edges)
+        needed = kernel(*csr, seeds.numpy(), *settings, scratch.work, table, num_nodes, num_edges)
         if needed <= scratch.capacity:
             break
         reserve(scratch, needed)
@@ -62,7 +60,8 @@ def sample_hops(
     if needed == DAMAGED:
         raise graph_is_damaged(graph)
     with_ids = has_ids(graph) if with_ids is None else with_ids
-    return _copied(scratch.work, num_nodes.tolist(), num_edges[:-1].tolist(), with_ids=with_ids, weighs=weighs)
+    drawn = _copied(scratch.work, num_nodes.tolist(), num_edges[:-1].tolist(), with_ids=with_ids, weighs=weighs)
+    return drawn._replace(edge_kinds=_kinds_of(graph, scratch.work, drawn)) if with_kinds else drawn
 
 
 def has_ids(graph: Graph) -> bool:
@@ -92,6 +91,13 @@ def _copied(work: Work, num_nodes: list[int], num_edges: list[int], *, with_ids:
         edge_ids=torch.from_numpy(work.positions[:edges].copy()) if with_ids else None,
         edge_weight=torch.from_numpy(work.weights[:edges].copy()) if weighs else None,
     )
+
+
+def _kinds_of(graph: Graph, work: Work, drawn: Sample) -> Tensor:
+    kinds = work.kinds[: drawn.indices.numel()].copy()
+    if graph.types is None or len(graph.types.edge_types) == 1:
+        kinds[:] = 0  # a kernel notes none
+    return torch.from_numpy(kinds)
 
 
 def reserve(scratch: Scratch, entries: int) -> None:

@@ -16,16 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from lightning_gnn_dist.engine.compiling import compiled, inlined, part
+from lightning_gnn_dist.engine.compiling import inlined, part
 from lightning_gnn_dist.engine.intrinsics import prefetch
 from lightning_gnn_dist.engine.rng import below, draw
-from lightning_gnn_dist.engine.weighted.draws import (
-    Aside,
-    Weights,
-    aside_for,
-    draw_by_weight,
-    prefetch_weights,
-)
+from lightning_gnn_dist.engine.weighted.draws import Aside, Weights, draw_by_weight, prefetch_weights
 
 Array = npt.NDArray[Any]
 
@@ -38,7 +32,7 @@ DAMAGED = -2  # and this if a row or a sender lies outside the graph
 
 # numba compiles a function once more for every literal that it is given.
 ZERO: Any = np.int64(0)
-ALL: Any = np.int64(-1)  # neighbours of a node
+ALL_BITS: Any = np.uint64(2**64 - 1)  # of a node's name, where this is its id
 _U = np.uint64  # with indices of this type, numba leaves out the test for negative ones
 _HASH = _U(0x9E3779B97F4A7C15)
 
@@ -68,6 +62,7 @@ class Work(NamedTuple):
         first: Where the row of each frontier node starts in the graph's ``indices``, int64.
         degree: The length of that row, int64.
         weights: Each edge's weight, float32, if the kernel gives edges weights.
+        kinds: Each edge's type, as the graph numbers them, where the kernel draws from several.
     """
 
     nodes: Array
@@ -77,6 +72,7 @@ class Work(NamedTuple):
     first: Array
     degree: Array
     weights: Array
+    kinds: Array
 
 
 class Rule(NamedTuple):
@@ -91,55 +87,6 @@ class Rule(NamedTuple):
     replace: bool
 
 
-@compiled
-def sample(
-    indptr: Array,
-    indices: Array,
-    seeds: Array,
-    fanouts: Array,
-    keys: Array,
-    rule: Rule,
-    work: Work,
-    table: Table,
-    num_nodes: Array,
-    num_edges: Array,
-) -> Any:
-    """Sample one batch into ``work``; return how many seeds and edges it has.
-
-    If ``work`` has room for fewer, the batch is not complete: the caller makes room and starts again.
-    Or return ``REPEATED_SEED`` or ``DAMAGED``.
-
-    Args:
-        indptr: The graph's row starts, int64.
-        indices: The graph's in-neighbours, int32 or int64.
-        seeds: The batch's first nodes, int64; ``work`` has room for them.
-        fanouts: Neighbours to draw per hop, int64; -1 takes all.
-        keys: The key of each hop, uint64.
-        rule: How neighbours are drawn.
-        work: Receives the batch.
-        table: A table without valid entries.
-        num_nodes: Receives the new nodes per hop, the seeds first.
-        num_edges: Receives the edges per hop.
-    """
-    begin, end = ZERO, place_seeds(seeds, work, table)
-    if end != len(seeds):
-        return REPEATED_SEED
-    num_nodes[0] = end
-    for hop in range(len(fanouts)):
-        total = open_rows(indptr, len(indices), begin, end, fanouts[hop], rule.replace, work)
-        if total < 0:
-            return DAMAGED
-        if len(seeds) + total > len(work.positions):
-            return len(seeds) + total
-        found = expand(indices, len(indptr) - 1, begin, end, fanouts[hop], keys[hop], rule, work, table)
-        if found < 0:
-            return DAMAGED
-        num_edges[hop] = total - work.starts[begin]
-        num_nodes[hop + 1] = found - end
-        begin, end = end, found
-    return len(seeds) + work.starts[begin]
-
-
 @part
 def place_seeds(seeds: Array, work: Work, table: Table) -> Any:
     """Begin a batch; return how many distinct seeds there are."""
@@ -150,22 +97,17 @@ def place_seeds(seeds: Array, work: Work, table: Table) -> Any:
 
 
 @part
-def open_rows(indptr: Array, num_edges: int, begin: int, end: int, fanout: int, replace: bool, work: Work) -> Any:
-    """Find the frontier's rows and where their edges go; return the batch's edges including these, or ``DAMAGED``."""
-    total, is_damaged = work.starts[_U(begin)], False
+def open_rows(indptr: Array, num_edges: int, begin: int, end: int, mask: np.uint64, work: Work) -> Any:
+    """Find the rows of the frontier, whose nodes are these bits of their names; return whether all can be rows."""
+    is_damaged: Any = False
     for i in range(begin, end):
-        prefetch(indptr, work.nodes[_U(min(i + ROWS_AHEAD, end - 1))])
-        node = _U(work.nodes[_U(i)])
+        prefetch(indptr, _U(work.nodes[_U(min(i + ROWS_AHEAD, end - 1))]) & mask)
+        node = _U(work.nodes[_U(i)]) & mask
         first, last = indptr[node], indptr[node + _U(1)]
-        degree = last - first
         is_damaged |= is_no_row(first, last, num_edges)
         work.first[_U(i - begin)] = first
-        work.degree[_U(i - begin)] = degree
-        if not is_whole(degree, fanout, replace):
-            degree = fanout
-        total += degree
-        work.starts[_U(i + 1)] = total
-    return np.int64(DAMAGED) if is_damaged else total
+        work.degree[_U(i - begin)] = last - first
+    return not is_damaged
 
 
 @inlined
@@ -180,68 +122,11 @@ def is_whole(degree: int, fanout: int, replace: bool) -> bool:
     return fanout < 0 or degree == 0 or (degree <= fanout and not replace)
 
 
-@part
-def expand(
-    indices: Array, nodes: int, begin: int, end: int, fanout: int, key: np.uint64, rule: Rule, work: Work, table: Table
-) -> Any:
-    """One hop in three stages, each a block behind the one before; return the batch's nodes so far, or ``DAMAGED``."""
-    found = end
-    aside = aside_for(rule.weights, _longest(end - begin, work))
-    blocks = (end - begin + BLOCK - 1) // BLOCK
-    for block in range(blocks + 2):
-        low = begin + block * BLOCK
-        if block < blocks:
-            for i in range(low + BLOCK, min(low + 2 * BLOCK, end) if len(rule.weights.table) else 0):
-                prefetch_row(
-                    rule, work.first[_U(i - begin)], work.degree[_U(i - begin)], fanout, key, work.nodes[_U(i)]
-                )
-            _draw_rows(indices, begin, low, min(low + BLOCK, end), fanout, key, rule, aside, work)
-        if 1 <= block <= blocks:
-            is_right = read_senders(indices, nodes, work.starts[low - BLOCK], work.starts[min(low, end)], work, table)
-            if not is_right:
-                return np.int64(DAMAGED)
-        if block >= 2:
-            low -= 2 * BLOCK
-            found = place(work.starts[low], work.starts[min(low + BLOCK, end)], work, table, found)
-    return found
-
-
-@part
-def _longest(rows: int, work: Work) -> Any:
-    """The length of the frontier's longest row; a frontier may have no row."""
-    longest = ZERO
-    for i in range(rows):
-        longest = max(longest, work.degree[_U(i)])
-    return longest
-
-
 @inlined
 def prefetch_row(rule: Rule, first: int, degree: int, fanout: int, key: np.uint64, node: int) -> None:
     """Ask for what draws by weight from a row will read."""
     if not is_whole(degree, fanout, rule.replace):
         prefetch_weights(rule.weights, first, degree, fanout, rule.replace, key, node)
-
-
-@part
-def _draw_rows(
-    indices: Array,
-    begin: int,
-    low: int,
-    high: int,
-    fanout: int,
-    key: np.uint64,
-    rule: Rule,
-    aside: Aside,
-    work: Work,
-) -> None:
-    """Choose the edges of the frontier rows ``low`` to ``high``."""
-    for i in range(low, high):
-        out, first, degree = work.starts[_U(i)], work.first[_U(i - begin)], work.degree[_U(i - begin)]
-        node = work.nodes[_U(i)]
-        if is_whole(degree, fanout, rule.replace):
-            take_row(indices, first, degree, work.positions, out)
-        else:
-            draw_row(indices, first, degree, fanout, key, node, rule, aside, work.positions, out)
 
 
 @inlined

@@ -7,18 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_gnn_dist.engine.compiling import compiled, part
+from lightning_gnn_dist.engine.hop_kernels import Draws, expand
 from lightning_gnn_dist.engine.kernels import (
-    ALL,
     DAMAGED,
     REPEATED_SEED,
     ZERO,
     Array,
-    Rule,
     Table,
     Work,
-    expand,
     is_no_row,
-    open_rows,
     place,
     place_seeds,
 )
@@ -50,15 +47,14 @@ def sample_layers(
     indptr: Array,
     indices: Array,
     seeds: Array,
-    keys: Array,
-    rule: Rule,
+    draws: Draws,
     layers: Layers,
     work: Work,
     table: Table,
     num_nodes: Array,
     num_edges: Array,
 ) -> Any:
-    """Sample one batch into ``work``, as :func:`kernels.sample` does; ``rule`` goes unused, as all edges are read.
+    """Sample one batch into ``work``, as :func:`hop_kernels.sample` does; ``draws`` reads all edges of a node.
 
     The table is opened anew for each hop, because it also holds nodes that were met but not drawn.
     """
@@ -66,17 +62,15 @@ def sample_layers(
     if end != len(seeds):
         return REPEATED_SEED
     num_nodes[0] = end
-    for hop in range(len(keys)):
-        total = open_rows(indptr, len(indices), begin, end, ALL, rule.replace, work)
-        if total < 0:
-            return DAMAGED
-        if end + total > len(work.positions):
-            return end + total
-        met = expand(indices, len(indptr) - 1, begin, end, ALL, keys[hop], rule, work, table)
+    for hop in range(len(draws.fanouts)):
+        met = expand(indptr, indices, begin, end, end, hop, draws, work, table)
         if met < 0:
             return DAMAGED
+        total = work.starts[_U(end)]
+        if end + total > len(work.positions):
+            return end + total
         inverse = _chances(begin, end, met, hop, layers, work)
-        _choose(met, keys[hop], inverse, work)
+        _choose(met, draws.keys[hop, 0], inverse, work)
         found = _thin(begin, end, met, layers, inverse, work)
         num_edges[hop] = work.starts[_U(end)] - work.starts[_U(begin)]
         num_nodes[hop + 1] = found - end

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lightning_gnn_dist.engine.intrinsics import RUN
 from lightning_gnn_dist.engine.kernels import AT_ONCE, Array, Table, Work
 
 DIRECT_NODES = 1 << 21  # a graph of up to so many nodes gets a table with a slot for every node
@@ -27,8 +28,8 @@ class Scratch:
     take about 50 bytes for every edge of the largest batch so far.
     """
 
-    def __init__(self, dtype: npt.DTypeLike) -> None:
-        self.dtype = np.dtype(dtype)
+    def __init__(self, dtype: npt.DTypeLike, kinds: npt.DTypeLike) -> None:
+        self.dtype, self.kinds = np.dtype(dtype), np.dtype(kinds)
         self.reserve(1 << 14)
         self._entries: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
         self._epoch = 1
@@ -39,7 +40,8 @@ class Scratch:
         longs: list[Array] = [np.empty(size + AT_ONCE, np.int64) for _ in range(4)]  # starts have one more
         starts, positions, first, degree = longs
         nodes, columns = np.empty(size, self.dtype), np.empty(size, self.dtype)
-        self.work = Work(nodes, starts, positions[:size], columns, first, degree, np.empty(size, np.float32))
+        weights, kinds = np.empty(size, np.float32), np.empty(size + RUN, self.kinds)
+        self.work = Work(nodes, starts, positions[:size], columns, first, degree, weights, kinds)
 
     @property
     def capacity(self) -> int:
@@ -61,10 +63,10 @@ class Scratch:
         return Table(self._entries[:slots], 64 - bits if bits else 0, epoch)
 
 
-def scratch_of_thread(dtype: npt.DTypeLike) -> Scratch:
-    """The calling thread's own scratch for graphs whose ``indices`` have this type."""
+def scratch_of_thread(dtype: npt.DTypeLike, kinds: npt.DTypeLike = np.uint8) -> Scratch:
+    """The calling thread's own scratch for graphs whose ``indices``, and numbers of edge types, have these types."""
     mine: dict[Any, Scratch] = _THREAD.__dict__
-    name = np.dtype(dtype).name
+    name = f"{np.dtype(dtype).name} {np.dtype(kinds).name}"
     if name not in mine:
-        mine[name] = Scratch(dtype)
+        mine[name] = Scratch(dtype, kinds)
     return mine[name]

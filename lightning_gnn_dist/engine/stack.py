@@ -8,7 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.engine.sample import Sample, refuse_repeated
+
+MAX_EDGES = 2**31 - 1  # of one hop of all batches
+UNSEEN, SEEN = 2**31 - 1, -(2**31)  # entry of a new node; bit that marks the position of a known one in its batch
 
 
 class Edges(NamedTuple):
@@ -28,58 +31,96 @@ class Edges(NamedTuple):
 
 
 class Stack:
-    """Grows all batches of a bulk by a hop at a time, in torch operators, on the device of the seeds.
+    """Grows all batches of a bulk by a hop at a time, in torch operators; many take as many launches as one.
+
+    A table tells which nodes a batch has: it has an int32 for each node of the graph and each batch.
 
     Args:
-        seeds: The first nodes of each batch.
+        seeds: The first nodes of each batch, as ``check_bulk`` returns them.
         num_nodes: Nodes of the graph.
+        device: Where the graph is. Default: where the seeds are.
+
+    Attributes:
+        batch: The batch of each node of the frontier, the nodes that were found last, in increasing order.
+        nodes: The ids of the nodes of the frontier.
     """
 
-    def __init__(self, seeds: Sequence[Tensor], num_nodes: int) -> None:
+    def __init__(self, seeds: Sequence[Tensor], num_nodes: int, device: torch.device | None = None) -> None:
+        self._seeds = seeds
         self.num_batches, self.num_nodes = len(seeds), num_nodes
-        self._hops = [torch.cat([ids + i * num_nodes for i, ids in enumerate(seeds)])]
-        self._edges: list[Edges] = []  # rows and columns as ids
-
-    @property
-    def frontier(self) -> tuple[Tensor, Tensor]:
-        """The batch and the id of each node that was found at the last hop, batch by batch."""
-        return self._hops[-1] // self.num_nodes, self._hops[-1] % self.num_nodes
+        device = seeds[0].device if device is None else device
+        self._table = torch.full((len(seeds) * num_nodes,), UNSEEN, dtype=torch.int32, device=device)
+        self._starts = torch.arange(len(seeds) + 1, device=device) * num_nodes
+        self._found = torch.zeros(len(seeds), dtype=torch.int64, device=device)
+        self._nodes: list[Tensor] = []
+        self._degrees: list[Tensor] = []
+        self._columns: list[Tensor] = []
+        self._positions: list[Tensor] = []
+        self._weights: list[Tensor] = []
+        self._counts: list[Tensor] = []  # of nodes and edges in turn, one number for each batch
+        self._enter(torch.cat([ids + i * num_nodes for i, ids in enumerate(seeds)]).to(device))
 
     def grow(self, edges: Edges) -> None:
         """Add a hop: the edges of the frontier, and those of their senders that are new."""
-        receivers = self._hops[-1][edges.row]
-        senders = receivers - receivers % self.num_nodes + edges.column
-        self._edges.append(edges._replace(row=receivers, column=senders))
-        known = torch.cat(self._hops)
-        ids = torch.cat([known, senders])
-        unique, inverse = ids.unique(return_inverse=True)
-        positions = torch.arange(ids.numel(), device=ids.device)
-        first = positions.new_full(unique.shape, ids.numel()).scatter_reduce_(0, inverse, positions, "amin")
-        self._hops.append(ids[first[first >= known.numel()].sort().values])
+        if edges.row.numel() > MAX_EDGES:
+            raise ValueError(
+                f"The batches of a bulk may have {MAX_EDGES} edges a hop, but these have {edges.row.numel()}. "
+                "Use fewer seeds a batch, or a smaller bulk_size."
+            )
+        starts = torch.searchsorted(edges.row, torch.arange(self.nodes.numel() + 1, device=edges.row.device))
+        batch = self.batch[edges.row]
+        self._degrees.append(starts.diff())
+        self._counts.append(torch.searchsorted(batch, torch.arange(len(self._starts), device=batch.device)).diff())
+        self._positions.append(edges.position)
+        if edges.weight is not None:
+            self._weights.append(edges.weight.to(torch.float32))
+        ids = batch * self.num_nodes + edges.column
+        self._enter(ids)
+        self._columns.append(self._table[ids] ^ SEEN)
+
+    def _enter(self, ids: Tensor) -> None:
+        """Give each new id the next position in its batch, and make the new nodes the frontier."""
+        order = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device)
+        self._table.scatter_reduce_(0, ids, order, "amin")  # entries of known nodes are negative, and stay
+        new = ids[self._table[ids] == order]
+        count = torch.searchsorted(new, self._starts).diff()
+        self.batch = torch.arange(self.num_batches, device=ids.device).repeat_interleave(count, output_size=len(new))
+        self.nodes = new - self._starts[self.batch]
+        before = count.cumsum(0) - count
+        position = torch.arange(new.numel(), device=ids.device) + (self._found - before)[self.batch]
+        self._table[new] = position.to(torch.int32) ^ SEEN
+        self._found = self._found + count
+        self._nodes.append(self.nodes)
+        self._counts.append(count)
 
     def samples(self, *, with_ids: bool) -> list[Sample]:
-        return [self._sample(batch, with_ids) for batch in range(self.num_batches)]
+        """The batches, each in arrays of its own."""
+        counts = torch.stack(self._counts).tolist()  # one transfer to the host for all counts
+        num_nodes, num_edges = counts[::2], counts[1::2]
+        for ids, count in zip(self._seeds, num_nodes[0], strict=True):
+            if count < ids.numel():
+                refuse_repeated(ids)
+        nodes, degrees = _dealt(self._nodes, num_nodes), _dealt(self._degrees, num_nodes[:-1])
+        columns, positions = _dealt(self._columns, num_edges), _dealt(self._positions, num_edges)
+        weights = _dealt(self._weights, num_edges)
+        zero = self._starts[:1]
+        return [
+            Sample(
+                nodes=torch.cat(nodes[i]),
+                indptr=torch.cat([zero, *degrees[i]]).cumsum(0, dtype=torch.int32),
+                indices=torch.cat(columns[i]),
+                num_sampled_nodes=[hop[i] for hop in num_nodes],
+                num_sampled_edges=[hop[i] for hop in num_edges],
+                edge_ids=torch.cat(positions[i]) if with_ids else None,
+                edge_weight=torch.cat(weights[i]) if weights else None,
+            )
+            for i in range(self.num_batches)
+        ]
 
-    def _sample(self, batch: int, with_ids: bool) -> Sample:
-        hops = [ids[ids // self.num_nodes == batch] for ids in self._hops]
-        edges = [_take(edges, edges.row // self.num_nodes == batch) for edges in self._edges]
-        nodes = torch.cat(hops)
-        in_order, order = nodes.sort()
-        rows = order[torch.searchsorted(in_order, torch.cat([hop.row for hop in edges]))]
-        columns = order[torch.searchsorted(in_order, torch.cat([hop.column for hop in edges]))]
-        degrees = torch.bincount(rows, minlength=sum(ids.numel() for ids in hops[:-1]))
-        weights = [hop.weight for hop in edges if hop.weight is not None]
-        return Sample(
-            nodes=nodes - batch * self.num_nodes,
-            indptr=torch.cat([degrees.new_zeros(1), degrees.cumsum(0)]).to(torch.int32),
-            indices=columns.to(torch.int32),
-            num_sampled_nodes=[ids.numel() for ids in hops],
-            num_sampled_edges=[hop.row.numel() for hop in edges],
-            edge_ids=torch.cat([hop.position for hop in edges]) if with_ids else None,
-            edge_weight=torch.cat(weights).to(torch.float32) if weights else None,
-        )
 
-
-def _take(edges: Edges, chosen: Tensor) -> Edges:
-    weight = None if edges.weight is None else edges.weight[chosen]
-    return Edges(edges.row[chosen], edges.column[chosen], edges.position[chosen], weight)
+def _dealt(hops: list[Tensor], counts: list[list[int]]) -> list[list[Tensor]]:
+    """For each batch, its piece of every hop's tensor, as views."""
+    if not hops:
+        return []
+    pieces = [hop.split(sizes) for hop, sizes in zip(hops, counts, strict=True)]
+    return [list(of_batch) for of_batch in zip(*pieces, strict=True)]

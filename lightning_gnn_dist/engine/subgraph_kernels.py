@@ -7,17 +7,15 @@ from typing import Any
 import numpy as np
 
 from lightning_gnn_dist.engine.compiling import compiled, part
+from lightning_gnn_dist.engine.hop_kernels import Draws, expand
 from lightning_gnn_dist.engine.kernels import (
     DAMAGED,
     REPEATED_SEED,
     ZERO,
     Array,
-    Rule,
     Table,
     Work,
-    expand,
     is_no_row,
-    open_rows,
     place,
     place_seeds,
     slot_of,
@@ -55,7 +53,7 @@ def sample_induced(
     num_nodes: Array,
     num_edges: Array,
 ) -> Any:
-    """Sample the seeds, ``others`` (ids may repeat) and all edges among them; return as :func:`kernels.sample`."""
+    """Sample the seeds, ``others`` (ids may repeat) and all edges among them; return as :func:`hop_kernels.sample`."""
     needed = len(seeds) + len(others)
     if needed > len(work.positions):
         return needed
@@ -76,9 +74,7 @@ def sample_egos(
     indptr: Array,
     indices: Array,
     seeds: Array,
-    fanouts: Array,
-    keys: Array,
-    rule: Rule,
+    draws: Draws,
     work: Work,
     table: Table,
     roots: Array,
@@ -95,15 +91,13 @@ def sample_egos(
         own = Table(table.entries, table.shift, table.epoch + nodes)
         count = place_seeds(seeds[i : i + 1], mine, own)
         begin = ZERO
-        for hop in range(len(fanouts)):
-            total = open_rows(indptr, len(indices), begin, count, fanouts[hop], rule.replace, mine)
-            if total < 0:
-                return DAMAGED
-            if nodes + edges + count + total >= room:
-                return 2 * room + total
-            met = expand(indices, len(indptr) - 1, begin, count, fanouts[hop], keys[hop], rule, mine, own)
+        for hop in range(len(draws.fanouts)):
+            met = expand(indptr, indices, begin, count, nodes + count + 1, hop, draws, mine, own)
             if met < 0:
                 return DAMAGED
+            total = mine.starts[_U(count)]
+            if nodes + edges + count + total >= room:
+                return 2 * room + total
             begin, count = count, met
         total = _induce(indptr, indices, count, mine, own)
         if total < 0:
@@ -129,6 +123,7 @@ def _behind(work: Work, nodes: int, edges: int) -> Any:
         work.first,
         work.degree,
         work.weights,
+        work.kinds[edges:],
     )
 
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.stack import Edges
-from lightning_gnn_dist.engine.table_stack import TableStack
+from lightning_gnn_dist.engine.stack import Edges, Stack
 from lightning_gnn_dist.engine.tensor_rows import every_edge, rows_of
 from lightning_gnn_dist.engine.torch_rng import draw, unit
 
@@ -33,7 +32,7 @@ class LayerRule(NamedTuple):
     normalize: bool
 
 
-def drawn_layer(indptr: Tensor, indices: Tensor, stack: TableStack, keys: Tensor, rule: LayerRule) -> Edges:
+def drawn_layer(indptr: Tensor, indices: Tensor, stack: Stack, keys: Tensor, rule: LayerRule) -> Edges:
     """Draw nodes; return the frontier's edges from them, with their weights."""
     rows = rows_of(indptr, keys[stack.batch], stack.nodes)
     row, position = every_edge(rows)
@@ -59,7 +58,7 @@ def column_norms(indptr: Tensor, indices: Tensor, weights: Tensor | None) -> Ten
     )
 
 
-def _chances(stack: TableStack, row: Tensor, column: Tensor, value: Tensor, rule: LayerRule) -> Tensor:
+def _chances(stack: Stack, row: Tensor, column: Tensor, value: Tensor, rule: LayerRule) -> Tensor:
     """The probability that the sender of each edge is drawn."""
     k, n = stack.num_batches, stack.num_nodes
     batch = stack.batch[row]

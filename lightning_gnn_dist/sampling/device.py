@@ -9,8 +9,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.engine.stack import Edges
-from lightning_gnn_dist.engine.table_stack import TableStack
+from lightning_gnn_dist.engine.stack import Edges, Stack
 from lightning_gnn_dist.engine.tensor_layers import LayerRule, column_norms, drawn_layer
 from lightning_gnn_dist.engine.tensor_rows import TensorWeights, drawn_edges, rows_of
 from lightning_gnn_dist.engine.torch_rng import keys_of
@@ -87,12 +86,12 @@ class DeviceSampler:
         seeds, batch_keys = zip(*bulk, strict=True)
         device, name = graph.indices.device, self.sampler.weight
         weights = None if name is None else checked_weights(graph, name)
-        stack = TableStack(seeds, graph.num_nodes, device)
+        stack = Stack(seeds, graph.num_nodes, device)
         for hop in range(self.num_hops):
             stack.grow(self._hop(graph, stack, keys_of(batch_keys, hop, device), weights, hop))
         return stack.samples(with_ids=bool(graph.edge_arrays))
 
-    def _hop(self, graph: Graph, stack: TableStack, keys: Tensor, weights: Tensor | None, hop: int) -> Edges:
+    def _hop(self, graph: Graph, stack: Stack, keys: Tensor, weights: Tensor | None, hop: int) -> Edges:
         sampler = self.sampler
         if isinstance(sampler, NeighborSampler):
             rows = rows_of(graph.indptr, keys[stack.batch], stack.nodes)

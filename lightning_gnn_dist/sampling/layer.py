@@ -19,9 +19,11 @@ import numpy as np
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_true_or_false
-from lightning_gnn_dist.engine.hops import hop_keys, sample_hops
+from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, Draws
+from lightning_gnn_dist.engine.hops import sample_hops
 from lightning_gnn_dist.engine.kernels import Array, Rule
 from lightning_gnn_dist.engine.layer_kernels import Layers, sample_layers
+from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.weighted.draws import EVEN
 from lightning_gnn_dist.engine.weights import NONE, check_weight, edge_weights
@@ -79,12 +81,7 @@ class LayerSampler(ABC):
         return [self._sample(graph, ids, batch_key, layers) for ids, batch_key in bulk]
 
     def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey, layers: Layers) -> Sample:
-        every = Rule(EVEN, False)
-        return sample_hops(
-            graph,
-            seeds,
-            hop_keys(batch_key, self.num_hops),
-            lambda indptr, indices, ids, keys, *batch: sample_layers(indptr, indices, ids, keys, every, layers, *batch),
-            tables=self.num_hops + 1,
-            weighs=True,
-        )
+        every = np.full((self.num_hops, 1), -1, np.int64)
+        draws = Draws(ONE_TYPE, every, typed_keys(*batch_key, self.num_hops, 1), Rule(EVEN, False))
+        tables = self.num_hops + 1
+        return sample_hops(graph, seeds, self.num_hops, sample_layers, draws, layers, tables=tables, weighs=True)

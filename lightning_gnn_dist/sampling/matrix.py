@@ -104,7 +104,7 @@ def _values(sampler: NeighborSampler | LayerSampler, graph: Graph) -> Tensor:
 
 
 def _node_wise(sampler: NeighborSampler, graph: Graph, matrix: Tensor, stack: Stack, keys: Tensor, hop: int) -> Edges:
-    batch, nodes = stack.frontier
+    batch, nodes = stack.batch, stack.nodes
     product = torch.sparse.mm(_one_hot(nodes, graph.num_nodes), matrix).coalesce()
     row, position = product.indices()[0], product.values().long() - 1
     degrees = torch.bincount(row, minlength=nodes.numel())
@@ -145,7 +145,7 @@ def _draw_slots(
 
 
 def _layer_wise(sampler: LayerSampler, graph: Graph, matrix: Tensor, stack: Stack, keys: Tensor, hop: int) -> Edges:
-    (batch, nodes), n = stack.frontier, graph.num_nodes
+    batch, nodes, n = stack.batch, stack.nodes, graph.num_nodes
     values = _values(sampler, graph)
     rows = torch.sparse.mm(_one_hot(nodes, n), matrix).coalesce()  # Q_R A
     (row, column), position = rows.indices().unbind(), rows.values().long() - 1
@@ -168,7 +168,7 @@ def _layer_wise(sampler: LayerSampler, graph: Graph, matrix: Tensor, stack: Stac
 
 def _chances(sampler: LayerSampler, matrix: Tensor, values: Tensor, stack: Stack, hop: int) -> Tensor:
     """NORM: the probability that each node is drawn for each batch, shape (k * n,)."""
-    (batch, nodes), n = stack.frontier, stack.num_nodes
+    batch, nodes, n = stack.batch, stack.nodes, stack.num_nodes
     if not isinstance(sampler, LadiesSampler):  # Q has one row, all ones
         batch, nodes = nodes.new_zeros(n), torch.arange(n, device=nodes.device)
     square = _sparse(matrix.indices()[0], matrix.indices()[1], values.square(), n, n)

@@ -104,7 +104,7 @@ def has_edges(graph: Graph, edges: Tensor, edge_type: int | None = None) -> Tens
 def _rows(graph: Graph, edge_type: int | None) -> _Rows:
     """The graph as kernels take it."""
     types = graph.types
-    kinds = np.empty(0, np.uint8) if types is None or edge_type is None else edge_types_of(types)
+    kinds = edge_types_of(None if edge_type is None else types)
     return _Rows(graph.indptr.numpy(), graph.indices.numpy(), kinds, edge_type or 0)
 
 

@@ -16,10 +16,9 @@ import numpy as np
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_true_or_false, shown
-from lightning_gnn_dist.engine.hops import hop_keys, sample_hops
-from lightning_gnn_dist.engine.kernels import Array, Rule, sample
+from lightning_gnn_dist.engine.kernels import Array, Rule
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.engine.typed.hops import sample_per_type
+from lightning_gnn_dist.engine.typed.hops import sample_neighbors
 from lightning_gnn_dist.engine.weights import check_weight, weights_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.types import EdgeType, TypeNames
@@ -92,16 +91,9 @@ class NeighborSampler:
         return [self._sample(graph, ids, batch_key) for ids, batch_key in check_bulk(graph, seeds, keys)]
 
     def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey) -> Sample:
-        if graph.types is not None:
-            return sample_per_type(graph, seeds, self.of_types(graph.types), batch_key, replace=self.replace)
-        fanouts = np.array(self.per_hop, np.int64)
+        fanouts = self.of_types(graph.types)
         rule = Rule(weights_of(graph, self.weight, draws=bool((fanouts >= 0).any())), self.replace)
-        return sample_hops(
-            graph,
-            seeds,
-            hop_keys(batch_key, self.num_hops),
-            lambda indptr, indices, ids, keys, *batch: sample(indptr, indices, ids, fanouts, keys, rule, *batch),
-        )
+        return sample_neighbors(graph, seeds, fanouts, batch_key, rule)
 
     def of_types(self, types: TypeNames | None) -> Array:
         """The numbers of each hop and edge type, int64, shape (hops, types); those of other types are refused.

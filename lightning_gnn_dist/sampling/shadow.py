@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.hops import hop_keys, sample_hops
+from lightning_gnn_dist.engine.hop_kernels import ONE_TYPE, Draws
+from lightning_gnn_dist.engine.hops import sample_hops
 from lightning_gnn_dist.engine.kernels import Array, Rule, Table, Work
+from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.subgraph_kernels import sample_egos
 from lightning_gnn_dist.engine.weighted.draws import EVEN
@@ -46,17 +48,18 @@ class ShadowSampler:
         return [self._sample(graph, ids, batch_key) for ids, batch_key in check_bulk(graph, seeds, keys)]
 
     def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey) -> Sample:
-        fanouts, roots = np.array(self.num_neighbors, np.int64), np.zeros(seeds.numel() + 1, np.int64)
+        fanouts, roots = np.array(self.num_neighbors, np.int64).reshape(-1, 1), np.zeros(seeds.numel() + 1, np.int64)
+        draws = Draws(ONE_TYPE, fanouts, typed_keys(*batch_key, len(fanouts), 1), Rule(EVEN, False))
 
-        def kernel(indptr: Array, indices: Array, ids: Array, keys: Array, work: Work, table: Table, *of: Array) -> int:
+        def kernel(indptr: Array, indices: Array, ids: Array, work: Work, table: Table, *of: Array) -> int:
             num_nodes, num_edges = of
-            num_edges[0] = sample_egos(indptr, indices, ids, fanouts, keys, Rule(EVEN, False), work, table, roots)
+            num_edges[0] = sample_egos(indptr, indices, ids, draws, work, table, roots)
             if num_edges[0] < 0:
                 return int(num_edges[0])
             num_nodes[0] = roots[-1]
             return int(max(num_edges[0], num_nodes[0]))
 
-        side = sample_hops(graph, seeds, hop_keys(batch_key, len(fanouts)), kernel)  # all nodes count as hop 0
+        side = sample_hops(graph, seeds, len(fanouts), kernel)  # all nodes count as hop 0
         at = torch.from_numpy(roots)
         own = at[:-1].repeat_interleave(at.diff()).repeat_interleave(side.indptr.diff())  # start of each edge's graph
         sample = seeds_first(side.indptr.long(), side.indices + own, at[:-1], self.num_hops)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import MAX_HOPS, is_integer, shown
-from lightning_gnn_dist.engine.hops import hop_keys, sample_hops
+from lightning_gnn_dist.engine.hops import sample_hops
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.subgraph_kernels import sample_induced
 from lightning_gnn_dist.graph.graph import Graph
@@ -26,14 +26,7 @@ def induced(
     graph: Graph, seeds: Tensor, others: Tensor, batch_key: BatchKey, num_hops: int, *, with_ids: bool | None = None
 ) -> Sample:
     """Sample the seeds, ``others`` (ids may repeat) and all edges among them; with one hop, only the seeds' rows."""
-    nodes = others.numpy()
-    return sample_hops(
-        graph,
-        seeds,
-        hop_keys(batch_key, num_hops),
-        lambda indptr, indices, ids, _, *batch: sample_induced(indptr, indices, ids, nodes, *batch),
-        with_ids=with_ids,
-    )
+    return sample_hops(graph, seeds, num_hops, sample_induced, others.numpy(), with_ids=with_ids)
 
 
 def seeds_first(indptr: Tensor, indices: Tensor, seeds: Tensor, num_hops: int) -> Sample:

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_gnn_dist.cli import first_batch, prepare
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.engine import compiling, kernels
+from lightning_gnn_dist.engine import compiling, hop_kernels
 from lightning_gnn_dist.graph.synthetic import communities
 from lightning_gnn_dist.graph.typed.synthetic import citations
 
@@ -36,7 +36,7 @@ def test_prepare_compiles_once(out_of_core: bool, tmp_path: Path, monkeypatch: p
 def test_a_batch_is_made_of_any_saved_graph(graph: object, tmp_path: Path) -> None:
     graph.save(tmp_path / "graph")  # type: ignore[attr-defined]
     first_batch.make_batch(tmp_path / "graph")
-    assert first_batch.is_compiled() == compiling.is_kept(kernels.sample) is True
+    assert first_batch.is_compiled() == compiling.is_kept(hop_kernels.sample) is True
 
 
 def test_a_graph_that_gives_no_batch_is_prepared_all_the_same(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.hops import sample_hops
-from lightning_gnn_dist.engine.kernels import Array, Rule, Table, Work
+from lightning_gnn_dist.engine.kernels import Array, Rule
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.temporal.kernels import TimedDraws, Trees, sample_trees
@@ -49,15 +48,13 @@ def sample_by_time(
     bits = max(1, (graph.num_nodes - 1).bit_length())
     trees = Trees(seeds.numpy(), *seen_by(times, view), bits)
     keys = typed_keys(*batch_key, *fanouts.shape)
-    edge_type = np.empty(0, np.uint8) if graph.types is None else edge_types_of(graph.types)
+    edge_type = edge_types_of(graph.types)
     order, rule = time_order(graph, view.time), Rule(EVEN, view.replace)
     draws = TimedDraws(edge_type, order, fanouts, keys, rule, view.latest)
-
-    def kernel(indptr: Array, indices: Array, roots: Array, _: Array, work: Work, table: Table, *counts: Array) -> int:
-        return int(sample_trees(indptr, indices, roots, trees, draws, work, table, *counts))
-
     roots = (torch.arange(seeds.numel()) << bits) + seeds
-    sample = sample_hops(graph, roots, keys[:, 0], kernel, num_names=max(1, seeds.numel()) << bits)
+    sample = sample_hops(
+        graph, roots, len(fanouts), sample_trees, trees, draws, num_names=max(1, seeds.numel()) << bits
+    )
     extra = {"batch": sample.nodes >> bits, SEED_TIME: times}
     return sample._replace(nodes=sample.nodes & ((1 << bits) - 1), extra=extra)
 

@@ -26,6 +26,7 @@ from lightning_gnn_dist.engine.kernels import (
     Work,
     draw_row,
     is_whole,
+    open_rows,
     place,
     place_seeds,
     slot_of,
@@ -33,7 +34,7 @@ from lightning_gnn_dist.engine.kernels import (
 )
 from lightning_gnn_dist.engine.rng import draw
 from lightning_gnn_dist.engine.temporal.order import TimeOrder
-from lightning_gnn_dist.engine.typed.kernels import end_of_piece, open_rows, prefetch_types
+from lightning_gnn_dist.engine.typed.kernels import end_of_piece, prefetch_types
 from lightning_gnn_dist.engine.weighted.draws import aside_for
 
 _U = np.uint64
@@ -90,7 +91,7 @@ def sample_trees(
 ) -> Any:
     """Sample one batch into ``work``, by the names of nodes; ``roots`` are those of the seeds.
 
-    Return as :func:`kernels.sample` does.
+    Return as :func:`hop_kernels.sample` does.
     """
     begin, end = ZERO, place_seeds(roots, work, table)
     mask = (_U(1) << _U(trees.bits)) - _U(1)
@@ -124,7 +125,7 @@ def _expand(
     work: Work,
     table: Table,
 ) -> Any:
-    """One hop in five stages, each a block of rows behind the one before; return as :func:`kernels.expand` does.
+    """One hop in five stages, each a block of rows behind the one before; return as :func:`hop_kernels.expand` does.
 
     With too little room for all edges it counts them, and finds no more nodes.
     """

@@ -119,7 +119,7 @@ def have_happened(graph: Graph, order: TimeOrder, edges: Tensor, times: Tensor, 
 
 
 def _events(graph: Graph, order: TimeOrder, edge_type: int | None) -> _Events:
-    kinds = np.empty(0, np.uint8) if graph.types is None or edge_type is None else edge_types_of(graph.types)
+    kinds = edge_types_of(None if edge_type is None else graph.types)
     return _Events(graph.indptr.numpy(), graph.indices.numpy(), kinds, edge_type or 0, order.times, order.places)
 
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -117,9 +116,7 @@ class TemporalSampler:
 
     def of_types(self, types: TypeNames | None) -> Array:
         """The numbers of each hop and edge type, as :meth:`NeighborSampler.of_types` gives them; None has one type."""
-        if types is not None:
-            return self._numbers.of_types(types)
-        return np.array(self._numbers.per_hop, np.int64).reshape(-1, 1)
+        return self._numbers.of_types(types)
 
     def of_all(self) -> TemporalSampler:
         """The sampler that takes all neighbours that are seen, of types that are not left out."""
