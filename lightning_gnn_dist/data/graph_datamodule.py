@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch_geometric.data import Data
@@ -20,7 +19,6 @@ from torch_geometric.data import Data
 from lightning_gnn_dist.batches.global_batches import GlobalBatches, OwnSeeds, batches_of
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.batches.placement import device_of
 from lightning_gnn_dist.batches.precision import type_of_model
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch
@@ -30,23 +28,21 @@ from lightning_gnn_dist.checks import (
     check_choice,
     check_instance,
     check_true_or_false,
-    shown,
 )
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, refuse_sparse_gradients
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
-from lightning_gnn_dist.evaluation.budget import DEFAULT_BYTES, budget, ranks_here
+from lightning_gnn_dist.evaluation.budget import DEFAULT_BYTES
 from lightning_gnn_dist.evaluation.choice import Evaluated, is_limited
 from lightning_gnn_dist.evaluation.layered_loader import LayeredLoader, ReadyRows, Targets
 from lightning_gnn_dist.evaluation.model_depth import DepthCheck
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers, layers_of_model
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.joint import Scope, TrainsReplicasApart
+from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.wire.collectives import check_group, gather_numbers
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.joint import CountsSeeds, ForStrategies
@@ -161,28 +157,6 @@ class GraphDataModule(LightningDataModule, ABC):
     __repr__ = __str__
 
     # What Lightning calls.
-
-    def setup(self, stage: str) -> None:
-        """Find out what all ranks have alike: the memory of an evaluation, and in a fit the seed. Collective."""
-        if stage == "fit":
-            self._seed_of_fit = None  # of a fit before
-        self._agree()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed fit keeps: the seed of its batches."""
-        return {"seed": self.seed}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        kept, given = state_dict.get("seed"), self._settings.seed
-        if kept is None or self._trainer_fn() not in (None, TrainerFn.FITTING):
-            return
-        if given is not None and int(given) != kept:
-            raise ValueError(
-                f"The checkpoint is of a fit with seed {kept}, and this data module has seed={given}, so that its "
-                f"batches would be others: give seed={kept} to go on, or begin a new fit with the weights alone, "
-                "Model.load_from_checkpoint(path)."
-            )
-        self._seed_of_fit = kept
 
     def train_dataloader(self) -> TrainLoader:
         refuse_sparse_gradients(self.trainer)
@@ -338,7 +312,9 @@ class GraphDataModule(LightningDataModule, ABC):
         self._tell_of_estimates()
         world_size, count = self._world_size(), len(seeds)
         if count < world_size:
-            raise ValueError(f"{whose}, but {world_size} ranks share the evaluation: each needs one at least.")
+            raise ValueError(
+                f"{whose}, but {world_size} ranks share the evaluation: mark more, or leave it out, limit_val_batches=0."
+            )
         evaluated = Evaluated(seeds, lambda ids: targets(ids).nodes.unique(), world_size)
         size = self.evaluation.batch_size or self.batch_size
         if self.evaluation.batch_size is None and not is_limited(self.trainer):
@@ -372,20 +348,6 @@ class GraphDataModule(LightningDataModule, ABC):
             log.info("The layers are not computed one by one, as %s() may change what they see.", changed[0])
             return None
         return model
-
-    def _agree(self) -> None:
-        """Find out how much memory an evaluation may take, and the seed, which is that of rank 0. Collective."""
-        if self.trainer is not None and not isinstance(self.trainer.strategy, TrainsReplicasApart):
-            check_group(self._world_size())  # elastic ranks are groups of their own
-        device = device_of(self.trainer)
-        own = budget(self.evaluation.bytes, device, ranks_here(self._world_size()))
-        said = [own, self.seed, self._settings.seed is not None]
-        of_ranks = gather_numbers(said, device) if self._world_size() > 1 else [said]
-        self._eval_bytes = min(of_ranks)[0]
-        seeds = [seed for _, seed, _ in of_ranks]
-        if len(set(seeds)) > 1 and any(is_given for _, _, is_given in of_ranks):
-            raise ValueError(f"All ranks need the same seed, and theirs are {shown(seeds)}: give the same to each.")
-        self._seed_of_fit = seeds[0]
 
     def _tell_of_estimates(self) -> None:
         if self.evaluation.sampler is not None and not self._is_told:
@@ -429,9 +391,6 @@ class GraphDataModule(LightningDataModule, ABC):
 
     def _rank(self) -> int:
         return self.trainer.global_rank if self.trainer is not None else 0
-
-    def _trainer_fn(self) -> TrainerFn | None:
-        return self.trainer.state.fn if self.trainer is not None else None
 
 
 if TYPE_CHECKING:

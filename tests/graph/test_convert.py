@@ -216,7 +216,7 @@ def test_ids_of_a_split_become_its_mask(name: str) -> None:
         ({"test_idx": torch.tensor([True] * 4)}, "test_idx must be a vector of node ids"),
         (
             {"train_idx": torch.tensor([0, 1, 0])},
-            r"train_idx lists 3 nodes and names 2, .*give data.train_idx.unique\(\)\. To learn more .* weigh their loss",
+            r"train_idx lists 3 nodes and names 2, .*give data.train_idx.unique\(\)\. To learn more .* weigh their",
         ),
     ],
 )
