@@ -313,7 +313,7 @@ class GraphDataModule(LightningDataModule, ABC):
         world_size, count = self._world_size(), len(seeds)
         if count < world_size:
             raise ValueError(
-                f"{whose}, but {world_size} ranks share the evaluation: mark more, or leave it out, limit_val_batches=0."
+                f"{whose}, but {world_size} ranks share the evaluation: mark more or leave it out, limit_val_batches=0."
             )
         evaluated = Evaluated(seeds, lambda ids: targets(ids).nodes.unique(), world_size)
         size = self.evaluation.batch_size or self.batch_size
