@@ -19,6 +19,7 @@ from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
 from lightning_gnn_dist.boundary.halo_seeds import seed_hops, seeds_around
 from lightning_gnn_dist.checks import check_instance, check_path
 from lightning_gnn_dist.data.coverage import Coverage
+from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.history_datamodule import HistoryDataModule
 from lightning_gnn_dist.data.plan import PartPlan
 from lightning_gnn_dist.data.residency import Holding
@@ -69,6 +70,7 @@ class PartitionedDataModule(HistoryDataModule):
         cache_dir: Where partitions are kept. Default: beside a saved graph, else the user's cache directory.
     """
 
+    @knows_words_of_pyg
     def __init__(
         self,
         graph: Graph | Data | HeteroData | str | Path,

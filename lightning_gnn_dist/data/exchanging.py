@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, cast
 
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, assemble, in_type
@@ -17,14 +18,17 @@ from lightning_gnn_dist.boundary.exchange_loader import ExchangeLoader
 from lightning_gnn_dist.boundary.exchange_plan import Owners
 from lightning_gnn_dist.boundary.exchange_refusals import check_exchange
 from lightning_gnn_dist.boundary.halo_seeds import check_learns_apart
+from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.data.explained_errors import refuse_sparse_gradients
 from lightning_gnn_dist.data.graph_datamodule import GraphDataModule
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader
 from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.evaluation.budget import agreed_budget
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.joint import WeighsRanks
 from lightning_gnn_dist.layerwise.layers import HasLayers, Layer, layers_in, with_arrays
 from lightning_gnn_dist.wire.channel import Channel, open_channel
+from lightning_gnn_dist.wire.collectives import gather_numbers
 
 
 class ExchangingDataModule(GraphDataModule):
@@ -41,14 +45,33 @@ class ExchangingDataModule(GraphDataModule):
         """Return what layers read of the whole graph, with a row for each node of the part. Collective."""
 
     def setup(self, stage: str) -> None:
+        """Find out what all ranks have alike: the memory of an evaluation, and in a fit the seed. Collective."""
         warn_of_slow_bfloat16(self.trainer)
-        super().setup(stage)
+        if stage == "fit":
+            self._seed_of_fit = None  # of a fit before
+        self._agree()
         if stage == "fit" and self._exchanges():
             assert self.trainer is not None
             check_exchange(self.trainer, self.trainer.lightning_module)
         if stage == "fit":
             check_learns_apart(self.boundary, self.trainer)
             refuse_sparse_gradients(self.trainer)  # before DDP takes rows that are not made
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed fit keeps: the seed of its batches."""
+        return {"seed": self.seed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        kept, given = state_dict.get("seed"), self._settings.seed
+        if kept is None or self._trainer_fn() not in (None, TrainerFn.FITTING):
+            return
+        if given is not None and int(given) != kept:
+            raise ValueError(
+                f"The checkpoint is of a fit with seed {kept}, and this data module has seed={given}, so that its "
+                f"batches would be others: give seed={kept} to go on, or begin a new fit with the weights alone, "
+                "Model.load_from_checkpoint(path)."
+            )
+        self._seed_of_fit = kept
 
     def train_dataloader(self) -> TrainLoader:
         loader = super().train_dataloader()
@@ -60,6 +83,20 @@ class ExchangingDataModule(GraphDataModule):
         if self._exchange_channel is not None:
             self._exchange_channel.explain(exception)
         super().on_exception(exception)
+
+    def _trainer_fn(self) -> TrainerFn | None:
+        return self.trainer.state.fn if self.trainer is not None else None
+
+    def _agree(self) -> None:
+        """Find out how much memory an evaluation may take, and the seed, which is that of rank 0. Collective."""
+        device = device_of(self.trainer)
+        self._eval_bytes = agreed_budget(self.evaluation.bytes, device, self.trainer)
+        said = [self.seed, self._settings.seed is not None]
+        of_ranks = gather_numbers(said, device) if self._world_size() > 1 else [said]
+        seeds = [seed for seed, _ in of_ranks]
+        if len(set(seeds)) > 1 and any(is_given for _, is_given in of_ranks):
+            raise ValueError(f"All ranks need the same seed, and theirs are {shown(seeds)}: give the same to each.")
+        self._seed_of_fit = seeds[0]
 
     def _at_rest(self) -> dict[str, Any]:
         return super()._at_rest() | {"_exchange_channel": None}

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist.batches.global_batches import GlobalBatches, OwnSeeds, batches_of
 from lightning_gnn_dist.batches.loader import BatchLoader
 from lightning_gnn_dist.batches.loading import Loading
-from lightning_gnn_dist.batches.placement import device_of
 from lightning_gnn_dist.batches.precision import type_of_model
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Fetch
@@ -28,14 +26,13 @@ from lightning_gnn_dist.checks import (
     check_choice,
     check_instance,
     check_true_or_false,
-    shown,
 )
 from lightning_gnn_dist.data.coverage import Coverage
 from lightning_gnn_dist.data.explained_errors import explain_features, explain_labels, refuse_sparse_gradients
 from lightning_gnn_dist.data.settings import BatchSettings
 from lightning_gnn_dist.data.train_loader import PassLoader, TrainLoader, passes_left
 from lightning_gnn_dist.engine.rng import Purpose
-from lightning_gnn_dist.evaluation.budget import DEFAULT_BYTES, agreed_budget
+from lightning_gnn_dist.evaluation.budget import DEFAULT_BYTES
 from lightning_gnn_dist.evaluation.choice import Evaluated, is_limited
 from lightning_gnn_dist.evaluation.layered_loader import EvaluationLoader, ReadyRows, Targets
 from lightning_gnn_dist.evaluation.model_layers import ModelLayers, layers_as_they_are
@@ -45,7 +42,6 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.wire.collectives import gather_numbers
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.joint import CountsSeeds, ForStrategies
@@ -157,28 +153,6 @@ class GraphDataModule(LightningDataModule, ABC):
     __repr__ = __str__
 
     # What Lightning calls.
-
-    def setup(self, stage: str) -> None:
-        """Find out what all ranks have alike: the memory of an evaluation, and in a fit the seed. Collective."""
-        if stage == "fit":
-            self._seed_of_fit = None  # of a fit before
-        self._agree()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed fit keeps: the seed of its batches."""
-        return {"seed": self.seed}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        kept, given = state_dict.get("seed"), self._settings.seed
-        if kept is None or self._trainer_fn() not in (None, TrainerFn.FITTING):
-            return
-        if given is not None and int(given) != kept:
-            raise ValueError(
-                f"The checkpoint is of a fit with seed {kept}, and this data module has seed={given}, so that its "
-                f"batches would be others: give seed={kept} to go on, or begin a new fit with the weights alone, "
-                "Model.load_from_checkpoint(path)."
-            )
-        self._seed_of_fit = kept
 
     def train_dataloader(self) -> TrainLoader:
         refuse_sparse_gradients(self.trainer)
@@ -344,7 +318,9 @@ class GraphDataModule(LightningDataModule, ABC):
         self.exactness.check(self.trainer)
         world_size, count = self._world_size(), len(seeds)
         if count < world_size:
-            raise ValueError(f"{whose}, but {world_size} ranks share the evaluation: each needs one at least.")
+            raise ValueError(
+                f"{whose}, but {world_size} ranks share the evaluation: mark more or leave it out, limit_val_batches=0."
+            )
         evaluated = Evaluated(seeds, lambda ids: targets(ids).nodes.unique(), world_size)
         size = self.evaluation.batch_size or self.batch_size
         if self.evaluation.batch_size is None and not is_limited(self.trainer):
@@ -392,17 +368,6 @@ class GraphDataModule(LightningDataModule, ABC):
             return None
         return layers_as_they_are(module, self, self.sampler.num_hops)
 
-    def _agree(self) -> None:
-        """Find out how much memory an evaluation may take, and the seed, which is that of rank 0. Collective."""
-        device, num_ranks = device_of(self.trainer), self._world_size()
-        self._eval_bytes = agreed_budget(self.evaluation.bytes, device, self.trainer)
-        said = [self.seed, self._settings.seed is not None]
-        of_ranks = gather_numbers(said, device) if num_ranks > 1 else [said]
-        seeds = [seed for seed, _ in of_ranks]
-        if len(set(seeds)) > 1 and any(is_given for _, is_given in of_ranks):
-            raise ValueError(f"All ranks need the same seed, and theirs are {shown(seeds)}: give the same to each.")
-        self._seed_of_fit = seeds[0]
-
     def _loader(
         self,
         source: BatchSource,
@@ -440,9 +405,6 @@ class GraphDataModule(LightningDataModule, ABC):
 
     def _rank(self) -> int:
         return self.trainer.global_rank if self.trainer is not None else 0
-
-    def _trainer_fn(self) -> TrainerFn | None:
-        return self.trainer.state.fn if self.trainer is not None else None
 
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from lightning_gnn_dist.data.edges.asked import (
     check_sampler_of_edges,
     negatives_of,
 )
+from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.links import LinkSplit
 from lightning_gnn_dist.data.part_datamodule import PartDataModule
 from lightning_gnn_dist.data.plan import PartPlan
@@ -96,6 +97,7 @@ class LinkDataModule(PartDataModule):
 
     _has_inputs = False  # nobody lists the training edges
 
+    @knows_words_of_pyg
     def __init__(
         self,
         split: LinkSplit | str | Path,

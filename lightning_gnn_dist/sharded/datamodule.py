@@ -16,6 +16,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary, Exchange, Fetch, Isol
 from lightning_gnn_dist.boundary.exchange_refusals import check_whole_part
 from lightning_gnn_dist.boundary.halo_seeds import seed_hops, seeds_around
 from lightning_gnn_dist.data.coverage import Coverage
+from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.data.temporal.checks import check_temporal, check_units, spans_of
 from lightning_gnn_dist.engine.temporal.times import sources_of
@@ -60,6 +61,7 @@ class ShardedDataModule(ShardDataModule):
             ``train_mask``, or that :meth:`Graph.with_seeds` had chosen, when the graph was divided.
     """
 
+    @knows_words_of_pyg
     def __init__(
         self,
         path: str | Path,

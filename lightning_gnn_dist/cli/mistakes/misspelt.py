@@ -13,6 +13,10 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from importlib import import_module
 
+from lightning.pytorch import LightningDataModule
+
+from lightning_gnn_dist.data.explained_errors import WORDS_OF_PYG, sentence
+
 PACKAGE = __name__.partition(".")[0]
 OF_CLASS = re.compile(r"given class_path '([^']+)':\s+Option '([^']+)' is not accepted")
 OF_PARSER = re.compile(
@@ -76,6 +80,8 @@ def _of_class(path: str, name: str) -> str | None:
     known = _parameters(kind)
     if here := (_of_values(kind) | MOVED).get(name):
         return f"There is no {name!r}: write {here!r}."
+    if name in WORDS_OF_PYG and isinstance(kind, type) and issubclass(kind, LightningDataModule):
+        return f"There is no {name!r}. {sentence(WORDS_OF_PYG[name])}"
     return _suggest(name, known, f"{attribute} takes") if known else None
 
 

@@ -23,6 +23,7 @@ from lightning_gnn_dist.data.edges.asked import (
     check_sampler_of_edges,
     negatives_of,
 )
+from lightning_gnn_dist.data.explained_errors import knows_words_of_pyg
 from lightning_gnn_dist.data.settings import BatchSettings, Evaluation, GlobalBatching
 from lightning_gnn_dist.data.temporal.checks import check_event_samplers, check_rows_of_nodes, sampler_of_events
 from lightning_gnn_dist.data.temporal.events import times_of_receivers
@@ -81,6 +82,7 @@ class ShardedLinkDataModule(ShardDataModule):
 
     _has_inputs = False  # nobody lists the training edges
 
+    @knows_words_of_pyg
     def __init__(
         self,
         path: str | Path,
